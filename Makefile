@@ -1,0 +1,75 @@
+# Every target does its own set-up: all that a machine needs is Python >= 3.11, make and the package registries.
+#   make PYTHON=python3.13 test      another interpreter (only asked when .venv is made)
+#   make test TESTS=tests/unit       a part of the tests
+#   make demo ARGS='--json'          arguments for the command behind a target
+
+PYTHON ?= python3
+BIN := .venv/bin
+TESTS ?= tests
+ARGS ?=
+SEEDS ?= 2000
+# Many tests start several ranks of their own, so more processes than two buy little and cost memory.
+TEST_PROCESSES ?= 2
+
+# The environment must hold what pyproject.toml names and nothing that happens to lie around on the machine.
+unexport PYTHONPATH
+unexport PYTHONHOME
+export PYTHONNOUSERSITE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv venv-run demo up test test-cluster lint format types generated sim sim-mutants drill-checkpoint ci clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+venv: ## .venv with every extra and the development tools
+	@$(PYTHON) tools/setup_venv.py dev
+
+venv-run:
+	@$(PYTHON) tools/setup_venv.py run
+
+demo: venv-run ## the whole promise in a few minutes: submit, train, lose a worker, resume, finish
+	$(BIN)/muster demo $(ARGS)
+
+up: venv-run ## the platform on this machine: API, operator and workers
+	$(BIN)/muster up $(ARGS)
+
+test: venv ## all tests; skipped ones are listed with their reasons
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(TESTS) $(ARGS)
+
+test-cluster: venv ## the operator on a real control plane, whose binaries KUBEBUILDER_ASSETS names
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m cluster tests/cluster $(ARGS)
+
+lint: venv ## style, formatting and import rules
+	@failed=0; for check in "ruff check ." "ruff format --check ." "lint-imports --no-logo"; do \
+		echo "$(BIN)/$$check"; $(BIN)/$$check || failed=1; done; exit $$failed
+
+format: venv ## put style and formatting right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: venv ## strict mypy over the three source roots
+	$(BIN)/mypy
+
+generated: venv ## committed files that a script writes are what the script writes today
+	@for script in $(wildcard tools/generate_*.py); do \
+		echo "$(BIN)/python $$script --check"; $(BIN)/python $$script --check || exit 1; done
+
+sim: venv ## the operator's core in a seeded world: make sim SEEDS=10000
+	$(BIN)/python tests/sim/run.py --seeds $(SEEDS) $(ARGS)
+
+sim-mutants: venv ## planted mistakes in the core; the simulation must find each
+	$(BIN)/python tests/sim/mutants.py $(ARGS)
+
+drill-checkpoint: venv ## hundreds of seeded faults against checkpoints: make drill-checkpoint ARGS='--rounds 4'
+	$(BIN)/python -m tests.drills.checkpoint.drill $(ARGS)
+
+ci: ## what the build server runs
+	.ci/run
+
+clean: ## remove caches and build outputs; jobs and their state stay
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find services operator trainer_image tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean ## clean, and remove the virtual environment too
+	rm -rf .venv .venv.lock
