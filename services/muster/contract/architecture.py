@@ -1,0 +1,93 @@
+"""The shape of a decoder, its presets, and the arithmetic on it that needs no tensor library."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from muster.contract.base import Spec
+
+Positive = Annotated[int, Field(gt=0)]
+
+BYTE_VOCABULARY = 260  # 256 bytes, then end-of-document, end-of-turn, and the two role marks of the built-in tokenizer
+
+
+class Architecture(Spec):
+    """A decoder of the Llama family: RMSNorm, RoPE, SwiGLU, grouped-query attention."""
+
+    dim: Positive
+    layers: Positive
+    heads: Positive
+    kv_heads: Positive
+    ffn_dim: Positive
+    vocab_size: Positive
+    max_positions: Positive
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    tied_head: bool = False
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not divisible by heads {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not divisible by kvHeads {self.kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"dim / heads = {self.head_dim} must be even for rotary positions")
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def parameters(self) -> int:
+        """Trainable weights; a tied head is counted once."""
+        attention = self.dim * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        layer = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
+        embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
+        return self.layers * layer + embeddings + self.dim
+
+
+def _bytes(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> Architecture:
+    return Architecture(
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_dim=ffn_dim,
+        vocab_size=BYTE_VOCABULARY,
+        max_positions=4096,
+        tied_head=True,
+    )
+
+
+def _llama(
+    dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, tied_head: bool, max_positions: int = 8192
+) -> Architecture:
+    return Architecture(
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_dim=ffn_dim,
+        vocab_size=128_256,
+        max_positions=max_positions,
+        rope_theta=500_000.0,
+        tied_head=tied_head,
+    )
+
+
+# The muster-* presets read bytes, so they need no tokenizer file; the llama-* ones have the published shapes
+# (Llama 3 paper, arXiv 2407.21783, table 3; the 1B and 3B: the Llama 3.2 model cards) and the 128k vocabulary.
+PRESETS: dict[str, Architecture] = {
+    "muster-1m": _bytes(dim=128, layers=5, heads=4, kv_heads=2, ffn_dim=384),
+    "muster-4m": _bytes(dim=256, layers=6, heads=4, kv_heads=2, ffn_dim=704),
+    "muster-15m": _bytes(dim=384, layers=8, heads=6, kv_heads=3, ffn_dim=1_024),
+    "muster-60m": _bytes(dim=768, layers=10, heads=12, kv_heads=4, ffn_dim=2_048),
+    "muster-350m": _bytes(dim=1_024, layers=28, heads=16, kv_heads=8, ffn_dim=2_816),
+    "llama-1b": _llama(dim=2_048, layers=16, heads=32, kv_heads=8, ffn_dim=8_192, tied_head=True),
+    "llama-3b": _llama(dim=3_072, layers=28, heads=24, kv_heads=8, ffn_dim=8_192, tied_head=True),
+    "llama-8b": _llama(dim=4_096, layers=32, heads=32, kv_heads=8, ffn_dim=14_336, tied_head=False),
+}

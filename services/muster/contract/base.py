@@ -1,0 +1,158 @@
+"""How every word of the contract is parsed: strictly for what people write, leniently for what machines wrote."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+# A list in YAML and JSON, a tuple in Python. Strict pydantic would refuse the list.
+Many = Annotated[tuple[T, ...], Field(strict=False)]
+
+
+class Spec(BaseModel):
+    """What a person writes: camelCase keys, no unknown ones, no silent conversion (`"2"` is not 2, `true` is not 1)."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+
+class Record(BaseModel):
+    """What a machine wrote, maybe a newer one than us: unknown keys are kept, so that writing it back loses nothing."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="allow",
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        protected_namespaces=(),
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a document: where (`training.optimizer.lr`), what, and a near word if a key was misspelt."""
+
+    path: str
+    message: str
+    did_you_mean: str | None = None
+
+    def __str__(self) -> str:
+        hint = f" Did you mean {self.did_you_mean!r}?" if self.did_you_mean else ""
+        return f"{self.path or 'document'}: {self.message}{hint}"
+
+
+class InvalidDocument(ValueError):
+    """A person's document was refused; `problems` names every fault at once, not only the first."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+def parse(model: type[M], document: object, at: str = "") -> M:
+    """Parse what a person wrote (decoded JSON or YAML), keys in camelCase only.
+
+    Raises InvalidDocument with the path of every fault, prefixed by `at`.
+    """
+    if not isinstance(document, dict):
+        raise InvalidDocument((Problem(at, f"must be a mapping of keys to values, not {_kind(document)}"),))
+    try:
+        return model.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise InvalidDocument(problems(model, error, at)) from None
+
+
+def problems(model: type[BaseModel], error: ValidationError, at: str = "") -> tuple[Problem, ...]:
+    """Pydantic's errors in the words of the document."""
+    return tuple(_problem(model, dict(entry), at) for entry in error.errors(include_url=False))
+
+
+def dump(model: BaseModel) -> dict[str, Any]:
+    """The document of a model: camelCase keys, JSON types, None left out."""
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def dump_json(model: BaseModel) -> str:
+    """`dump` as one line of JSON with sorted keys: equal models give equal bytes."""
+    return json.dumps(dump(model), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _problem(model: type[BaseModel], entry: dict[str, Any], at: str) -> Problem:
+    loc = tuple(entry["loc"])
+    path = _path(at, loc)
+    if entry["type"] == "extra_forbidden":
+        known = _keys_at(model, loc[:-1])
+        near = difflib.get_close_matches(_fold(str(loc[-1])), [_fold(key) for key in known], n=1, cutoff=0.6)
+        suggestion = next((key for key in known if near and _fold(key) == near[0]), None)
+        return Problem(path, "unknown key", suggestion)
+    if entry["type"] == "missing":
+        return Problem(path, "is required")
+    if entry["type"] == "literal_error":
+        return Problem(path, f"must be {entry['ctx']['expected']}, not {entry['input']!r}"[:300])
+    message = entry["msg"].removeprefix("Value error, ")
+    if entry["type"].endswith(("_type", "_parsing")):
+        message = f"{message[0].lower()}{message[1:]}, not {_kind(entry['input'])}"
+    return Problem(
+        path, message[0].lower() + message[1:] if message[:1].isupper() and message[1:2].islower() else message
+    )
+
+
+def _fold(key: str) -> str:
+    return key.replace("_", "").replace("-", "").lower()
+
+
+def _path(at: str, loc: tuple[Any, ...]) -> str:
+    path = at
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else (f".{part}" if path else str(part))
+    return path
+
+
+def _keys_at(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+    """The keys that the model at `loc` knows; empty where the walk leaves the models."""
+    here: type[BaseModel] | None = model
+    for part in loc:
+        if isinstance(part, int) or here is None:
+            continue
+        annotation = next((f.annotation for n, f in here.model_fields.items() if part in (n, f.alias)), None)
+        here = _model_in(annotation)
+    return [field.alias or name for name, field in here.model_fields.items()] if here else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation if issubclass(annotation, BaseModel) else None
+    return next((found for arg in typing.get_args(annotation) if (found := _model_in(arg))), None)
+
+
+def _kind(value: object) -> str:
+    names = {
+        dict: "a mapping",
+        list: "a list",
+        str: "text",
+        bool: "true/false",
+        int: "a whole number",
+        type(None): "nothing",
+    }
+    name = names.get(type(value), f"a {type(value).__name__}")
+    return name if isinstance(value, dict | list | None) else f"{name} ({value!r})"[:120]

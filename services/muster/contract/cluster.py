@@ -1,0 +1,256 @@
+"""TrainingJobs in one SQLite file: the local stand-in for the Kubernetes API, shared by API, operator and fence.
+
+The same habits as the real one: every write moves `resourceVersion`, a status write is a compare-and-swap, deletion
+first marks the object and the operator removes it when the last worker is gone. Each version of a job is also kept in
+`history`, so a reader that was away misses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.contract.base import dump_json
+from muster.contract.spec import JobSpec, Metadata, TrainingJob
+from muster.contract.status import JobStatus
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    uid TEXT PRIMARY KEY, namespace TEXT NOT NULL, name TEXT NOT NULL,
+    version INTEGER NOT NULL, generation INTEGER NOT NULL,
+    created REAL NOT NULL, deleted REAL, labels TEXT NOT NULL, spec TEXT NOT NULL, status TEXT NOT NULL,
+    UNIQUE (namespace, name));
+CREATE INDEX IF NOT EXISTS jobs_by_version ON jobs (version);
+CREATE TABLE IF NOT EXISTS history (
+    version INTEGER PRIMARY KEY, uid TEXT NOT NULL, at REAL NOT NULL, gone INTEGER NOT NULL, status TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS counter (id INTEGER PRIMARY KEY CHECK (id = 0), version INTEGER NOT NULL);
+INSERT OR IGNORE INTO counter VALUES (0, 0);
+"""
+
+
+class Conflict(Exception):
+    """The object changed since it was read: read it again and decide anew."""
+
+
+class AlreadyExists(Exception):
+    """A job of that name, or with that uid, is there already; `uid` tells which."""
+
+    def __init__(self, message: str, uid: str) -> None:
+        super().__init__(message)
+        self.uid = uid
+
+
+class NotFound(Exception):
+    """No such job (any more)."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One version of one job's status. gone: the object was removed."""
+
+    version: int
+    uid: str
+    at: float
+    gone: bool
+    status: JobStatus
+
+
+@dataclass(frozen=True)
+class RawChange:
+    """A Change whose status is still the JSON text that was written."""
+
+    version: int
+    uid: str
+    at: float
+    gone: bool
+    status: str
+
+
+class LocalCluster:
+    """path: the SQLite file, made if absent. Each call opens its own connection: any thread or process may use it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(sqlite3.connect(path, timeout=30)) as db:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.executescript(_SCHEMA)
+        # Never used again, only kept: the last connection to close a WAL database copies and deletes the log, and
+        # where every call opens and closes its own that made each write cost 12 ms instead of 1.
+        self._kept = sqlite3.connect(path, timeout=30, check_same_thread=False)
+        self._kept.execute("SELECT version FROM counter").fetchall()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, sqlite3.Error):
+            self._kept.close()
+
+    @property
+    def fence(self) -> str:
+        """For MUSTER_FENCE."""
+        return f"sqlite://{self.path.resolve()}"
+
+    def create(
+        self, name: str, namespace: str, spec: JobSpec, labels: dict[str, str], uid: str | None = None
+    ) -> TrainingJob:
+        """Make the job; `uid` makes a repeated create recognisable. Raises AlreadyExists."""
+        uid = uid or str(uuid.uuid4())
+        now = time.time()
+        status = JobStatus(queued_at=now, since=now)
+        with self._write() as db:
+            taken = db.execute(
+                "SELECT uid FROM jobs WHERE uid = ? OR (namespace = ? AND name = ?)", (uid, namespace, name)
+            ).fetchone()
+            if taken:
+                raise AlreadyExists(f"job {namespace}/{name} exists already", taken["uid"])
+            version = _next(db)
+            row = (uid, namespace, name, version, 1, now, None, json.dumps(labels), dump_json(spec), dump_json(status))
+            db.execute("INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?)", row)
+            _remember(db, version, uid, dump_json(status))
+        return self.get(uid)
+
+    def get(self, uid: str) -> TrainingJob:
+        with self._read() as db:
+            row = db.execute("SELECT * FROM jobs WHERE uid = ?", (uid,)).fetchone()
+        if row is None:
+            raise NotFound(f"no job with uid {uid}")
+        return _job(row)
+
+    def jobs(self, after_version: int = 0) -> list[TrainingJob]:
+        """Jobs written after that version, oldest write first; all of them by default."""
+        with self._read() as db:
+            rows = db.execute("SELECT * FROM jobs WHERE version > ? ORDER BY version", (after_version,)).fetchall()
+        return [_job(row) for row in rows]
+
+    def version(self) -> int:
+        """The newest version written: a cheap way to see whether anything changed."""
+        with self._read() as db:
+            return int(db.execute("SELECT version FROM counter").fetchone()["version"])
+
+    def written_after(self, version: int) -> tuple[str, ...]:
+        """The uids of the jobs that were written or removed after that version, unparsed; 0: of all that there are."""
+        with self._read() as db:
+            written = db.execute("SELECT uid FROM jobs WHERE version > ? ORDER BY version", (version,)).fetchall()
+            gone = (
+                db.execute("SELECT uid FROM history WHERE gone = 1 AND version > ?", (version,)).fetchall()
+                if version
+                else []
+            )
+        return tuple(dict.fromkeys(row["uid"] for row in [*written, *gone]))
+
+    def changes(self, after_version: int, limit: int = 1000) -> list[Change]:
+        """The history after that version, oldest first."""
+        return [
+            Change(raw.version, raw.uid, raw.at, raw.gone, JobStatus.model_validate_json(raw.status))
+            for raw in self.raw_changes(after_version, limit)
+        ]
+
+    def raw_changes(self, after_version: int, limit: int = 1000) -> list[RawChange]:
+        """`changes` with each status as the JSON that was written: a newer one must not stop the reader."""
+        with self._read() as db:
+            rows = db.execute(
+                "SELECT * FROM history WHERE version > ? ORDER BY version LIMIT ?", (after_version, limit)
+            ).fetchall()
+        return [RawChange(row["version"], row["uid"], row["at"], bool(row["gone"]), row["status"]) for row in rows]
+
+    def write_status(self, uid: str, status: JobStatus, resource_version: str) -> str:
+        """Compare-and-swap; returns the new resourceVersion. Raises Conflict, NotFound."""
+        with self._write() as db:
+            _check(db, uid, resource_version)
+            version, text = _next(db), dump_json(status)
+            db.execute("UPDATE jobs SET status = ?, version = ? WHERE uid = ?", (text, version, uid))
+            _remember(db, version, uid, text)
+        return str(version)
+
+    def write_spec(self, uid: str, spec: JobSpec, resource_version: str | None = None) -> str:
+        """Replace the spec; a change moves `generation`. Raises Conflict, NotFound.
+
+        resource_version None: whatever version is there.
+        """
+        with self._write() as db:
+            row = _check(db, uid, resource_version)
+            text = dump_json(spec)
+            if text == row["spec"]:
+                return str(row["version"])
+            version = _next(db)
+            db.execute(
+                "UPDATE jobs SET spec = ?, generation = generation + 1, version = ? WHERE uid = ?", (text, version, uid)
+            )
+        return str(version)
+
+    def delete(self, uid: str) -> None:
+        """Mark for deletion; the operator stops the gang and then removes it. Raises NotFound."""
+        with self._write() as db:
+            _check(db, uid, None)
+            version = _next(db)
+            db.execute(
+                "UPDATE jobs SET deleted = COALESCE(deleted, ?), version = ? WHERE uid = ?", (time.time(), version, uid)
+            )
+
+    def remove(self, uid: str) -> None:
+        """Take the object away for good (what dropping the last finalizer does). Idempotent."""
+        with self._write() as db:
+            row = db.execute("SELECT status FROM jobs WHERE uid = ?", (uid,)).fetchone()
+            if row is None:
+                return
+            db.execute("DELETE FROM jobs WHERE uid = ?", (uid,))
+            _remember(db, _next(db), uid, row["status"], gone=True)
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=30)) as db:
+            db.row_factory = sqlite3.Row
+            yield db
+
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as db:
+            db.row_factory = sqlite3.Row
+            db.execute("PRAGMA synchronous=FULL")  # what was written survives a power cut, not only a crash
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+            except BaseException:
+                db.execute("ROLLBACK")
+                raise
+            db.execute("COMMIT")
+
+
+def _next(db: sqlite3.Connection) -> int:
+    row = db.execute("UPDATE counter SET version = version + 1 RETURNING version").fetchone()
+    return int(row["version"])
+
+
+def _remember(db: sqlite3.Connection, version: int, uid: str, status: str, gone: bool = False) -> None:
+    db.execute("INSERT INTO history VALUES (?,?,?,?,?)", (version, uid, time.time(), int(gone), status))
+
+
+def _check(db: sqlite3.Connection, uid: str, resource_version: str | None) -> sqlite3.Row:
+    row: sqlite3.Row | None = db.execute("SELECT * FROM jobs WHERE uid = ?", (uid,)).fetchone()
+    if row is None:
+        raise NotFound(f"no job with uid {uid}")
+    if resource_version is not None and str(row["version"]) != resource_version:
+        raise Conflict(f"job {row['namespace']}/{row['name']} is at version {row['version']}, not {resource_version}")
+    return row
+
+
+def _job(row: sqlite3.Row) -> TrainingJob:
+    return TrainingJob(
+        metadata=Metadata(
+            name=row["name"],
+            namespace=row["namespace"],
+            uid=row["uid"],
+            generation=row["generation"],
+            resource_version=str(row["version"]),
+            creation_timestamp=row["created"],
+            deletion_timestamp=row["deleted"],
+            labels=json.loads(row["labels"]),
+        ),
+        spec=JobSpec.model_validate_json(row["spec"]),
+        status=JobStatus.model_validate_json(row["status"]),
+    )

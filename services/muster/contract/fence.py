@@ -1,0 +1,84 @@
+"""The fence: a worker asks whether its attempt is still the current one, before rendezvous and before each commit.
+
+MUSTER_FENCE names where the job's status lives: `sqlite:///path` (the local cluster) or `http(s)://…` (an address that
+answers the TrainingJob as JSON; a bearer token is read from MUSTER_FENCE_TOKEN_FILE, a CA from MUSTER_FENCE_CA_FILE).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import ssl
+import urllib.request
+from typing import Any
+
+
+class StaleAttempt(Exception):
+    """Another attempt is current, or the job is gone: this worker must end without training or committing."""
+
+
+class FenceUnreachable(OSError):
+    """The status could not be read, so nothing is known; retry, and don't commit meanwhile."""
+
+
+def confirm(fence: str, uid: str, attempt: int) -> None:
+    """Return if `attempt` is the current attempt of job `uid`.
+
+    Raises StaleAttempt if it is not, FenceUnreachable if that can't be told.
+    """
+    current = current_attempt(fence, uid)
+    if current is None:
+        raise StaleAttempt(f"job {uid} no longer exists, so attempt {attempt} must not go on")
+    if current != attempt:
+        which = f"attempt {current} is" if current else "none is: it has ended"
+        raise StaleAttempt(f"attempt {attempt} of job {uid} is not current: {which}")
+
+
+def current_attempt(fence: str, uid: str) -> int | None:
+    """The attempt that lives by the job's status, 0 if its last one is over; None when the job is gone.
+
+    Raises FenceUnreachable.
+    """
+    try:
+        document = (
+            _from_sqlite(fence.removeprefix("sqlite://"), uid) if fence.startswith("sqlite://") else _from_http(fence)
+        )
+        if document is None or document.get("metadata", {}).get("uid", uid) != uid:
+            return None
+        return _living(document.get("status", {}))
+    except (OSError, sqlite3.Error, ValueError) as error:
+        raise FenceUnreachable(f"can't read the job's status at {fence}: {error}") from error
+
+
+def _living(status: dict[str, Any]) -> int:
+    """A worker that was created late, after its attempt was closed, must not begin: its nodes may belong to others."""
+    attempt = int(status.get("attempt", 0))
+    history = status.get("attempts") or [{}]
+    over = history[-1].get("number") == attempt and history[-1].get("endedAt") is not None
+    return 0 if over else attempt
+
+
+def _from_sqlite(path: str, uid: str) -> dict[str, dict[str, Any]] | None:
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as db:
+        row = db.execute("SELECT status FROM jobs WHERE uid = ?", (uid,)).fetchone()
+    return {"status": json.loads(row[0])} if row else None
+
+
+def _from_http(url: str) -> dict[str, dict[str, Any]] | None:
+    request = urllib.request.Request(url)
+    if token_file := os.environ.get("MUSTER_FENCE_TOKEN_FILE"):
+        with open(token_file) as file:
+            request.add_header("Authorization", f"Bearer {file.read().strip()}")
+    context = (
+        ssl.create_default_context(cafile=os.environ.get("MUSTER_FENCE_CA_FILE")) if url.startswith("https") else None
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=5, context=context) as reply:
+            document: dict[str, dict[str, Any]] = json.load(reply)
+            return document
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise

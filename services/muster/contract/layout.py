@@ -1,0 +1,50 @@
+"""Where things lie in the state folder of `muster up`, for the rooms that meet there: API, operator, CLI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class State:
+    """root: the state folder (`muster up --state`, by default ~/.muster)."""
+
+    root: Path
+
+    @property
+    def cluster(self) -> Path:
+        """TrainingJobs (cluster.LocalCluster)."""
+        return self.root / "cluster.db"
+
+    @property
+    def database(self) -> Path:
+        """The API's rows, where no other database is set."""
+        return self.root / "muster.db"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The default checkpoint address, as a folder."""
+        return self.root / "checkpoints"
+
+    @property
+    def cache(self) -> Path:
+        """Prepared token stores, shared by all jobs."""
+        return self.root / "cache"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of the platform's own processes: api.log, operator.log."""
+        return self.root / "logs"
+
+    @property
+    def running(self) -> Path:
+        """Who runs here: JSON {pid, url}; locked (flock) as long as `muster up` lives."""
+        return self.root / "up.json"
+
+    def attempt(self, uid: str, attempt: int) -> Path:
+        return self.root / "jobs" / uid / f"attempt-{attempt}"
+
+    def worker(self, uid: str, attempt: int, worker: int) -> Path:
+        """MUSTER_WORKER_DIR: log, steps.jsonl, heartbeats, exit record. Kept after the process ends."""
+        return self.attempt(uid, attempt) / f"worker-{worker}"

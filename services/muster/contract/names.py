@@ -1,0 +1,64 @@
+"""Names that more than one room must spell alike: environment, labels, workers, exit codes, files of a worker."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+GROUP = "muster.dev"
+VERSION = "v1alpha1"
+KIND = "TrainingJob"
+
+# A job's name becomes part of pod and host names (`<job>-<attempt>-<worker>`), which end at 63 characters.
+JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
+
+
+class Env:
+    """Set in every worker; torchrun's own rendezvous is told by `PET_*`."""
+
+    JOB = "MUSTER_JOB"
+    JOB_UID = "MUSTER_JOB_UID"
+    ATTEMPT = "MUSTER_ATTEMPT"
+    WORKER = "MUSTER_WORKER"
+    RESUME_STEP = "MUSTER_RESUME_STEP"  # 0: from the start; else the commit to load
+    CHECKPOINT_URI = "MUSTER_CHECKPOINT_URI"  # <spec.checkpoint.uri>/<job uid>
+    CONFIG = "MUSTER_CONFIG"  # JSON of WorkerConfig
+    WORKER_DIR = "MUSTER_WORKER_DIR"  # heartbeats, exit record and dumps of this worker
+    CACHE_DIR = "MUSTER_CACHE_DIR"  # prepared token stores, shared by the jobs of a node
+    DEVICE = "MUSTER_DEVICE"  # cpu or cuda; unset: cuda where this worker sees a GPU for each of its ranks
+    FENCE = "MUSTER_FENCE"  # where the job's current attempt is written (see fence.py)
+
+
+class Label:
+    JOB = "muster.dev/job"
+    JOB_UID = "muster.dev/job-uid"
+    ATTEMPT = "muster.dev/attempt"
+    WORKER = "muster.dev/worker"
+    JOB_ID = "muster.dev/job-id"  # of a TrainingJob that the API made: its id there, and its checkpoint folder's name
+
+
+class ExitCode(IntEnum):
+    """How a worker ends. Any other code is judged from signals, logs and the node's state."""
+
+    DONE = 0
+    USER_ERROR = 80
+    OUT_OF_MEMORY = 81
+    NUMERIC = 82
+    STORAGE = 83
+    PREFLIGHT_FAILED = 84
+    PREEMPTED_COMMITTED = 85
+    PREEMPTED_NO_COMMIT = 86
+    STALE_ATTEMPT = 87
+    PEER_LOST = 88  # a collective failed because another rank is gone: the cause lies there
+
+
+# Files in MUSTER_WORKER_DIR, each replaced whole (written beside, then renamed).
+EXIT_RECORD = "exit.json"  # WorkerExit, by the launcher, last of all
+HEARTBEAT = "rank-{rank}.json"  # Heartbeat, by each rank
+RANK_FAILURE = "rank-{rank}.failure.json"  # RankFailure, by a rank that knows why it ends
+STEP_LOG = "steps.jsonl"  # StepRecord lines, by rank 0 (also on standard output)
+LOG = "log"  # standard output and error of the whole worker, by whoever starts it
+
+
+def worker_name(job: str, attempt: int, worker: int) -> str:
+    return f"{job}-{attempt}-{worker}"

@@ -1,0 +1,273 @@
+"""The CustomResourceDefinition of TrainingJob, made from the models: a structural schema with defaults and CEL rules.
+
+What CEL can't say (did the batch divide, is the preset known) the API and the operator say when they parse the spec.
+`python -m muster.contract.schema` prints it as JSON; a test compares it with the file in the chart.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from muster.contract.architecture import PRESETS
+from muster.contract.names import GROUP, KIND, VERSION
+from muster.contract.spec import MUTABLE, JobSpec
+from muster.contract.status import JobStatus
+
+Schema = dict[str, Any]
+
+# Bounds where the models have none: CEL estimates a rule's cost from the largest document that the schema allows.
+MAX_ITEMS = 256
+MAX_KEYS = 128
+MAX_LENGTH = 2_000
+_KEPT = (
+    "type",
+    "enum",
+    "default",
+    "description",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "pattern",
+)
+
+# Rules that the models state in Python, said again where kubectl can hear them: (path in the spec, CEL, message).
+RULES: tuple[tuple[str, str, str], ...] = (
+    (
+        "training.model",
+        "[has(self.preset), has(self.architecture), has(self.from)].filter(given, given).size() == 1",
+        "give exactly one of preset, architecture, from",
+    ),
+    (
+        "training.model",
+        f"!has(self.preset) || self.preset in {json.dumps(sorted(PRESETS))}",
+        f"unknown preset; there are {', '.join(PRESETS)}",
+    ),
+    ("training.model.from", "has(self.job) || has(self.uri)", "name the source: job or uri"),
+    (
+        "training.length",
+        "[has(self.steps), has(self.tokens), has(self.epochs)].filter(given, given).size() == 1",
+        "give exactly one of steps, tokens, epochs",
+    ),
+    (
+        "training.evaluation",
+        "(has(self.data) && self.data.size() > 0) != (has(self.holdout) && self.holdout > 0.0)",
+        "give either data (held-out sources) or holdout (a share of the training documents)",
+    ),
+    ("training.parallel", "!has(self.replicas) || self.shard == 'hsdp'", "replicas is only for shard: hsdp"),
+    (
+        "training",
+        "self.batch.tokensPerStep % (self.data.sequenceLength * self.batch.microBatch) == 0",
+        "batch.tokensPerStep must be a multiple of data.sequenceLength × batch.microBatch",
+    ),
+    (
+        "training",
+        "self.data.train.all(source, (source.format == 'openai-chat') == (self.task == 'sft'))",
+        "task sft reads format openai-chat, pretrain reads text or jsonl",
+    ),
+    (
+        "gang",
+        "self.gpusPerNode == 0 || !has(self.processesPerNode) || self.processesPerNode == self.gpusPerNode",
+        "processesPerNode must equal gpusPerNode",
+    ),
+    (
+        "runtime",
+        "self.env.all(entry, !entry.name.startsWith('MUSTER_') && !entry.name.startsWith('PET_'))",
+        "MUSTER_ and PET_ variables are set by Muster itself",
+    ),
+)
+
+# Where people may write a number or something else, which a model's schema shows only after it was made alike.
+INT_OR_STRING = ("gang.resources.cpu", "gang.resources.memory")
+INT_OR_OBJECT = ("gang.nodes",)
+
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("Phase", "string", ".status.phase"),
+    ("Ready", "integer", ".status.gang.ready"),
+    ("Attempt", "integer", ".status.attempt"),
+    ("Step", "integer", ".status.progress.step"),
+    ("Restarts", "integer", ".status.restarts.total"),
+    ("Queue", "string", r".metadata.labels.kueue\.x-k8s\.io/queue-name"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+
+
+def definition() -> Schema:
+    """The whole CustomResourceDefinition."""
+    columns: list[Schema] = [{"name": name, "type": kind, "jsonPath": path} for name, kind, path in COLUMNS]
+    columns.append({"name": "Because", "type": "string", "jsonPath": ".status.because", "priority": 1})
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"trainingjobs.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": "trainingjobs",
+                "singular": "trainingjob",
+                "shortNames": ["tj"],
+                "categories": ["muster"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": columns,
+                    "schema": {"openAPIV3Schema": document_schema()},
+                }
+            ],
+        },
+    }
+
+
+def document_schema() -> Schema:
+    """The structural schema of one TrainingJob."""
+    spec = structural(JobSpec)
+    for path in INT_OR_STRING:
+        _retype(_at(spec, path), "x-kubernetes-int-or-string")
+    for path in INT_OR_OBJECT:
+        _retype(_at(spec, path), "x-kubernetes-preserve-unknown-fields")
+    _bound(spec)
+    for path, rule, message in RULES:
+        _at(spec, path).setdefault("x-kubernetes-validations", []).append({"rule": rule, "message": message})
+    spec["x-kubernetes-validations"] = [_immutable(name) for name in _immutable_keys()]
+    status = structural(JobStatus)
+    _without_defaults(status)
+    status["x-kubernetes-preserve-unknown-fields"] = True
+    conditions = status["properties"]["conditions"]
+    conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    conditions["items"]["required"] = ["type", "status"]
+    return {
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            # A worker is named `<job>-<attempt>-<worker>`, and host names end at 63 characters.
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 48}}},
+            "spec": spec,
+            "status": status,
+        },
+    }
+
+
+def structural(model: type[BaseModel]) -> Schema:
+    """A model's JSON schema in the dialect of CRDs: no $ref, no null, no anyOf, no titles."""
+    whole = model.model_json_schema(by_alias=True, mode="validation")
+    return _structural(whole, whole.get("$defs", {}))
+
+
+def _structural(node: Schema, definitions: Schema) -> Schema:
+    if "$ref" in node:
+        target = definitions[node["$ref"].rsplit("/", 1)[-1]]
+        node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
+    if "anyOf" in node:
+        return _union(node, definitions)
+    made: Schema = {key: node[key] for key in _KEPT if node.get(key) is not None}
+    for key, limit, side in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        if key in node and node.get("type") == "integer":
+            made[limit] = node[key] + side
+        elif key in node:
+            made |= {limit: node[key], key: True}  # OpenAPI 3.0's way of saying it
+    if "default" in made:
+        made["default"] = _plain(made["default"])
+    if "const" in node:
+        made |= {"type": "string", "enum": [node["const"]]}
+    if "properties" in node:
+        made["properties"] = {key: _structural(value, definitions) for key, value in node["properties"].items()}
+        if required := node.get("required"):
+            made["required"] = required
+    elif node.get("type") == "object":
+        values = node.get("additionalProperties")
+        if isinstance(values, dict):
+            made["additionalProperties"] = _structural(values, definitions)
+        else:
+            made["x-kubernetes-preserve-unknown-fields"] = True
+    if node.get("type") == "array":
+        made["items"] = _structural(node.get("items") or node["prefixItems"][0], definitions)
+    if node.get("type") == "number":
+        made["format"] = "double"
+    if node.get("type") == "integer":
+        made["format"] = "int64"
+    return made
+
+
+def _union(node: Schema, definitions: Schema) -> Schema:
+    """`X | None` is an optional X; number or text is Kubernetes' int-or-string; anything else is left to the parser."""
+    choices = [choice for choice in node["anyOf"] if choice.get("type") != "null"]
+    rest = {key: value for key, value in node.items() if key not in ("anyOf", "default")}
+    default = {} if node.get("default") is None else {"default": node["default"]}
+    if len(choices) == 1:
+        return _structural({**choices[0], **rest, **default}, definitions)
+    kinds = {choice.get("type") for choice in choices}
+    described = {key: value for key, value in rest.items() if key == "description"}
+    if kinds == {"integer", "string"}:
+        return {"x-kubernetes-int-or-string": True, **described, **default}
+    return {"x-kubernetes-preserve-unknown-fields": True, **described, **default}
+
+
+def _plain(value: Any) -> Any:
+    """A default without its nulls: a structural schema has no null."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items() if inner is not None}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _bound(node: Schema) -> None:
+    if node.get("type") == "array":
+        node.setdefault("maxItems", MAX_ITEMS)
+        _bound(node["items"])
+    if node.get("type") == "string" and "enum" not in node:
+        node.setdefault("maxLength", MAX_LENGTH)
+    if "additionalProperties" in node:
+        node.setdefault("maxProperties", MAX_KEYS)
+        _bound(node["additionalProperties"])
+    for inner in node.get("properties", {}).values():
+        _bound(inner)
+
+
+def _without_defaults(node: Schema) -> None:
+    """The status is written whole by the operator; a default would put words in its mouth."""
+    node.pop("default", None)
+    node.pop("required", None)
+    for inner in [*node.get("properties", {}).values(), node.get("items"), node.get("additionalProperties")]:
+        if isinstance(inner, dict):
+            _without_defaults(inner)
+
+
+def _at(spec: Schema, path: str) -> Schema:
+    node = spec
+    for key in path.split("."):
+        node = node["properties"][key]
+    return node
+
+
+def _retype(node: Schema, mark: str) -> None:
+    kept = {key: node[key] for key in ("default", "description") if key in node}
+    node.clear()
+    node.update(kept | {mark: True})
+
+
+def _immutable_keys() -> list[str]:
+    return [field.alias or name for name, field in JobSpec.model_fields.items() if name not in MUTABLE]
+
+
+def _immutable(key: str) -> Schema:
+    return {
+        "rule": f"has(self.{key}) == has(oldSelf.{key}) && (!has(self.{key}) || self.{key} == oldSelf.{key})",
+        "message": f"{key} is fixed at submission: it decides what is computed or where; make a new job from this one",
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(definition(), indent=1, ensure_ascii=False))

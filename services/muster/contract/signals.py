@@ -1,0 +1,146 @@
+"""What is observed of one attempt: heartbeats, steps, ends, alerts. Observations, never commands."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from muster.contract.base import Record
+
+
+class Cause(StrEnum):
+    """Why an attempt ended; each has its own restart budget."""
+
+    USER_ERROR = "user_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    NUMERIC = "numeric"
+    HANG = "hang"
+    INFRASTRUCTURE = "infrastructure"
+    PREEMPTION = "preemption"
+    EVICTION = "eviction"
+    STORAGE = "storage"
+    UNKNOWN = "unknown"
+
+
+class TrainerPhase(StrEnum):
+    """What a rank is doing; each has a deadline of its own."""
+
+    INIT = "init"
+    DATA = "data"  # preparing the token store
+    LOAD = "load"  # reading a commit
+    STEP = "step"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    DRAIN = "drain"
+    DONE = "done"
+
+
+class TrainerSeconds(Record):
+    """Where a rank's wall clock went since its process started; the rest of that time is not yet attributed."""
+
+    init: float = 0.0
+    data: float = 0.0
+    load: float = 0.0
+    productive: float = 0.0
+    data_wait: float = 0.0
+    checkpoint: float = 0.0  # training blocked by a save
+    evaluation: float = 0.0
+    drain: float = 0.0
+
+
+class StepRecord(Record):
+    """One optimizer step, as rank 0 logs it. Times in seconds since the epoch or seconds; memory in bytes."""
+
+    type: Literal["step"] = "step"
+    attempt: int
+    step: int
+    steps: int | None = None
+    at: float
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int  # trained in this step, padding not counted
+    tokens_per_second: float
+    step_seconds: float
+    data_wait_seconds: float
+    mfu: float | None = None  # None where the device's peak is unknown (CPU)
+    memory_bytes: int
+    evaluation_loss: float | None = None  # when this step was followed by an evaluation
+
+
+class Heartbeat(Record):
+    """One rank's sign of life, rewritten at every step and phase change and at least once a second.
+
+    at: when it was written. progressed_at: when step or phase last changed: a live process that hangs keeps writing
+    `at`, so only `progressed_at` tells a stall. productive_since_commit: seconds of step time after the last commit.
+    last_evaluation: the last step that was followed by an evaluation; last_step has mostly moved on from there.
+    """
+
+    attempt: int
+    rank: int
+    pid: int
+    phase: TrainerPhase
+    step: int
+    at: float
+    progressed_at: float
+    started_at: float
+    metrics_port: int | None = None
+    seconds: TrainerSeconds = TrainerSeconds()
+    productive_since_commit: float = 0.0
+    last_commit_step: int | None = None
+    last_commit_at: float | None = None
+    best_step: int | None = None
+    last_step: StepRecord | None = None
+    last_evaluation: StepRecord | None = None
+
+
+class RankFailure(Record):
+    """Why a rank ends, written by itself before it exits with `exit_code`."""
+
+    rank: int
+    step: int
+    exit_code: int
+    message: str
+    traceback: str = ""
+    at: float
+
+
+class WorkerExit(Record):
+    """How a worker ended: the first rank that failed, not the time-outs of the others.
+
+    exit_code: as a shell would show it (128 + signal for a killed rank). rank: the failing rank, if one is known.
+    """
+
+    exit_code: int
+    at: float
+    rank: int | None = None
+    signal: int | None = None
+    step: int | None = None
+    message: str = ""
+    log_tail: str = ""
+
+
+class SignalKind(StrEnum):
+    STALL = "stall"
+    COLLECTIVE_HANG = "collective_hang"
+    STRAGGLER = "straggler"
+    NUMERIC = "numeric"
+    GPU_FAULT = "gpu_fault"
+    NODE_DOWN = "node_down"
+    NODE_DRAIN = "node_drain"
+    SPOT_NOTICE = "spot_notice"
+    REBALANCE = "rebalance"
+    ALERT = "alert"
+
+
+class Signal(Record):
+    """An observation about one attempt. A signal of another attempt changes nothing."""
+
+    kind: SignalKind
+    attempt: int
+    at: float
+    worker: int | None = None
+    rank: int | None = None
+    node: str | None = None
+    message: str = ""
+    source: str = ""

@@ -1,0 +1,327 @@
+"""The TrainingJob: what an ML engineer asks for and what the platform carries."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, parse
+from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
+from muster.contract.signals import Cause
+from muster.contract.status import JobStatus
+from muster.contract.training import Count, Positive, Text, TrainingConfig
+
+_DURATION = re.compile(r"(\d+)(s|m|h)")
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?")
+
+
+def seconds_of(duration: str) -> int:
+    """`90s`, `10m`, `2h` in seconds. Raises ValueError for anything else."""
+    match = _DURATION.fullmatch(duration)
+    if not match:
+        raise ValueError(f"must be a number with a unit s, m or h (`10m`), not {duration!r}")
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _every(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"must be auto, a number of steps (200) or a time (10m), not {value!r}")
+    if isinstance(value, int) and value <= 0:
+        raise ValueError(f"must be at least 1 step, not {value}")
+    if isinstance(value, str) and value != "auto" and seconds_of(value) <= 0:
+        raise ValueError("must be longer than nothing")
+    return value
+
+
+def _nodes(value: Any) -> Any:
+    return {"min": value, "max": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _quantity(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
+        raise ValueError(f"must be a Kubernetes quantity (90, 500m, 900Gi), not {value!r}")
+    return value
+
+
+Every = Annotated[int | str, BeforeValidator(_every)]
+Quantity = Annotated[str, BeforeValidator(_quantity)]
+
+
+class Nodes(Spec):
+    # Bounded, for each size between the two is looked at.
+    min: Annotated[int, Field(gt=0, le=10_000)]
+    max: Annotated[int, Field(gt=0, le=10_000)]
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is greater than max {self.max}")
+        return self
+
+
+class Resources(Spec):
+    """Per worker, as Kubernetes quantities."""
+
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+
+
+class CapacityPreference(Spec):
+    """prefer: which capacity to ask for first. After so many preemptions in a row, on-demand is asked for."""
+
+    prefer: Literal["any", "spot", "on-demand"] = "any"
+    fall_back_after_preemptions: Positive = 3
+
+
+class Scheduler(Spec):
+    kind: Literal["builtin", "kueue", "coscheduling", "volcano", "kai", "workload"] = "builtin"
+    queue: Text | None = None
+
+
+class Topology(Spec):
+    """Node label whose value all workers must (required) or should (preferred) share."""
+
+    required: Text | None = None
+    preferred: Text | None = None
+
+
+class Network(Spec):
+    """efa auto: as the instance type has it. nccl: environment that wins over Muster's own table."""
+
+    efa: Literal["auto", "off"] = "auto"
+    nccl: dict[str, str] = {}
+
+
+class Gang(Spec):
+    """nodes: workers, an int or an elastic {min, max}. gpus_per_node 0: CPU and gloo, with processes_per_node ranks."""
+
+    nodes: Annotated[Nodes, BeforeValidator(_nodes)] = Nodes(min=1, max=1)
+    gpus_per_node: Count = 0
+    processes_per_node: Positive | None = None
+    instance_types: Many[Text] = ()
+    resources: Resources = Resources()
+    capacity: CapacityPreference = CapacityPreference()
+    scheduler: Scheduler = Scheduler()
+    topology: Topology = Topology()
+    network: Network = Network()
+
+    @model_validator(mode="after")
+    def _a_rank_per_gpu(self) -> Self:
+        if self.gpus_per_node and self.processes_per_node not in (None, self.gpus_per_node):
+            raise ValueError(f"processesPerNode {self.processes_per_node} must equal gpusPerNode {self.gpus_per_node}")
+        return self
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.gpus_per_node or self.processes_per_node or 1
+
+
+class Keep(Spec):
+    last: Positive = 3
+    best: Count = 1
+    every: Positive | None = None  # also keep each commit whose step is a multiple of this
+
+
+class CheckpointSpec(Spec):
+    """uri: file:// or s3:// folder under which the job's own folder is made; null: the platform's default.
+
+    every: `auto` (the availability-optimal interval), a number of steps, or a time (`10m`).
+    """
+
+    uri: Text | None = None
+    every: Every = "auto"
+    keep: Keep = Keep()
+
+
+# Preemption and eviction cost the user nothing, so they have no budget; the rest are spent per sliding window.
+DEFAULT_BUDGETS: dict[Cause, int] = {
+    Cause.INFRASTRUCTURE: 20,
+    Cause.STORAGE: 20,
+    Cause.UNKNOWN: 10,
+    Cause.HANG: 5,
+    Cause.NUMERIC: 2,
+    Cause.OUT_OF_MEMORY: 0,
+    Cause.USER_ERROR: 0,
+}
+
+
+class Recovery(Spec):
+    """budgets: restarts per cause within window_hours; a cause left out keeps its default.
+
+    exclude_node_after: failures charged to one node before it is avoided for exclude_hours.
+    stop_after_no_progress: attempts in a row without a new commit before the job is called a crash loop.
+    """
+
+    budgets: dict[Text, Count] = {}
+    window_hours: Positive = 24
+    exclude_node_after: Positive = 2
+    exclude_hours: Positive = 24
+    stop_after_no_progress: Positive = 5
+    backoff_seconds: Annotated[float, Field(ge=0)] = 1.0
+    backoff_seconds_max: Annotated[float, Field(ge=0)] = 300.0
+
+    @model_validator(mode="after")
+    def _budgets_are_for_causes(self) -> Self:
+        for cause in self.budgets:
+            if cause in (Cause.PREEMPTION, Cause.EVICTION):
+                raise ValueError(f"budgets.{cause}: has no budget: {cause}s cost you nothing and are always retried")
+            if cause not in set(DEFAULT_BUDGETS):
+                raise ValueError(f"budgets.{cause}: unknown cause; there are {', '.join(DEFAULT_BUDGETS)}")
+        return self
+
+    def budget(self, cause: Cause) -> int | None:
+        """Restarts allowed per window; None: unlimited."""
+        return self.budgets.get(cause, DEFAULT_BUDGETS.get(cause))
+
+
+class EnvVar(Spec):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    value: str = ""
+
+    @model_validator(mode="after")
+    def _not_ours(self) -> Self:
+        if self.name.startswith(("MUSTER_", "PET_")):
+            raise ValueError(f"{self.name} is set by Muster itself; choose another name")
+        return self
+
+
+class Runtime(Spec):
+    """What the workers run in. env_from, volumes: as in a Kubernetes pod."""
+
+    image: Text | None = None
+    env: Many[EnvVar] = ()
+    env_from: Many[dict[str, Any]] = ()
+    volumes: Many[dict[str, Any]] = ()
+    service_account_name: Text | None = None
+
+
+class JobSpec(Spec):
+    training: TrainingConfig
+    gang: Gang = Gang()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    recovery: Recovery = Recovery()
+    runtime: Runtime = Runtime()
+    suspend: bool = False
+    cancel: bool = False  # ends the job and keeps its record; deleting the object removes both
+    priority: int = 0
+    priority_class_name: Text | None = None
+    active_deadline_seconds: Positive | None = None
+    ttl_seconds_after_finished: Count | None = None
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Self:
+        """Every gang size from min to max must be able to divide the batch, or elasticity would change the result."""
+        for nodes in range(self.gang.nodes.min, self.gang.nodes.max + 1):
+            try:
+                self.training.accumulation(nodes * self.gang.ranks_per_node)
+            except ValueError as error:
+                if nodes == self.gang.nodes.min:
+                    raise ValueError(f"{error} (gang.nodes {nodes})") from None
+        return self
+
+    def gang_sizes(self) -> tuple[int, ...]:
+        """The node counts, ascending, that min, max and the divisibility of the batch allow."""
+        per_pass = self.training.data.sequence_length * self.training.batch.micro_batch * self.gang.ranks_per_node
+        sizes = range(self.gang.nodes.min, self.gang.nodes.max + 1)
+        return tuple(n for n in sizes if self.training.batch.tokens_per_step % (per_pass * n) == 0)
+
+
+# What a running job may change; everything else decides what is computed or where, and is fixed at submission.
+MUTABLE = frozenset(
+    {
+        "suspend",
+        "cancel",
+        "priority",
+        "priority_class_name",
+        "recovery",
+        "active_deadline_seconds",
+        "ttl_seconds_after_finished",
+    }
+)
+
+
+def changed_immutables(old: JobSpec, new: JobSpec) -> tuple[str, ...]:
+    """Top-level keys that differ and may not. Empty: the edit is allowed."""
+    fields = JobSpec.model_fields
+    return tuple(
+        fields[name].alias or name
+        for name in fields
+        if name not in MUTABLE and getattr(old, name) != getattr(new, name)
+    )
+
+
+class Metadata(Record):
+    """The part of Kubernetes' ObjectMeta that Muster reads. Times in seconds since the epoch."""
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 1
+    resource_version: str = ""
+    creation_timestamp: float = 0.0
+    deletion_timestamp: float | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class TrainingJob(Record):
+    api_version: str = f"{GROUP}/{VERSION}"
+    kind: str = KIND
+    metadata: Metadata
+    spec: JobSpec
+    status: JobStatus = JobStatus()
+
+
+class WorkerConfig(Record):
+    """All that a worker needs to know of its job, as JSON in MUSTER_CONFIG."""
+
+    training: TrainingConfig
+    checkpoint: CheckpointSpec
+
+
+class Submission(Record):
+    """A parsed job document: `{apiVersion, kind, metadata: {name, …}, spec}`."""
+
+    name: str
+    namespace: str | None = None
+    labels: dict[str, str] = {}
+    spec: JobSpec
+
+
+def parse_job(document: object) -> Submission:
+    """Parse a TrainingJob document as people write it. Raises InvalidDocument naming every fault with its path."""
+    if not isinstance(document, dict):
+        parse(JobSpec, document)
+        raise AssertionError("unreachable: parse refuses what is not a mapping")
+    faults: list[Problem] = []
+    allowed = {"apiVersion", "kind", "metadata", "spec"}
+    faults += [Problem(str(key), "unknown key") for key in document if key not in allowed | {"status"}]
+    if (version := document.get("apiVersion", f"{GROUP}/{VERSION}")) != f"{GROUP}/{VERSION}":
+        faults.append(Problem("apiVersion", f"must be {GROUP}/{VERSION}, not {version!r}"))
+    if (kind := document.get("kind", KIND)) != KIND:
+        faults.append(Problem("kind", f"must be {KIND}, not {kind!r}"))
+    metadata = document.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    name, labels = metadata.get("name"), metadata.get("labels")
+    labels = {} if labels is None else labels
+    if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
+        wanted = "lower-case letters, digits and dashes, starting with a letter, at most 48 characters"
+        faults.append(Problem("metadata.name", f"must be {wanted}, not {name!r}"))
+    if not isinstance(labels, dict) or not all(isinstance(part, str) for pair in labels.items() for part in pair):
+        faults.append(Problem("metadata.labels", "must map text to text"))
+        labels = {}
+    namespace = metadata.get("namespace")
+    if namespace is not None and (not isinstance(namespace, str) or not JOB_NAME.fullmatch(namespace)):
+        faults.append(Problem("metadata.namespace", f"is not a valid namespace: {namespace!r}"))
+    spec = None
+    try:
+        spec = parse(JobSpec, document.get("spec"), "spec")
+    except InvalidDocument as invalid:
+        faults += invalid.problems
+    if faults or spec is None:
+        raise InvalidDocument(tuple(faults))
+    return Submission(name=str(name), namespace=namespace, labels=labels, spec=spec)

@@ -1,0 +1,217 @@
+"""The training configuration: what the API validates, the TrainingJob carries and the trainer reads, word for word."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from muster.contract.architecture import PRESETS, Architecture
+from muster.contract.base import Many, Spec
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, Field(min_length=1, max_length=2_000)]
+
+Task = Literal["pretrain", "sft"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Shard = Literal["auto", "ddp", "zero2", "fsdp", "hsdp"]
+
+
+class FromCommit(Spec):
+    """Start from the weights of a commit: of a job in the same project, or of a folder (`<uri>/<job uid>`)."""
+
+    job: Text | None = None
+    uri: Text | None = None
+    step: Literal["best", "last"] | Positive = "best"
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if self.job is None and self.uri is None:
+            raise ValueError("name the source: job (a job of this project) or uri (a job's checkpoint folder)")
+        return self
+
+
+class ModelConfig(Spec):
+    """Exactly one of: a preset's name, a shape of one's own, or a commit to start from."""
+
+    preset: Text | None = None
+    architecture: Architecture | None = None
+    from_: FromCommit | None = Field(default=None, alias="from")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [
+            n for n, v in (("preset", self.preset), ("architecture", self.architecture), ("from", self.from_)) if v
+        ]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of preset, architecture, from (given: {', '.join(given) or 'none'})")
+        if self.preset and self.preset not in PRESETS:
+            raise ValueError(f"unknown preset {self.preset!r}; there are {', '.join(PRESETS)}")
+        return self
+
+    @property
+    def shape(self) -> Architecture | None:
+        """The decoder's shape; None when it comes from a commit."""
+        return PRESETS[self.preset] if self.preset else self.architecture
+
+
+class Source(Spec):
+    """A folder, file or glob of documents.
+
+    source: a path, file:// or s3:// address, a glob, or `builtin://python-stdlib` (this Python's own library).
+    format: `text` (a file is a document), `jsonl` (`field` of each line is a document), `openai-chat` (JSON lines of
+    `{"messages": [{"role", "content"}]}`).
+    weight: share of the samples relative to the other sources.
+    """
+
+    source: Text
+    format: Literal["text", "jsonl", "openai-chat"] = "text"
+    field: Text = "text"
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+
+class DataConfig(Spec):
+    """tokenizer: `bytes`, or the address of a Hugging Face `tokenizer.json`. sequence_length: tokens per sample."""
+
+    train: Annotated[Many[Source], Field(min_length=1)]
+    tokenizer: Text = "bytes"
+    sequence_length: Positive = 512
+    packing: bool = True
+
+
+class Schedule(Spec):
+    """Warm-up, then `cosine`, `linear`, `wsd` (constant, then linear over the last decayFraction) or `constant`."""
+
+    name: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    warmup_steps: Count = 0
+    min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+
+
+class OptimizerConfig(Spec):
+    """AdamW; weight decay spares norms and biases. clip_norm 0 does not clip."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: Annotated[float, Field(gt=0, lt=10)] = 3e-4
+    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.95), strict=False)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    schedule: Schedule = Schedule()
+
+
+class BatchConfig(Spec):
+    """tokens_per_step: tokens of one optimizer step over all ranks. micro_batch: samples per rank and forward pass."""
+
+    tokens_per_step: Positive
+    micro_batch: Positive = 1
+
+
+class ParallelConfig(Spec):
+    """shard `auto` takes the lowest of ddp, zero2, fsdp that fits in memory. replicas: copies of the model in hsdp."""
+
+    shard: Shard = "auto"
+    replicas: Positive | None = None
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    compile: bool = False
+
+    @model_validator(mode="after")
+    def _replicas_need_hsdp(self) -> Self:
+        if self.replicas is not None and self.shard != "hsdp":
+            raise ValueError(f"replicas is only for shard: hsdp, not {self.shard}")
+        return self
+
+
+class Length(Spec):
+    """Exactly one of steps, tokens, epochs."""
+
+    steps: Positive | None = None
+    tokens: Positive | None = None
+    epochs: Positive | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("steps", "tokens", "epochs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of steps, tokens, epochs (given: {', '.join(given) or 'none'})")
+        return self
+
+
+class EarlyStopping(Spec):
+    """Stop after `patience` evaluations in a row that did not improve the best loss by more than min_delta."""
+
+    patience: Positive
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Evaluation(Spec):
+    """every: steps between evaluations; the first is at step 0 and the last after the final step.
+
+    data: held-out sources, or holdout: the share of the training documents (chosen by content) kept out of training.
+    samples: at most so many samples are scored each time.
+    """
+
+    every: Positive
+    data: Many[Source] = ()
+    holdout: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    samples: Positive = 256
+    early_stopping: EarlyStopping | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_data(self) -> Self:
+        if bool(self.data) == bool(self.holdout):
+            raise ValueError("give either data (held-out sources) or holdout (a share of the training documents)")
+        return self
+
+
+class TrainingConfig(Spec):
+    """All that decides what is computed. Two equal configurations with equal world sizes train equal models."""
+
+    task: Task = "pretrain"
+    model: ModelConfig
+    data: DataConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig
+    precision: Precision = "fp32"
+    parallel: ParallelConfig = ParallelConfig()
+    length: Length
+    evaluation: Evaluation | None = None
+    label_smoothing: Fraction = 0.0
+    seed: Count = 0
+    deterministic: bool = False
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        shape, length = self.model.shape, self.data.sequence_length
+        if shape and length > shape.max_positions:
+            raise ValueError(
+                f"data.sequenceLength {length} is longer than the model's position limit {shape.max_positions}; "
+                "shorten the sequences or choose a model with more positions"
+            )
+        if self.batch.tokens_per_step % (length * self.batch.micro_batch):
+            raise ValueError(
+                f"batch.tokensPerStep {self.batch.tokens_per_step} is not a multiple of sequenceLength × microBatch "
+                f"= {length} × {self.batch.micro_batch} = {length * self.batch.micro_batch}"
+            )
+        sources = self.data.train + (self.evaluation.data if self.evaluation else ())
+        if self.task == "sft" and any(source.format != "openai-chat" for source in sources):
+            raise ValueError("task sft needs every source in format openai-chat")
+        if self.task == "pretrain" and any(source.format == "openai-chat" for source in sources):
+            raise ValueError("format openai-chat is for task sft; pretrain reads text or jsonl")
+        return self
+
+    def samples_per_step(self) -> int:
+        """Samples of one optimizer step over all ranks."""
+        return self.batch.tokens_per_step // self.data.sequence_length
+
+    def accumulation(self, ranks: int) -> int:
+        """Micro-steps per optimizer step on `ranks` ranks. Raises ValueError when the batch can't be divided."""
+        per_pass = self.data.sequence_length * self.batch.micro_batch * ranks
+        if self.batch.tokens_per_step % per_pass:
+            raise ValueError(
+                f"training.batch.tokensPerStep {self.batch.tokens_per_step} can't be divided over {ranks} ranks: "
+                f"it must be a multiple of sequenceLength × microBatch × ranks = {per_pass}"
+            )
+        return self.batch.tokens_per_step // per_pass
