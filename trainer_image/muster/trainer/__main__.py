@@ -1,0 +1,60 @@
+"""A rank's process: `torchrun … -m muster.trainer`. Ends with an exit code that tells the truth."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from muster.contract.names import Env, ExitCode
+from muster.trainer.config import read_ranks, read_run
+from muster.trainer.errors import PeerLost, exit_code
+from muster.trainer.health import Life, is_lost_peer, is_out_of_memory
+from muster.trainer.lifeline import die_with_parent, process_started_at
+
+
+def main() -> int:
+    die_with_parent()
+    ranks = read_ranks()
+    directory = Path(os.environ.get(Env.WORKER_DIR) or ".")
+    directory.mkdir(parents=True, exist_ok=True)
+    attempt = os.environ.get(Env.ATTEMPT, "")
+    life = Life(directory, int(attempt) if attempt.isdecimal() else 1, ranks.rank, process_started_at())
+    life.watch()
+    try:
+        run = read_run()
+        from muster.trainer.loop import train  # torch: after everything that can fail without it
+
+        code = train(run, ranks, life)
+        if code != ExitCode.DONE:
+            life.fail(code, f"stopped at step {life.step} when asked to")
+    except BaseException as error:
+        code = _failed(life, error)
+    life.beat()
+    return code
+
+
+def _failed(life: Life, error: BaseException) -> int:
+    """Leave word of the error; its exit code."""
+    kind, text = type(error).__name__, str(error)
+    code = exit_code(error)
+    if code == 1 and is_out_of_memory(kind, text):
+        code = int(ExitCode.OUT_OF_MEMORY)
+    elif code == 1 and is_lost_peer(kind, text):
+        code = exit_code(PeerLost())
+        text = f"lost another rank (the cause is with that one): {text.strip().splitlines()[0].split('. ')[0][:300]}"
+    known = code != 1
+    message = text if known else f"{kind}: {text}"
+    trace = "".join(traceback.format_exception(error))
+    life.fail(code, message, trace)
+    print(f"rank {life.rank} ends with exit code {code}: {message if known else trace}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    result = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: a process group whose peers are gone, or a library's thread, may hang in the interpreter's teardown.
+    os._exit(result)

@@ -1,0 +1,198 @@
+"""python -m muster.trainer.checkpoint ls | inspect | verify | pin | unpin | rm FOLDER [STEP] [--json]
+
+FOLDER is a job's checkpoint folder, `<checkpoint.uri>/<job uid>`. Exit code 0; 1 where a commit is damaged; 80 for a
+request that can't be met; 83 where the store fails. Runs without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from muster.contract.checkpoint import Commit, commit_key
+from muster.contract.names import ExitCode
+from muster.trainer.checkpoint.commits import commit_in, steps_in
+from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
+from muster.trainer.checkpoint.quarantine import quarantined
+from muster.trainer.checkpoint.readers import being_read, pin, pinned, unpin
+from muster.trainer.checkpoint.shard_file import ITEM_BYTES
+from muster.trainer.checkpoint.store import Store, open_store
+from muster.trainer.checkpoint.verify import verify
+from muster.trainer.errors import StorageError, UserError
+
+Report = dict[str, Any]
+
+
+def ls(store: Store, _: argparse.Namespace) -> Report:
+    pins, aside, rows = pinned(store), quarantined(store), []
+    for step in steps_in(store):
+        try:
+            rows.append(_row(commit_in(store, step)) | {"pinned": step in pins})
+        except CheckpointError as error:
+            rows.append({"step": step, "pinned": step in pins, "error": str(error)})
+    return {"folder": store.uri, "commits": rows, "quarantined": sorted(aside)}
+
+
+def inspect(store: Store, chosen: argparse.Namespace) -> Report:
+    commit = commit_in(store, chosen.step if chosen.step is not None else "last")
+    tensors = {
+        name: {"dtype": entry.dtype, "shape": list(entry.shape), "pieces": len(entry.pieces)}
+        for name, entry in commit.tensors.items()
+    }
+    weights = [entry for name, entry in commit.tensors.items() if name.startswith("model/")]
+    return _row(commit) | {
+        "job": commit.job,
+        "jobUid": commit.job_uid,
+        "mesh": commit.mesh,
+        "files": [file.model_dump(mode="json", by_alias=True, exclude={"parts"}) for file in commit.files],
+        "elements": sum(prod(entry.shape) for entry in weights),
+        "tensorBytes": sum(prod(e.shape) * ITEM_BYTES[e.dtype] for e in commit.tensors.values()),
+        "tensors": tensors,
+        "cursor": commit.cursor.model_dump(mode="json", by_alias=True),
+        "tokens": commit.tokens,
+        "config": commit.config,
+        "architecture": commit.architecture,
+        "versions": commit.versions,
+    }
+
+
+def check(store: Store, chosen: argparse.Namespace) -> Report:
+    steps = steps_in(store) if chosen.step is None else (chosen.step,)
+    if not steps:
+        raise CheckpointError(f"{store.uri}: holds no commit")
+    return {"folder": store.uri, "commits": [_checked(store, step, _progress(chosen)) for step in steps]}
+
+
+def keep(store: Store, chosen: argparse.Namespace) -> Report:
+    commit_in(store, chosen.step)  # there must be one
+    return {"step": chosen.step, "pinned": True, "changed": pin(store, chosen.step)}
+
+
+def release(store: Store, chosen: argparse.Namespace) -> Report:
+    was = chosen.step in pinned(store)
+    unpin(store, chosen.step)
+    return {"step": chosen.step, "pinned": False, "changed": was}
+
+
+def rm(store: Store, chosen: argparse.Namespace) -> Report:
+    """Remove one commit, its COMMIT first. What retention would spare is only removed with --force."""
+    steps = steps_in(store)
+    if chosen.step not in steps:
+        raise CheckpointError(f"{store.uri}/{commit_key(chosen.step)}: step {chosen.step} is not committed")
+    spared = {
+        "it is the newest commit": chosen.step == steps[-1],
+        "it is pinned": chosen.step in pinned(store),
+        "somebody is reading it": chosen.step in being_read(store, time.time()),
+    }
+    if (reasons := [reason for reason, holds in spared.items() if holds]) and not chosen.force:
+        raise UserError(f"step {chosen.step} is not removed: {' and '.join(reasons)}; --force removes it all the same")
+    try:
+        files = [file.key for file in commit_in(store, chosen.step).files]
+    except DamagedCommit:
+        files = []
+    store.delete(commit_key(chosen.step))
+    for key in files:
+        store.delete(key)
+    unpin(store, chosen.step)
+    return {"step": chosen.step, "removed": True, "files": len(files)}
+
+
+def _row(commit: Commit) -> Report:
+    return {
+        "step": commit.step,
+        "attempt": commit.attempt,
+        "committedAt": commit.committed_at,
+        "bytes": sum(file.bytes for file in commit.files),
+        "worldSize": commit.world_size,
+        "best": commit.best,
+        "metrics": commit.metrics,
+    }
+
+
+def _checked(store: Store, step: int, progress: Callable[[int, int], None]) -> Report:
+    began = time.monotonic()
+    try:
+        commit = commit_in(store, step)
+        verify(store, commit, progress)
+    except DamagedCommit as damaged:
+        return {"step": step, "verified": False, "error": str(damaged)}
+    read = sum(file.bytes for file in commit.files)
+    return {"step": step, "verified": True, "bytes": read, "seconds": round(time.monotonic() - began, 3)}
+
+
+def _progress(chosen: argparse.Namespace) -> Callable[[int, int], None]:
+    def show(done: int, total: int) -> None:
+        if not chosen.json and sys.stderr.isatty():
+            print(f"\r{done / 1e6:,.0f} of {total / 1e6:,.0f} MB", end="\n" if done == total else "", file=sys.stderr)
+
+    return show
+
+
+def _text(command: str, report: Report) -> str:
+    if command == "ls":
+        rows = [_ls_line(row) for row in report["commits"]] or ["no commit yet"]
+        aside = [f"quarantined: {', '.join(map(str, report['quarantined']))}"] if report["quarantined"] else []
+        return "\n".join([report["folder"], *rows, *aside])
+    if command == "verify":
+        return "\n".join(
+            f"step {row['step']}: " + (f"verified, {row['bytes']:,} bytes" if row["verified"] else row["error"])
+            for row in report["commits"]
+        )
+    if command == "inspect":
+        brief = {key: value for key, value in report.items() if key not in ("tensors", "config", "files")}
+        lines = [f"{key}: {json.dumps(value)}" for key, value in brief.items()]
+        return "\n".join(lines + [f"  {n}: {t['dtype']} {t['shape']}" for n, t in report["tensors"].items()])
+    return ", ".join(f"{key}: {json.dumps(value)}" for key, value in report.items())
+
+
+def _ls_line(row: Report) -> str:
+    if "error" in row:
+        return f"  step {row['step']:>9}  can't be read: {row['error']}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["committedAt"]))
+    marks = " ".join(mark for mark in ("best", "pinned") if row[mark])
+    loss = row["metrics"].get("evaluation_loss", row["metrics"].get("loss"))
+    said = f"loss {loss:.4f}" if loss is not None else ""
+    size = f"{row['bytes'] / 1e6:>10,.1f} MB"
+    return f"  step {row['step']:>9}  {when}  {size}  attempt {row['attempt']}  {said}  {marks}".rstrip()
+
+
+COMMANDS: dict[str, tuple[Callable[[Store, argparse.Namespace], Report], str]] = {
+    "ls": (ls, "list the commits"),
+    "inspect": (inspect, "what one commit holds (the newest, if no step is given)"),
+    "verify": (check, "read every byte of one commit, or of all, and compare checksums"),
+    "pin": (keep, "keep a commit whatever the retention policy says"),
+    "unpin": (release, "take a pin back"),
+    "rm": (rm, "remove a commit"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m muster.trainer.checkpoint", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (_, words) in COMMANDS.items():
+        command = commands.add_parser(name, help=words)
+        command.add_argument("folder", help="<checkpoint.uri>/<job uid>")
+        if name != "ls":
+            optional = name in ("inspect", "verify")
+            command.add_argument("step", type=int, nargs="?" if optional else None)
+        command.add_argument("--json", action="store_true", help="print one JSON document")
+        if name == "rm":
+            command.add_argument("--force", action="store_true", help="even the newest, a pinned one or one being read")
+    chosen = parser.parse_args(arguments)
+    try:
+        report = COMMANDS[chosen.command][0](open_store(chosen.folder), chosen)
+    except (StorageError, UserError) as error:
+        code = ExitCode.USER_ERROR if isinstance(error, UserError) else ExitCode.STORAGE
+        print(json.dumps({"error": str(error)}) if chosen.json else f"error: {error}", file=sys.stderr)
+        return int(code)
+    print(json.dumps(report) if chosen.json else _text(chosen.command, report))
+    return 0 if all(row.get("verified", True) for row in report.get("commits", [])) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

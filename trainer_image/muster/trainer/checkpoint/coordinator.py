@@ -1,0 +1,192 @@
+"""Rank 0's half of a save: hear every rank's report, check them against each other and the store, confirm the attempt,
+publish the one COMMIT. Runs in rank 0's upload process."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from muster.contract.checkpoint import Commit, FileEntry, Piece, TensorEntry, attempt_prefix
+from muster.contract.fence import FenceUnreachable, confirm
+from muster.contract.spec import Keep
+from muster.trainer.checkpoint.channel import Channel, Closed, Message
+from muster.trainer.checkpoint.collect import collect
+from muster.trainer.checkpoint.commits import commit_in, publish
+from muster.trainer.checkpoint.failures import CheckpointError
+from muster.trainer.checkpoint.store import Store, StoreError
+from muster.trainer.errors import StaleAttempt
+
+FENCE_RETRIES = 5
+
+
+@dataclass(frozen=True)
+class Job:
+    """What stays the same from save to save. identity: the fields of the COMMIT that do."""
+
+    identity: dict[str, Any]
+    job_uid: str
+    attempt: int
+    fence: str | None
+    world_size: int
+    keep: Keep
+
+
+class Coordinator:
+    def __init__(self, store: Store, job: Job, listener: socket.socket | None, token: str) -> None:
+        self._store, self._job, self._token = store, job, token
+        self._changed = threading.Condition()
+        self._reports: dict[int, dict[int, Message]] = {}
+        self._outcomes: dict[int, Message] = {}
+        self._channels: dict[int, Channel] = {}
+        if listener is not None:
+            threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
+
+    def report(self, rank: int, report: Message) -> None:
+        """What a rank has written: {seq, step, file: {key, bytes, checksum, …}, pieces, rng} or {seq, step, error}."""
+        with self._changed:
+            self._reports.setdefault(report["seq"], {})[rank] = report
+            self._changed.notify_all()
+
+    def settle(self, order: Message, deadline: float) -> Message:
+        """Wait for every rank, commit, and tell them all. `order`: {seq, step, commit: the fields that change}."""
+        seq = order["seq"]
+        outcome: Message = {"event": "outcome", "seq": seq, "step": order["step"], "committed": False, "error": None}
+        try:
+            commit = self._commit(order, self._all_reports(seq, deadline))
+            outcome |= {"committed": True, "bytes": sum(file.bytes for file in commit.files)}
+        except StaleAttempt as stale:
+            outcome |= {"error": str(stale), "stale": True}
+        except (StoreError, CheckpointError, FenceUnreachable) as error:
+            outcome["error"] = str(error)
+        self._announce(seq, outcome)
+        return outcome
+
+    def collect(self, step: int) -> None:
+        """Remove what the commit of `step` has made superfluous."""
+        collect(self._store, self._job.attempt, step, self._job.keep)
+
+    def _all_reports(self, seq: int, deadline: float) -> dict[int, Message]:
+        """Every rank's report. Raises CheckpointError for the first that says it failed, or when time is up."""
+        world = self._job.world_size
+        with self._changed:
+            while True:
+                reports = self._reports.get(seq, {})
+                for rank, report in sorted(reports.items()):
+                    if report.get("error"):
+                        raise CheckpointError(f"rank {rank}: {report['error']}")
+                if len(reports) == world:
+                    return reports
+                if (left := deadline - time.monotonic()) <= 0:
+                    missing = ", ".join(str(rank) for rank in range(world) if rank not in reports)
+                    raise CheckpointError(
+                        f"no report came from rank {missing}; its upload is too slow, or its node is gone"
+                    )
+                self._changed.wait(left)
+
+    def _commit(self, order: Message, reports: dict[int, Message]) -> Commit:
+        files = tuple(FileEntry.model_validate(reports[rank]["file"]) for rank in range(self._job.world_size))
+        commit = Commit.model_validate(
+            {
+                **self._job.identity,
+                **order["commit"],
+                "step": order["step"],
+                "committed_at": time.time(),
+                "world_size": self._job.world_size,
+                "files": files,
+                "tensors": assemble([reports[rank]["pieces"] for rank in range(self._job.world_size)]),
+                "rng": tuple(reports[rank]["rng"] for rank in range(self._job.world_size)),
+            }
+        )
+        self._store.see_all(commit.files, attempt_prefix(commit.step, commit.attempt) + "/")
+        self._confirm_attempt()
+        publish(self._store, commit)
+        return commit
+
+    def _confirm_attempt(self) -> None:
+        if self._job.fence is None:
+            return
+        for retry in range(FENCE_RETRIES):
+            try:
+                return confirm(self._job.fence, self._job.job_uid, self._job.attempt)
+            except FenceUnreachable:
+                if retry == FENCE_RETRIES - 1:
+                    raise
+                time.sleep(0.2 * 2**retry)
+
+    def _announce(self, seq: int, outcome: Message) -> None:
+        with self._changed:
+            self._outcomes = {**self._outcomes, seq: outcome}
+            self._reports = {s: reports for s, reports in self._reports.items() if s > seq}
+            channels = list(self._channels.values())
+        for channel in channels:
+            try:
+                channel.send(outcome)
+            except Closed:  # it will ask again when it is back
+                pass
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._serve, args=(Channel(connection),), daemon=True).start()
+
+    def _serve(self, channel: Channel) -> None:
+        """One rank's connection: who it is, then its reports."""
+        try:
+            hello = channel.receive(timeout_seconds=10)
+            if hello is None or not hmac.compare_digest(str(hello.get("token")), self._token):
+                return channel.close()
+            rank = int(hello["rank"])
+            with self._changed:
+                self._channels[rank] = channel
+            while (report := channel.receive()) is not None:
+                answer = self._answer_already_known(rank, report)
+                if answer is not None:
+                    channel.send(answer)
+                else:
+                    self.report(rank, report)
+        except (Closed, ValueError, KeyError):
+            channel.close()
+
+    def _answer_already_known(self, rank: int, report: Message) -> Message | None:
+        """The outcome of a save that was settled before this report came (again): by us, or by our predecessor."""
+        with self._changed:
+            if report["seq"] in self._outcomes:
+                return self._outcomes[report["seq"]]
+        key = (report.get("file") or {}).get("key")
+        if report.get("again") and key and self.committed(report["step"], key):
+            return {"event": "outcome", "seq": report["seq"], "step": report["step"], "committed": True, "error": None}
+        return None
+
+    def committed(self, step: int, key: str) -> bool:
+        """Whether the commit of this step, by this attempt, names `key`."""
+        try:
+            commit = commit_in(self._store, step)
+        except (CheckpointError, StoreError):
+            return False
+        return commit.attempt == self._job.attempt and any(file.key == key for file in commit.files)
+
+
+def assemble(pieces_of_files: list[dict[str, list[Any]]]) -> dict[str, TensorEntry]:
+    """The tensor index from each file's {name: [dtype, shape, offset, extent, start]}.
+
+    Raises CheckpointError where files disagree about a tensor, or its pieces do not cover it.
+    """
+    about: dict[str, tuple[str, tuple[int, ...]]] = {}
+    pieces: dict[str, list[Piece]] = {}
+    for file, named in enumerate(pieces_of_files):
+        for name, (dtype, shape, offset, extent, start) in named.items():
+            if about.setdefault(name, (dtype, tuple(shape))) != (dtype, tuple(shape)):
+                raise CheckpointError(f"{name}: the ranks disagree: {about[name]} and {(dtype, tuple(shape))}")
+            piece = Piece(file=file, name=name, offset=tuple(offset), extent=tuple(extent), start=start)
+            pieces.setdefault(name, []).append(piece)
+    for name, (_, shape) in about.items():
+        held = sum(prod(piece.extent) for piece in pieces[name])
+        if held != prod(shape):
+            raise CheckpointError(f"{name}: the ranks wrote {held} of its {prod(shape)} elements")
+    return {n: TensorEntry(dtype=d, shape=s, pieces=tuple(pieces[n])) for n, (d, s) in about.items()}

@@ -1,0 +1,227 @@
+"""Objects as files: written beside and renamed, flushed with their folders, so that a power cut leaves whole ones or
+none."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from muster.contract.checkpoint import FileEntry
+from muster.trainer.checkpoint.checksum import PART_BYTES, combine, crc32, parts_of
+from muster.trainer.checkpoint.store import NotFound, Object, StoreError, Truncated, expect_all
+
+_TEMPORARY = ".tmp-"
+_BUFFER_BYTES = 1 << 20
+
+
+class FileStore:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uri = root.as_uri()
+        self.streams = min(8, 2 * (os.cpu_count() or 1))
+
+    def write(self, key: str, data: memoryview) -> FileEntry:
+        path = self._path(key)
+        parts: list[tuple[str, int]] = []
+        with _explained(path, "write"):
+            self._make_folder(path.parent)
+            with self._beside(path) as temporary:
+                file = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+                try:
+                    _reserve(file, len(data))
+                    for start, length in parts_of(len(data)):
+                        part = data[start : start + length]
+                        parts.append((crc32(part), length))
+                        _write_all(file, part)
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+                os.replace(temporary, path)
+            _flush_folder(path.parent)
+        return FileEntry(
+            key=key, bytes=len(data), checksum=combine(parts), part_bytes=PART_BYTES, parts=tuple(c for c, _ in parts)
+        )
+
+    def verify(self, entry: FileEntry) -> None:
+        path = self._path(entry.key)
+        with _explained(path, "read"):
+            size = path.stat().st_size
+            if size != entry.bytes:
+                raise StoreError(f"{path}: holds {size} bytes, not {entry.bytes}; the disk lost what was written")
+            found, buffer = 0, memoryview(bytearray(min(_BUFFER_BYTES, max(size, 1))))
+            with path.open("rb", buffering=0) as file:
+                for start, length in parts_of(size, _BUFFER_BYTES):
+                    _read_all(file.fileno(), start, buffer[:length], path)
+                    found = zlib.crc32(buffer[:length], found)
+        if f"{found:08x}" != entry.checksum:
+            raise StoreError(
+                f"{path}: reads back as checksum {found:08x}, not {entry.checksum}; the disk damaged what was written"
+            )
+
+    def see_all(self, entries: Iterable[FileEntry], prefix: str) -> None:
+        expect_all(entries, {found.key: found.bytes for found in self.objects(prefix)}, self.uri)
+
+    def create(self, key: str, data: bytes) -> bool:
+        path = self._path(key)
+        with _explained(path, "write"), self._written(path, data) as temporary:
+            try:
+                os.link(temporary, path)  # unlike a rename, fails where the name is taken
+            except FileExistsError:
+                return False
+        return True
+
+    def replace(self, key: str, data: bytes) -> None:
+        path = self._path(key)
+        with _explained(path, "write"), self._written(path, data) as temporary:
+            os.replace(temporary, path)
+
+    def read(self, key: str) -> bytes:
+        path = self._path(key)
+        with _explained(path, "read"):
+            return path.read_bytes()
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        path = self._path(key)
+        with _explained(path, "read"), path.open("rb", buffering=0) as file:
+            _read_all(file.fileno(), start, into, path)
+
+    def objects(self, prefix: str) -> Iterator[Object]:
+        folder = prefix.rpartition("/")[0]
+        with _explained(self.root / folder, "list"):
+            yield from (entry for entry in self._walk(self.root / folder, folder) if entry.key.startswith(prefix))
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with _explained(path, "delete"):
+            path.unlink(missing_ok=True)
+            for folder in path.parents:  # the folders that this leaves empty
+                if folder == self.root or not _removed(folder):
+                    break
+
+    def drop_unfinished(self, is_over: Callable[[str], bool]) -> None:
+        for path in self.root.glob(f"step-*/attempt-*/*{_TEMPORARY}*"):
+            if is_over(path.relative_to(self.root).as_posix().partition(_TEMPORARY)[0]):
+                path.unlink(missing_ok=True)
+
+    def warm_up(self) -> None:
+        with _explained(self.root, "make"):
+            self._make_folder(self.root)
+
+    def _path(self, key: str) -> Path:
+        if not key or key.startswith("/") or ".." in key.split("/"):
+            raise StoreError(f"{key!r} is no key inside the checkpoint folder {self.uri}")
+        return self.root / key
+
+    def _make_folder(self, folder: Path) -> None:
+        """mkdir -p whose every new name is flushed to disk."""
+        if folder.is_dir():
+            return
+        self._make_folder(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+        _flush_folder(folder.parent)
+
+    @contextlib.contextmanager
+    def _beside(self, path: Path) -> Iterator[Path]:
+        temporary = path.with_name(f"{path.name}{_TEMPORARY}{uuid.uuid4().hex}")
+        try:
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _written(self, path: Path, data: bytes) -> Iterator[Path]:
+        """A flushed file beside `path` to be given its name, which is flushed as well."""
+        self._make_folder(path.parent)
+        with self._beside(path) as temporary:
+            file = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            try:
+                _write_all(file, memoryview(data))
+                os.fsync(file)
+            finally:
+                os.close(file)
+            yield temporary
+        _flush_folder(path.parent)
+
+    def _walk(self, folder: Path, key: str) -> Iterator[Object]:
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except FileNotFoundError:  # it was never made, or removed meanwhile
+            return
+        for entry in entries:
+            below = f"{key}/{entry.name}" if key else entry.name
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self._walk(folder / entry.name, below)
+                elif _TEMPORARY not in entry.name:
+                    about = entry.stat()
+                    yield Object(below, about.st_size, about.st_mtime)
+            except FileNotFoundError:
+                continue
+
+
+def _reserve(file: int, size: int) -> None:
+    """Learn of a full disk before a byte is written, where the file system can tell."""
+    if size and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+
+
+def _write_all(file: int, data: memoryview) -> None:
+    while len(data):
+        data = data[os.write(file, data) :]
+
+
+def _read_all(file: int, start: int, into: memoryview, path: Path) -> None:
+    while len(into):
+        count = os.preadv(file, [into], start)
+        if not count:
+            raise Truncated(f"{path}: ends at byte {start}, {len(into)} bytes too early; it was truncated")
+        into, start = into[count:], start + count
+
+
+def _flush_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:  # not empty, or somebody else's
+        return False
+    return True
+
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full; free space or choose another checkpoint.uri",
+    errno.EDQUOT: "the quota is used up; free space or choose another checkpoint.uri",
+    errno.EACCES: "permission denied; give the worker's user access to the folder",
+    errno.EPERM: "not permitted; give the worker's user access to the folder",
+    errno.EROFS: "the file system is read-only; mount it writable or choose another checkpoint.uri",
+    errno.ENOTDIR: "a part of the path is a file; choose another checkpoint.uri",
+    errno.EIO: "the disk reports an error; check its health",
+    errno.ESTALE: "the network file system lost the folder; check its server",
+}
+
+
+@contextlib.contextmanager
+def _explained(path: Path, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: there is no such file") from error
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
+        raise StoreError(f"{path}: can't {doing} it: {advice}") from error

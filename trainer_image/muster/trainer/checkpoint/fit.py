@@ -1,0 +1,36 @@
+"""Does a commit fit the model? Every difference is found before a byte is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from muster.contract.checkpoint import TensorEntry
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor of the live model or optimizer: global shape, and dtype as safetensors spells it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def differences(wanted: Mapping[str, Wanted], there: Mapping[str, TensorEntry]) -> tuple[str, ...]:
+    """One line for each tensor that is missing, left over, or of another shape or dtype."""
+    found = []
+    for name in sorted({*wanted, *there}):
+        ours, theirs = wanted.get(name), there.get(name)
+        if theirs is None and ours is not None:
+            found.append(f"{name}: the model has it ({ours.dtype} {_shape(ours.shape)}), the commit does not")
+        elif ours is None and theirs is not None:
+            found.append(f"{name}: the commit has it ({theirs.dtype} {_shape(theirs.shape)}), the model does not")
+        elif ours is not None and theirs is not None and ours.shape != tuple(theirs.shape):
+            found.append(f"{name}: shape {_shape(ours.shape)} in the model, {_shape(theirs.shape)} in the commit")
+        elif ours is not None and theirs is not None and ours.dtype != theirs.dtype:
+            found.append(f"{name}: dtype {ours.dtype} in the model, {theirs.dtype} in the commit")
+    return tuple(found)
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

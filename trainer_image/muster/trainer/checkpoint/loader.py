@@ -1,0 +1,255 @@
+"""Loading: read the commit, compare, fetch and verify every byte that is needed, agree, and only then touch the
+model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import nn
+
+from muster.contract.checkpoint import Commit, Piece, commit_key, sealed
+from muster.trainer.checkpoint.boxes import Box
+from muster.trainer.checkpoint.commits import commit_in, parse, steps_in
+from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch, DamagedCommit
+from muster.trainer.checkpoint.fetch import Reader, Span, read_all
+from muster.trainer.checkpoint.fit import Wanted, differences
+from muster.trainer.checkpoint.local_tier import local_tier
+from muster.trainer.checkpoint.node_memory import NodeMemory, share
+from muster.trainer.checkpoint.quarantine import set_aside
+from muster.trainer.checkpoint.readers import reading
+from muster.trainer.checkpoint.rendezvous import Agreement
+from muster.trainer.checkpoint.shard_file import ITEM_BYTES
+from muster.trainer.checkpoint.store import Store, StoreError, open_store
+from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors, trained_parameters
+
+_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+Starts = dict[tuple[int, str], int]  # (file, name): the byte at which a piece begins
+
+
+def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Commit:
+    """Load exactly this commit into a live model, and optimizer unless None (then weights only). Collective.
+
+    Any sharding loads into any other. Raises CheckpointError (DamagedCommit where bytes do not verify) and
+    CheckpointMismatch (another model) on every rank, with the model and the optimizer as they were.
+    """
+    agreement = Agreement()
+    try:
+        return _load(open_store(folder), step, model, optimizer, agreement)
+    finally:
+        agreement.close()
+
+
+def resume(
+    folder: str,
+    at_most: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    report: Callable[[str], None],
+) -> Commit:
+    """Load the newest commit that verifies, of those up to step `at_most`. Collective.
+
+    A commit that does not verify is set aside (quarantine/) and the one before it is tried; `report` is told each time,
+    on rank 0. Raises as `load` does; CheckpointError where no commit is left.
+    """
+    agreement, store = Agreement(), open_store(folder)
+    try:
+        for step in _candidates(store, at_most, agreement):
+            try:
+                return _load(store, step, model, optimizer, agreement)
+            except DamagedCommit as damaged:
+                if agreement.rank == 0:
+                    set_aside(store, step, str(damaged), report)
+        raise CheckpointError(
+            f"{store.uri}: no commit up to step {at_most} can be read; start again without it, or restore its files"
+        )
+    finally:
+        agreement.close()
+
+
+def _load(
+    store: Store, step: int, model: nn.Module, optimizer: torch.optim.Optimizer | None, agreement: Agreement
+) -> Commit:
+    commit = _agreed_commit(store, step, agreement)
+    _compare(commit, model, optimizer, f"{store.uri} step {step}")
+    state = _state_to_fill(commit, model, optimizer) if optimizer is not None else {}
+    live = [*model_tensors(model), *(named for tensors in state.values() for named in tensors.items())]
+    targets = [localize(name, tensor, agreement.world_size) for name, tensor in live if tensor.numel()]
+    memory, starts = _fetched(store, commit, targets, agreement)
+    with torch.no_grad():
+        for target in targets:
+            _fill(target, commit, memory, starts)
+    if optimizer is not None:
+        _adopt_state(optimizer, state)
+    memory.close()
+    return commit
+
+
+def _fetched(store: Store, commit: Commit, targets: list[Local], agreement: Agreement) -> tuple[NodeMemory, Starts]:
+    """All bytes that this rank needs, verified; returns only when every rank has its own."""
+    reader = Reader(store, commit, local_tier(store.uri, commit.job_uid))
+    with _as_reader(store, commit.step, agreement):
+        with _all_or_none(agreement):
+            starts, headers = _starts(commit, reader, targets)
+            wanted = reader.parts_of([*_needed(commit, targets, starts), *headers])
+        memory = share(agreement, commit, wanted)
+        try:
+            with _all_or_none(agreement):
+                read_all(reader, memory.jobs(reader), store.streams)
+        except CheckpointError:
+            memory.close()
+            raise
+    return memory, starts
+
+
+def _candidates(store: Store, at_most: int, agreement: Agreement) -> list[int]:
+    """Steps to try, newest first, as rank 0 sees them."""
+    steps: list[int] = []
+    with _all_or_none(agreement):
+        if agreement.rank == 0:
+            steps = [step for step in reversed(steps_in(store)) if step <= at_most]
+    found: list[int] = agreement.gather(steps)[0]
+    return found
+
+
+@contextlib.contextmanager
+def _as_reader(store: Store, step: int, agreement: Agreement) -> Iterator[None]:
+    """Have retention spare the commit meanwhile."""
+    with reading(store, step) if agreement.rank == 0 else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _all_or_none(agreement: Agreement) -> Iterator[None]:
+    """Collective. What fails on one rank fails on all, with the same kind of error and the failing rank's words."""
+    failure: list[str] | None = None
+    try:
+        yield
+    except DamagedCommit as error:
+        failure = ["damaged", str(error)]
+    except (CheckpointError, StoreError) as error:
+        failure = ["failed", str(error)]
+    for rank, (kind, words) in ((r, f) for r, f in enumerate(agreement.gather(failure)) if f is not None):
+        where = f"rank {rank}: " if agreement.world_size > 1 else ""
+        raise DamagedCommit(where + words) if kind == "damaged" else CheckpointError(where + words)
+
+
+def _agreed_commit(store: Store, step: int, agreement: Agreement) -> Commit:
+    """Rank 0 reads the COMMIT, so that all load the same one."""
+    text: str | None = None
+    with _all_or_none(agreement):
+        if agreement.rank == 0:
+            text = sealed(commit_in(store, step)).decode()
+    text = agreement.gather(text)[0]
+    assert text is not None
+    return parse(text.encode(), f"{store.uri}/{commit_key(step)}")
+
+
+def _compare(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
+    wanted = {
+        name: Wanted(DTYPES[tensor.dtype], tuple(tensor.shape))
+        for name, tensor in model_tensors(model)
+        if tensor.numel()
+    }
+    there = {name: entry for name, entry in commit.tensors.items() if name.startswith("model/")}
+    if optimizer is not None:
+        there |= {name: entry for name, entry in commit.tensors.items() if name.startswith("optimizer/")}
+        for name, parameter in trained_parameters(model, optimizer):
+            for full_name in _state_names(commit, name):
+                # State is per weight, or one number for all of them.
+                shape = tuple(parameter.shape) if commit.tensors[full_name].shape else ()
+                wanted[full_name] = Wanted(commit.tensors[full_name].dtype, shape)
+    if found := differences(wanted, there):
+        raise CheckpointMismatch(where, found)
+
+
+def _state_names(commit: Commit, parameter: str) -> list[str]:
+    prefix = f"optimizer/{parameter}/"
+    return [name for name in commit.tensors if name.startswith(prefix) and "/" not in name[len(prefix) :]]
+
+
+State = dict[nn.Parameter, dict[str, torch.Tensor]]
+
+
+def _state_to_fill(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """For each trained parameter the state that the commit has, by full name: the live tensor, or a new one of its
+    kind."""
+    by_parameter: dict[str, list[str]] = {}
+    for full_name in commit.tensors:
+        if full_name.startswith("optimizer/"):
+            by_parameter.setdefault(full_name.removeprefix("optimizer/").rpartition("/")[0], []).append(full_name)
+    on_device = {
+        id(p): bool(g.get("fused") or g.get("capturable")) for g in optimizer.param_groups for p in g["params"]
+    }
+    state: State = {}
+    for name, parameter in trained_parameters(model, optimizer):
+        state[parameter] = {}
+        for full_name in by_parameter.get(name, []):
+            dtype, shape = _TORCH_DTYPES[commit.tensors[full_name].dtype], tuple(commit.tensors[full_name].shape)
+            live = optimizer.state.get(parameter, {}).get(full_name.rpartition("/")[2])
+            if isinstance(live, torch.Tensor) and (live.dtype, tuple(live.shape)) == (dtype, shape):
+                state[parameter][full_name] = live
+            elif shape:
+                state[parameter][full_name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            else:
+                device = parameter.device if on_device[id(parameter)] else "cpu"
+                state[parameter][full_name] = torch.zeros((), dtype=dtype, device=device)
+    return state
+
+
+def _adopt_state(optimizer: torch.optim.Optimizer, state: State) -> None:
+    for parameter, tensors in state.items():
+        if tensors:
+            optimizer.state[parameter] = {name.rpartition("/")[2]: tensor for name, tensor in tensors.items()}
+        else:
+            optimizer.state.pop(parameter, None)
+
+
+def _overlaps(commit: Commit, target: Local) -> Iterator[tuple[Piece, Box, Box]]:
+    """(piece, its box, the part of it that lies on this rank)."""
+    for piece in commit.tensors[target.name].pieces:
+        box = Box(tuple(piece.offset), tuple(piece.extent))
+        if target.data.numel() and (shared := box.meets(target.box)) is not None:
+            yield piece, box, shared
+
+
+def _starts(commit: Commit, reader: Reader, targets: Iterable[Local]) -> tuple[Starts, list[Span]]:
+    """Where each needed piece begins; and the headers that had to be asked, to be verified with the rest."""
+    starts: Starts = {}
+    unknown: dict[int, list[str]] = {}
+    for target in targets:
+        for piece, _, _ in _overlaps(commit, target):
+            if piece.start is not None:
+                starts[piece.file, piece.name] = piece.start
+            else:
+                unknown.setdefault(piece.file, []).append(piece.name)
+    headers = []
+    for file, names in unknown.items():
+        found, header = reader.starts(file, names)
+        starts |= {(file, name): start for name, start in found.items()}
+        headers.append(header)
+    return starts, headers
+
+
+def _needed(commit: Commit, targets: Iterable[Local], starts: Starts) -> Iterator[Span]:
+    """The bytes of the rows that this rank needs."""
+    for target in targets:
+        for piece, box, shared in _overlaps(commit, target):
+            rows = box.extent[0] if box.extent else 1
+            row_bytes = box.elements // rows * ITEM_BYTES[commit.tensors[target.name].dtype]
+            first = shared.offset[0] - box.offset[0] if box.offset else 0
+            count = shared.extent[0] if shared.extent else 1
+            start = starts[piece.file, piece.name] + first * row_bytes
+            yield Span(piece.file, start, start + count * row_bytes)
+
+
+def _fill(target: Local, commit: Commit, memory: NodeMemory, starts: Starts) -> None:
+    item = target.data.element_size()
+    for piece, box, shared in _overlaps(commit, target):
+        start = starts[piece.file, piece.name]
+        raw = torch.frombuffer(memory.bytes_of(piece.file, start, start + box.elements * item), dtype=torch.uint8)
+        if raw.data_ptr() % item:  # another program's file may not be aligned
+            raw = raw.clone()
+        source = raw.view(target.data.dtype).view(box.extent)
+        target.data[shared.within(target.box)].copy_(source[shared.within(box)])

@@ -1,0 +1,73 @@
+"""The newest commit's files of this node, kept on the node: a restart here reads nothing from afar that is still good.
+
+A copy is believed only when its checksum is the COMMIT's, so a stale or broken one costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from muster.contract.checkpoint import FileEntry, step_name
+from muster.contract.names import Env
+
+SETTING = "MUSTER_LOCAL_TIER_DIR"
+FREE_SHARE_MIN = 0.1  # of the disk: the tier is a convenience, a full disk is not
+
+
+class LocalTier:
+    """folder: of one job, on a disk of this node."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read_into(self, entry: FileEntry, start: int, into: memoryview) -> bool:
+        """Bytes [start, start + len(into)) of the copy of a file; False where there is none of the right size."""
+        try:
+            with open(self._folder / entry.key, "rb", buffering=0) as file:
+                return os.fstat(file.fileno()).st_size == entry.bytes and os.preadv(
+                    file.fileno(), [into], start
+                ) == len(into)
+        except OSError:
+            return False
+
+    def keep(self, key: str, data: memoryview) -> bool:
+        """Copy a file that was just stored; False where the disk has no room or refuses. Never raises: it is a copy."""
+        path = self._folder / key
+        beside = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            room = shutil.disk_usage(path.parent)
+            if room.free - len(data) < FREE_SHARE_MIN * room.total:
+                return False
+            with open(beside, "wb", buffering=0) as file:
+                while len(data):
+                    data = data[file.write(data) :]
+            os.replace(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            return False
+        return True
+
+    def drop_all_but(self, step: int) -> None:
+        """Remove the copies of other steps: this one is committed now."""
+        for path in self._folder.glob("step-*"):
+            if path.name != step_name(step):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def local_tier(uri: str, job_uid: str) -> LocalTier | None:
+    """The tier for a job whose checkpoints are at `uri`; None where they are on a disk anyway, or no folder is set.
+
+    MUSTER_LOCAL_TIER_DIR names the folder (empty: no tier); by default it is beside the node's prepared data.
+    """
+    folder = os.environ.get(SETTING)
+    if folder is None and not uri.startswith("s3://"):
+        return None
+    if folder is None and (cache := os.environ.get(Env.CACHE_DIR)):
+        folder = os.path.join(cache, "checkpoints")
+    return LocalTier(Path(folder) / job_uid) if folder else None

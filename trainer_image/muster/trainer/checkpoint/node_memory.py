@@ -1,0 +1,80 @@
+"""Memory that the ranks of a node share while they load: each reads some of the parts, all copy from all of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from muster.contract.checkpoint import Commit
+from muster.trainer.checkpoint.fetch import Part, Reader
+from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.rendezvous import Agreement
+
+
+class NodeMemory:
+    """Whole files side by side, of which only the parts that somebody reads take memory."""
+
+    def __init__(self, memory: SharedMemory, bases: dict[int, int], mine: list[Part]) -> None:
+        self._memory, self._bases = memory, bases
+        self.mine = mine  # the parts that this rank is to read
+
+    def bytes_of(self, file: int, start: int, end: int) -> memoryview:
+        base = self._bases[file]
+        return memoryview(self._memory.map)[base + start : base + end]
+
+    def jobs(self, reader: Reader) -> Iterable[tuple[Part, memoryview]]:
+        for part in self.mine:
+            start, length = reader.bounds(part)
+            yield part, self.bytes_of(part.file, start, start + length)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+def share(agreement: Agreement, commit: Commit, wanted: Sequence[Part]) -> NodeMemory:
+    """Collective. Divide what the ranks of each node want among them."""
+    everyone = agreement.gather([_node(), os.getpid(), [[part.file, part.index] for part in wanted]])
+    here = [rank for rank, (node, _, _) in enumerate(everyone) if node == everyone[agreement.rank][0]]
+    parts = sorted({Part(file, index) for rank in here for file, index in everyone[rank][2]})
+    bases, size = _side_by_side(commit, parts)
+    leader = here[0]
+    memory = SharedMemory.create(size) if agreement.rank == leader else None
+    descriptors = agreement.gather(memory.descriptor if memory else None)
+    if memory is None:
+        memory = _attach(everyone[leader][1], descriptors[leader], size)
+    # Where a rank may not open another's memory (a hardened kernel), each reads for itself.
+    alone = agreement.gather(memory is None)
+    if any(alone[rank] for rank in here):
+        own = sorted(set(wanted))
+        if memory is not None:
+            memory.close()
+        bases, size = _side_by_side(commit, own)
+        return NodeMemory(SharedMemory.create(size), bases, own)
+    assert memory is not None
+    return NodeMemory(memory, bases, parts[here.index(agreement.rank) :: len(here)])
+
+
+def _side_by_side(commit: Commit, parts: Iterable[Part]) -> tuple[dict[int, int], int]:
+    """Where each file begins, on a page of its own, and the size of all."""
+    bases, size = {}, 0
+    for file in sorted({part.file for part in parts}):
+        bases[file] = size
+        size += -(-commit.files[file].bytes // 4096) * 4096
+    return bases, size
+
+
+def _attach(pid: int, descriptor: int, size: int) -> SharedMemory | None:
+    try:
+        return SharedMemory.attach(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR), size)
+    except OSError:
+        return None
+
+
+def _node() -> str:
+    """The same for ranks that can share memory: one running kernel, one namespace of processes."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return f"{socket.gethostname()}-{os.getpid()}"

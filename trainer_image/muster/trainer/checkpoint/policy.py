@@ -1,0 +1,130 @@
+"""When to save and what to keep. Pure: no clock, no store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from math import sqrt
+
+from muster.contract.spec import Keep, seconds_of
+
+INTERVAL_SECONDS_MIN = 10.0
+INTERVAL_SECONDS_MAX = 1_800.0
+# Before anything is known: 10 s for a save, 60 s for a restart, and 3 restarts per 1,000 node-days
+# (Meta's clusters saw 2.34 to 6.50: arXiv 2410.21680, section 4).
+PRIOR_SAVE_SECONDS = 10.0
+PRIOR_RECOVERY_SECONDS = 60.0
+PRIOR_FAILURES_PER_NODE_SECOND = 3 / 1_000 / 86_400
+
+
+@dataclass(frozen=True)
+class History:
+    """What the policy is told. Times in seconds on one clock.
+
+    started_at, started_step: where this attempt began. saved_at, saved_step: the last save that was started.
+    blocked_seconds: how long the last saves kept training waiting. upload_seconds: how long their uploads took.
+    failures, observed_seconds: of the whole gang, for the estimate of the failure rate. nodes: of the gang.
+    """
+
+    started_at: float
+    started_step: int = 0
+    saved_at: float | None = None
+    saved_step: int | None = None
+    blocked_seconds: tuple[float, ...] = ()
+    upload_seconds: tuple[float, ...] = ()
+    recovery_seconds: float = PRIOR_RECOVERY_SECONDS
+    failures: int = 0
+    observed_seconds: float = 0.0
+    nodes: int = 1
+
+
+@dataclass(frozen=True)
+class Policy:
+    """every: `auto`, a number of steps, or a time (`10m`), as in CheckpointSpec."""
+
+    every: int | str = "auto"
+    interval_seconds_min: float = field(default=INTERVAL_SECONDS_MIN)
+    interval_seconds_max: float = field(default=INTERVAL_SECONDS_MAX)
+
+    def due(self, step: int, now: float, history: History) -> bool:
+        """Whether to save after `step`, at `now`.
+
+        Steps are counted in multiples, so a resumed run saves at the same steps as an uninterrupted one.
+        """
+        if isinstance(self.every, int):
+            return step > history.started_step and step % self.every == 0
+        last = history.started_at if history.saved_at is None else history.saved_at
+        return step > history.started_step and now - last >= self.interval_seconds(history)
+
+    def interval_seconds(self, history: History) -> float:
+        """Seconds from one save to the next, under `auto` or a time."""
+        if isinstance(self.every, int):
+            raise ValueError("an interval in steps has no seconds")
+        if self.every != "auto":
+            return float(seconds_of(self.every))
+        upload = _median(history.upload_seconds, PRIOR_SAVE_SECONDS)
+        interval = optimal_interval_seconds(
+            save_seconds=max(_median(history.blocked_seconds, upload), 1e-3),
+            seconds_between_failures=seconds_between_failures(history),
+            recovery_seconds=history.recovery_seconds,
+        )
+        # A save that starts before the last one is uploaded would only be skipped.
+        return max(min(max(interval, self.interval_seconds_min), self.interval_seconds_max), 1.25 * upload)
+
+
+def optimal_interval_seconds(save_seconds: float, seconds_between_failures: float, recovery_seconds: float) -> float:
+    """Training time between two saves that makes the share of useful time greatest.
+
+    Δ = T_s + √(2·(T_f + T_r)·T_s + T_s²), NVIDIA, arXiv 2410.18124: unlike Young's and Daly's it also counts the
+    recovery.
+    """
+    return save_seconds + sqrt(2 * (seconds_between_failures + recovery_seconds) * save_seconds + save_seconds**2)
+
+
+def seconds_between_failures(history: History) -> float:
+    """Posterior mean of the gang's time between failures: a Gamma prior worth one failure, sharpened by what was
+    seen."""
+    prior_seconds = 1 / (PRIOR_FAILURES_PER_NODE_SECOND * history.nodes)
+    return (prior_seconds + history.observed_seconds) / (1 + history.failures)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One commit, as retention sees it. verified: its bytes are believed good (False: it can't be read)."""
+
+    step: int
+    best: bool = False
+    loss: float | None = None
+    verified: bool = True
+
+
+def retained(commits: Iterable[Kept], keep: Keep, pins: Collection[int], in_use: Collection[int]) -> tuple[int, ...]:
+    """The steps to DELETE, oldest first.
+
+    Kept are: the newest verified commit, whatever else happens; the last `keep.last` verified ones; the `keep.best`
+    with the lowest evaluation loss (the newest marked best, where no loss is known); each `keep.every`-th; what is
+    pinned; and what somebody reads just now.
+    """
+    ordered = sorted(commits, key=lambda commit: commit.step)
+    verified = [commit for commit in ordered if commit.verified]
+    kept = {commit.step for commit in verified[-max(keep.last, 1) :]}
+    kept |= _best(verified, keep.best)
+    if keep.every:
+        kept |= {commit.step for commit in verified if commit.step % keep.every == 0}
+    kept |= set(pins) | set(in_use)
+    verified_kept = [commit.step for commit in verified if commit.step in kept]
+    # What can't be read may be damaged, or be written by a newer Muster: it goes when all that is known is newer.
+    oldest = min(verified_kept, default=-1)
+    return tuple(c.step for c in ordered if c.step not in kept and (c.verified or c.step < oldest))
+
+
+def _best(commits: list[Kept], count: int) -> set[int]:
+    scored = sorted((c for c in commits if c.loss is not None), key=lambda c: (c.loss, -c.step))
+    marked = [c for c in reversed(commits) if c.best]
+    # The newest commit that was best when it was made is the best of all; losses only rank those behind it.
+    ranked = dict.fromkeys([c.step for c in marked[:1]] + [c.step for c in scored] + [c.step for c in marked])
+    return set(list(ranked)[:count])
+
+
+def _median(values: tuple[float, ...], otherwise: float) -> float:
+    return sorted(values)[len(values) // 2] if values else otherwise

@@ -1,0 +1,75 @@
+"""How the ranks' upload processes find rank 0's, and the little that ranks must agree on at a save.
+
+A process group of its own: nothing here may come between the collectives of training.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from muster.trainer.checkpoint.tensors import rank_and_world
+
+
+@dataclass(frozen=True)
+class MeetingPoint:
+    """Where rank 0's upload process listens; `listener` is its socket, on rank 0 only, and outlives that process."""
+
+    host: str
+    port: int
+    token: str
+    listener: socket.socket | None
+
+
+class Agreement:
+    """Small decisions of all ranks. Collective: every rank makes the same calls in the same order."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = rank_and_world()
+        self._group = dist.new_group(backend="gloo") if self.world_size > 1 else None
+
+    def any(self, mine: bool) -> bool:
+        """True when it is true on some rank."""
+        if self._group is None:
+            return mine
+        flag = torch.tensor([int(mine)], dtype=torch.int32)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
+        return bool(flag.item())
+
+    def gather(self, mine: Any) -> list[Any]:
+        """Each rank's value, JSON types, in order of rank."""
+        if self._group is None:
+            return [mine]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, mine, group=self._group)
+        return values
+
+    def close(self) -> None:
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+    def meeting_point(self) -> MeetingPoint:
+        """Rank 0 opens a port; all learn where."""
+        listener, mine = None, None
+        if self.rank == 0:
+            host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+            listener = _listen(host)
+            mine = {"host": host, "port": listener.getsockname()[1], "token": secrets.token_hex(16)}
+        chosen = self.gather(mine)[0]
+        return MeetingPoint(chosen["host"], chosen["port"], chosen["token"], listener)
+
+
+def _listen(host: str) -> socket.socket:
+    """A free port: on the address itself where that is this machine's, on all addresses where it is a service's
+    name."""
+    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    try:
+        return socket.create_server((host, 0), family=family, backlog=1024)
+    except OSError:
+        return socket.create_server(("", 0), family=family, backlog=1024)

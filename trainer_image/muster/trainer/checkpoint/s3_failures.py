@@ -1,0 +1,120 @@
+"""What an S3 failure means: try again, slow down, or give up and tell the person what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Answer(Enum):
+    AGAIN = "again"
+    SLOWER = "slower"  # the store is throttling: everybody waits
+    GONE = "gone"  # no such object
+    BEYOND = "beyond"  # the object ends before the range
+    TAKEN = "taken"  # a conditional write found the key in use
+    FINAL = "final"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    answer: Answer
+    words: str  # cause and next step
+    retry_after_seconds: float | None = None
+
+
+_THROTTLED = {
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "TooManyRequests",
+    "BandwidthLimitExceeded",
+}
+_PASSING = {
+    "InternalError",
+    "ServiceUnavailable",
+    "RequestTimeout",
+    "OperationAborted",
+    "ConditionalRequestConflict",
+    "BadDigest",
+}
+_REGION = "the bucket is in another region; set AWS_REGION to it"
+_EXPIRED = "the credentials have expired and could not be renewed; give the worker fresh ones"
+_PERMISSIONS = "s3:ListBucket, GetObject, PutObject, DeleteObject and AbortMultipartUpload"
+_ADVICE = {
+    "NoSuchBucket": "the bucket does not exist; create it or correct checkpoint.uri",
+    "AccessDenied": f"access denied; the worker's role needs {_PERMISSIONS} there",
+    "AllAccessDisabled": "the bucket is disabled; ask its owner",
+    "InvalidAccessKeyId": "the access key does not exist; give the worker valid credentials",
+    "SignatureDoesNotMatch": "the secret key is wrong; give the worker valid credentials",
+    "ExpiredToken": _EXPIRED,
+    "ExpiredTokenException": _EXPIRED,
+    "InvalidToken": "the session token is not valid; give the worker valid credentials",
+    "RequestTimeTooSkewed": "this machine's clock is wrong; synchronize it (chrony, systemd-timesyncd)",
+    "PermanentRedirect": _REGION,
+    "AuthorizationHeaderMalformed": _REGION,
+    "IllegalLocationConstraintException": _REGION,
+    "KMS.NotFoundException": "the KMS key does not exist; correct MUSTER_S3_KMS_KEY_ID",
+    "KMS.DisabledException": "the KMS key is disabled; enable it or change MUSTER_S3_KMS_KEY_ID",
+    "QuotaExceeded": "the bucket's quota is used up; free space or raise it",
+    "XMinioStorageFull": "the store is full; free space",
+    "EntityTooLarge": "the object is larger than the store allows",
+    "403": "access denied; check the worker's credentials and the bucket's policy",
+}
+
+
+def judge(error: Exception) -> Verdict:
+    """What to do about an exception of botocore, urllib3 or the socket. Anything unknown is final."""
+    from botocore.exceptions import (
+        ClientError,
+        ConnectionError,
+        CredentialRetrievalError,
+        HTTPClientError,
+        IncompleteReadError,
+        NoCredentialsError,
+        NoRegionError,
+    )
+    from urllib3.exceptions import HTTPError
+
+    if isinstance(error, ClientError):
+        return _judge_answer(error)
+    if isinstance(error, NoCredentialsError):
+        return Verdict(
+            Answer.FINAL, "no AWS credentials were found; give the worker a role, or keys in its environment"
+        )
+    if isinstance(error, CredentialRetrievalError):
+        return Verdict(Answer.AGAIN, f"the credentials could not be fetched: {error}")
+    if isinstance(error, NoRegionError):
+        return Verdict(Answer.FINAL, "no AWS region is set; set AWS_REGION")
+    if isinstance(error, ConnectionError | HTTPClientError | IncompleteReadError | HTTPError | OSError | EOFError):
+        return Verdict(Answer.AGAIN, f"the store can't be reached or broke off: {_short(error)}")
+    return Verdict(Answer.FINAL, f"{type(error).__name__}: {_short(error)}")
+
+
+def _judge_answer(error: Exception) -> Verdict:
+    response = getattr(error, "response", {})
+    code = str(response.get("Error", {}).get("Code", ""))
+    about = response.get("ResponseMetadata", {})
+    status = int(about.get("HTTPStatusCode", 0))
+    headers = about.get("HTTPHeaders", {})
+    retry_after = headers.get("retry-after", "")
+    after = float(retry_after) if retry_after.replace(".", "", 1).isdigit() else None
+    if code in _THROTTLED or status in (429, 503):
+        return Verdict(Answer.SLOWER, f"the store asks to slow down ({code or status})", after)
+    if code in ("NoSuchKey", "NoSuchVersion") or (status == 404 and code not in _ADVICE and code != "NoSuchUpload"):
+        return Verdict(Answer.GONE, "there is no such object")
+    if code == "InvalidRange" or status == 416:
+        return Verdict(Answer.BEYOND, "the object ends before the range")
+    if code == "PreconditionFailed" or status == 412:
+        return Verdict(Answer.TAKEN, "the key is in use")
+    if code in _PASSING or status >= 500:
+        return Verdict(Answer.AGAIN, f"the store failed ({code or status})", after)
+    region = headers.get("x-amz-bucket-region")
+    advice = _ADVICE.get(code) or (_ADVICE["PermanentRedirect"] if status in (301, 307) else None)
+    advice = f"{advice} ({region})" if advice and region and "AWS_REGION" in advice else advice
+    message = str(response.get("Error", {}).get("Message", ""))[:200]
+    return Verdict(Answer.FINAL, advice or f"refused with {code or status}: {message}")
+
+
+def _short(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

@@ -1,0 +1,92 @@
+"""How to reach S3: from the environment, never from a job's body. Credentials come by the AWS libraries' usual chain.
+
+MUSTER_S3_ENDPOINT      another endpoint (MinIO, Ceph, R2 …); AWS_ENDPOINT_URL_S3 does the same
+MUSTER_S3_ADDRESSING    path | virtual; by default path where an endpoint is set, else as AWS wants it
+MUSTER_S3_KMS_KEY_ID    encrypt with this KMS key
+MUSTER_S3_ROLE_ARN      assume this role first
+MUSTER_S3_STREAMS       requests at a time, per rank
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muster.trainer.errors import UserError
+
+CONNECT_SECONDS_MAX = 5
+READ_SECONDS_MAX = 30  # between two packets, not for a whole answer
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    endpoint: str | None = None
+    addressing: str = "auto"
+    kms_key_id: str | None = None
+    role_arn: str | None = None
+    streams: int = 8
+    retry_seconds: float = 60.0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> S3Settings:
+        """Raises UserError for a value that can't be."""
+        endpoint = environment.get("MUSTER_S3_ENDPOINT") or environment.get("AWS_ENDPOINT_URL_S3")
+        endpoint = endpoint or environment.get("AWS_ENDPOINT_URL")
+        addressing = environment.get("MUSTER_S3_ADDRESSING") or ("path" if endpoint else "auto")
+        if addressing not in ("auto", "path", "virtual"):
+            raise UserError(f"MUSTER_S3_ADDRESSING must be path or virtual, not {addressing!r}")
+        streams = environment.get("MUSTER_S3_STREAMS") or str(min(16, 4 * (os.cpu_count() or 1)))
+        if not streams.isdigit() or int(streams) < 1:
+            raise UserError(f"MUSTER_S3_STREAMS must be a number of requests, at least 1, not {streams!r}")
+        retry_seconds = environment.get("MUSTER_S3_RETRY_SECONDS") or "60"
+        if not retry_seconds.replace(".", "", 1).isdigit():
+            raise UserError(f"MUSTER_S3_RETRY_SECONDS must be a number of seconds, not {retry_seconds!r}")
+        return cls(
+            endpoint=endpoint,
+            addressing=addressing,
+            kms_key_id=environment.get("MUSTER_S3_KMS_KEY_ID") or None,
+            role_arn=environment.get("MUSTER_S3_ROLE_ARN") or None,
+            streams=int(streams),
+            retry_seconds=float(retry_seconds),
+        )
+
+
+def s3_client(settings: S3Settings) -> Any:
+    """A boto3 client that leaves retries and checksums to us: we know the checksum before the body is sent."""
+    import boto3
+    from botocore.config import Config
+
+    session = boto3.Session()
+    if settings.role_arn:
+        session = _assuming(session, settings.role_arn)
+    config = Config(
+        connect_timeout=CONNECT_SECONDS_MAX,
+        read_timeout=READ_SECONDS_MAX,
+        max_pool_connections=settings.streams + 2,
+        retries={"total_max_attempts": 1},
+        # A part is given as a view of shared memory, which the library would refuse, or copy.
+        parameter_validation=False,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": settings.addressing, "payload_signing_enabled": False},
+        tcp_keepalive=True,
+        user_agent_extra="muster",
+    )
+    return session.client("s3", endpoint_url=settings.endpoint, config=config)
+
+
+def _assuming(session: Any, role_arn: str) -> Any:
+    """A session whose credentials are the role's, renewed before they expire."""
+    import boto3
+    import botocore.session
+    from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+
+    own = session.get_credentials()
+    fetcher = AssumeRoleCredentialFetcher(
+        session._session.create_client, own, role_arn, extra_args={"RoleSessionName": "muster-trainer"}
+    )
+    assumed = botocore.session.get_session()
+    assumed._credentials = DeferredRefreshableCredentials(method="assume-role", refresh_using=fetcher.fetch_credentials)
+    return boto3.Session(botocore_session=assumed, region_name=session.region_name)

@@ -1,0 +1,314 @@
+"""Objects in a bucket: large ones in parts, several at a time, each with the checksum that it must arrive with."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from muster.contract.checkpoint import FileEntry
+from muster.trainer.checkpoint.checksum import PART_BYTES, combine, crc32, parts_of
+from muster.trainer.checkpoint.retry import Retry
+from muster.trainer.checkpoint.s3_failures import Answer, judge
+from muster.trainer.checkpoint.s3_probe import Server, crc32_header, probe
+from muster.trainer.checkpoint.s3_settings import S3Settings, s3_client
+from muster.trainer.checkpoint.store import NotFound, Object, StoreError, Truncated, expect_all
+from muster.trainer.errors import UserError
+
+T = TypeVar("T")
+
+UPLOAD_PART_BYTES_MAX = 64 << 20
+PARTS_WANTED_MAX = 1_000  # S3 allows 10,000; fewer and larger ones cost fewer requests
+
+
+class S3Store:
+    """address: `s3://bucket/folder`."""
+
+    def __init__(self, address: str, settings: S3Settings | None = None, retry: Retry | None = None) -> None:
+        bucket, _, folder = address.removeprefix("s3://").partition("/")
+        if not bucket:
+            raise UserError(f"checkpoint address {address!r} names no bucket; write s3://bucket/folder")
+        self._bucket, self._prefix = bucket, f"{folder.strip('/')}/" if folder.strip("/") else ""
+        self._settings = settings or S3Settings.from_environment(os.environ)
+        self._retry = retry or Retry(self._settings.retry_seconds)
+        self.uri = f"s3://{bucket}/{self._prefix}".rstrip("/")
+        self.streams = self._settings.streams
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        return s3_client(self._settings)
+
+    @functools.cached_property
+    def server(self) -> Server:
+        """What the server does, asked once; needs permission to write."""
+        return probe(self._client, self._bucket, self._prefix, lambda request: self._call("", "write", request))
+
+    @functools.cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.streams, thread_name_prefix="s3")
+
+    def warm_up(self) -> None:
+        """Connect, and ask the server what it does, before the first save needs it."""
+        _ = self.server
+
+    def write(self, key: str, data: memoryview) -> FileEntry:
+        part_bytes = upload_part_bytes(len(data))
+        if len(data) <= part_bytes:
+            checksums = _checksums(data)
+            extra = self._checked_by(data, combine(checksums)) | self._encryption()
+            self._call(key, "write", lambda: self._put(key, data, **extra))
+        else:
+            checksums = self._write_parts(key, data, part_bytes)
+        return FileEntry(
+            key=key,
+            bytes=len(data),
+            checksum=combine(checksums),
+            part_bytes=PART_BYTES,
+            parts=tuple(checksum for checksum, _ in checksums),
+        )
+
+    def verify(self, entry: FileEntry) -> None:
+        """By what the server does: it keeps the checksum, it checked every part on arrival, or all is read again."""
+        if self.server.integrity == "crc32":
+            self._compare_kept_checksum(entry)
+        elif self.server.integrity == "read_back":
+            self._read_back(entry)
+
+    def see_all(self, entries: Iterable[FileEntry], prefix: str) -> None:
+        if self.server.integrity == "md5":
+            # Completing an upload names the MD5 of each part, so it says all that a listing would; and servers of this
+            # kind (rclone, some gateways) hash every object again to answer one.
+            return
+        expect_all(entries, {found.key: found.bytes for found in self.objects(prefix)}, self.uri)
+
+    def create(self, key: str, data: bytes) -> bool:
+        only_if_new = {"IfNoneMatch": "*"} if self.server.conditional else {}
+        if not self.server.conditional and self._exists(key):
+            return False
+        extra = self._checked_by(memoryview(data), crc32(data)) | self._encryption() | only_if_new
+        try:
+            self._call(key, "write", lambda: self._put(key, data, **extra))
+        except FileExistsError:
+            return False
+        return True
+
+    def replace(self, key: str, data: bytes) -> None:
+        extra = self._checked_by(memoryview(data), crc32(data)) | self._encryption()
+        self._call(key, "write", lambda: self._put(key, data, **extra))
+
+    def read(self, key: str) -> bytes:
+        def get() -> bytes:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
+            body: bytes = answer["Body"].read()
+            if len(body) != answer["ContentLength"]:
+                raise EOFError(f"the answer ended after {len(body)} of {answer['ContentLength']} bytes")
+            return body
+
+        return self._call(key, "read", get)
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        if len(into):
+            self._call(key, "read", lambda: self._get_range(key, start, into))
+
+    def objects(self, prefix: str) -> Iterator[Object]:
+        for page in self._pages(prefix, self._client.list_objects_v2, ("ContinuationToken",)):
+            for entry in page.get("Contents", ()):
+                yield Object(entry["Key"][len(self._prefix) :], entry["Size"], entry["LastModified"].timestamp())
+
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(NotFound):
+            self._call(key, "delete", lambda: self._client.delete_object(Bucket=self._bucket, Key=self._key(key)))
+
+    def drop_unfinished(self, is_over: Callable[[str], bool]) -> None:
+        pages = self._pages("", self._client.list_multipart_uploads, ("KeyMarker", "UploadIdMarker"))
+        for upload in [upload for page in pages for upload in page.get("Uploads", ())]:
+            key = upload["Key"][len(self._prefix) :]
+            if is_over(key):
+                self._abort(key, upload["UploadId"])
+
+    def _pages(self, prefix: str, ask: Callable[..., Any], marks: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+        """All pages of a listing; a page names where the next begins as `Next<mark>`."""
+        begin: dict[str, str] = {}
+        while True:
+            request = functools.partial(ask, Bucket=self._bucket, Prefix=self._key(prefix), **begin)
+            page: dict[str, Any] = self._call(prefix, "list", request)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            begin = {mark: page[f"Next{mark}"] for mark in marks}
+
+    def _write_parts(self, key: str, data: memoryview, part_bytes: int) -> list[tuple[str, int]]:
+        """Upload in parts; return the checksums of the 16 MiB parts that a COMMIT names."""
+        at = {"Bucket": self._bucket, "Key": self._key(key)}
+        kind = {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"} if self.server.integrity == "crc32" else {}
+        upload = self._call(
+            key, "write", lambda: self._client.create_multipart_upload(**at, **kind, **self._encryption())
+        )
+        at["UploadId"] = upload["UploadId"]
+
+        def send(number: int, start: int, length: int) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+            part = data[start : start + length]
+            checksums = _checksums(part)
+            checked = self._checked_by(part, combine(checksums))
+            answer = self._call(
+                key, "write", lambda: self._client.upload_part(**at, PartNumber=number, Body=part, **checked)
+            )
+            named = {"ChecksumCRC32": checked["ChecksumCRC32"]} if "ChecksumCRC32" in checked else {}
+            return {"PartNumber": number, "ETag": answer["ETag"], **named}, checksums
+
+        try:
+            pieces = [(n, start, length) for n, (start, length) in enumerate(parts_of(len(data), part_bytes), 1)]
+            sent = list(self._threads.map(lambda piece: send(*piece), pieces))
+            checksums = [checksum for _, of_part in sent for checksum in of_part]
+            self._complete(key, at, [part for part, _ in sent], len(data), combine(checksums))
+        except BaseException:
+            self._abort(key, at["UploadId"])
+            raise
+        return checksums
+
+    def _complete(self, key: str, at: dict[str, Any], parts: list[dict[str, Any]], size: int, checksum: str) -> None:
+        whole = {}
+        if self.server.integrity == "crc32":
+            whole = {"ChecksumCRC32": crc32_header(checksum), "ChecksumType": "FULL_OBJECT", "MpuObjectSize": size}
+        try:
+            self._call(
+                key,
+                "write",
+                lambda: self._client.complete_multipart_upload(**at, MultipartUpload={"Parts": parts}, **whole),
+            )
+        except StoreError:
+            # The answer to a request that succeeded may have been lost: the next try finds no such upload.
+            if not self._holds(key, size):
+                raise
+
+    def _abort(self, key: str, upload: str) -> None:
+        with contextlib.suppress(StoreError):
+            self._call(
+                key,
+                "clean up",
+                lambda: self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._key(key), UploadId=upload),
+            )
+
+    def _put(self, key: str, data: memoryview | bytes, **extra: Any) -> None:
+        self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data, **extra)
+
+    def _get_range(self, key: str, start: int, into: memoryview) -> None:
+        answer = self._client.get_object(
+            Bucket=self._bucket, Key=self._key(key), Range=f"bytes={start}-{start + len(into) - 1}"
+        )
+        if answer["ContentLength"] < len(into):
+            raise Truncated(
+                f"{self._where(key)}: ends {len(into) - answer['ContentLength']} bytes too early; it was truncated"
+            )
+        if answer["ContentLength"] > len(into):
+            raise StoreError(
+                f"{self._where(key)}: the store ignores ranges: {answer['ContentLength']} bytes for {len(into)}"
+            )
+        raw = answer["Body"]._raw_stream
+        # Straight from the socket into memory: the layers between would each make a copy.
+        done = 0
+        while done < len(into):
+            count = raw._fp.readinto(into[done:])
+            if not count:
+                answer["Body"].close()
+                raise EOFError(f"the answer ended after {done} of {len(into)} bytes")
+            done += count
+        raw.release_conn()
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._call(key, "look at", lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(key)))
+        except NotFound:
+            return False
+        return True
+
+    def _holds(self, key: str, size: int) -> bool:
+        try:
+            about = self._call(
+                key, "look at", lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(key))
+            )
+        except StoreError:
+            return False
+        return bool(about["ContentLength"] == size)
+
+    def _compare_kept_checksum(self, entry: FileEntry) -> None:
+        at = {"Bucket": self._bucket, "Key": self._key(entry.key), "ChecksumMode": "ENABLED"}
+        about = self._call(entry.key, "look at", lambda: self._client.head_object(**at))
+        kept, wanted = about.get("ChecksumCRC32", ""), crc32_header(entry.checksum)
+        if about["ContentLength"] != entry.bytes:
+            raise StoreError(f"{self._where(entry.key)}: holds {about['ContentLength']} bytes, not {entry.bytes}")
+        # `…-12` is a checksum of checksums, which says nothing about ours; the parts were checked on arrival.
+        if kept and "-" not in kept and kept != wanted:
+            raise StoreError(f"{self._where(entry.key)}: the store has checksum {kept}, not {wanted}")
+
+    def _read_back(self, entry: FileEntry) -> None:
+        def check(part: tuple[tuple[int, int], str]) -> None:
+            (start, length), checksum = part
+            buffer = memoryview(bytearray(length))
+            self.read_into(entry.key, start, buffer)
+            if crc32(buffer) != checksum:
+                raise StoreError(f"{self._where(entry.key)}: bytes {start} to {start + length} read back differently")
+
+        list(self._threads.map(check, zip(parts_of(entry.bytes), entry.parts, strict=True)))
+
+    def _checked_by(self, data: memoryview, checksum: str) -> dict[str, str]:
+        """The argument that has the server refuse a body that is not `data`."""
+        if self.server.integrity == "crc32":
+            return {"ChecksumCRC32": crc32_header(checksum)}
+        if self.server.integrity == "md5":
+            return {"ContentMD5": base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()}
+        return {}
+
+    def _encryption(self) -> dict[str, str]:
+        key_id = self._settings.kms_key_id
+        return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key_id} if key_id else {}
+
+    def _key(self, key: str) -> str:
+        return self._prefix + key
+
+    def _where(self, key: str) -> str:
+        return f"{self.uri}/{key}" if key else self.uri
+
+    def _call(self, key: str, doing: str, request: Callable[[], T]) -> T:
+        """Make a request, again where that helps. Raises StoreError, NotFound, Truncated, or FileExistsError (412)."""
+
+        def wait_for(error: Exception) -> tuple[bool, float | None] | None:
+            if isinstance(error, StoreError):
+                return None
+            verdict = judge(error)
+            if verdict.answer not in (Answer.AGAIN, Answer.SLOWER):
+                return None
+            return verdict.answer is Answer.SLOWER, verdict.retry_after_seconds
+
+        try:
+            return self._retry.call(request, wait_for)
+        except StoreError:
+            raise
+        except Exception as error:
+            verdict = judge(error)
+            if verdict.answer is Answer.GONE:
+                raise NotFound(f"{self._where(key)}: there is no such object") from error
+            if verdict.answer is Answer.BEYOND:
+                raise Truncated(f"{self._where(key)}: {verdict.words}; it was truncated") from error
+            if verdict.answer is Answer.TAKEN:
+                raise FileExistsError(key) from error
+            raise StoreError(f"{self._where(key)}: can't {doing} it: {verdict.words}") from error
+
+
+def upload_part_bytes(size: int) -> int:
+    """Bytes per part of an upload: 16 to 64 MiB, in steps of 16, so that the parts of the COMMIT lie whole within
+    them."""
+    wanted = -(-size // PARTS_WANTED_MAX)
+    steps = -(-wanted // PART_BYTES)
+    largest_useful = UPLOAD_PART_BYTES_MAX // PART_BYTES
+    needed = -(-size // (10_000 * PART_BYTES))  # S3's limit of parts wins over ours
+    return max(min(max(steps, 1), largest_useful), needed) * PART_BYTES
+
+
+def _checksums(data: memoryview) -> list[tuple[str, int]]:
+    return [(crc32(data[start : start + length]), length) for start, length in parts_of(len(data))]

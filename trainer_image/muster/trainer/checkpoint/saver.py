@@ -1,0 +1,239 @@
+"""Saving: stage, return to training, and have the rest done elsewhere. The story of one save is `Saver.save`."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import nn
+
+from muster.contract.base import dump
+from muster.contract.checkpoint import DataCursor
+from muster.contract.spec import Keep
+from muster.trainer.checkpoint.channel import Message
+from muster.trainer.checkpoint.rendezvous import Agreement
+from muster.trainer.checkpoint.staging import Staging
+from muster.trainer.checkpoint.upload_process import UploadProcess
+from muster.trainer.errors import StaleAttempt
+
+UPLOAD_SECONDS_MAX = 900.0
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """What a commit carries, after `step`. state: schedule, scaler, early stopping (JSON). rng: this rank's (JSON).
+
+    best: the evaluation just made is the best so far.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int
+    tokens: int
+    cursor: DataCursor
+    state: dict[str, Any]
+    rng: dict[str, Any]
+    metrics: dict[str, float]
+    best: bool
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose commits these are. fence: where the current attempt is written (contract.fence); None checks nothing.
+
+    folder: `<checkpoint.uri>/<job uid>`. config: the resolved TrainingConfig.
+    """
+
+    job: str
+    job_uid: str
+    attempt: int
+    fence: str | None
+    folder: str
+    config: dict[str, Any]
+    architecture: dict[str, Any]
+    tokenizer: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SaveOutcome:
+    """How a save ended. committed: the COMMIT is published, and only then. seconds: from `save` to here.
+
+    bytes: written by this rank. error: why there is no commit (`skipped: …` where none was tried).
+    """
+
+    step: int
+    committed: bool
+    seconds: float
+    bytes: int
+    error: str | None
+    best: bool
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    seq: int
+    step: int
+    started: float
+    best: bool
+
+
+class Saver:
+    """One per rank. At most one upload is in flight: a regular save that comes earlier is skipped, an urgent one and
+    that
+    of the best weights wait for it. A failed save is an outcome, never an exception; only a stale attempt raises
+    (StaleAttempt, from `finished` and `drain`), for such a rank must end."""
+
+    def __init__(self, identity: Identity, keep: Keep, mesh: dict[str, Any]) -> None:
+        """Collective. mesh: the parallelism, for the COMMIT's readers."""
+        self._agreement = Agreement()
+        meeting = self._agreement.meeting_point()
+        init = {
+            "uri": identity.folder,
+            "rank": self._agreement.rank,
+            "world_size": self._agreement.world_size,
+            "job_uid": identity.job_uid,
+            "attempt": identity.attempt,
+            "fence": identity.fence,
+            "token": meeting.token,
+            "coordinator": [meeting.host, meeting.port],
+            "keep": dump(keep),
+            "identity": _fixed_fields(identity, mesh) if self._agreement.rank == 0 else {},
+        }
+        self._process = UploadProcess(init, meeting.listener)
+        self._staging = Staging(self._process.use_memory)
+        self._in_flight: _InFlight | None = None
+        self._outcomes: list[SaveOutcome] = []
+        self._stale: str | None = None
+        self._seq = 0
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take the staging memory now, so that the first save blocks no longer than the others. Optional."""
+        self._staging.reserve(model, optimizer)
+
+    def save(self, state: TrainState, *, urgent: bool = False) -> float:
+        """Collective. Stage the state and return the seconds that training was blocked; the outcome comes by
+        `finished`.
+
+        urgent: this save must happen (the last step, a preemption), so it waits for the upload in flight.
+        """
+        began = time.monotonic()
+        self._poll()
+        if self._agreement.any(self._in_flight is not None):
+            if not (urgent or state.best):
+                self._skip(state, began, "the upload of an earlier checkpoint is still under way")
+                return time.monotonic() - began
+            self._wait(time.monotonic() + UPLOAD_SECONDS_MAX)
+            if self._agreement.any(self._in_flight is not None):
+                self._skip(state, began, f"an earlier checkpoint was not uploaded within {UPLOAD_SECONDS_MAX:g} s")
+                return time.monotonic() - began
+        self._seq += 1
+        self._in_flight = _InFlight(self._seq, state.step, began, state.best)
+        self._stage(self._order(state), state)
+        return time.monotonic() - began
+
+    def finished(self) -> tuple[SaveOutcome, ...]:
+        """Outcomes since the last call, as this rank knows them. Never blocks. Raises StaleAttempt."""
+        self._poll()
+        return self._take_outcomes()
+
+    def drain(self, deadline_seconds: float) -> tuple[SaveOutcome, ...]:
+        """Wait at most so long for the save in flight. One that is not over by then counts as not committed."""
+        self._wait(time.monotonic() + deadline_seconds)
+        if self._in_flight is not None:
+            self._process.abandon()
+            self._end(committed=False, size=0, error=f"not uploaded within the {deadline_seconds:g} s that were left")
+        return self._take_outcomes()
+
+    def close(self) -> None:
+        """End the upload process. An upload in flight is given up; `drain` first."""
+        self._process.close()
+        self._staging.close()
+
+    def _order(self, state: TrainState) -> Message:
+        order: Message = {
+            "do": "save",
+            "seq": self._seq,
+            "step": state.step,
+            "rng": state.rng,
+            "deadline_seconds": UPLOAD_SECONDS_MAX,
+        }
+        if self._agreement.rank == 0:
+            order["commit"] = {
+                "cursor": dump(state.cursor),
+                "tokens": state.tokens,
+                "state": state.state,
+                # JSON has no NaN; a metric without a value says nothing.
+                "metrics": {name: value for name, value in state.metrics.items() if math.isfinite(value)},
+                "best": state.best,
+            }
+        return order
+
+    def _stage(self, order: Message, state: TrainState) -> None:
+        try:
+            json.dumps(order, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            order = {key: order[key] for key in ("do", "seq", "step", "deadline_seconds")}
+            self._process.send_save(order | {"failed": f"TrainState.state or .rng holds what JSON can't: {error}"})
+            return
+        try:
+            self._staging.wait()
+            if self._staging.lay_out(state.model, state.optimizer):
+                self._process.use_layout(self._staging.share.layout.size, self._staging.share.pieces)
+            self._staging.copy(state.optimizer, lambda: self._process.send_save(order))
+        except (MemoryError, OSError, torch.OutOfMemoryError) as error:
+            # The other ranks learn it through rank 0, so that nobody waits.
+            self._process.send_save(order | {"failed": f"can't stage the checkpoint in shared memory: {error}"})
+
+    def _poll(self, timeout_seconds: float = 0.0) -> None:
+        message = self._process.poll(timeout_seconds)
+        if message is None or self._in_flight is None or message["seq"] != self._in_flight.seq:
+            return
+        if message.get("stale"):
+            self._stale = message["error"]
+        self._end(bool(message["committed"]), int(message.get("bytes", 0)), message["error"])
+
+    def _wait(self, deadline: float) -> None:
+        while self._in_flight is not None and (left := deadline - time.monotonic()) > 0:
+            self._poll(min(left, 0.1))
+
+    def _end(self, committed: bool, size: int, error: str | None) -> None:
+        assert self._in_flight is not None
+        save, self._in_flight = self._in_flight, None
+        seconds = time.monotonic() - save.started
+        self._outcomes.append(SaveOutcome(save.step, committed, seconds, size, error, save.best))
+
+    def _skip(self, state: TrainState, began: float, why: str) -> None:
+        seconds = time.monotonic() - began
+        self._outcomes.append(SaveOutcome(state.step, False, seconds, 0, f"skipped: {why}", state.best))
+
+    def _take_outcomes(self) -> tuple[SaveOutcome, ...]:
+        if self._stale is not None:
+            raise StaleAttempt(self._stale)
+        outcomes, self._outcomes = tuple(self._outcomes), []
+        return outcomes
+
+
+def _fixed_fields(identity: Identity, mesh: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "job": identity.job,
+        "job_uid": identity.job_uid,
+        "attempt": identity.attempt,
+        "mesh": mesh,
+        "config": identity.config,
+        "architecture": identity.architecture,
+        "tokenizer": identity.tokenizer,
+        "versions": {"muster": _own_version(), "torch": torch.__version__, "python": platform.python_version()},
+    }
+
+
+def _own_version() -> str:
+    try:
+        return version("muster-train")
+    except PackageNotFoundError:
+        return "unknown"

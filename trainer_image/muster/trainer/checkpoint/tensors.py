@@ -1,0 +1,162 @@
+"""From a model and its optimizer to named boxes of tensors, whatever shards them.
+
+Names are free of wrappers and of world size: `model/<parameter or persistent buffer>`,
+`optimizer/<parameter>/<state>`. A tensor that two names share (tied weights) appears once, under the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from muster.trainer.checkpoint.boxes import Box
+from muster.trainer.errors import UserError
+
+DTYPES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_WRAPPERS: Final = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+@dataclass(frozen=True)
+class Local:
+    """This rank's box of a tensor. data: its elements, the live storage. holders: the ranks that hold the same box.
+
+    restless: it may change at any time (a buffer), not only in the optimizer's step.
+    """
+
+    name: str
+    shape: tuple[int, ...]  # global
+    box: Box
+    data: torch.Tensor
+    holders: tuple[int, ...]
+    restless: bool = False
+
+    @property
+    def dtype(self) -> str:
+        return DTYPES[self.data.dtype]
+
+    @property
+    def bytes(self) -> int:
+        return self.data.numel() * self.data.element_size()
+
+
+def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(`model/<name>`, live tensor) of parameters and persistent buffers, each tensor once."""
+    seen: set[int] = set()
+    # The state dict, not named_parameters: it leaves out what is not persistent and makes FSDP reshard first.
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield f"model/{plain_name(name)}", tensor
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """(`optimizer/<parameter>/<state>`, live tensor). Parameters that were never updated have none."""
+    for name, parameter in trained_parameters(model, optimizer):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, torch.Tensor):
+                raise UserError(
+                    f"optimizer state {key!r} of {name} is a {type(value).__name__}; only tensors can be saved"
+                )
+            yield f"optimizer/{name}/{key}", value
+
+
+def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name, parameter) of all that the optimizer updates, in its order."""
+    names = {id(tensor): name.removeprefix("model/") for name, tensor in model_tensors(model)}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise UserError(
+                    "the optimizer updates a parameter that is not in the model; build it from model.parameters()"
+                )
+            yield names[id(parameter)], parameter
+
+
+def plain_name(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def localize(name: str, tensor: torch.Tensor, world_size: int) -> Local:
+    """The box of `tensor` that lies on this rank."""
+    if tensor.dtype not in DTYPES:
+        raise UserError(f"{name} has dtype {tensor.dtype}, which safetensors can't hold")
+    if not isinstance(tensor, DTensor):
+        shape = tuple(tensor.shape)
+        restless = name.startswith("model/") and not isinstance(tensor, nn.Parameter)
+        box = Box((0,) * len(shape), shape)
+        return Local(name, shape, box, tensor.detach(), tuple(range(world_size)), restless)
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if any(type(placement) not in (Shard, Replicate) for placement in placements):
+        raise UserError(f"{name} is placed {placements}; checkpoints know shards of one dimension and replicas")
+    shape = tuple(tensor.shape)
+    extent, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "this rank is outside the mesh of its own parameter"
+    here = tuple(slice(None) if isinstance(p, Replicate) else c for p, c in zip(placements, coordinate, strict=True))
+    holders = tuple(sorted(int(rank) for rank in mesh.mesh[here].reshape(-1)))
+    local = tensor._local_tensor.detach()
+    assert tuple(local.shape) == tuple(extent), f"{name}: local shape {tuple(local.shape)} is not {tuple(extent)}"
+    return Local(name, shape, Box(tuple(offset), tuple(extent)), local, holders)
+
+
+def share_of(locals_: Sequence[Local], rank: int) -> list[Local]:
+    """What this rank writes: boxes that several ranks hold are divided among them, evenly in bytes, cut along rows.
+
+    Every holder of a box computes the same division from the same list, so nothing is written twice or left out.
+    """
+    written: list[Local] = []
+    for holders in dict.fromkeys(local.holders for local in locals_):
+        group = [local for local in locals_ if local.holders == holders]
+        total, mine = sum(local.bytes for local in group), holders.index(rank)
+        start, end = (total * mine // len(holders), total * (mine + 1) // len(holders))
+        position = 0
+        for local in group:
+            if (rows := _rows_between(local, start - position, end - position)) is not None:
+                written.append(rows)
+            position += local.bytes
+    return written
+
+
+def _rows_between(local: Local, start: int, end: int) -> Local | None:
+    """The rows of a box whose first byte lies in [start, end) of its bytes; None where there is none."""
+    rows = local.box.extent[0] if local.box.extent else 1
+    if not local.bytes:
+        return None
+    row_bytes = local.bytes // rows
+    first, last = (min(max(-(-edge // row_bytes), 0), rows) for edge in (start, end))
+    if first >= last:
+        return None
+    if last - first == rows:
+        return local
+    offset, extent = local.box.offset, local.box.extent
+    box = Box((offset[0] + first, *offset[1:]), (last - first, *extent[1:]))
+    return replace(local, box=box, data=local.data[first:last])
+
+
+def rank_and_world() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

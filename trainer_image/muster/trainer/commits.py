@@ -1,0 +1,115 @@
+"""The loop's view of saving: when a save is due, what came of it, and when a failed one ends the run."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from muster.contract.signals import TrainerPhase
+from muster.trainer.checkpoint import Policy, SaveOutcome, Saver, TrainState
+from muster.trainer.checkpoint.policy import History
+from muster.trainer.config import Ranks
+from muster.trainer.errors import StorageError
+from muster.trainer.health import Life
+from muster.trainer.metrics import Metrics
+
+# The grace before a kill is the killer's to give; this only bounds a storage that never answers.
+DRAIN_SECONDS = 900.0
+# Failed saves in a row that are borne once a save has succeeded. Before the first success none is: a folder that
+# can't be written is better known after a minute than after a day.
+FAILURES_BORNE = 2
+SKIPPED = "skipped:"
+
+
+class Commits:
+    """every: of CheckpointSpec. Rank 0 alone decides when a save is due; the others hear it in the step's reduction."""
+
+    def __init__(self, saver: Saver, every: int | str, ranks: Ranks, life: Life, metrics: Metrics) -> None:
+        self._saver, self._policy, self._ranks, self._life, self._metrics = saver, Policy(every), ranks, life, metrics
+        self._started = (time.monotonic(), 0)
+        self._saved: tuple[float, int] | None = None
+        self._blocked: list[float] = []
+        self._uploads: list[float] = []
+        self._productive: dict[int, float] = {}
+        self._committed_step = 0
+        self._failures = 0
+        self._ever = False
+        self._pending = 0  # saves whose outcome is not known yet
+
+    def begin(self, step: int) -> None:
+        """This attempt continues after the commit of `step`."""
+        self._started = (time.monotonic(), step)
+        self._committed_step = step
+
+    def due(self, step: int) -> bool:
+        return self._ranks.rank == 0 and self._policy.due(step, time.monotonic(), self._history())
+
+    def save(self, state: TrainState, urgent: bool = False) -> None:
+        """Collective. Start to save; training goes on once the state is staged."""
+        self._saved = (time.monotonic(), state.step)
+        self._productive[state.step] = self._life.seconds().productive
+        self._pending += 1
+        with self._life.during(TrainerPhase.CHECKPOINT):
+            blocked = self._saver.save(state, urgent=urgent)
+        self._blocked = [*self._blocked[-9:], blocked]
+        self._metrics.checkpoint_blocked.observe(blocked)
+
+    def look(self) -> None:
+        """Take note of saves that ended. Raises StorageError when they keep failing, StaleAttempt."""
+        for outcome in self._saver.finished() if self._pending else ():
+            self._note(outcome)
+            if outcome.error and self._failures > (FAILURES_BORNE if self._ever else 0):
+                raise StorageError(f"saving the checkpoint of step {outcome.step} failed: {outcome.error}")
+
+    def save_last(self, state: TrainState) -> bool:
+        """Collective. Save now, wait for the commit, and say whether this step is committed."""
+        if self._committed_step != state.step:
+            self.save(state, urgent=True)
+            self._wait()
+        return self._committed_step == state.step
+
+    def finish(self, step: int) -> None:
+        """Wait for the last save. Raises StorageError where `step` is not committed."""
+        failures = self._wait()
+        if self._committed_step != step:
+            raise StorageError(
+                f"training is finished, but the checkpoint of its last step {step} could not be committed: "
+                + (failures[-1] if failures else "it was not saved")
+            )
+
+    def close(self) -> None:
+        self._saver.close()
+
+    def _wait(self) -> list[str]:
+        """The errors of the saves that ended without a commit."""
+        outcomes = self._saver.drain(DRAIN_SECONDS)
+        for outcome in outcomes:
+            self._note(outcome)
+        return [outcome.error for outcome in outcomes if outcome.error]
+
+    def _note(self, outcome: SaveOutcome) -> None:
+        self._pending -= 1
+        if outcome.committed:
+            now = time.time()
+            self._ever, self._failures = True, 0
+            self._committed_step = max(self._committed_step, outcome.step)
+            self._uploads = [*self._uploads[-9:], outcome.seconds]
+            self._life.committed(outcome.step, now, outcome.best, self._productive.pop(outcome.step, 0.0))
+            self._metrics.saved(outcome.step, now, outcome.seconds, outcome.bytes)
+        elif outcome.error and not outcome.error.startswith(SKIPPED):
+            self._failures += 1
+            self._metrics.checkpoint_failures.inc()
+        if outcome.error and self._ranks.rank == 0:
+            print(f"checkpoint of step {outcome.step}: {outcome.error}", file=sys.stderr, flush=True)
+
+    def _history(self) -> History:
+        saved_at, saved_step = self._saved if self._saved else (None, None)
+        return History(
+            started_at=self._started[0],
+            started_step=self._started[1],
+            saved_at=saved_at,
+            saved_step=saved_step,
+            blocked_seconds=tuple(self._blocked),
+            upload_seconds=tuple(self._uploads),
+            nodes=self._ranks.nodes,
+        )

@@ -1,0 +1,128 @@
+"""What this worker was told: the environment and MUSTER_CONFIG, checked before any device is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from muster.contract.base import InvalidDocument, dump, parse, problems
+from muster.contract.names import Env
+from muster.contract.spec import CheckpointSpec, WorkerConfig
+from muster.contract.training import TrainingConfig
+from muster.trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Run:
+    """One worker's orders. folder: the job's checkpoint folder (an address). resume_step 0: a fresh start.
+
+    fence: where the current attempt is written; None: nobody else can start an attempt (tests, a run by hand).
+    """
+
+    job: str
+    job_uid: str
+    attempt: int
+    worker: int
+    resume_step: int
+    folder: str
+    fence: str | None
+    worker_dir: Path
+    cache_dir: Path
+    training: TrainingConfig
+    checkpoint: CheckpointSpec
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The resolved training configuration, as it is stored with every commit."""
+        return dump(self.training)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands in the gang, as torchrun says it."""
+
+    rank: int
+    local_rank: int
+    world: int
+    local_world: int
+
+    @property
+    def nodes(self) -> int:
+        return max(1, self.world // self.local_world)
+
+
+def read_run(environ: Mapping[str, str] = os.environ) -> Run:
+    """The orders in the environment. Raises UserError naming the variable or the path of every fault."""
+    config = _worker_config(_required(environ, Env.CONFIG))
+    worker_dir = Path(environ.get(Env.WORKER_DIR) or ".").resolve()
+    return Run(
+        job=environ.get(Env.JOB) or "job",
+        job_uid=_required(environ, Env.JOB_UID),
+        attempt=_number(environ, Env.ATTEMPT, 1),
+        worker=_number(environ, Env.WORKER, 0),
+        resume_step=_number(environ, Env.RESUME_STEP, 0),
+        folder=_required(environ, Env.CHECKPOINT_URI),
+        fence=environ.get(Env.FENCE) or None,
+        worker_dir=worker_dir,
+        cache_dir=Path(environ.get(Env.CACHE_DIR) or worker_dir / "cache").resolve(),
+        training=config.training,
+        checkpoint=config.checkpoint,
+    )
+
+
+def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
+    """torchrun's variables; one lonely rank where there are none."""
+    world = _number(environ, "WORLD_SIZE", 1)
+    return Ranks(
+        rank=_number(environ, "RANK", 0),
+        local_rank=_number(environ, "LOCAL_RANK", 0),
+        world=world,
+        local_world=_number(environ, "LOCAL_WORLD_SIZE", world),
+    )
+
+
+def accumulation(training: TrainingConfig, ranks: int) -> int:
+    """Micro-steps per optimizer step. Raises UserError when the batch can't be divided over the ranks."""
+    try:
+        return training.accumulation(ranks)
+    except ValueError as error:
+        raise UserError(f"{error}; change tokensPerStep or microBatch, or run another number of ranks") from None
+
+
+def _worker_config(text: str) -> WorkerConfig:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{Env.CONFIG} is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{Env.CONFIG} must be a JSON object with the keys training and checkpoint")
+    try:
+        training = parse(TrainingConfig, document.get("training"), "training")
+        checkpoint = parse(CheckpointSpec, document.get("checkpoint") or {}, "checkpoint")
+        return WorkerConfig.model_validate({**document, "training": training, "checkpoint": checkpoint})
+    except InvalidDocument as error:
+        raise UserError(f"the job's configuration was refused:\n{error}") from None
+    except ValidationError as error:
+        faults = "\n".join(str(problem) for problem in problems(WorkerConfig, error))
+        raise UserError(f"the job's configuration was refused:\n{faults}") from None
+
+
+def _required(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name)
+    if not value:
+        raise UserError(
+            f"{name} is not set: start workers through Muster, or set it by hand (see muster.contract.names)"
+        )
+    return value
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name) or str(default)
+    if not text.isdecimal():
+        raise UserError(f"{name} must be a whole number, not {text!r}")
+    return int(text)

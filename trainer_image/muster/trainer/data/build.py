@@ -1,0 +1,164 @@
+"""Writes one token store from its input files: documents are tokenised in batches, then indexed in hash order."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from muster.contract.training import Source
+from muster.trainer.data.documents import Chunk, Reading
+from muster.trainer.data.sources import File, LocalFile
+from muster.trainer.data.store import FORMAT_VERSION, Array, Meta, sync
+from muster.trainer.data.tokenizer import Tokenizer
+from muster.trainer.errors import UserError
+
+Say = Callable[[str], None]
+
+# Enough text for a tokenizer's threads to share, little enough to sit in memory several times.
+BATCH_CHARACTERS = 1 << 20
+PROGRESS_SECONDS = 2.0
+
+
+class Encoded(NamedTuple):
+    """A chunk as ids, with 1 in `scored` (uint8) where the loss counts the id."""
+
+    ids: Array
+    scored: Array
+    hash: int | None
+
+
+class Builder:
+    """Memory: a few batches of text, and some 60 bytes per document for the index."""
+
+    def __init__(self, folder: Path, source: Source, tokenizer: Tokenizer, key: str, say: Say) -> None:
+        self._folder, self._source, self._tokenizer, self._key = folder, source, tokenizer, key
+        self._dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+        self._chat = source.format == "openai-chat"
+        self._hashes, self._ends, self._firsts = array("Q"), array("q"), array("q")
+        self._written = self._read = 0
+        self._progress = Progress(source.source, say)
+
+    def build(self, files: Sequence[File], digests: Sequence[str]) -> None:
+        """Write the whole store; meta.json comes last. Raises UserError for bad input, OSError for a bad disk."""
+        self._folder.mkdir()
+        self._progress.total = sum(file.size for file in files)
+        with open(self._folder / "tokens.bin", "wb") as tokens, open(self._folder / "scored.bin", "wb") as scored:
+            for batch in batches(self._chunks(files, digests)):
+                for encoded in encode(batch, self._tokenizer):
+                    self._write(encoded, tokens, scored)
+        if not self._hashes:
+            why = "every document in it is empty" if self._read else "all its files are empty"
+            raise UserError(f"data source {self._source.source}: has nothing to train on: {why}")
+        meta = self._write_index()
+        if not self._chat:
+            (self._folder / "scored.bin").unlink()
+        for path in self._folder.iterdir():
+            sync(path)
+        meta.write(self._folder)
+        sync(self._folder)
+        self._progress.done(meta.documents, meta.tokens)
+
+    def _chunks(self, files: Sequence[File], digests: Sequence[str]) -> Iterator[Chunk]:
+        for file, digest in zip(files, digests, strict=True):
+            reading = Reading(file, self._advance)
+            yield from reading.chunks(self._source.format, self._source.field, self._tokenizer)
+            if isinstance(file, LocalFile) and reading.digest() != digest:
+                raise UserError(
+                    f"{file.address}: changed while it was being read; start again when nobody writes to it"
+                )
+
+    def _advance(self, count: int) -> None:
+        self._read += count
+        self._progress.at(self._read, self._written)
+
+    def _write(self, encoded: Encoded, tokens: BinaryIO, scored: BinaryIO) -> None:
+        tokens.write(encoded.ids.astype(self._dtype).data)
+        self._written += len(encoded.ids)
+        if self._chat:
+            scored.write(encoded.scored.data)
+            self._firsts.append(int(encoded.scored.argmax()))  # every conversation has a scored token
+        if encoded.hash is not None:
+            self._hashes.append(encoded.hash)
+            self._ends.append(self._written)
+
+    def _write_index(self) -> Meta:
+        hashes, ends = np.frombuffer(self._hashes, np.uint64), np.frombuffer(self._ends, np.int64)
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+        order = np.argsort(hashes, kind="stable")
+        bounds = np.zeros(len(order) + 1, np.int64)
+        np.cumsum((ends - starts)[order], out=bounds[1:])
+        index = {"hashes": hashes[order], "starts": starts[order], "bounds": bounds}
+        if self._chat:
+            index["firsts"] = np.frombuffer(self._firsts, np.int64)[order]
+        for name, values in index.items():
+            values.tofile(self._folder / f"{name}.bin")
+        return Meta(
+            version=FORMAT_VERSION,
+            key=self._key,
+            contents=hashlib.sha256(index["hashes"].data).hexdigest(),
+            source=self._source.source,
+            documents=len(hashes),
+            tokens=self._written,
+            dtype=self._dtype.name,
+            scored=self._chat,
+            bytes_read=self._read,
+        )
+
+
+def batches(chunks: Iterator[Chunk]) -> Iterator[list[Chunk]]:
+    """Chunks in lists of about BATCH_CHARACTERS of text."""
+    batch: list[Chunk] = []
+    characters = 0
+    for chunk in chunks:
+        batch.append(chunk)
+        characters += 64 + sum(len(part.text) for part in chunk.parts)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def encode(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[Encoded]:
+    """All texts of the batch at once, then put together again with the ids between them."""
+    texts = iter(tokenizer.encode_many([part.text for chunk in batch for part in chunk.parts if not part.ids]))
+    for chunk in batch:
+        ids = [np.array(part.ids, np.uint32) if part.ids else next(texts) for part in chunk.parts]
+        flags = np.array([part.scored for part in chunk.parts], np.uint8)
+        yield Encoded(np.concatenate(ids), np.repeat(flags, [len(each) for each in ids]), chunk.hash)
+
+
+class Progress:
+    """Lines that a person who waits wants: how much is done, how fast, how long still. total: bytes to read."""
+
+    def __init__(self, source: str, say: Say) -> None:
+        self._source, self._say = source, say
+        self._began = self._told = time.monotonic()
+        self.total = 0
+
+    def at(self, read: int, tokens: int) -> None:
+        """Say where we are, at most every PROGRESS_SECONDS."""
+        now = time.monotonic()
+        if now - self._told < PROGRESS_SECONDS or not read:
+            return
+        self._told = now
+        rate = read / (now - self._began)
+        left = max(self.total - read, 0) / rate
+        self._say(
+            f"data: preparing {self._source}: {read / 1e6:,.0f} of {self.total / 1e6:,.0f} MB "
+            f"({read / max(self.total, 1):.0%}), {tokens / 1e6:,.1f} M tokens, {rate / 1e6:,.1f} MB/s, "
+            f"{left:,.0f} s left"
+        )
+
+    def done(self, documents: int, tokens: int) -> None:
+        seconds = time.monotonic() - self._began
+        self._say(
+            f"data: prepared {self._source}: {documents:,} documents, {tokens:,} tokens in {seconds:,.1f} s "
+            f"({tokens / max(seconds, 1e-9) / 1e6:,.1f} M tokens/s)"
+        )

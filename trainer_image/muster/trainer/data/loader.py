@@ -1,0 +1,152 @@
+"""Deals the samples of each step to the ranks, a little ahead of the training, on a thread of its own.
+
+A step's samples are the next samples_per_step of the data's one order. Which rank gets which is decided per step, so
+a run that stops at any cursor goes on under any number of ranks with the very next sample.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from muster.contract.checkpoint import DataCursor
+from muster.trainer.data.packing import PADDING, Sample
+from muster.trainer.errors import UserError
+
+
+class Samples(Protocol):
+    """What the loader needs of a data set."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def samples_per_epoch(self) -> int: ...
+    def sample(self, epoch: int, index: int) -> Sample: ...
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """int64 [micro_batch, T] each, on the device; see packing.Sample."""
+
+    tokens: torch.Tensor
+    labels: torch.Tensor
+    positions: torch.Tensor
+    documents: torch.Tensor
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One rank's share of one optimizer step.
+
+    cursor: where the data stands after this step. sample_ids: epoch × samples per epoch + index of each sample, in the
+    order of `micro`. wait_seconds: how long next() had to wait. tokens: inputs that are not padding.
+    """
+
+    micro: tuple[MicroBatch, ...]
+    cursor: DataCursor
+    sample_ids: tuple[int, ...]
+    wait_seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    arrays: tuple[torch.Tensor, ...]  # int64 [4, micro_batch, T] each
+    cursor: DataCursor
+    sample_ids: tuple[int, ...]
+    tokens: int
+
+
+def dealt(samples_per_step: int, micro_batch: int, rank: int, ranks: int) -> list[int]:
+    """The numbers within a step that a rank gets, in order: sample i is of micro-step i // (micro_batch · ranks) and of
+    rank (i // micro_batch) % ranks."""
+    return [i for i in range(samples_per_step) if (i // micro_batch) % ranks == rank]
+
+
+def advanced(cursor: DataCursor, samples: int, samples_per_epoch: int) -> DataCursor:
+    """The cursor `samples` later; a cursor never stands at the end of an epoch but at the start of the next."""
+    epochs, sample = divmod(cursor.sample + samples, samples_per_epoch)
+    return DataCursor(seed=cursor.seed, epoch=cursor.epoch + epochs, sample=sample)
+
+
+class Loader:
+    """cursor: the first sample to give. prefetch: steps made ahead; 0 makes each when it is asked for.
+
+    Raises UserError when the step can't be divided, or the cursor is of another seed.
+    """
+
+    def __init__(
+        self,
+        dataset: Samples,
+        cursor: DataCursor,
+        samples_per_step: int,
+        micro_batch: int,
+        rank: int,
+        ranks: int,
+        device: torch.device | str,
+        prefetch: int = 2,
+    ) -> None:
+        if samples_per_step % (micro_batch * ranks):
+            raise UserError(
+                f"a step of {samples_per_step} samples can't be divided over {ranks} ranks × microBatch {micro_batch}; "
+                "change training.batch or the number of ranks"
+            )
+        if cursor.seed != dataset.seed:
+            raise UserError(
+                f"the commit's data order is of seed {cursor.seed}, the configuration's of seed {dataset.seed}; "
+                "keep training.seed, or start a new job from the commit"
+            )
+        self._dataset, self._samples_per_step = dataset, samples_per_step
+        self._micro_batch, self._device = micro_batch, torch.device(device)
+        self._mine = dealt(samples_per_step, micro_batch, rank, ranks)
+        self._cursor = advanced(cursor, 0, dataset.samples_per_epoch)
+        self._prefetch = prefetch
+        self._waiting: deque[Future[_Prepared]] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        for _ in range(prefetch):
+            self._ask()
+
+    def next(self) -> StepBatch:
+        """The next step's share of this rank. What went wrong on the thread is raised here."""
+        began = time.perf_counter()
+        self._ask()
+        prepared = self._waiting.popleft().result()
+        waited = time.perf_counter() - began
+        micro = tuple(MicroBatch(*array.to(self._device, non_blocking=True).unbind(0)) for array in prepared.arrays)
+        return StepBatch(micro, prepared.cursor, prepared.sample_ids, waited, prepared.tokens)
+
+    def close(self) -> None:
+        """End the thread and wait for it. A second call does nothing."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _ask(self) -> None:
+        self._waiting.append(self._thread.submit(self._prepare, self._cursor))
+        self._cursor = advanced(self._cursor, self._samples_per_step, self._dataset.samples_per_epoch)
+
+    def _prepare(self, cursor: DataCursor) -> _Prepared:
+        per_epoch = self._dataset.samples_per_epoch
+        at = [divmod(cursor.sample + number, per_epoch) for number in self._mine]
+        samples = [self._dataset.sample(cursor.epoch + later, index) for later, index in at]
+        batches = [_stacked(samples[i : i + self._micro_batch]) for i in range(0, len(samples), self._micro_batch)]
+        pin = self._device.type == "cuda"
+        return _Prepared(
+            arrays=tuple(torch.from_numpy(batch).pin_memory() if pin else torch.from_numpy(batch) for batch in batches),
+            cursor=advanced(cursor, self._samples_per_step, per_epoch),
+            sample_ids=tuple((cursor.epoch + later) * per_epoch + index for later, index in at),
+            tokens=sum(int(np.count_nonzero(sample.documents != PADDING)) for sample in samples),
+        )
+
+
+def _stacked(samples: list[Sample]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """int64 [4, samples, T]: copied and widened in one go."""
+    stacked = np.empty((len(Sample._fields), len(samples), len(samples[0].tokens)), np.int64)
+    for row, sample in enumerate(samples):
+        for kind, values in enumerate(sample):
+            stacked[kind, row] = values
+    return stacked

@@ -1,0 +1,53 @@
+"""Several sources mixed by weight, with random access: which source gives sample n, and which of its samples.
+
+Of the first n samples, source k gives n times its share, to within one per level of the split: the first source takes
+n · share of all, rounded, the second its share of what is left, and so on. Shares are exact fractions, so the answer is
+the same on every machine, however large n.
+
+Each source counts its own epochs. An epoch of the mixture ends when every sample of every source has been given at
+least once; a source whose weight is large for its size has gone round several times by then. The count runs on from one
+epoch of the mixture into the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+
+class Mixture:
+    """sizes: samples of one epoch of each source. weights: relative, > 0."""
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[Fraction]) -> None:
+        self._sizes = tuple(sizes)
+        left = sum(weights, Fraction(0))
+        self._shares: list[tuple[int, int]] = []  # numerator, denominator of each source's share of what is left for it
+        for weight in weights:
+            share = weight / left
+            self._shares.append((share.numerator, share.denominator))
+            left -= weight
+        self.samples_per_epoch = max(self._first_with(k, size) for k, size in enumerate(self._sizes))
+
+    def find(self, number: int) -> tuple[int, int, int]:
+        """(source, its epoch, its sample) of the mixture's sample `number`, counted from the start of training."""
+        now, before = self.counts(number + 1), self.counts(number)
+        source = next(k for k, (high, low) in enumerate(zip(now, before, strict=True)) if high > low)
+        return source, *divmod(before[source], self._sizes[source])
+
+    def counts(self, number: int) -> list[int]:
+        """How many of the first `number` samples each source gives."""
+        counts = []
+        for numerator, denominator in self._shares:
+            counts.append((2 * number * numerator + denominator) // (2 * denominator))
+            number -= counts[-1]
+        return counts
+
+    def _first_with(self, source: int, count: int) -> int:
+        """The smallest number of samples of which `source` gives `count`."""
+        low, high = 0, count
+        while self.counts(high)[source] < count:
+            high *= 2
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.counts(middle)[source] >= count else (middle + 1, high)
+        return low

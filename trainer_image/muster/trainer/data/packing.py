@@ -1,0 +1,147 @@
+"""How documents become samples of a fixed length. `documents` tells them apart, so that none attends to another.
+
+Cut (pretrain, `packing: true`): each epoch lays its documents end to end in its own order and cuts every
+sequence_length tokens. A cut document goes on in the next sample as a document of its own. Every token is in exactly
+one sample of an epoch; the last sample is padded.
+
+Whole (sft, and `packing: false`): a document is never cut in two. With packing, best fit puts as many as possible into
+each sample, once for all epochs; the epoch decides the order of the samples. Without, each document has its own. What
+is longer than a sample is truncated. Padding has label -100 and document -1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.trainer.data.shuffle import Int64s, Shuffle
+from muster.trainer.data.store import Documents
+
+IGNORED = -100
+PADDING = -1
+
+Int32s = npt.NDArray[np.int32]
+
+
+class Sample(NamedTuple):
+    """Each int32 [T]. labels[t]: the token after tokens[t] in its document, IGNORED where the loss does not count it.
+
+    positions: restart at 0 with each document. documents: 0, 1, … within the sample; PADDING behind the last.
+    """
+
+    tokens: Int32s
+    labels: Int32s
+    positions: Int32s
+    documents: Int32s
+
+
+class Packing(Protocol):
+    """samples: per epoch, the same for every epoch."""
+
+    @property
+    def samples(self) -> int: ...
+    def sample(self, epoch: int, index: int) -> Sample: ...
+
+
+class Cut:
+    """documents: at least one token. length: tokens per sample. pad: the id that fills the last sample."""
+
+    def __init__(self, documents: Documents, length: int, pad: int, seed: int, stream: int) -> None:
+        self._documents, self._length, self._pad = documents, length, pad
+        self._shuffle = Shuffle(documents.bounds, seed, stream)
+        self.samples = -(-self._shuffle.size // length)
+
+    def sample(self, epoch: int, index: int) -> Sample:
+        begin = index * self._length
+        end = min(begin + self._length, self._shuffle.size)
+        items, first, last = self._shuffle.window(epoch, begin, end)
+        return _gathered(self._documents, items, first, last, self._length, self._pad)
+
+
+class Whole:
+    """bins: the documents of sample i are members[edges[i] : edges[i + 1]]."""
+
+    def __init__(
+        self, documents: Documents, members: Int64s, edges: Int64s, length: int, pad: int, seed: int, stream: int
+    ) -> None:
+        self._documents, self._members, self._edges = documents, members, edges
+        self._length, self._pad = length, pad
+        self.samples = len(edges) - 1
+        self._shuffle = Shuffle(np.arange(len(edges), dtype=np.int64), seed, stream)
+
+    def sample(self, epoch: int, index: int) -> Sample:
+        (bin_,), _, _ = self._shuffle.window(epoch, index, index + 1)
+        items = self._members[self._edges[bin_] : self._edges[bin_ + 1]]
+        bounds = self._documents.bounds
+        sizes = np.minimum(bounds[items + 1] - bounds[items], self._length)
+        return _gathered(self._documents, items, np.zeros_like(sizes), sizes, self._length, self._pad)
+
+
+def _gathered(documents: Documents, items: Int64s, first: Int64s, last: Int64s, length: int, pad: int) -> Sample:
+    """The stretches [first, last) of these documents behind each other, then padding up to `length`."""
+    store, bounds = documents.store, documents.bounds
+    sizes = last - first
+    total = int(sizes.sum())
+    ends = np.cumsum(sizes)
+    number = np.repeat(np.arange(len(items), dtype=np.int32), sizes)
+    positions = np.arange(total) - np.repeat(ends - sizes, sizes)
+    places = np.repeat(store.starts[documents.first + items] + first, sizes) + positions
+
+    sample = Sample(*(np.empty(length, np.int32) for _ in range(4)))
+    sample.tokens[:total], sample.tokens[total:] = store.tokens[places], pad
+    sample.positions[:total], sample.positions[total:] = positions, np.arange(length - total)
+    sample.documents[:total], sample.documents[total:] = number, PADDING
+    # Inside a stretch the label is the next token here; at its end it is the next one in the store, if there is one.
+    sample.labels[: total - 1], sample.labels[total - 1 :] = sample.tokens[1:total], IGNORED
+    goes_on = last < bounds[items + 1] - bounds[items]
+    sample.labels[ends - 1] = np.where(goes_on, store.tokens[places[ends - 1] + goes_on], np.int32(IGNORED))
+    if store.scored is not None:
+        counted = np.zeros(length, np.bool_)
+        counted[: total - 1] = store.scored[places[1:]]
+        counted[ends - 1] = goes_on & (store.scored[places[ends - 1] + goes_on] != 0)
+        sample.labels[~counted] = IGNORED
+    return sample
+
+
+def one_each(count: int) -> tuple[Int64s, Int64s]:
+    """(members, edges) of bins with one item each."""
+    return np.arange(count, dtype=np.int64), np.arange(count + 1, dtype=np.int64)
+
+
+def best_fit(sizes: Int64s, capacity: int) -> tuple[Int64s, Int64s]:
+    """(members, edges) of bins filled by best fit decreasing: the largest item first, each into the fullest bin that
+    has room (Johnson 1973: at most 11/9 of the best possible number of bins, plus 4). sizes: in [1, capacity].
+
+    Items of one size are placed together, so the time grows with the distinct sizes and bins, not with their product.
+    """
+    bin_of = np.empty(len(sizes), np.int64)
+    rooms: list[list[int]] = [[] for _ in range(capacity + 1)]  # bins by the room left in them
+    open_rooms = 0  # bit r: rooms[r] is not empty
+    bins = 0
+    order = np.argsort(-sizes, kind="stable")
+    distinct, begins = np.unique(-sizes[order], return_index=True)
+    for size, items in zip((-distinct).tolist(), np.split(order, begins[1:]), strict=True):
+        placed = 0
+        while placed < len(items):
+            fitting = open_rooms >> size
+            if fitting:
+                room = size + (fitting & -fitting).bit_length() - 1
+                taken = rooms[room][-(len(items) - placed) :]
+                del rooms[room][-len(taken) :]
+                open_rooms &= ~(1 << room) if not rooms[room] else -1
+                bin_of[items[placed : placed + len(taken)]] = taken
+                placed += len(taken)
+            else:
+                room = capacity
+                count = -(-(len(items) - placed) // (capacity // size))
+                taken = list(range(bins, bins + count))
+                bins += count
+                bin_of[items[placed : placed + count]] = taken
+                placed += count
+            rooms[room - size] += taken
+            open_rooms |= 1 << (room - size)
+    members = np.argsort(bin_of, kind="stable")
+    edges = np.searchsorted(bin_of[members], np.arange(bins + 1))
+    return members.astype(np.int64), edges.astype(np.int64)

@@ -1,0 +1,147 @@
+"""Makes a token store, once per content: locked against a second starter, in batches, published by one rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from muster.contract.training import Source
+from muster.trainer.data import sources
+from muster.trainer.data.build import Builder
+from muster.trainer.data.sources import File
+from muster.trainer.data.store import FORMAT_VERSION, TokenStore, sync
+from muster.trainer.data.tokenizer import Tokenizer
+from muster.trainer.errors import StorageError, UserError
+
+Report = Callable[[str], None]
+
+WAIT_REPORT_SECONDS = 10.0
+TRUST_STAMP_BYTES = 1 << 20  # below this, reading a file again is cheaper than remembering it
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
+
+
+def prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report) -> TokenStore:
+    """The token store of a source, made now if there is none. Blocks while another process makes it.
+
+    Raises UserError for bad input or a cache that can't be written, StorageError when the disk is full or fails.
+    """
+    try:
+        return _prepared(source, tokenizer, cache, report)
+    except OSError as error:
+        raise _disk_error(cache, error) from error
+
+
+def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report) -> TokenStore:
+    recipe = {
+        "version": FORMAT_VERSION,
+        "format": source.format,
+        "field": source.field if source.format == "jsonl" else None,
+        "tokenizer": _digest_of(tokenizer.describe()),
+    }
+    for place in ("tokens", "locks", "digests"):
+        (cache / place).mkdir(parents=True, exist_ok=True)
+    name = _digest_of({"source": source.source, **recipe})[:32]
+    with _locked(cache / "locks" / name, source.source, report) as say:
+        for left in cache.glob(f"tokens/.building-{name}-*"):  # of a starter that died
+            shutil.rmtree(left, ignore_errors=True)
+        files = sources.find(source.source, source.format)
+        digests = [_remembered_digest(file, cache / "digests") for file in files]
+        key = _digest_of({"contents": sorted(digests), **recipe})
+        folder = cache / "tokens" / key
+        store = TokenStore.open(folder)
+        if store is None:
+            building = cache / "tokens" / f".building-{name}-{uuid.uuid4().hex}"
+            try:
+                Builder(building, source, tokenizer, key, say).build(files, digests)
+                _publish(building, folder)
+            finally:
+                shutil.rmtree(building, ignore_errors=True)
+            store = TokenStore.open(folder)
+    if store is None:
+        raise StorageError(f"the token store {folder} vanished while it was being opened; start again")
+    return store
+
+
+def _digest_of(document: object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _locked(path: Path, source: str, report: Report) -> Iterator[Report]:
+    """Hold the lock; yield a `report` whose last line those who wait for the lock can see too.
+
+    The kernel takes the lock back when its holder dies, so a crash blocks nobody.
+    """
+    with open(path, "a+") as file:
+        _wait_for(file.fileno(), path, source, report)
+
+        def say(line: str) -> None:
+            with contextlib.suppress(OSError):  # only news for others
+                file.truncate(0)
+                file.write(f"process {os.getpid()}: {line}")
+                file.flush()
+            report(line)
+
+        yield say
+
+
+def _wait_for(descriptor: int, path: Path, source: str, report: Report) -> None:
+    told = float("-inf")
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() - told >= WAIT_REPORT_SECONDS:
+                told = time.monotonic()
+                report(f"data: waiting for another process to prepare {source} ({path.read_text() or 'just begun'})")
+            time.sleep(0.1)
+
+
+def _remembered_digest(file: File, folder: Path) -> str:
+    """sources.digest, read once per state of a large file: its size, inode and times vouch for its content."""
+    if file.size < TRUST_STAMP_BYTES or isinstance(file, sources.S3File):
+        return sources.digest(file)
+    memory = folder / hashlib.sha256(file.address.encode()).hexdigest()[:40]
+    with contextlib.suppress(OSError, ValueError):
+        stamp, digest = memory.read_text().split()
+        if stamp == file.stamp:
+            return digest
+    digest = sources.digest(file)
+    beside = memory.with_name(f"{memory.name}.{uuid.uuid4().hex}")
+    beside.write_text(f"{file.stamp} {digest}\n")
+    beside.replace(memory)
+    return digest
+
+
+def _publish(building: Path, folder: Path) -> None:
+    """One rename makes the store exist. Whoever published the same content first wins; a damaged folder is replaced."""
+    if folder.exists() and TokenStore.open(folder) is None:
+        shutil.rmtree(folder)
+    try:
+        building.rename(folder)
+    except OSError:
+        if TokenStore.open(folder) is None:
+            raise
+    sync(folder.parent)
+
+
+def _disk_error(cache: Path, error: OSError) -> StorageError | UserError:
+    if error.errno in NO_ROOM:
+        return StorageError(
+            f"no room for the token store in {cache}: {error.strerror}. What was written has been removed; free some "
+            "space, or set MUSTER_CACHE_DIR to a larger disk"
+        )
+    if error.errno in NOT_WRITABLE:
+        return UserError(f"can't write token stores to {cache}: {error}; set MUSTER_CACHE_DIR to a writable folder")
+    return StorageError(f"preparing data in {cache} failed: {error}")

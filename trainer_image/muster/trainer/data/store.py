@@ -1,0 +1,163 @@
+"""The token store: documents as ids in one memory-mapped file, with an index in an order that only contents decide.
+
+    <cache>/tokens/<key>/tokens.bin       uint16 or uint32, document after document as they were read
+                         scored.bin       uint8 per token, chat only: 1 where the loss counts the token
+                         hashes.bin       uint64 per document, ascending: its content's hash
+                         starts.bin       int64 per document, in the same order: where it begins in tokens.bin
+                         bounds.bin       int64, documents + 1: running total of the lengths in that order
+                         firsts.bin       int64 per document, chat only, in that order: offset of its first scored token
+                         meta.json        written last
+
+Index order is hash order: it depends neither on the names, the number nor the order of the files, it is random with
+respect to content, equal documents are neighbours, and a share of all documents is a range of it (the hold-out).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FORMAT_VERSION = 1
+META = "meta.json"
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Meta:
+    """source: the address it was first prepared from, for messages. bytes_read: size of the input.
+
+    contents: a hash over all documents' hashes, so the same for the same documents in other files.
+    """
+
+    version: int
+    key: str
+    contents: str
+    source: str
+    documents: int
+    tokens: int
+    dtype: str
+    scored: bool
+    bytes_read: int
+
+    def write(self, folder: Path) -> None:
+        (folder / META).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file."""
+        sizes = {
+            "tokens.bin": self.tokens * np.dtype(self.dtype).itemsize,
+            "hashes.bin": self.documents * 8,
+            "starts.bin": self.documents * 8,
+            "bounds.bin": (self.documents + 1) * 8,
+        }
+        return sizes | ({"scored.bin": self.tokens, "firsts.bin": self.documents * 8} if self.scored else {})
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """Read-only arrays over the files; see the module's text for their meaning."""
+
+    meta: Meta
+    tokens: Array
+    scored: Array | None
+    hashes: Array
+    starts: Array
+    bounds: Array
+    firsts: Array | None
+
+    @staticmethod
+    def open(folder: Path) -> TokenStore | None:
+        """The store in the folder; None when there is none, or not a whole one of this format version."""
+        try:
+            meta = Meta(**json.loads((folder / META).read_text()))
+            whole = all((folder / name).stat().st_size == size for name, size in meta.sizes().items())
+        except (OSError, ValueError, TypeError):
+            return None
+        if meta.version != FORMAT_VERSION or not whole:
+            return None
+
+        def array(name: str, dtype: str) -> Array:
+            # As a plain array: np.memmap pays Python overhead for every slice.
+            return np.asarray(np.memmap(folder / f"{name}.bin", dtype, mode="r"))
+
+        return TokenStore(
+            meta=meta,
+            tokens=array("tokens", meta.dtype),
+            scored=array("scored", "uint8") if meta.scored else None,
+            hashes=array("hashes", "uint64"),
+            starts=array("starts", "int64"),
+            bounds=array("bounds", "int64"),
+            firsts=array("firsts", "int64") if meta.scored else None,
+        )
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A range of a store's documents in index order: [first, last)."""
+
+    store: TokenStore
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    @property
+    def bounds(self) -> Array:
+        """int64 [documents + 1]: running total of the lengths, not starting at 0."""
+        return self.store.bounds[self.first : self.last + 1]
+
+    @property
+    def firsts(self) -> Array:
+        """int64 [documents], chat only: offset of each document's first scored token, at least 1."""
+        assert self.store.firsts is not None
+        return self.store.firsts[self.first : self.last]
+
+    @property
+    def tokens(self) -> int:
+        return int(self.store.bounds[self.last] - self.store.bounds[self.first])
+
+
+def hold_out(stores: Sequence[TokenStore], share: float) -> int:
+    """The hash below which a document is evaluated and not trained on: about `share` of all documents.
+
+    The same content falls on the same side everywhere, so no duplicate straddles the split. Where share > 0, at least
+    one content is on either side. Raises ValueError when there is only one content.
+    """
+    if share == 0:
+        return 0
+    smallest = min(int(store.hashes[0]) for store in stores)
+    largest = max(int(store.hashes[-1]) for store in stores)
+    if smallest == largest:
+        raise ValueError("all documents have the same content")
+    return min(max(int(share * 2**64), smallest + 1), largest)
+
+
+def split(store: TokenStore, threshold: int) -> tuple[Documents, Documents]:
+    """(training, evaluation) by hold_out's threshold."""
+    cut = int(np.searchsorted(store.hashes, np.uint64(threshold)))
+    return Documents(store, cut, store.meta.documents), Documents(store, 0, cut)
+
+
+def shared_contents(one: Documents, other: Documents) -> int:
+    """How many documents of `one` have content that `other` has too."""
+    mine, theirs = one.store.hashes[one.first : one.last], other.store.hashes[other.first : other.last]
+    places = np.searchsorted(theirs, mine)
+    places[places == len(theirs)] = 0
+    return int(np.count_nonzero(theirs[places] == mine)) if len(theirs) else 0
+
+
+def sync(path: Path) -> None:
+    """Make a file or folder survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

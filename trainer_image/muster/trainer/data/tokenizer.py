@@ -1,0 +1,234 @@
+"""Tokenizers: the built-in byte-level one, and files of Hugging Face's `tokenizers` library.
+
+A document's text is always text: where it spells a mark (`<|endoftext|>`), it is tokenised letter by letter, so that no
+document can end itself or speak for a role. Marks come only from Muster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from muster.contract.architecture import BYTE_VOCABULARY
+from muster.trainer.data import s3
+from muster.trainer.data.addresses import local_path, scheme_of
+from muster.trainer.errors import StorageError, UserError
+
+Ids = npt.NDArray[np.uint32]
+
+BYTES = "bytes"
+END_OF_DOCUMENT, END_OF_TURN, USER_MARK, ASSISTANT_MARK = range(256, BYTE_VOCABULARY)
+
+
+@dataclass(frozen=True)
+class ChatMarks:
+    """What stands around a turn. opening: per role (`system`, `user`, `assistant`); closing: from the end of turn on.
+
+    end_of_turn: the first id of `closing`, the one that an assistant learns to end its turn with.
+    """
+
+    opening: dict[str, tuple[int, ...]]
+    closing: tuple[int, ...]
+
+    @property
+    def end_of_turn(self) -> int:
+        return self.closing[0]
+
+
+class Tokenizer(Protocol):
+    """vocab_size: ids are in [0, vocab_size). begin: ids before every document. chat: None where marks are unknown."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def end_of_document(self) -> int: ...
+    @property
+    def begin(self) -> tuple[int, ...]: ...
+    @property
+    def chat(self) -> ChatMarks | None: ...
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone, without `begin` or end of document."""
+
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        """`encode` of each text, as arrays."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids; marks are left out, broken UTF-8 becomes U+FFFD."""
+
+    def describe(self) -> dict[str, Any]:
+        """All that `tokenizer_from_commit` needs to make an equal one, as JSON types. Goes into Commit.tokenizer."""
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are the bytes of UTF-8; then end of document, end of turn, user mark, assistant mark.
+
+    There is no fifth mark for the system role: a turn that opens with neither role mark is the system's. As every
+    turn ends with an end of turn, that can't be mistaken.
+    """
+
+    vocab_size = BYTE_VOCABULARY
+    end_of_document = END_OF_DOCUMENT
+    begin: tuple[int, ...] = ()
+    chat = ChatMarks(
+        opening={"system": (), "user": (USER_MARK,), "assistant": (ASSISTANT_MARK,)},
+        closing=(END_OF_TURN,),
+    )
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": BYTES}
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json`. text: the file's content; where: its address, for messages."""
+
+    def __init__(self, text: str, where: str, end_of_document: str | None = None) -> None:
+        self._json = text
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises plain Exception
+            raise UserError(
+                f"tokenizer {where} is not a Hugging Face tokenizer.json: {error}. Save one with "
+                "`tokenizer.save_pretrained(folder)`"
+            ) from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # a mark spelt inside a document stays text
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.end_of_document = _end_of_document(vocabulary, end_of_document, where)
+        self.begin = _begin(self._tokenizer.encode("").ids, self.end_of_document)
+        self.chat = _chat_marks(vocabulary, self._ids)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._ids(text))
+
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, np.uint32) for one in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "huggingface",
+            "sha256": hashlib.sha256(self._json.encode()).hexdigest(),
+            "end_of_document": self._tokenizer.id_to_token(self.end_of_document),
+            "json": self._json,
+        }
+
+
+# The end of a document as the well-known vocabularies spell it; the first that is there counts.
+_ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+
+
+def _end_of_document(vocabulary: dict[str, int], wanted: str | None, where: str) -> int:
+    # The well-known names come first: an instruct model's configuration calls its end of turn the end of everything.
+    for name in (*_ENDS, wanted):
+        if name is not None and name in vocabulary:
+            return vocabulary[name]
+    raise UserError(
+        f"tokenizer {where} has no token for the end of a document (looked for {', '.join(_ENDS)}); "
+        'name it as "eos_token" in a tokenizer_config.json beside the file'
+    )
+
+
+def _begin(ids_of_nothing: list[int], end_of_document: int) -> tuple[int, ...]:
+    """What the tokenizer's own post-processor puts before a text: `<|begin_of_text|>` for Llama, nothing for Qwen."""
+    first = ids_of_nothing[:1]
+    return () if first == [end_of_document] else tuple(first)
+
+
+def _chat_marks(vocabulary: dict[str, int], ids: Any) -> ChatMarks | None:
+    """The family is recognised by its marks: Llama 3, ChatML (Qwen and others) or Gemma; None for any other."""
+    line = ids("\n")
+    if {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"} <= vocabulary.keys():
+        start, end = vocabulary["<|start_header_id|>"], vocabulary["<|end_header_id|>"]
+        roles = ("system", "user", "assistant")
+        opening = {role: (start, *ids(role), end, *ids("\n\n")) for role in roles}
+        return ChatMarks(opening, (vocabulary["<|eot_id|>"],))
+    if {"<|im_start|>", "<|im_end|>"} <= vocabulary.keys():
+        start = vocabulary["<|im_start|>"]
+        opening = {role: (start, *ids(f"{role}\n")) for role in ("system", "user", "assistant")}
+        return ChatMarks(opening, (vocabulary["<|im_end|>"], *line))
+    if {"<start_of_turn>", "<end_of_turn>"} <= vocabulary.keys():
+        start = vocabulary["<start_of_turn>"]
+        # Gemma has no system role: its own template writes the system's words as the user's.
+        names = {"system": "user", "user": "user", "assistant": "model"}
+        opening = {role: (start, *ids(f"{name}\n")) for role, name in names.items()}
+        return ChatMarks(opening, (vocabulary["<end_of_turn>"], *line))
+    return None
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """The tokenizer that `data.tokenizer` names: `bytes`, or a tokenizer.json (or its folder) at a path, file:// or s3://.
+
+    Raises UserError when there is none or it can't be read.
+    """
+    if spec == BYTES:
+        return ByteTokenizer()
+    if scheme_of(spec) not in ("file", "s3"):
+        raise UserError(f"data.tokenizer: can't read {spec!r}; use `bytes`, a path, or a file:// or s3:// address")
+    if scheme_of(spec) == "file" and local_path(spec).is_dir():
+        spec = f"{spec.rstrip('/')}/tokenizer.json"
+    text = _read(spec)
+    if text is None:
+        raise UserError(f"data.tokenizer: {spec} does not exist; use `bytes` or the address of a tokenizer.json")
+    return HuggingFaceTokenizer(text, spec, _configured_end(_read(_beside(spec))))
+
+
+def tokenizer_from_commit(described: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that `describe()` described. Raises StorageError when the description is damaged."""
+    kind = described.get("kind")
+    if kind == BYTES:
+        return ByteTokenizer()
+    if kind != "huggingface" or not isinstance(described.get("json"), str):
+        raise StorageError(f"the commit describes no tokenizer that this version knows (kind {kind!r})")
+    text = described["json"]
+    if hashlib.sha256(text.encode()).hexdigest() != described.get("sha256"):
+        raise StorageError("the tokenizer in the commit is damaged: its SHA-256 does not match; use another commit")
+    return HuggingFaceTokenizer(text, "of the commit", described.get("end_of_document"))
+
+
+def _beside(spec: str) -> str:
+    return f"{spec.rpartition('/')[0] or '.'}/tokenizer_config.json"
+
+
+def _read(address: str) -> str | None:
+    """The file's text; None when it is not there."""
+    try:
+        data = s3.read(address) if scheme_of(address) == "s3" else local_path(address).read_bytes()
+        return None if data is None else data.decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"data.tokenizer: can't read {address}: {error}") from None
+
+
+def _configured_end(config: str | None) -> str | None:
+    """`eos_token` of a tokenizer_config.json, which writes it as text or as {"content": text}."""
+    try:
+        token = json.loads(config)["eos_token"] if config else None
+    except (ValueError, KeyError, TypeError):
+        return None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None

@@ -1,0 +1,44 @@
+"""How a rank fails on purpose: each kind of error is one exit code of the contract."""
+
+from __future__ import annotations
+
+from muster.contract.fence import StaleAttempt
+from muster.contract.names import ExitCode
+
+__all__ = ["NumericError", "OutOfMemory", "PeerLost", "StaleAttempt", "StorageError", "UserError", "exit_code"]
+
+
+class UserError(Exception):
+    """The job asks for something impossible. The message says where, why, and what to change."""
+
+
+class NumericError(Exception):
+    """The loss or a gradient is not a finite number. The message names the step."""
+
+
+class StorageError(Exception):
+    """Checkpoint or data storage failed: full, not writable, unreachable, or its bytes did not verify."""
+
+
+class OutOfMemory(Exception):
+    """The device's or the machine's memory is too small. The message carries the arithmetic."""
+
+
+class PeerLost(Exception):
+    """A collective failed because another rank is gone: this rank is well, the cause lies with the other."""
+
+
+_CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
+    (UserError, ExitCode.USER_ERROR),
+    (OutOfMemory, ExitCode.OUT_OF_MEMORY),
+    (MemoryError, ExitCode.OUT_OF_MEMORY),
+    (NumericError, ExitCode.NUMERIC),
+    (StorageError, ExitCode.STORAGE),
+    (StaleAttempt, ExitCode.STALE_ATTEMPT),
+    (PeerLost, ExitCode.PEER_LOST),
+)
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a rank that ends with `error`; 1 where the error is a bug of ours or unknown."""
+    return next((int(code) for kind, code in _CODES if isinstance(error, kind)), 1)

@@ -1,0 +1,239 @@
+"""A rank's signs of life: phase, heartbeat file, where the seconds went, the wish to stop. Also: what an error means.
+
+One thread watches a pipe. Signals arrive there at once (`signal.set_wakeup_fd`), even while the main thread sits in a
+collective, and a phase that can't be stopped at a step boundary is then ended on the spot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from muster.contract.base import dump_json
+from muster.contract.names import HEARTBEAT, RANK_FAILURE, ExitCode
+from muster.contract.signals import Heartbeat, RankFailure, StepRecord, TrainerPhase, TrainerSeconds
+from muster.trainer.stopwatch import Stopwatch
+
+# The file is rewritten at least this often, and at most so often however quick the steps are. A step does not wake the
+# thread (it would take the interpreter from the training just then); the thread looks by itself.
+SECONDS_BETWEEN_BEATS_MAX = 0.9
+SECONDS_BETWEEN_BEATS_MIN = 0.1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+# Phases with step boundaries, at which all ranks agree to stop. In the others nothing is lost by ending at once.
+_AGREES = frozenset(
+    {TrainerPhase.STEP, TrainerPhase.EVALUATION, TrainerPhase.CHECKPOINT, TrainerPhase.DRAIN, TrainerPhase.DONE}
+)
+
+ACCOUNT = {
+    TrainerPhase.INIT: "init",
+    TrainerPhase.DATA: "data",
+    TrainerPhase.LOAD: "load",
+    TrainerPhase.STEP: "productive",
+    TrainerPhase.EVALUATION: "evaluation",
+    TrainerPhase.CHECKPOINT: "checkpoint",
+    TrainerPhase.DRAIN: "drain",
+    TrainerPhase.DONE: "drain",
+}
+
+
+class Life:
+    """This rank's state as the outside sees it. Set by the main thread; written to the heartbeat file by a thread."""
+
+    def __init__(self, directory: Path, attempt: int, rank: int, started_at: float) -> None:
+        self.rank = rank
+        self.step = 0
+        self.stop_wanted = False
+        self._directory = directory
+        self._attempt = attempt
+        self._started_at = started_at
+        self._phase = TrainerPhase.INIT
+        self._progressed_at = time.time()
+        self._stopwatch = Stopwatch(started_at)
+        self._last_step: StepRecord | None = None
+        self._last_evaluation: StepRecord | None = None
+        self._metrics_port: int | None = None
+        self._commit: tuple[int, float] | None = None
+        self._productive_at_commit = 0.0
+        self._best_step: int | None = None
+        self._news = True
+        self._before_beat: Callable[[], None] | None = None
+        self._writing = threading.Lock()
+        self._inbox, self._outbox = os.pipe()
+        os.set_blocking(self._outbox, False)
+
+    # --- what the main thread tells ---
+
+    def watch(self) -> None:
+        """Take over SIGTERM and SIGINT and start the thread. Main thread only, once."""
+        signal.set_wakeup_fd(self._outbox, warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            signal.signal(number, _keep_going)  # the thread hears of it through the pipe
+        threading.Thread(target=self._watch, name="life", daemon=True).start()
+
+    def enter(self, phase: TrainerPhase) -> None:
+        """Change phase; time from now on goes to its account."""
+        self._phase = phase
+        self._progressed_at = time.time()
+        self._stopwatch.switch(ACCOUNT[phase])
+        self._nudge()
+
+    @contextlib.contextmanager
+    def during(self, phase: TrainerPhase) -> Iterator[None]:
+        """Enter `phase`, and return to the one before at the end."""
+        before = self._phase
+        self.enter(phase)
+        yield
+        self.enter(before)
+
+    @contextlib.contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        self._stopwatch.switch("data_wait")
+        yield
+        self._stopwatch.switch(ACCOUNT[self._phase])
+
+    def resumed(self, step: int, committed_at: float | None, best_step: int | None) -> None:
+        """Training continues after `step`, from a commit or (committed_at None) from nothing."""
+        self.step, self._best_step = step, best_step
+        if committed_at is not None:
+            self._commit = (step, committed_at)
+
+    def stepped(self, step: int, record: StepRecord) -> None:
+        self.step, self._last_step = step, record
+        self._progressed_at = record.at
+        if record.evaluation_loss is not None:
+            self._last_evaluation = record
+        self._news = True
+
+    def committed(self, step: int, at: float, best: bool, productive: float) -> None:
+        """productive: the productive seconds when that step's state was taken."""
+        self._commit = (step, at)
+        self._productive_at_commit = productive
+        if best:
+            self._best_step = step
+        self._news = True
+
+    def before_each_beat(self, action: Callable[[], None] | None) -> None:
+        """Have the thread do this too, before it writes a heartbeat."""
+        self._before_beat = action
+
+    def serves_metrics(self, port: int) -> None:
+        self._metrics_port = port
+
+    def seconds(self) -> TrainerSeconds:
+        return TrainerSeconds(**self._stopwatch.seconds())
+
+    # --- what the outside sees ---
+
+    def heartbeat(self) -> Heartbeat:
+        seconds = self._stopwatch.seconds()
+        commit = self._commit
+        return Heartbeat.model_construct(
+            attempt=self._attempt,
+            rank=self.rank,
+            pid=os.getpid(),
+            phase=self._phase,
+            step=self.step,
+            at=time.time(),
+            progressed_at=self._progressed_at,
+            started_at=self._started_at,
+            metrics_port=self._metrics_port,
+            seconds=TrainerSeconds(**seconds),
+            productive_since_commit=max(0.0, seconds["productive"] - self._productive_at_commit),
+            last_commit_step=commit[0] if commit else None,
+            last_commit_at=commit[1] if commit else None,
+            best_step=self._best_step,
+            last_step=self._last_step,
+            last_evaluation=self._last_evaluation,
+        )
+
+    def beat(self) -> None:
+        """Rewrite the heartbeat file now."""
+        with self._writing:
+            write_whole(self._directory / HEARTBEAT.format(rank=self.rank), dump_json(self.heartbeat()))
+
+    def fail(self, code: int, message: str, traceback: str = "") -> None:
+        """Leave word of why this rank ends."""
+        failure = RankFailure(
+            rank=self.rank, step=self.step, exit_code=code, message=message, traceback=traceback, at=time.time()
+        )
+        with contextlib.suppress(OSError):
+            write_whole(self._directory / RANK_FAILURE.format(rank=self.rank), dump_json(failure))
+
+    # --- the thread ---
+
+    def _watch(self) -> None:
+        written = 0.0
+        while True:
+            ready, _, _ = select.select([self._inbox], [], [], SECONDS_BETWEEN_BEATS_MIN)
+            received = os.read(self._inbox, 4096) if ready else b""
+            if any(number in received for number in STOP_SIGNALS):
+                self._asked_to_stop()
+            if not (ready or self._news or time.monotonic() - written >= SECONDS_BETWEEN_BEATS_MAX):
+                continue
+            self._news = False
+            written = time.monotonic()
+            with contextlib.suppress(OSError):  # a full disk must not end training; the missing beat is seen outside
+                if self._before_beat is not None:
+                    self._before_beat()
+                self.beat()
+
+    def _asked_to_stop(self) -> None:
+        self.stop_wanted = True
+        if self._phase not in _AGREES:
+            self.fail(ExitCode.PREEMPTED_NO_COMMIT, f"asked to stop in phase {self._phase.value}, before any new step")
+            with contextlib.suppress(OSError):
+                self.beat()
+            os._exit(ExitCode.PREEMPTED_NO_COMMIT)
+
+    def _nudge(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._outbox, b"\0")
+
+
+def _keep_going(number: int, frame: object) -> None:
+    """The signal was written to the pipe by C code already; this only replaces the default action."""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file so that a reader sees the old or the new text, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+_PEER_WORDS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "connection was closed",
+    "socket closed",
+    "failed to recv",
+    "remote process exited",
+    "ncclremoteerror",
+    "gloo/transport",
+    "timed out waiting",
+    "connection was likely closed",
+)
+
+
+def is_lost_peer(kind: str, message: str) -> bool:
+    """Whether an error (its type's name and text) says that another rank went away, not that we are wrong."""
+    text = message.lower()
+    distributed = kind in ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RuntimeError")
+    return distributed and any(words in text for words in _PEER_WORDS)
+
+
+def is_out_of_memory(kind: str, message: str) -> bool:
+    """Whether an allocation failed, on a GPU or on the CPU (where torch raises a plain RuntimeError)."""
+    text = message.lower()
+    return kind in ("OutOfMemoryError", "MemoryError") or (
+        kind == "RuntimeError" and ("defaultcpuallocator" in text or "out of memory" in text)
+    )

@@ -1,0 +1,89 @@
+"""A decoder in the words of Hugging Face's `transformers`: names of weights, config.json, the split into files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from muster.contract.architecture import Architecture
+from muster.contract.checkpoint import Commit
+from muster.trainer.errors import UserError
+
+FILE_BYTES_MAX = 5 * 10**9  # as transformers splits by default
+
+_OUTSIDE = {
+    "embed.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+_INSIDE = {
+    "attention_norm.weight": "input_layernorm.weight",
+    "feed_forward_norm.weight": "post_attention_layernorm.weight",
+    **{f"attention.{part}_proj.weight": f"self_attn.{part}_proj.weight" for part in "qkvo"},
+    **{f"feed_forward.{part}_proj.weight": f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+}
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+def names(ours: Iterable[str]) -> dict[str, str]:
+    """`transformers`' name of each of our weights. Raises UserError naming all that have none."""
+    found, unknown = {}, []
+    for name in ours:
+        layer = _LAYER.fullmatch(name)
+        theirs = _INSIDE.get(layer[2]) if layer else _OUTSIDE.get(name)
+        if theirs is None:
+            unknown.append(name)
+        else:
+            found[name] = f"model.layers.{layer[1]}.{theirs}" if layer else theirs
+    if unknown:
+        raise UserError(f"no name in a Hugging Face Llama for: {', '.join(unknown)}")
+    return found
+
+
+def config(commit: Commit, dtype: str) -> dict[str, Any]:
+    """config.json of a LlamaForCausalLM. dtype: as torch spells it."""
+    shape = Architecture.model_validate(commit.architecture)
+    end = 256 if commit.tokenizer.get("kind") == "bytes" else None
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.dim,
+        "intermediate_size": shape.ffn_dim,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": shape.norm_eps,
+        # transformers 4 reads the first, 5 the second.
+        "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "tie_word_embeddings": shape.tied_head,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": None,
+        "eos_token_id": end,
+        "pad_token_id": None,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }
+
+
+def files(sizes: dict[str, int]) -> list[list[str]]:
+    """Tensors by file, in order, each file of at most 5 GB (or a single tensor)."""
+    split: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if split[-1] and held + size > FILE_BYTES_MAX:
+            split.append([])
+            held = 0
+        split[-1].append(name)
+        held += size
+    return split
+
+
+def file_name(number: int, count: int) -> str:
+    return "model.safetensors" if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"

@@ -1,0 +1,175 @@
+"""A worker's first process, `python -m muster.trainer.launch`: torchrun with truthful exit codes.
+
+The order is the point: confirm the fence, only then import torch and let ranks meet. When the ranks are gone, exit.json
+says how this worker ended, and the process ends with the same code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from muster.contract.base import dump_json
+from muster.contract.fence import FenceUnreachable, StaleAttempt, confirm
+from muster.contract.names import EXIT_RECORD, ExitCode
+from muster.contract.signals import WorkerExit
+from muster.trainer.config import Run, read_run
+from muster.trainer.errors import UserError
+from muster.trainer.health import write_whole
+from muster.trainer.lifeline import LAUNCHER
+from muster.trainer.report import leave_word, serve_reports
+from muster.trainer.verdict import RankEnd, log_tail, read_end, worker_exit
+
+FENCE_SECONDS_MAX = 60.0
+# After one rank failed, the others get this long to notice before they are killed.
+SHUTDOWN_SECONDS = 15
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main() -> int:
+    started = time.time()
+    directory = Path(os.environ.get("MUSTER_WORKER_DIR") or ".")
+    directory.mkdir(parents=True, exist_ok=True)
+    stop = Stop()
+    serve_reports(directory)
+    try:
+        run = read_run()
+        pass_fence(run)
+        end = launch(run, stop, started)
+    except UserError as error:
+        end = _before_ranks(ExitCode.USER_ERROR, str(error))
+    except StaleAttempt as error:
+        end = _before_ranks(ExitCode.STALE_ATTEMPT, str(error))
+    except FenceUnreachable as error:
+        end = _before_ranks(ExitCode.PREFLIGHT_FAILED, f"the fence did not answer for {FENCE_SECONDS_MAX:g} s: {error}")
+    except StoppedEarly:
+        end = _before_ranks(ExitCode.PREEMPTED_NO_COMMIT, "asked to stop before the ranks were started")
+    except Exception as error:  # the rendezvous: its port is taken, its host is unknown, a worker never came
+        traceback.print_exc()
+        message = f"the ranks could not be started or watched: {type(error).__name__}: {error}"
+        end = _before_ranks(ExitCode.PREFLIGHT_FAILED, message)
+    if end.exit_code and end.message:
+        print(f"worker ends with exit code {end.exit_code}: {end.message}", file=sys.stderr, flush=True)
+    end = end.model_copy(update={"log_tail": log_tail(directory) if end.exit_code else ""})
+    write_whole(directory / EXIT_RECORD, dump_json(end))
+    leave_word(end)
+    return end.exit_code
+
+
+def pass_fence(run: Run) -> None:
+    """Return once the fence names our attempt. Raises StaleAttempt; FenceUnreachable after a minute of trying."""
+    if run.fence is None:
+        return
+    deadline, wait = time.monotonic() + FENCE_SECONDS_MAX, 0.1
+    while True:
+        try:
+            return confirm(run.fence, run.job_uid, run.attempt)
+        except FenceUnreachable:
+            if time.monotonic() + wait > deadline:
+                raise
+            time.sleep(wait)
+            wait = min(2 * wait, 5.0)
+
+
+class StoppedEarly(BaseException):
+    """Asked to stop while there was no rank yet to pass it on to."""
+
+
+class Stop:
+    """Passes the wish to stop on to the ranks, each once, also to those that are only just being started.
+
+    The ranks lead sessions of their own (torchrun starts them so): a signal to our group does not reach them.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.ranks_may_exist = False
+        self._told: set[int] = set()
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.wanted = True
+        if not self.ranks_may_exist:
+            raise StoppedEarly
+        threading.Thread(target=self._tell_ranks, daemon=True).start()
+
+    def _tell_ranks(self) -> None:
+        while True:
+            for pid in children():
+                if pid not in self._told:
+                    self._told.add(pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+            time.sleep(0.05)
+
+
+def children() -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process().children()]
+
+
+def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
+    """Run torch's elastic agent over `-m muster.trainer` until all ranks are gone, and judge how they ended."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import launch_agent
+    from torch.distributed.run import config_from_args, get_args_parser
+
+    arguments = get_args_parser().parse_args([*_own_arguments(), "-m", "muster.trainer"])
+    _share_cores(arguments.nproc_per_node)
+    config, command, command_arguments = config_from_args(arguments)
+    config.run_id = f"{run.job_uid}-{run.attempt}"
+    config.max_restarts = 0
+    config.monitor_interval = 0.1
+    config.shutdown_timeout = SHUTDOWN_SECONDS
+    config.signals_to_handle = "SIGUSR2"  # torch's own handler would kill the ranks instead of letting them commit
+    os.environ[LAUNCHER] = str(os.getpid())
+    stop.ranks_may_exist = True
+    if stop.wanted:
+        raise StoppedEarly
+    try:
+        launch_agent(config, command, command_arguments)
+    except ChildFailedError as error:
+        ends = [_end(run, rank, failure, started) for rank, failure in error.failures.items()]
+        return worker_exit(ends, stop.wanted, SHUTDOWN_SECONDS)
+    return WorkerExit(exit_code=ExitCode.DONE, at=time.time())
+
+
+def _share_cores(ranks: str) -> None:
+    """Threads for each rank where nobody set them; torchrun would give every rank one and say so at length."""
+    if ranks.isdecimal():
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // int(ranks))))
+
+
+def _own_arguments() -> list[str]:
+    """What torchrun would otherwise guess: a free port for a gang of one worker that was told none."""
+    if os.environ.get("PET_MASTER_PORT") or os.environ.get("PET_NNODES", "1") not in ("1", "1:1"):
+        return []
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return ["--master-addr", "127.0.0.1", "--master-port", str(probe.getsockname()[1])]
+
+
+def _end(run: Run, rank: int, failure: Any, started: float) -> RankEnd:
+    return read_end(run.worker_dir, rank, int(failure.exitcode), float(failure.timestamp), started)
+
+
+def _before_ranks(code: int, message: str) -> WorkerExit:
+    return WorkerExit(exit_code=int(code), at=time.time(), message=message)
+
+
+if __name__ == "__main__":
+    result = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(result)

@@ -1,0 +1,395 @@
+"""One rank's training, as a recipe: read the orders, meet the others, build, load, then step by step until the end."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from muster.contract.base import dump
+from muster.contract.checkpoint import DataCursor
+from muster.contract.names import ExitCode
+from muster.contract.signals import StepRecord, TrainerPhase
+from muster.trainer import flops, memory, parallel, randomness
+from muster.trainer.checkpoint import Identity, Saver, TrainState, load, resume
+from muster.trainer.commits import Commits
+from muster.trainer.config import Ranks, Run, accumulation
+from muster.trainer.data import Data, Loader, StepBatch, open_data
+from muster.trainer.errors import NumericError, OutOfMemory, UserError
+from muster.trainer.evaluation import Best, Evaluator
+from muster.trainer.health import Life, is_out_of_memory
+from muster.trainer.metrics import Metrics, StepLog
+from muster.trainer.objectives import objective, scored
+from muster.trainer.optimizer import LossScale, clip_factor, make_optimizer, set_rate, squared_norm
+from muster.trainer.origin import Origin, find_origin
+from muster.trainer.schedule import learning_rate, total_steps
+
+
+def train(run: Run, ranks: Ranks, life: Life) -> int:
+    """Train to the end, or to an agreed stop. Returns the exit code; raises the errors of `errors.py`."""
+    accumulation(run.training, ranks.world)
+    origin = find_origin(run, say if ranks.rank == 0 else lambda line: None)
+    device = parallel.choose_device(ranks)
+    if run.training.deterministic:
+        randomness.make_deterministic(device)
+    randomness.seed(run.training.seed, ranks.rank)
+    parallel.connect(device)
+    with life.during(TrainerPhase.DATA):
+        data = open_data(run.training, origin.tokenizer, run.cache_dir, say if ranks.local_rank == 0 else _say_nothing)
+        _must_have_samples(run, data)
+        _must_be_alike(data.fingerprint, ranks)
+    room = parallel.capacity(device, ranks)
+    layout = parallel.plan(origin.architecture, run.training, ranks, room)
+    try:
+        trainer = Trainer(run, ranks, life, origin, data, device, layout)
+        trainer.load()
+        try:
+            return trainer.run_to_the_end()
+        finally:
+            trainer.close()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(type(error).__name__, str(error)):
+            raise
+        advice = memory.advice(origin.architecture, run.training, layout.need, room, ranks.world)
+        raise OutOfMemory(f"{advice}\n{_first_line(error)}") from error
+
+
+class Trainer:
+    """The parts of one rank, assembled in the order in which they need each other."""
+
+    def __init__(
+        self,
+        run: Run,
+        ranks: Ranks,
+        life: Life,
+        origin: Origin,
+        data: Data,
+        device: torch.device,
+        layout: parallel.Layout,
+    ) -> None:
+        config = self.config = run.training
+        self.run, self.ranks, self.life, self.device, self.data, self.origin = run, ranks, life, device, data, origin
+        self.spread = parallel.Spread(origin.architecture, config, layout, ranks, device)
+        self.optimizer = make_optimizer(self.spread.decoder, config.optimizer)
+        self.objective = objective(config)
+        self.scale = LossScale(enabled=config.precision == "fp16")
+        self.best = Best(config.evaluation.early_stopping if config.evaluation else None)
+        self.steps = total_steps(config, data.train.samples_per_epoch)
+        self.step, self.tokens = 0, 0
+        self.cursor = DataCursor(seed=config.seed, epoch=0, sample=0)
+        identity = Identity(
+            job=run.job,
+            job_uid=run.job_uid,
+            attempt=run.attempt,
+            fence=run.fence,
+            folder=run.folder,
+            config=run.document,
+            architecture=dump(origin.architecture),
+            tokenizer=origin.tokenizer.describe(),
+        )
+        self.metrics = Metrics(ranks.rank, life.heartbeat, config.parallel.activation_checkpointing)
+        self.metrics.serve("127.0.0.1" if parallel.all_local() else "0.0.0.0", life.serves_metrics)  # noqa: S104
+        self.log = StepLog(run.worker_dir) if ranks.rank == 0 else None
+        life.before_each_beat(self.log.flush if self.log else None)
+        saver = Saver(identity, run.checkpoint.keep, layout.describe())
+        saver.prepare(self.spread.decoder, self.optimizer)
+        self.commits = Commits(saver, run.checkpoint.every, ranks, life, self.metrics)
+        self.evaluator = _evaluator(run, ranks, data, device)
+        self.flops_per_token = flops.per_token(origin.architecture, config.data.sequence_length)
+        self.peak = flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None
+        if ranks.rank == 0:
+            say(
+                f"model of {origin.architecture.parameters:,} parameters, {layout.shard} over {ranks.world} ranks on "
+                f"{device.type}, {config.precision}; about {memory.gib(layout.need.total)} a rank"
+            )
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        self.life.before_each_beat(None)
+        if self.log is not None:
+            self.log.close()
+
+    # --- where we stand ---
+
+    def load(self) -> None:
+        """Continue from our own commit, begin with another's weights, or keep the fresh ones."""
+        with self.life.during(TrainerPhase.LOAD):
+            if self.origin.weights is not None:
+                load(*self.origin.weights, self.spread.decoder, None)
+            if self.origin.resume is None:
+                self.life.resumed(0, None, None)
+                return
+            commit = resume(self.run.folder, self.origin.resume.step, self.spread.decoder, self.optimizer, say)
+            _must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
+            self.step, self.tokens, self.cursor = commit.step, commit.tokens, commit.cursor
+            self.scale.restore(commit.state.get("scaler", {}))
+            self.best.restore(commit.state.get("best", {}))
+            if commit.world_size == self.ranks.world and len(commit.rng) == self.ranks.world:
+                randomness.restore(commit.rng[self.ranks.rank])
+            self.life.resumed(commit.step, commit.committed_at, self.best.step)
+            self.commits.begin(commit.step)
+
+    def state(self, loss: float, evaluation_loss: float | None, best: bool) -> TrainState:
+        metrics = {"loss": loss} | ({} if evaluation_loss is None else {"evaluation_loss": evaluation_loss})
+        return TrainState(
+            model=self.spread.decoder,
+            optimizer=self.optimizer,
+            step=self.step,
+            tokens=self.tokens,
+            cursor=self.cursor,
+            state={
+                "scaler": self.scale.state(),
+                "best": self.best.state(),
+                "steps": self.steps,
+                "data": self.data.fingerprint,
+            },
+            rng=randomness.state(),
+            metrics=metrics,
+            best=best,
+        )
+
+    # --- the loop ---
+
+    def run_to_the_end(self) -> int:
+        self.life.enter(TrainerPhase.STEP)
+        if self.step == 0 and self.evaluator is not None:
+            loss, stop = self._evaluate()
+            self.best.judge(loss, 0)
+            self._report(self._record_of_start(loss))
+            if stop:
+                return self._stopped(None)
+        loader = self.open_loader()
+        try:
+            while not self._over():
+                stopped_with = self.advance(loader)
+                if stopped_with is not None:
+                    return self._stopped(stopped_with)
+        finally:
+            loader.close()
+        return self._finished()
+
+    def advance(self, loader: Loader) -> TrainState | None:
+        """One step, and what is due after it: evaluation, records, a save. The state to commit where all ranks stop."""
+        record, stop, due = self._one_step(loader)
+        improved = False
+        if self._evaluation_due():
+            loss, asked = self._evaluate()
+            improved, stop = self.best.judge(loss, self.step), stop or asked
+            record = record.model_copy(update={"evaluation_loss": loss})
+        self._report(record)
+        last = self._over()
+        if stop or last or improved or due:
+            state = self.state(record.loss, record.evaluation_loss, improved)
+            if stop and not last:
+                return state
+            self.commits.save(state, urgent=last)
+        self.commits.look()
+        return None
+
+    def _over(self) -> bool:
+        return self.step >= self.steps or self.best.stop
+
+    def _one_step(self, loader: Loader) -> tuple[StepRecord, bool, bool]:
+        """One optimizer step; its record, whether all ranks stop now, and whether all ranks save now.
+
+        The one collective besides the gradients' own: loss, tokens, gradient norm and the ranks' wishes, added up.
+        Reading its result is the step's one wait for the device, and where numbers that are not finite are found.
+        """
+        began = time.perf_counter()
+        with self.life.waiting_for_data():
+            batch = loader.next()
+        loss_sum, labels = self._backward(batch)
+        gradients = self.spread.gradients()
+        step = self.step + 1
+        wishes = (float(batch.tokens), float(self.life.stop_wanted), float(self.commits.due(step)))
+        parts = [loss_sum.double(), labels.double(), squared_norm(gradients) / self.spread.copies]
+        loss_total, labels_total, square, tokens, stop, due = self._total(
+            torch.cat(
+                (torch.stack(parts), torch.tensor(wishes, dtype=torch.float64).to(self.device, non_blocking=True))
+            )
+        )
+        # Gradients were made as if every token of the step were scored; labels_total says how many really were.
+        correction = self.config.batch.tokens_per_step / max(labels_total, 1.0) / self.scale.value
+        norm, loss = math.sqrt(square) * correction, loss_total / max(labels_total, 1.0)
+        rate = learning_rate(self.config.optimizer, step, self.steps)
+        if self._must_be_finite(loss, norm, step):
+            self._update(gradients, correction * clip_factor(norm, self.config.optimizer.clip_norm), rate)
+        self.optimizer.zero_grad()
+        self.step, self.cursor, self.tokens = step, batch.cursor, self.tokens + int(tokens)
+        seconds = time.perf_counter() - began
+        record = self._record(
+            loss, norm if math.isfinite(norm) else 0.0, rate, int(tokens), seconds, batch.wait_seconds
+        )
+        self.metrics.stepped(record, self.config.samples_per_step(), batch.wait_seconds)
+        return record, stop > 0, due > 0
+
+    def _backward(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        """Forward and backward over the micro-batches; the summed loss and the number of scored labels of this rank."""
+        # Gradients are averaged over the ranks, and the sum is wanted.
+        weight = self.scale.value * self.ranks.world / self.config.batch.tokens_per_step
+        loss_sum = torch.zeros((), device=self.device)
+        labels = torch.zeros((), dtype=torch.int64, device=self.device)
+        for number, micro in enumerate(batch.micro, start=1):
+            with self.spread.micro_step(last=number == len(batch.micro)):
+                loss = self.objective(self.spread.model, micro)
+                (loss * weight).backward()  # type: ignore[no-untyped-call]
+            loss_sum += loss.detach()
+            labels += scored(micro)
+        return loss_sum, labels
+
+    def _update(self, gradients: list[Tensor], factor: float, rate: float) -> None:
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+        set_rate(self.optimizer, rate)
+        self.optimizer.step()
+
+    def _must_be_finite(self, loss: float, norm: float, step: int) -> bool:
+        """Whether to take the step. Overflowing fp16 gradients skip it; anything else not finite ends the run."""
+        if not math.isfinite(loss):
+            raise NumericError(f"the loss is {loss} at step {step}; the gradient norm is {norm}")
+        accepted = self.scale.accepts(norm)
+        if self.scale.exhausted or (accepted and not math.isfinite(norm)):
+            raise NumericError(
+                f"the gradient norm is {norm} at step {step} (loss {loss:.4f}, loss scale {self.scale.value:g})"
+            )
+        return accepted
+
+    def _total(self, vector: Tensor) -> list[float]:
+        """A vector added up over all ranks, on the host."""
+        if self.ranks.world > 1:
+            dist.all_reduce(vector)
+        return [float(value) for value in vector.tolist()]
+
+    # --- evaluation ---
+
+    def _evaluation_due(self) -> bool:
+        every = self.config.evaluation.every if self.config.evaluation else 0
+        return bool(every) and (self.step % every == 0 or self.step == self.steps)
+
+    def _evaluate(self) -> tuple[float, bool]:
+        """The held-out loss, and whether a rank was asked to stop meanwhile."""
+        assert self.evaluator is not None
+        with self.life.during(TrainerPhase.EVALUATION):
+            loss, stop = self.evaluator.run(self.spread.model, self._total, lambda: self.life.stop_wanted)
+        if not math.isfinite(loss):
+            raise NumericError(f"the evaluation loss is {loss} after step {self.step}")
+        self.metrics.evaluation_loss.set(loss)
+        return loss, stop
+
+    # --- records ---
+
+    def _report(self, record: StepRecord) -> None:
+        self.life.stepped(record.step, record)
+        if self.log is not None:
+            self.log.write(record)
+
+    def _record(self, loss: float, norm: float, rate: float, tokens: int, seconds: float, waited: float) -> StepRecord:
+        speed = tokens / seconds
+        return StepRecord(
+            attempt=self.run.attempt,
+            step=self.step,
+            steps=self.steps,
+            at=time.time(),
+            loss=loss,
+            grad_norm=norm,
+            lr=rate,
+            tokens=tokens,
+            tokens_per_second=speed,
+            step_seconds=seconds,
+            data_wait_seconds=waited,
+            mfu=flops.utilisation(self.flops_per_token, speed, self.peak, self.ranks.world),
+            memory_bytes=_memory_used(self.device),
+        )
+
+    def _record_of_start(self, evaluation_loss: float) -> StepRecord:
+        """Step 0: nothing trained yet, so its loss is the held-out one."""
+        record = self._record(evaluation_loss, 0.0, 0.0, 0, 1.0, 0.0)
+        return record.model_copy(update={"step_seconds": 0.0, "evaluation_loss": evaluation_loss, "mfu": None})
+
+    # --- the end ---
+
+    def _stopped(self, state: TrainState | None) -> int:
+        """All ranks were asked to stop and stand at the same step: commit it, unless there is nothing new."""
+        self.life.enter(TrainerPhase.DRAIN)
+        if state is None:
+            return ExitCode.PREEMPTED_NO_COMMIT
+        committed = self.commits.save_last(state)
+        self.commits.close()
+        return ExitCode.PREEMPTED_COMMITTED if committed else ExitCode.PREEMPTED_NO_COMMIT
+
+    def _finished(self) -> int:
+        self.life.enter(TrainerPhase.DRAIN)
+        self.commits.finish(self.step)
+        self.commits.close()
+        self.life.enter(TrainerPhase.DONE)
+        if self.ranks.rank == 0:
+            say(f"done after step {self.step}" + (": the held-out loss stopped improving" if self.best.stop else ""))
+        return ExitCode.DONE
+
+    def open_loader(self) -> Loader:
+        samples, micro_batch = self.config.samples_per_step(), self.config.batch.micro_batch
+        return Loader(
+            self.data.train, self.cursor, samples, micro_batch, self.ranks.rank, self.ranks.world, self.device
+        )
+
+
+def _evaluator(run: Run, ranks: Ranks, data: Data, device: torch.device) -> Evaluator | None:
+    config = run.training.evaluation
+    if config is None or data.evaluation is None:
+        return None
+    return Evaluator(data.evaluation, config.samples, run.training.batch.micro_batch, ranks.rank, ranks.world, device)
+
+
+def _must_have_samples(run: Run, data: Data) -> None:
+    if data.train.samples_per_epoch < 1:
+        length = run.training.data.sequence_length
+        raise UserError(
+            f"training.data.train holds less than one sample of {length} tokens; add data or lower sequenceLength"
+        )
+
+
+def _must_be_alike(fingerprint: str, ranks: Ranks) -> None:
+    """Every rank deals itself its share of one order of samples, so all must hold the same data."""
+    if ranks.world == 1:
+        return
+    seen: list[str] = [""] * ranks.world
+    dist.all_gather_object(seen, fingerprint)
+    strangers = [rank for rank, other in enumerate(seen) if other != seen[0]]
+    if strangers:
+        raise UserError(
+            f"training.data differs between the nodes: ranks {strangers} read other contents than rank 0; "
+            "put the same files on every node, or read them from one place (s3://, a shared file system)"
+        )
+
+
+def _must_be_the_same_data(before: str | None, now: str, step: int) -> None:
+    """A resume is exact only over the data of its commit."""
+    if before is not None and before != now:
+        raise UserError(
+            f"training.data holds other contents than when step {step} was committed, so its position in them is lost: "
+            "restore the files, or submit a new job with model.from to start from this commit's weights"
+        )
+
+
+def _memory_used(device: torch.device) -> int:
+    """Peak bytes of this process on the GPU, or on the CPU in memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0][:500]
+
+
+def _say_nothing(line: str) -> None:
+    """The worker's first rank tells what all of them see."""
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,166 @@
+"""What a rank tells the world about its training: StepRecord lines and Prometheus metrics."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from muster.contract.base import dump_json
+from muster.contract.names import STEP_LOG
+from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+STEP_SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+# All work over the model's own: `full` repeats the forward pass (a third of the work), `selective` about half of it.
+HARDWARE_SHARE = {"none": 1.0, "selective": 7 / 6, "full": 4 / 3}
+
+
+class StepLog:
+    """Rank 0's lines: one JSON object per step, on standard output and in steps.jsonl.
+
+    They are written by whoever calls `flush` (the heartbeat's thread, ten times a second), so that a slow disk or a
+    full pipe does not hold up a step.
+    """
+
+    def __init__(self, directory: Path, out: TextIO = sys.stdout) -> None:
+        self._out = out
+        self._file = (directory / STEP_LOG).open("a")
+        self._waiting: deque[StepRecord] = deque()
+        self._flushing = threading.Lock()
+
+    def write(self, record: StepRecord) -> None:
+        self._waiting.append(record)
+
+    def flush(self) -> None:
+        with self._flushing:
+            lines = "".join(dump_json(self._waiting.popleft()) + "\n" for _ in range(len(self._waiting)))
+            if lines:
+                for stream in (self._file, self._out):
+                    stream.write(lines)
+                    stream.flush()
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()
+
+
+class Metrics:
+    """The metrics of one rank, in a registry of its own. heartbeat: read at every scrape, for phase and seconds."""
+
+    def __init__(self, rank: int, heartbeat: Callable[[], Heartbeat], recompute: str = "none") -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry: CollectorRegistry = CollectorRegistry()
+        place: dict[str, Any] = {"registry": self.registry, "namespace": "muster_trainer"}
+        self._rank = str(rank)
+        self._hardware_share = HARDWARE_SHARE[recompute]
+        self.step_seconds = Histogram(
+            "step_seconds", "Time of one optimizer step", buckets=STEP_SECONDS_BUCKETS, **place
+        )
+        self.steps = Counter("steps_total", "Optimizer steps made by this process", **place)
+        self.tokens = Counter(
+            "tokens_total", "Tokens trained on by all ranks in this attempt, padding not counted", **place
+        )
+        self.samples = Counter("samples_total", "Samples trained on by all ranks in this attempt", **place)
+        self.loss = Gauge("loss", "Training loss of the last step, per scored token", **place)
+        self.evaluation_loss = Gauge("evaluation_loss", "Loss of the last evaluation, per scored token", **place)
+        self.grad_norm = Gauge("grad_norm", "Gradient norm of the last step, before clipping", **place)
+        self.learning_rate = Gauge("learning_rate", "Learning rate of the last step", **place)
+        self.tokens_per_second = Gauge(
+            "tokens_per_second", "Tokens per second of all ranks over the last step", **place
+        )
+        self.mfu = Gauge(
+            "mfu_ratio", "Model FLOPs utilisation of the last step; NaN where the peak is unknown", **place
+        )
+        self.hfu = Gauge("hfu_ratio", "The same with recomputed work (estimated for selective checkpointing)", **place)
+        self.memory = Gauge("memory_bytes", "Peak memory of this rank on the device; on the CPU resident", **place)
+        self.data_wait = Counter("data_wait_seconds_total", "Time this rank waited for data", **place)
+        self.checkpoint_blocked = Histogram(
+            "checkpoint_blocked_seconds",
+            "Time a save kept this rank from training",
+            buckets=STEP_SECONDS_BUCKETS,
+            **place,
+        )
+        self.checkpoint_duration = Histogram(
+            "checkpoint_duration_seconds",
+            "Time from the start of a save to its commit",
+            buckets=STEP_SECONDS_BUCKETS,
+            **place,
+        )
+        self.checkpoint_bytes = Counter("checkpoint_bytes_total", "Bytes that this rank wrote into commits", **place)
+        self.checkpoint_failures = Counter("checkpoint_failures_total", "Saves that ended without a commit", **place)
+        self.last_step_at = Gauge("last_step_timestamp_seconds", "When the last step ended", **place)
+        self.last_commit_at = Gauge("last_commit_timestamp_seconds", "When the last commit was seen", **place)
+        self.last_commit_step = Gauge("last_commit_step", "The step of the last commit", **place)
+        self.rank_step_seconds = Gauge("rank_step_seconds", "This rank's last step, waits included", ["rank"], **place)
+        self.mfu.set(float("nan"))
+        self.hfu.set(float("nan"))
+        self.registry.register(_FromHeartbeat(heartbeat))
+
+    def stepped(self, record: StepRecord, samples: int, own_data_wait: float) -> None:
+        self.step_seconds.observe(record.step_seconds)
+        self.rank_step_seconds.labels(self._rank).set(record.step_seconds)
+        self.steps.inc()
+        self.tokens.inc(record.tokens)
+        self.samples.inc(samples)
+        self.loss.set(record.loss)
+        self.grad_norm.set(record.grad_norm)
+        self.learning_rate.set(record.lr)
+        self.tokens_per_second.set(record.tokens_per_second)
+        self.memory.set(record.memory_bytes)
+        self.data_wait.inc(own_data_wait)
+        self.last_step_at.set(record.at)
+        if record.mfu is not None:
+            self.mfu.set(record.mfu)
+            self.hfu.set(record.mfu * self._hardware_share)
+
+    def saved(self, step: int, at: float, seconds: float, size: int) -> None:
+        self.checkpoint_duration.observe(seconds)
+        self.checkpoint_bytes.inc(size)
+        self.last_commit_step.set(step)
+        self.last_commit_at.set(at)
+
+    def serve(self, address: str, ready: Callable[[int], None]) -> None:
+        """Answer /metrics on a free port, from a thread that also does the slow imports; `ready` is told the port."""
+
+        def start() -> None:
+            from prometheus_client import start_http_server
+
+            try:
+                server, _ = start_http_server(0, addr=address, registry=self.registry)
+            except OSError as error:  # training is worth more than its metrics
+                print(f"metrics are not served: {error}", file=sys.stderr)
+                return
+            ready(server.server_port)
+
+        threading.Thread(target=start, name="metrics", daemon=True).start()
+
+
+class _FromHeartbeat:
+    """Phase, goodput seconds and the step, read when somebody asks."""
+
+    def __init__(self, heartbeat: Callable[[], Heartbeat]) -> None:
+        self._heartbeat = heartbeat
+
+    def collect(self) -> Any:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        beat = self._heartbeat()
+        seconds = CounterMetricFamily(
+            "muster_trainer_goodput_seconds",
+            "Time since the process started, by what it was spent on",
+            labels=["state"],
+        )
+        for state, value in beat.seconds.model_dump(by_alias=False).items():
+            seconds.add_metric([state], value)
+        phase = GaugeMetricFamily("muster_trainer_phase", "1 for the phase that this rank is in", labels=["phase"])
+        for each in TrainerPhase:
+            phase.add_metric([each.value], float(each is beat.phase))
+        step = GaugeMetricFamily("muster_trainer_step", "The last step that this rank finished", value=beat.step)
+        return [seconds, phase, step]

@@ -1,0 +1,6 @@
+"""The decoder and what belongs to its weights: initial values, the output head's loss. It never learns of ranks."""
+
+from muster.trainer.model.decoder import Decoder, build
+from muster.trainer.model.init import initialize
+
+__all__ = ["Decoder", "build", "initialize"]

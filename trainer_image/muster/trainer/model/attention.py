@@ -1,0 +1,121 @@
+"""Grouped-query attention with rotary positions that never looks across documents packed into one row.
+
+On the CPU (and on CUDA in fp32) it is torch's scaled_dot_product_attention: causal where every row is one document,
+else with an additive mask made once per forward pass. On CUDA in half precision it is flex_attention, whose block mask
+skips the blocks between documents altogether.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from muster.contract.architecture import Architecture
+from muster.trainer.model.layers import Linear
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What each token may see, and where it stands; made once per forward pass and shared by all layers.
+
+    cos, sin: [B, 1, T, head_dim] fp32. mask: None (plain causal), additive [B, 1, T, T], or a flex BlockMask.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    mask: Any
+
+
+def sight(architecture: Architecture, positions: Tensor, documents: Tensor, dtype: torch.dtype) -> Sight:
+    """positions, documents: [B, T] integers; tokens see earlier tokens of the same document only.
+
+    A negative document is padding; it stands at the end of a row and is not scored, so what it sees does not matter.
+    """
+    cos, sin = rotary(architecture, positions)
+    if positions.is_cuda and dtype != torch.float32:
+        return Sight(cos, sin, _block_mask(documents))
+    return Sight(cos, sin, _additive_mask(documents, dtype))
+
+
+def rotary(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of the rotation angles, in the half-split layout of Llama (Su et al. 2021, arXiv 2104.09864)."""
+    half = torch.arange(0, architecture.head_dim, 2, device=positions.device, dtype=torch.float32)
+    frequencies = architecture.rope_theta ** (-half / architecture.head_dim)
+    angles = positions[:, None, :, None].float() * frequencies
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x: [B, H, T, head_dim], rotated by its position in fp32 and returned in its own dtype."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return (x * cos + turned * sin).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """x: [B, T, dim] -> [B, T, dim]."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.head_dim = architecture.head_dim
+        self.q_proj = Linear(architecture.dim, architecture.heads * self.head_dim)
+        self.k_proj = Linear(architecture.dim, architecture.kv_heads * self.head_dim)
+        self.v_proj = Linear(architecture.dim, architecture.kv_heads * self.head_dim)
+        self.o_proj = Linear(architecture.heads * self.head_dim, architecture.dim)
+
+    def forward(self, x: Tensor, seen: Sight) -> Tensor:
+        batch, length, _ = x.shape
+        query, key, value = (
+            projection(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = rotate(query, seen.cos, seen.sin), rotate(key, seen.cos, seen.sin)
+        mixed = attend(query, key, value, seen.mask)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return out
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+    """query [B, H, T, D], key and value [B, KV, T, D] -> [B, H, T, D]."""
+    if mask is None:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    if isinstance(mask, Tensor):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    mixed: Tensor = _flex()(query, key, value, block_mask=mask, enable_gqa=True)
+    return mixed
+
+
+def _additive_mask(documents: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """0 where a token may look, -inf elsewhere; None where every row is one document and causal attention will do.
+
+    The question is only asked on the CPU: on CUDA the answer would wait for the device.
+    """
+    if documents.device.type == "cpu" and bool(((documents == documents[:, :1]) | (documents < 0)).all()):
+        return None
+    length = documents.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    allowed = (documents[:, None, :, None] == documents[:, None, None, :]) & causal
+    return torch.zeros(allowed.shape, dtype=dtype, device=documents.device).masked_fill_(~allowed, float("-inf"))
+
+
+def _block_mask(documents: Tensor) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask  # compiles kernels: only where there is CUDA
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (documents[batch, query] == documents[batch, key])
+
+    batch, length = documents.shape
+    return create_block_mask(visible, B=batch, H=None, Q_LEN=length, KV_LEN=length, device=documents.device)
+
+
+@cache
+def _flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)

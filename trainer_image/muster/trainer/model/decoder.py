@@ -1,0 +1,91 @@
+"""The decoder of the Llama family, blind to ranks, devices and sharding."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from muster.contract.architecture import Architecture
+from muster.trainer.model.attention import Attention, Sight, sight
+from muster.trainer.model.head import Head
+from muster.trainer.model.layers import Embedding, FeedForward, RMSNorm
+from muster.trainer.model.recompute import keep_expensive
+
+Recompute = Literal["none", "selective", "full"]
+
+
+class Block(nn.Module):
+    """One layer: x + attention(norm x), then x + feed_forward(norm x)."""
+
+    def __init__(self, architecture: Architecture, recompute: Recompute) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.attention_norm = RMSNorm(architecture.dim, architecture.norm_eps)
+        self.attention = Attention(architecture)
+        self.feed_forward_norm = RMSNorm(architecture.dim, architecture.norm_eps)
+        self.feed_forward = FeedForward(architecture.dim, architecture.ffn_dim)
+
+    def forward(self, x: Tensor, seen: Sight) -> Tensor:
+        if self.recompute == "none" or not torch.is_grad_enabled():
+            return self._layer(x, seen)
+        # Two calls, because torch.compile must see which function makes the contexts.
+        if self.recompute == "full":
+            out: Tensor = checkpoint(self._layer, x, seen, use_reentrant=False, preserve_rng_state=False)
+        else:
+            out = checkpoint(
+                self._layer, x, seen, use_reentrant=False, preserve_rng_state=False, context_fn=keep_expensive
+            )
+        return out
+
+    def _layer(self, x: Tensor, seen: Sight) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), seen)
+        out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return out
+
+
+class Decoder(nn.Module):
+    """tokens -> logits, or with labels -> the summed loss.
+
+    dtype: of the activations. Parameters are made in fp32, without values; see `init.initialize`.
+    """
+
+    def __init__(
+        self, architecture: Architecture, dtype: torch.dtype = torch.float32, recompute: Recompute = "none"
+    ) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.dtype = dtype
+        self.embed = Embedding(architecture.vocab_size, architecture.dim, dtype)
+        self.layers = nn.ModuleList(Block(architecture, recompute) for _ in range(architecture.layers))
+        self.norm = RMSNorm(architecture.dim, architecture.norm_eps)
+        self.head = Head(architecture.dim, architecture.vocab_size, architecture.tied_head)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        documents: Tensor,
+        labels: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
+        """tokens, positions, documents, labels: [B, T] integers.
+
+        Without labels: logits [B, T, vocab] in fp32. With labels (already shifted, -100 not scored): the cross-entropy
+        summed over all scored tokens, an fp32 scalar.
+        """
+        seen = sight(self.architecture, positions, documents, self.dtype)
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, seen)
+        shared = self.embed.weight if self.architecture.tied_head else None
+        out: Tensor = self.head(self.norm(x), shared, labels, smoothing)
+        return out
+
+
+def build(architecture: Architecture, dtype: torch.dtype = torch.float32, recompute: Recompute = "none") -> Decoder:
+    """The decoder on the meta device: shapes only, no memory."""
+    with torch.device("meta"):
+        return Decoder(architecture, dtype, recompute)

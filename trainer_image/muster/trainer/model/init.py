@@ -1,0 +1,61 @@
+"""Initial weights that depend on the seed and the parameter's name alone: the same for every sharding and world size.
+
+Normal with standard deviation 0.02; projections back into the residual stream are scaled by 1/sqrt(2 * layers), so that
+the stream's variance does not grow with depth (GPT-2, Radford et al. 2019); norms are 1; an untied head has
+1/sqrt(dim), so that the first logits have unit variance. Each parameter is drawn in blocks of rows with a generator of
+their own, and a rank draws only the blocks that its shard touches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from muster.contract.architecture import Architecture
+
+BLOCK_ELEMENTS = 2**20
+
+
+def initialize(
+    model: nn.Module, architecture: Architecture, seed: int, rows_of: Callable[[Tensor], tuple[Tensor, int]]
+) -> None:
+    """Fill every parameter. rows_of(parameter) -> (the rows held here, the index of the first of them)."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            rows, first = rows_of(parameter)
+            std = deviation(name, architecture)
+            if std is None:
+                rows.fill_(1.0)
+            else:
+                _fill(rows, first, len(parameter), std, f"{seed}/{name}")
+
+
+def deviation(name: str, architecture: Architecture) -> float | None:
+    """The standard deviation of a parameter's initial values; None: all ones."""
+    if name.endswith("norm.weight"):
+        return None
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        return float(0.02 / (2 * architecture.layers) ** 0.5)
+    if name == "head.weight":
+        return float(architecture.dim**-0.5)
+    return 0.02
+
+
+def _fill(rows: Tensor, first: int, length: int, std: float, key: str) -> None:
+    """rows: those from `first` on, of a parameter of `length` rows."""
+    width = max(1, rows[0].numel() if len(rows) else 1)
+    height = min(length, max(1, BLOCK_ELEMENTS // width))
+    for block in range(first // height, (first + len(rows) + height - 1) // height):
+        values = _draw(f"{key}/{block}", (height, *rows.shape[1:]), std, rows.device)
+        start = max(first, block * height)
+        end = min(first + len(rows), (block + 1) * height)
+        rows[start - first : end - first] = values[start - block * height : end - block * height]
+
+
+def _draw(key: str, shape: tuple[int, ...], std: float, device: torch.device) -> Tensor:
+    generator = torch.Generator(device)
+    generator.manual_seed(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1)
+    return torch.empty(shape, device=device).normal_(0.0, std, generator=generator)

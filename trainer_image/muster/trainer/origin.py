@@ -1,0 +1,142 @@
+"""Where weights, tokenizer and the data's position come from: nothing, another job's commit, or our own last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from muster.contract.architecture import Architecture
+from muster.contract.base import dump
+from muster.contract.checkpoint import Commit
+from muster.contract.training import FromCommit, TrainingConfig
+from muster.trainer.checkpoint import newest_readable, read_commit
+from muster.trainer.config import Run
+from muster.trainer.data import Tokenizer, load_tokenizer, tokenizer_from_commit
+from muster.trainer.errors import UserError
+
+# What may differ between two attempts of one job: how it is computed, how it is watched, when it ends. Extending the
+# length stretches the learning rate's decay from that step on. A change of holdout would change the training data.
+CHANGEABLE = ("parallel", "batch.microBatch", "evaluation", "length")
+NO_EVALUATION = {"evaluation.holdout": 0.0}
+FIXED = tuple(NO_EVALUATION)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """resume: our own commit, to continue exactly. weights: (folder, step) of another job's commit to begin with."""
+
+    architecture: Architecture
+    tokenizer: Tokenizer
+    resume: Commit | None = None
+    weights: tuple[str, int] | None = None
+
+
+def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
+    """Read what the orders name; the weights themselves are loaded later. Raises UserError, StorageError.
+
+    report: told of a damaged commit that was set aside for the one before it.
+    """
+    if run.resume_step:
+        return _resumed(run, report)
+    if run.training.model.from_ is not None:
+        return _from_commit(run.training, run.training.model.from_)
+    architecture = run.training.model.shape
+    assert architecture is not None, "a model is a preset, a shape, or from a commit"
+    tokenizer = load_tokenizer(run.training.data.tokenizer)
+    _vocabularies_fit(tokenizer, architecture, f"data.tokenizer {run.training.data.tokenizer}", "the model")
+    return Origin(architecture, tokenizer)
+
+
+def _resumed(run: Run, report: Callable[[str], None]) -> Origin:
+    commit = newest_readable(run.folder, run.resume_step, report)
+    changes = changed(commit.config, run.document)
+    if changes:
+        raise UserError(
+            f"the configuration differs from that of the commit at step {commit.step} in {run.folder}:\n"
+            + "\n".join(f"  {change}" for change in changes)
+            + "\nundo these changes, or submit a new job with model.from to start from this commit's weights"
+        )
+    return Origin(_architecture(commit, run.folder), tokenizer_from_commit(commit.tokenizer), resume=commit)
+
+
+def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
+    if source.uri is None:
+        raise UserError(
+            f"model.from.job {source.job!r} was not resolved to a checkpoint folder: submit through the API, "
+            "or give model.from.uri"
+        )
+    commit = read_commit(source.uri, source.step)
+    where = f"the commit at step {commit.step} in {source.uri}"
+    architecture = _architecture(commit, source.uri)
+    tokenizer = tokenizer_from_commit(commit.tokenizer)
+    if training.data.tokenizer != "bytes":  # the default: whatever the commit was trained with
+        asked = load_tokenizer(training.data.tokenizer)
+        _vocabularies_fit(asked, architecture, f"data.tokenizer {training.data.tokenizer}", where)
+        if asked.describe() != tokenizer.describe():
+            raise UserError(
+                f"data.tokenizer {training.data.tokenizer} is not the tokenizer that {where} was trained with "
+                f"(vocabularies {asked.vocab_size} and {tokenizer.vocab_size}); leave it out to use the commit's"
+            )
+    _vocabularies_fit(tokenizer, architecture, "its tokenizer", where)
+    if training.data.sequence_length > architecture.max_positions:
+        raise UserError(
+            f"data.sequenceLength {training.data.sequence_length} is longer than the position limit "
+            f"{architecture.max_positions} of {where}; shorten the sequences or choose another model"
+        )
+    return Origin(architecture, tokenizer, weights=(source.uri, commit.step))
+
+
+def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Every path that differs and may not, with both values."""
+    old, new = NO_EVALUATION | _leaves(_with_defaults(before)), NO_EVALUATION | _leaves(now)
+    return [
+        f"training.{path}: {_show(old.get(path))} → {_show(new.get(path))}"
+        for path in sorted(old.keys() | new.keys())
+        if old.get(path) != new.get(path) and not _may_change(path)
+    ]
+
+
+def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """A commit of an older Muster lacks the keys that came later; they had their defaults."""
+    try:
+        return dump(TrainingConfig.model_validate(config))
+    except ValidationError:
+        return config
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {path: value}
+    return {
+        key: leaf
+        for name, inner in value.items()
+        for key, leaf in _leaves(inner, f"{path}.{name}" if path else name).items()
+    }
+
+
+def _may_change(path: str) -> bool:
+    return path not in FIXED and any(path == part or path.startswith(f"{part}.") for part in CHANGEABLE)
+
+
+def _show(value: Any) -> str:
+    return "not set" if value is None else repr(value)
+
+
+def _architecture(commit: Commit, folder: str) -> Architecture:
+    try:
+        return Architecture.model_validate(commit.architecture)
+    except ValidationError as error:
+        raise UserError(
+            f"the commit at step {commit.step} in {folder} has a model shape unknown here: {error}"
+        ) from None
+
+
+def _vocabularies_fit(tokenizer: Tokenizer, architecture: Architecture, what: str, where: str) -> None:
+    if tokenizer.vocab_size > architecture.vocab_size:
+        raise UserError(
+            f"{what} has a vocabulary of {tokenizer.vocab_size} tokens, but {where} has {architecture.vocab_size}: "
+            "choose the tokenizer that belongs to the model, or a model with at least that many"
+        )

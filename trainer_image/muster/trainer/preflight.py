@@ -1,0 +1,124 @@
+"""A look before the gang meets: `python -m muster.trainer.preflight` is an init container that ends with 0, or with 84
+and why, so that a bad node costs seconds instead of a rendezvous that times out.
+
+Each check has an answer to failure, by MUSTER_PREFLIGHT (`gpus=exclude,disk=retry,network=warn,efa=warn`):
+    warn      say it, and go on
+    retry     end with 84: the next attempt may find it well (infrastructure, the node is charged)
+    exclude   the same, and say that the node should be left: it is charged until it is excluded
+    stop      end with 80: no restart will help
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.contract.names import Env, ExitCode
+from muster.contract.signals import WorkerExit
+from muster.trainer.report import leave_word
+
+SETTING = "MUSTER_PREFLIGHT"
+ANSWERS = {"gpus": "exclude", "disk": "retry", "efa": "exclude", "network": "warn"}
+DISK_BYTES_MIN = 2 * 2**30  # for token stores and the files of a commit on their way to the bucket
+RESOLVE_SECONDS = 30.0  # the names of a gang that is just being made take a moment
+
+
+@dataclass(frozen=True)
+class Fault:
+    check: str
+    message: str
+
+
+def main() -> int:
+    answers = ANSWERS | dict(pair.split("=", 1) for pair in os.environ.get(SETTING, "").split(",") if "=" in pair)
+    faults = [Fault(name, told) for name, check in CHECKS.items() if (told := check()) is not None]
+    for fault in faults:
+        print(f"preflight: {fault.check}: {fault.message} ({answers[fault.check]})", file=sys.stderr, flush=True)
+    end = verdict(faults, answers)
+    if end.exit_code:
+        leave_word(end)
+    return end.exit_code
+
+
+def verdict(faults: list[Fault], answers: dict[str, str]) -> WorkerExit:
+    """The worst answer decides; its faults are named."""
+    for answer, code in (
+        ("stop", ExitCode.USER_ERROR),
+        ("exclude", ExitCode.PREFLIGHT_FAILED),
+        ("retry", ExitCode.PREFLIGHT_FAILED),
+    ):
+        mine = [fault for fault in faults if answers.get(fault.check) == answer]
+        if mine:
+            words = "; ".join(f"{fault.check}: {fault.message}" for fault in mine)
+            return WorkerExit(exit_code=int(code), at=time.time(), message=f"preflight failed ({answer}): {words}")
+    return WorkerExit(exit_code=0, at=time.time())
+
+
+def gpus() -> str | None:
+    """As many as this worker has ranks, and each answers to an allocation."""
+    ranks = int(os.environ.get("PET_NPROC_PER_NODE", "1"))
+    if os.environ.get(Env.DEVICE) == "cpu" or not Path("/dev/nvidiactl").exists():
+        return None
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < ranks:
+        return f"{count} GPUs are there, {ranks} ranks need one each"
+    for index in range(ranks):
+        try:
+            torch.ones(1024, device=f"cuda:{index}").sum().item()
+        except RuntimeError as error:
+            return f"GPU {index} does not compute: {str(error).splitlines()[0]}"
+    return None
+
+
+def disk() -> str | None:
+    folders = [Path(os.environ[name]) for name in (Env.WORKER_DIR, Env.CACHE_DIR) if os.environ.get(name)]
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(folder).free
+            probe = folder / ".preflight"
+            probe.write_bytes(b"0" * 4096)
+            probe.unlink()
+        except OSError as error:
+            return f"{folder} can't be written: {error.strerror}"
+        if free < DISK_BYTES_MIN:
+            return f"{folder} has {free / 2**30:.1f} GiB free, {DISK_BYTES_MIN / 2**30:.0f} are needed"
+    return None
+
+
+def efa() -> str | None:
+    """Where EFA was asked for, its devices are there."""
+    if "FI_EFA_USE_HUGE_PAGE" not in os.environ:
+        return None
+    devices = Path("/sys/class/infiniband")
+    return None if devices.is_dir() and any(devices.iterdir()) else "no EFA device is visible in this pod"
+
+
+def network() -> str | None:
+    """The rendezvous' name resolves. (Worker 0 does not listen yet: all preflights run before any launcher.)"""
+    host = os.environ.get("PET_MASTER_ADDR", "")
+    deadline = time.monotonic() + RESOLVE_SECONDS
+    while host:
+        try:
+            socket.getaddrinfo(host, None)
+            return None
+        except OSError as error:
+            if time.monotonic() > deadline:
+                return f"the name of worker 0, {host}, does not resolve: {error}"
+        time.sleep(1.0)
+    return None
+
+
+CHECKS: dict[str, Callable[[], str | None]] = {"gpus": gpus, "disk": disk, "efa": efa, "network": network}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

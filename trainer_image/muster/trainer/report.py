@@ -1,0 +1,110 @@
+"""What the operator learns from a worker in a cluster, where it can't read its files.
+
+While it runs, the launcher answers `GET /heartbeats` with the heartbeats of its ranks. When it ends, its exit record is
+also its pod's termination message. Neither is there unless the environment asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from muster.contract.base import dump_json
+from muster.contract.names import Env
+from muster.contract.signals import WorkerExit
+
+REPORT_PORT = "MUSTER_REPORT_PORT"
+POD_IP = "MUSTER_POD_IP"
+TERMINATION_LOG = "MUSTER_TERMINATION_LOG"
+LAST_HEARTBEAT = "lastHeartbeat"  # a key beside those of WorkerExit
+TERMINATION_BYTES_MAX = 4_096  # the kubelet keeps no more of a termination message
+
+
+def serve_reports(directory: Path) -> None:
+    """Answer in a thread of our own, if MUSTER_REPORT_PORT is set. A taken port is told and ends nothing."""
+    port = os.environ.get(REPORT_PORT, "")
+    if not port.isdecimal():
+        return
+    host = os.environ.get(POD_IP, "")
+    try:
+        server = _server_of(host)((host, int(port)), _handler(directory, os.environ.get(Env.JOB_UID, "")))
+    except OSError as error:
+        print(f"can't report heartbeats on {host or '*'}:{port}: {error.strerror}", file=sys.stderr, flush=True)
+        return
+    threading.Thread(target=server.serve_forever, name="report", daemon=True).start()
+
+
+def leave_word(end: WorkerExit) -> None:
+    """Write the exit record as the termination message, if MUSTER_TERMINATION_LOG names a file for it."""
+    path = os.environ.get(TERMINATION_LOG)
+    if not path:
+        return
+    try:
+        Path(path).write_text(last_words(end))  # it is mounted: it can't be replaced, only filled
+    except OSError as error:
+        print(f"can't write the termination message {path}: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def last_words(end: WorkerExit) -> str:
+    """The record, with the last heartbeat of the worker's first rank: nobody can ask for it any more."""
+    beats = heartbeats(Path(os.environ.get(Env.WORKER_DIR) or "."))
+    beat = min(beats, key=lambda each: each.get("rank", 0), default=None)
+    extra = json.dumps({LAST_HEARTBEAT: beat}, separators=(",", ":"))[1:] if beat else ""
+    if not extra or len(extra.encode()) > TERMINATION_BYTES_MAX // 2:
+        return fitting(end, TERMINATION_BYTES_MAX)
+    return f"{fitting(end, TERMINATION_BYTES_MAX - len(extra.encode()))[:-1]},{extra}"
+
+
+def fitting(end: WorkerExit, size: int) -> str:
+    """The record as JSON of at most `size` bytes: first the log tail loses its beginning, then the message its end."""
+    for tail, message in ((2_000, 1_000), (1_000, 800), (300, 400), (0, 400), (0, 100)):
+        log_tail = end.log_tail[-tail:] if tail else ""
+        text = dump_json(end.model_copy(update={"log_tail": log_tail, "message": end.message[:message]}))
+        if len(text.encode()) <= size:
+            return text
+    return dump_json(WorkerExit(exit_code=end.exit_code, at=end.at, signal=end.signal, rank=end.rank, step=end.step))
+
+
+def heartbeats(directory: Path) -> list[dict[str, Any]]:
+    """Of all ranks that have left one, in no order."""
+    found = []
+    for path in directory.glob("rank-*.json"):
+        if path.name.count(".") == 1:  # not rank-N.failure.json
+            try:
+                found.append(json.loads(path.read_bytes()))
+            except (OSError, ValueError):
+                continue
+    return found
+
+
+def _handler(directory: Path, job_uid: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path == "/heartbeats"
+            document = {"jobUid": job_uid, "heartbeats": heartbeats(directory)} if known else {}
+            body = json.dumps(document).encode()
+            self.send_response(200 if known else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """A question every few seconds is no news."""
+
+    return Handler
+
+
+def _server_of(host: str) -> type[ThreadingHTTPServer]:
+    import socket
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    return Server

@@ -1,0 +1,103 @@
+"""Which rank's end explains a worker's end. The judgement is pure; only `read_end` and `log_tail` look at files."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from muster.contract.names import HEARTBEAT, LOG, RANK_FAILURE, ExitCode
+from muster.contract.signals import Heartbeat, RankFailure, WorkerExit
+
+TAIL_BYTES = 16_384
+TAIL_LINES = 40
+_STOPPED = (ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT)
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """exit_code: as the system reports it, negative for a signal. message: what the rank said of itself, if it did."""
+
+    rank: int
+    exit_code: int
+    at: float
+    step: int | None = None
+    message: str = ""
+
+
+def worker_exit(ends: list[RankEnd], stop_wanted: bool, shutdown_seconds: float) -> WorkerExit:
+    """The end of a worker whose ranks ended so (only those that did not end well)."""
+    end = root(ends, stop_wanted, shutdown_seconds)
+    killed_by = -end.exit_code if end.exit_code < 0 else None
+    code = 128 + killed_by if killed_by else end.exit_code
+    message = end.message
+    if killed_by == signal.SIGTERM and stop_wanted:
+        code, message = (
+            int(ExitCode.PREEMPTED_NO_COMMIT),
+            f"rank {end.rank} was asked to stop while it was still starting",
+        )
+    elif killed_by:
+        message = f"rank {end.rank} was killed by {_signal_name(killed_by)}"
+    elif not message:
+        message = f"rank {end.rank} ended with exit code {code}, and did not say why; see its log"
+    return WorkerExit(exit_code=code, at=time.time(), rank=end.rank, signal=killed_by, step=end.step, message=message)
+
+
+def root(ends: list[RankEnd], stop_wanted: bool, shutdown_seconds: float) -> RankEnd:
+    """The end that the others followed from: a reason of its own before a lost peer before the agent's cleaning up;
+    among equals the earliest."""
+    first = min(end.at for end in ends)
+
+    def order(end: RankEnd) -> tuple[int, float]:
+        cleaned_up = end.exit_code == -signal.SIGKILL and end.at > first + shutdown_seconds - 1
+        stopped = end.exit_code in (*_STOPPED, -signal.SIGTERM)
+        if end.exit_code == ExitCode.PEER_LOST:
+            return (4, end.at)
+        if stopped and stop_wanted:
+            # The COMMIT exists as soon as one rank knows of it.
+            return (1 if end.exit_code == ExitCode.PREEMPTED_COMMITTED else 2, end.at)
+        if stopped or cleaned_up:
+            return (5, end.at)
+        return (0, end.at)
+
+    return min(ends, key=order)
+
+
+def read_end(directory: Path, rank: int, exit_code: int, at: float, since: float) -> RankEnd:
+    """What is known of a rank that ended. Files older than `since` are another attempt's."""
+    failure = _read(directory / RANK_FAILURE.format(rank=rank), RankFailure)
+    if isinstance(failure, RankFailure) and failure.at >= since and failure.exit_code == exit_code:
+        return RankEnd(rank, exit_code, failure.at, failure.step, failure.message)
+    beat = _read(directory / HEARTBEAT.format(rank=rank), Heartbeat)
+    step = beat.step if isinstance(beat, Heartbeat) and beat.at >= since else None
+    return RankEnd(rank, exit_code, at, step)
+
+
+def log_tail(directory: Path) -> str:
+    """The last lines of the worker's log, step records left out; empty where there is no log."""
+    try:
+        with (directory / LOG).open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line for line in text.splitlines() if not line.startswith("{")]
+    return "\n".join(lines[-TAIL_LINES:])
+
+
+def _read(path: Path, model: type[RankFailure] | type[Heartbeat]) -> RankFailure | Heartbeat | None:
+    try:
+        return model.model_validate_json(path.read_text())
+    except (OSError, ValidationError):
+        return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
