@@ -1,0 +1,1 @@
+"""The pure core: frozen observations in, one Decision out."""

@@ -1,0 +1,265 @@
+"""Who of the queue gets which nodes: the fleet and the ledger go in, the next ledger and each wait's reason come out.
+
+The ledger of reservations is written whole, by compare-and-swap, so two operators can't give one node away twice,
+however stale the jobs and nodes that they see (docs/decisions/0004).
+
+Order: priority, then age. A later job may pass one that does not fit, but only for BACKFILL_SECONDS: from then on every
+node that the waiting gang could use is kept for it as it becomes free, so no stream of small jobs starves a large gang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.contract.spec import JobSpec
+from muster.contract.status import STATUS_VERSION, Phase
+from muster.operator.core.budgets import capacity_order, is_excluded, remaining_backoff_seconds
+from muster.operator.core.codes import Code
+from muster.operator.core.fleet import Fleet, JobSummary
+from muster.operator.core.observed import Reservation, Wait
+from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
+
+# How long later jobs may pass a gang that does not fit. Longer fills more holes, shorter lets large gangs start sooner.
+BACKFILL_SECONDS = 300.0
+# A gang grows by a restart, which costs what it had not committed: so only just after a commit.
+GROW_AFTER_COMMIT_SECONDS = 60.0
+# For so many gangs nodes are kept in one pass. One would do: when the first has started, the next is the first.
+CLAIMS_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """entries: the ledger as it should be. waits: by uid, why a queued job got nothing."""
+
+    entries: tuple[Reservation, ...]
+    waits: dict[str, Wait]
+
+
+def admit(fleet: Fleet, ledger: tuple[Reservation, ...]) -> Plan:
+    entries = list(_still_held(fleet, ledger))
+    queue, elastic = _queue(fleet, entries), [job for job in fleet.jobs if _may_grow(fleet, job, entries)]
+    if not queue and not elastic:
+        return Plan(tuple(entries), {})
+    space = Space(fleet.nodes, (*entries, *fleet.others))
+    limits = _Limits(fleet, entries)
+    waits: dict[str, Wait] = {}
+    starving: list[Ask] = []
+    possible, claims = _Possible(fleet), 0
+    for job in queue:
+        if job.spec.gang.scheduler.kind != "builtin":
+            waits[job.uid] = Wait(
+                Code.AWAITING_SCHEDULER, f"waiting for {job.spec.gang.scheduler.kind} to admit the gang"
+            )
+            continue
+        ask = _ask(fleet, job)
+        allowed = limits.sizes(job, ask)
+        place = space.place(allowed) if allowed.sizes else None
+        if place is not None:
+            space.take(place, ask.shape)
+            entries.append(_reservation(fleet, job, place, job.status.reservation))
+            limits.hold(job, len(place.nodes))
+            continue
+        waits[job.uid] = _wait(fleet, job, ask, allowed, space, limits, possible)
+        if waits[job.uid].code in (Code.AWAITING_CAPACITY, Code.BEHIND_EARLIER_GANG):
+            starving.append(allowed)
+            if fleet.now - (job.status.queued_at or fleet.now) >= BACKFILL_SECONDS and claims < CLAIMS_MAX:
+                space.set_aside(allowed)
+                claims += 1
+    entries += _growth(fleet, elastic, space, limits, starving)
+    return Plan(tuple(entries), waits)
+
+
+def _still_held(fleet: Fleet, ledger: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
+    """What the ledger must go on holding. A number below the job's own can never be used again, whatever else is
+    stale; and a gang that the ledger has lost is entered anew.
+    """
+    jobs = {job.uid: job for job in fleet.jobs}
+    kept = [
+        entry for entry in ledger if (job := jobs.get(entry.uid)) is not None and entry.number >= job.status.reservation
+    ]
+    known = {(entry.uid, entry.number) for entry in kept}
+    for job in fleet.jobs:
+        gang, number = job.status.gang, job.status.reservation
+        if gang.nodes and not job.status.phase.terminal and (job.uid, number) not in known:
+            kept.append(
+                _reservation(fleet, job, Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand"), number)
+            )
+    return tuple(kept)
+
+
+def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
+    """Those that ask for nodes and have none, the first in line first."""
+    granted = {(entry.uid, entry.number) for entry in entries}
+    asking = [
+        job
+        for job in fleet.jobs
+        if job.status.phase is Phase.QUEUED
+        and job.status.schema_version <= STATUS_VERSION
+        and not (job.deleting or job.spec.cancel or job.spec.suspend)
+        and (job.uid, job.status.reservation) not in granted
+        and not remaining_backoff_seconds(job.spec.recovery, job.status.retry_at, fleet.now)
+    ]
+    return sorted(asking, key=lambda job: (-job.spec.priority, job.created_at, job.uid))
+
+
+def _ask(fleet: Fleet, job: JobSummary) -> Ask:
+    spec = job.spec
+    recovery, excluded = spec.recovery, job.status.excluded_nodes
+    avoid = (
+        frozenset(entry.node for entry in excluded if is_excluded(entry, recovery, fleet.now))
+        if excluded
+        else frozenset()
+    )
+    ask = Ask(
+        shape_of(spec),
+        _sizes(spec),
+        capacity_order(spec, job.status, fleet.now),
+        avoid,
+        spec.gang.topology.required,
+        spec.gang.topology.preferred,
+    )
+    # Waiting a day for an exclusion to end helps nobody: where the rest is too small, the node is used again.
+    if avoid and largest_possible((n for n in fleet.nodes if n.name not in avoid and n.ready), ask) < ask.sizes[-1]:
+        return Ask(ask.shape, ask.sizes, ask.capacity_order, frozenset(), ask.required, ask.preferred)
+    return ask
+
+
+def _sizes(spec: JobSpec) -> tuple[int, ...]:
+    """Largest first. A fixed gang needs no arithmetic."""
+    nodes = spec.gang.nodes
+    return (nodes.min,) if nodes.min == nodes.max else tuple(reversed(spec.gang_sizes()))
+
+
+class _Limits:
+    """Accelerators that namespaces may hold together."""
+
+    def __init__(self, fleet: Fleet, entries: list[Reservation]) -> None:
+        self._limits = fleet.limits
+        self._held: dict[str, int] = {}
+        counted: set[tuple[str, str]] = set()
+        for entry in entries:
+            new = [node for node in entry.nodes if (entry.uid, node) not in counted]
+            counted.update((entry.uid, node) for node in new)
+            self._add(entry.namespace, entry.gpus * len(new))
+
+    def sizes(self, job: JobSummary, ask: Ask) -> Ask:
+        """The ask with only those sizes that the namespace may still hold."""
+        left = self.left(job.namespace)
+        if left is None or not ask.shape.gpus:
+            return ask
+        sizes = tuple(size for size in ask.sizes if size * ask.shape.gpus <= left)
+        return Ask(ask.shape, sizes, ask.capacity_order, ask.avoid, ask.required, ask.preferred)
+
+    def left(self, namespace: str) -> int | None:
+        limit = self._limits.get(namespace)
+        return None if limit is None else limit - self._held.get(namespace, 0)
+
+    def hold(self, job: JobSummary, nodes: int) -> None:
+        self._add(job.namespace, job.spec.gang.gpus_per_node * nodes)
+
+    def _add(self, namespace: str, gpus: int) -> None:
+        self._held[namespace] = self._held.get(namespace, 0) + gpus
+
+
+class _Possible:
+    """largest_possible, once per shape: many jobs in a queue are alike."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._known: dict[tuple[Shape, str | None], int] = {}
+
+    def nodes(self, ask: Ask) -> int:
+        key = (ask.shape, ask.required)
+        if key not in self._known:
+            self._known[key] = largest_possible(self._fleet.nodes, ask)
+        return self._known[key]
+
+
+def _wait(
+    fleet: Fleet, job: JobSummary, ask: Ask, allowed: Ask, space: Space, limits: _Limits, empty_fleet: _Possible
+) -> Wait:
+    size, gpus = ask.sizes[-1], ask.shape.gpus
+    needs = f"gang needs {size} node{'s' if size > 1 else ''}" + (f" with {gpus} GPUs each" if gpus else "")
+    if not allowed.sizes:
+        left, limit = max(0, limits.left(job.namespace) or 0), fleet.limits[job.namespace]
+        return Wait(
+            Code.NAMESPACE_LIMIT,
+            f"gang needs {size * gpus} GPUs, {left} of the {limit} that namespace {job.namespace} may hold are left",
+        )
+    free, pool = space.free(allowed)
+    possible = empty_fleet.nodes(ask)
+    if possible < size:
+        anywhere = empty_fleet.nodes(Ask(ask.shape, ask.sizes)) if ask.required else possible
+        if anywhere >= size:
+            because = f"{needs} that share one value of {ask.required}; the largest such group has {possible}"
+            return Wait(Code.TOPOLOGY_UNSATISFIABLE, because)
+        return Wait(
+            Code.GANG_TOO_LARGE, f"{needs}; the largest pool has {possible} such node{'' if possible == 1 else 's'}"
+        )
+    if free + space.kept_back(allowed) >= size and free < size:
+        return Wait(
+            Code.BEHIND_EARLIER_GANG, f"{needs}; {free} free, the others are kept for a gang that has waited longer"
+        )
+    within = f", but not within one {ask.required}" if ask.required and free >= size else ""
+    return Wait(
+        Code.AWAITING_CAPACITY, f"{needs}, {free} free in pool {pool}{within}" if pool else f"{needs}, none is free"
+    )
+
+
+def _growth(
+    fleet: Fleet, elastic: list[JobSummary], space: Space, limits: _Limits, starving: list[Ask]
+) -> list[Reservation]:
+    """Offer running elastic gangs more nodes, once nobody in the queue could use them."""
+    if not elastic:
+        return []
+    for ask in starving[:CLAIMS_MAX]:
+        space.set_aside(ask)
+    offers = []
+    for job in sorted(elastic, key=lambda job: (-job.spec.priority, job.created_at, job.uid)):
+        gang, ask = job.status.gang, _ask(fleet, job)
+        here = Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand")
+        left = limits.left(job.namespace)
+        if not space.usable(gang.nodes):
+            continue
+        for size in ask.sizes:
+            extra = size - len(gang.nodes)
+            if extra <= 0:
+                break
+            if left is not None and extra * ask.shape.gpus > left:
+                continue
+            if (place := space.extend(ask, here, size)) is not None:
+                space.take(Place(place.nodes[len(gang.nodes) :], place.pool, place.capacity), ask.shape)
+                limits.hold(job, extra)
+                offers.append(_reservation(fleet, job, place, job.status.reservation + 1))
+                break
+    return offers
+
+
+def _may_grow(fleet: Fleet, job: JobSummary, entries: list[Reservation]) -> bool:
+    status, spec = job.status, job.spec
+    if status.phase is not Phase.RUNNING or status.gang.wanted >= spec.gang.nodes.max or status.checkpoint is None:
+        return False
+    if job.deleting or spec.cancel or spec.suspend or spec.gang.scheduler.kind != "builtin":
+        return False
+    if status.schema_version > STATUS_VERSION or any(
+        e.uid == job.uid and e.number > status.reservation for e in entries
+    ):
+        return False
+    since_commit, since_start = fleet.now - status.checkpoint.committed_at, fleet.now - status.since
+    return 0 <= since_commit <= GROW_AFTER_COMMIT_SECONDS and since_start >= fleet.grow_after_seconds
+
+
+def _reservation(fleet: Fleet, job: JobSummary, place: Place, number: int) -> Reservation:
+    shape = shape_of(job.spec)
+    return Reservation(
+        uid=job.uid,
+        number=number,
+        namespace=job.namespace,
+        nodes=place.nodes,
+        pool=place.pool,
+        capacity=place.capacity,
+        gpus=shape.gpus,
+        cpus=shape.cpus,
+        memory_bytes=shape.memory_bytes,
+        at=fleet.now,
+    )

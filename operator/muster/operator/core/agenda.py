@@ -1,0 +1,93 @@
+"""Who is to be looked at next, and when. Keyed, so a job is in one pair of hands at a time and news never piles up.
+
+Time here is `ticks`: seconds of a clock that never jumps (not the world's clock).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+RETRY_SECONDS = 0.25
+RETRY_SECONDS_MAX = 60.0
+
+
+@dataclass
+class Agenda:
+    _due: dict[str, float] = field(default_factory=dict)  # key -> when
+    # The same, with stale entries that `take` skips; those to be preferred, and the others.
+    _heaps: tuple[list[tuple[float, str]], list[tuple[float, str]]] = field(default_factory=lambda: ([], []))
+    _preferred: set[str] = field(default_factory=set)
+    _in_hand: set[str] = field(default_factory=set)
+    _noticed_in_hand: set[str] = field(default_factory=set)
+    _failures: dict[str, int] = field(default_factory=dict)
+
+    def notice(self, key: str, ticks: float) -> None:
+        """There is news about `key`: look at it now. A key that keeps failing still waits for its turn."""
+        if key in self._in_hand:
+            self._noticed_in_hand.add(key)
+        elif not self._failures.get(key):
+            self._put(key, ticks)
+        elif key not in self._due:
+            self._put(key, ticks + self._retry_seconds(key))
+
+    def prefer(self, key: str, preferred: bool) -> None:
+        """From its next time on, let `key` go before all others that are due (a gang that runs before ten thousand that
+        wait), or no longer.
+        """
+        if preferred:
+            self._preferred.add(key)
+        else:
+            self._preferred.discard(key)
+
+    def take(self, ticks: float) -> str | None:
+        """The key that has been due longest, now in hand until `done` or `failed`; None if none is due."""
+        for heap in self._heaps:
+            while heap and heap[0][0] <= ticks:
+                at, key = heapq.heappop(heap)
+                if self._due.get(key) == at:
+                    del self._due[key]
+                    self._in_hand.add(key)
+                    return key
+        return None
+
+    def done(self, key: str, ticks: float, wake_after: float | None) -> None:
+        """Seen to; look again after so many seconds, at once if there was news meanwhile, or never until there is."""
+        self._failures.pop(key, None)
+        if self._out_of_hand(key):
+            self._put(key, ticks)
+        elif wake_after is not None:
+            self._put(key, ticks + max(0.0, wake_after))
+
+    def failed(self, key: str, ticks: float) -> float:
+        """It did not work: try again after a growing while, which is returned."""
+        self._failures[key] = self._failures.get(key, 0) + 1
+        self._out_of_hand(key)
+        seconds = self._retry_seconds(key)
+        self._put(key, ticks + seconds)
+        return seconds
+
+    def next_at(self) -> float | None:
+        """When the next key is due."""
+        for heap in self._heaps:
+            while heap and self._due.get(heap[0][1]) != heap[0][0]:
+                heapq.heappop(heap)
+        return min((heap[0][0] for heap in self._heaps if heap), default=None)
+
+    def __len__(self) -> int:
+        """Keys that are due some time, or in hand."""
+        return len(self._due) + len(self._in_hand)
+
+    def _retry_seconds(self, key: str) -> float:
+        return float(min(RETRY_SECONDS_MAX, RETRY_SECONDS * 2 ** min(self._failures.get(key, 1) - 1, 16)))
+
+    def _out_of_hand(self, key: str) -> bool:
+        self._in_hand.discard(key)
+        noticed = key in self._noticed_in_hand
+        self._noticed_in_hand.discard(key)
+        return noticed
+
+    def _put(self, key: str, at: float) -> None:
+        if key not in self._due or at < self._due[key]:
+            self._due[key] = at
+            heapq.heappush(self._heaps[0 if key in self._preferred else 1], (at, key))

@@ -1,0 +1,163 @@
+"""Lints every Decision before it is carried out. What it finds is our mistake, never the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from muster.contract.status import GoodputState, JobStatus, Phase
+from muster.operator.core.codes import Code
+from muster.operator.core.decision import CreateWorker, Decision, RemoveJob, RemoveWorker
+from muster.operator.core.observed import Observed
+
+_CODES = frozenset(Code)
+_ALIVE = frozenset({Phase.STARTING, Phase.RUNNING})
+_EMPTY_HANDED = frozenset({Phase.QUEUED, Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
+_AT_REST = _EMPTY_HANDED - {Phase.QUEUED}
+_NEEDS_A_WAKE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
+_ROUNDING_SECONDS = 1e-3
+
+
+class AuditFailed(AssertionError):
+    """A decision broke a promise. faults: each in words."""
+
+    def __init__(self, faults: tuple[str, ...]) -> None:
+        self.faults = faults
+        super().__init__("; ".join(faults))
+
+
+def audit(seen: Observed, decision: Decision) -> tuple[str, ...]:
+    """Everything that is wrong with the decision; empty if nothing is."""
+    faults = list(_general(seen, decision))
+    if decision.status is not seen.status:
+        faults += _change(seen, decision)
+        faults += _books(seen, decision.status)
+    for action in decision.actions:
+        match action:
+            case CreateWorker():
+                faults += _creation(seen, action)
+            case RemoveWorker():
+                faults += _removal(seen, action)
+            case RemoveJob():
+                faults += _departure(seen, decision)
+    return tuple(faults)
+
+
+def _general(seen: Observed, decision: Decision) -> Iterator[str]:
+    if decision.code not in _CODES or not decision.because:
+        yield f"does not explain itself: code {decision.code!r}, because {decision.because!r}"
+    if decision.status != seen.status and decision.actions:
+        yield "acts on a status that is not written yet"
+    if decision.trusts_absence and not seen.fresh:
+        yield "trusts absence in an observation that may be stale"
+    if decision.wake_after is not None and not 0 <= decision.wake_after < float("inf"):
+        yield f"wakes after {decision.wake_after}"
+    quiet = decision.wake_after is None and decision.status == seen.status and decision.code != Code.NEWER_STATUS
+    if quiet and seen.status.phase in _NEEDS_A_WAKE:
+        yield f"would never look at a job in {seen.status.phase} again"
+
+
+def _change(seen: Observed, decision: Decision) -> Iterator[str]:
+    before, after = seen.status, decision.status
+    if before.phase.terminal:
+        yield f"changes a job that is {before.phase}"
+    if after.schema_version != before.schema_version:
+        yield "changes the status' version"
+    if after.attempt not in (before.attempt, before.attempt + 1):
+        yield f"attempt goes from {before.attempt} to {after.attempt}"
+    if after.attempt == before.attempt + 1:
+        yield from _minting(seen, decision)
+    elif after.resume_step != before.resume_step:
+        yield "moves the resume step of a living attempt"
+    if after.reservation - before.reservation not in ((0, 2) if after.phase in _AT_REST else (0, 1)):
+        yield f"reservation goes from {before.reservation} to {after.reservation}"
+    sure = _gone(seen) and decision.trusts_absence
+    if after.reservation > before.reservation and (after.gang.nodes or not _closed(before) or not sure):
+        yield "gives nodes back while the gang may still be there"
+    if before.gang.nodes and not after.gang.nodes and after.reservation == before.reservation:
+        yield "drops nodes without giving them back"
+    if _closed(after) and not _closed(before) and not sure:
+        yield "closes an attempt whose gang may still be there"
+    if after.phase in _ALIVE and len(after.gang.nodes) != after.gang.wanted:
+        yield f"holds {len(after.gang.nodes)} nodes for {after.gang.wanted} workers"
+    if after.phase in _ALIVE and len(set(after.gang.nodes)) != len(after.gang.nodes):
+        yield "puts two workers of a gang on one node"
+    if after.phase in _EMPTY_HANDED and after.gang.nodes:
+        yield f"{after.phase} with nodes in its hands"
+    if after.phase.terminal and not (_gone(seen) and decision.trusts_absence):
+        yield f"{after.phase} while workers may be there"
+    if after.phase is Phase.STOPPING and after.ends_as is None:
+        yield "stops without saying for what"
+    if after.restarts.total < before.restarts.total or any(
+        after.restarts.by_cause.get(cause, 0) < count for cause, count in before.restarts.by_cause.items()
+    ):
+        yield "forgets restarts"
+
+
+def _minting(seen: Observed, decision: Decision) -> Iterator[str]:
+    before, after = seen.status, decision.status
+    if not _gone(seen) or not _closed(before) or not decision.trusts_absence:
+        yield f"mints attempt {after.attempt} while attempt {before.attempt} may be there"
+    committed = seen.committed.step if seen.committed else 0
+    if after.resume_step != committed:
+        yield f"resumes from step {after.resume_step} although {committed} is the newest commit"
+    if after.phase is not Phase.STARTING:
+        yield f"mints an attempt into {after.phase}"
+    if before.phase is Phase.QUEUED:
+        grant = next((entry for entry in seen.reservations if entry.number == before.reservation), None)
+        if grant is None or grant.nodes != after.gang.nodes:
+            yield "takes nodes that the ledger does not hold for it"
+    elif after.gang.nodes != before.gang.nodes:
+        yield "moves to nodes that it did not hold"
+    if seen.deleting or seen.spec.cancel or seen.spec.suspend:
+        yield "begins an attempt that the user does not want"
+
+
+def _creation(seen: Observed, action: CreateWorker) -> Iterator[str]:
+    status = seen.status
+    nodes = status.gang.nodes
+    if action.attempt != status.attempt or status.phase is not Phase.STARTING:
+        yield f"creates a worker of attempt {action.attempt} in {status.phase} of attempt {status.attempt}"
+    if not 0 <= action.worker < len(nodes) or action.node != nodes[action.worker] or action.nodes != nodes:
+        yield f"creates worker {action.worker} where it does not belong"
+    if action.resume_step != status.resume_step:
+        yield "creates a worker that resumes from another step than its attempt"
+    if any(worker.attempt < status.attempt for worker in seen.workers):
+        yield "creates a worker while one of an earlier attempt may be there"
+
+
+def _removal(seen: Observed, action: RemoveWorker) -> Iterator[str]:
+    status = seen.status
+    if action.attempt > status.attempt:
+        yield f"removes a worker of attempt {action.attempt}, which is newer than {status.attempt}"
+    if action.attempt == status.attempt and status.phase in (Phase.STARTING, Phase.RUNNING):
+        yield f"removes a worker of the living attempt {action.attempt}"
+    if action.grace_seconds < 0:
+        yield f"gives {action.grace_seconds} s of grace"
+
+
+def _departure(seen: Observed, decision: Decision) -> Iterator[str]:
+    if not seen.status.phase.terminal or not _gone(seen) or not decision.trusts_absence:
+        yield "removes a job whose gang may be there"
+    if not seen.deleting and seen.spec.ttl_seconds_after_finished is None:
+        yield "removes a job that nobody wants removed"
+
+
+def _books(seen: Observed, after: JobStatus) -> Iterator[str]:
+    before = seen.status.ledger
+    ledger = after.ledger
+    if before.seconds and ledger.since < before.since:
+        yield "the ledger goes back in time"
+    if any(value < -_ROUNDING_SECONDS for value in ledger.seconds.values()):
+        yield f"the ledger has negative time: {ledger.seconds}"
+    if not ledger.seconds.keys() <= set(GoodputState):
+        yield f"the ledger has unknown states: {sorted(ledger.seconds)}"
+    if ledger.since and abs(sum(ledger.seconds.values()) - (ledger.since - seen.created_at)) > _ROUNDING_SECONDS:
+        yield f"the ledger holds {sum(ledger.seconds.values()):.3f} s of {ledger.since - seen.created_at:.3f} s"
+
+
+def _closed(status: JobStatus) -> bool:
+    return not status.attempts or status.attempts[-1].ended_at is not None
+
+
+def _gone(seen: Observed) -> bool:
+    return all(worker.attempt > seen.status.attempt for worker in seen.workers)

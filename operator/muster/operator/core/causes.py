@@ -1,0 +1,269 @@
+"""Why an attempt ended, judged from what can be seen. Many workers fail when one does; the first cause is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from muster.contract.names import ExitCode
+from muster.contract.signals import Cause, SignalKind
+from muster.contract.status import Failure, JobStatus, Phase
+from muster.operator.core.observed import Observed, Worker, WorkerState
+from muster.operator.core.roll import Roll
+
+# Kubernetes marks a node NotReady 40 to 50 s after its last heartbeat; waiting more than a few seconds on top buys
+# nothing (tolerationSeconds <= 10 is the advice), waiting none would act on a flap.
+UNREACHABLE_SECONDS = 10.0
+
+_STATED: dict[int, Cause] = {
+    ExitCode.USER_ERROR: Cause.USER_ERROR,
+    ExitCode.OUT_OF_MEMORY: Cause.OUT_OF_MEMORY,
+    ExitCode.NUMERIC: Cause.NUMERIC,
+    ExitCode.STORAGE: Cause.STORAGE,
+    ExitCode.PREFLIGHT_FAILED: Cause.INFRASTRUCTURE,
+    ExitCode.PREEMPTED_COMMITTED: Cause.PREEMPTION,
+    ExitCode.PREEMPTED_NO_COMMIT: Cause.PREEMPTION,
+    ExitCode.PEER_LOST: Cause.INFRASTRUCTURE,  # whose end is another worker's to explain
+    ExitCode.STALE_ATTEMPT: Cause.INFRASTRUCTURE,  # the current attempt was told that it is not: its fence read lagged
+}
+# What the world says of a worker outranks its exit code: a pod killed for memory exits with 137 like any other.
+_REASONS: dict[str, Cause] = {
+    "OOMKilled": Cause.OUT_OF_MEMORY,
+    "Evicted": Cause.EVICTION,
+    "EvictionByEvictionAPI": Cause.EVICTION,
+    "TerminationByKubelet": Cause.EVICTION,
+    "DeletionByTaintManager": Cause.EVICTION,
+    "Preempted": Cause.PREEMPTION,
+    "PreemptionByScheduler": Cause.PREEMPTION,
+    "SpotReclaimed": Cause.PREEMPTION,
+    "NodeLost": Cause.INFRASTRUCTURE,
+    "DeletionByPodGC": Cause.INFRASTRUCTURE,
+}
+_SIGNALS: dict[SignalKind, Cause] = {
+    SignalKind.STALL: Cause.HANG,
+    SignalKind.COLLECTIVE_HANG: Cause.HANG,
+    SignalKind.NUMERIC: Cause.NUMERIC,
+    SignalKind.GPU_FAULT: Cause.INFRASTRUCTURE,
+    SignalKind.NODE_DOWN: Cause.INFRASTRUCTURE,
+    SignalKind.NODE_DRAIN: Cause.EVICTION,
+    SignalKind.SPOT_NOTICE: Cause.PREEMPTION,
+}
+LEAVING = frozenset({SignalKind.SPOT_NOTICE, SignalKind.NODE_DRAIN, SignalKind.NODE_DOWN})
+
+# A launcher sees its rank's end within its poll of 0.1 s. Well below the grace after a failure, so that whom we killed
+# ourselves explains nothing.
+LATE_WORD_SECONDS = 3.0
+_TOLD_TO_STOP = frozenset({ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT, 128 + 15})
+
+_OWN_FAULTS = frozenset({Cause.USER_ERROR, Cause.OUT_OF_MEMORY, Cause.NUMERIC, Cause.STORAGE})
+_NODE_FAULTS = frozenset({Cause.INFRASTRUCTURE, Cause.HANG, Cause.UNKNOWN})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """failure: what to tell the user. strength: 0 is the best evidence. notice: the gang still runs and should be given
+    the time to commit.
+    """
+
+    failure: Failure
+    strength: int
+    notice: bool = False
+
+
+def strength(failure: Failure) -> int:
+    """How much a failure explains; 0 most. A rank that says what it did wrong explains the time-outs of its peers; a
+    node that died explains their lost connections.
+    """
+    if failure.cause in _OWN_FAULTS:
+        return 0
+    if failure.cause in (Cause.PREEMPTION, Cause.EVICTION):
+        return 1
+    if failure.exit_code == ExitCode.PEER_LOST:
+        return 5
+    if failure.cause == Cause.INFRASTRUCTURE:
+        return 2 if failure.exit_code in (ExitCode.PREFLIGHT_FAILED, ExitCode.STALE_ATTEMPT) else 1
+    return 4 if failure.cause == Cause.HANG else 3
+
+
+def chargeable(failure: Failure) -> bool:
+    """Whether the failure speaks against the node that it names."""
+    innocent = failure.exit_code == ExitCode.PEER_LOST
+    return failure.node is not None and failure.cause in _NODE_FAULTS and not innocent
+
+
+def judge(roll: Roll) -> Verdict | None:
+    """The best explanation of why the current attempt can't go on; None while it can.
+
+    While the gang is being stopped, ends that came after the stop began are its consequences and explain nothing.
+    Unless all that is known is that a peer was lost: the survivors' word often comes before that of the peer itself.
+    """
+    status = roll.status
+    stopping = status.phase in (Phase.RESTARTING, Phase.STOPPING)
+    found = list(_ends(roll, before=status.since if stopping else None))
+    if stopping and _only_a_lost_peer(status):
+        late = _ends(roll, before=status.since + LATE_WORD_SECONDS)
+        found += [verdict for verdict in late if verdict.failure.exit_code not in _TOLD_TO_STOP]
+    found += _lost_nodes(roll)
+    if not stopping:
+        found += _signals(roll.seen)
+    return min(
+        found, key=lambda verdict: (verdict.strength, verdict.failure.at, verdict.failure.worker or 0), default=None
+    )
+
+
+def _only_a_lost_peer(status: JobStatus) -> bool:
+    failure = status.last_failure
+    return failure is not None and failure.attempt == status.attempt and failure.exit_code == ExitCode.PEER_LOST
+
+
+def _ends(roll: Roll, before: float | None) -> Iterator[Verdict]:
+    for worker in roll.exited:
+        if before is not None and (worker.exit is None or worker.exit.at > before) and worker.reason not in _REASONS:
+            continue
+        if (failure := _failure_of(roll.seen, worker)) is not None:
+            yield Verdict(failure, strength(failure))
+
+
+def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
+    end = worker.exit
+    code = end.exit_code if end else None
+    cause = _REASONS.get(worker.reason)
+    if cause is None:
+        if code == 0:
+            return None
+        cause = (
+            _STATED.get(code, Cause.INFRASTRUCTURE if code > 128 else Cause.UNKNOWN)
+            if code is not None
+            else Cause.UNKNOWN
+        )
+    if cause == Cause.INFRASTRUCTURE and (told := _leaving(seen, worker.node)):
+        cause = told
+    return Failure.model_construct(
+        cause=cause,
+        attempt=worker.attempt,
+        at=end.at if end else worker.since or seen.now,
+        message=_words(worker),
+        worker=worker.worker,
+        rank=end.rank if end else None,
+        node=worker.node,
+        step=end.step if end else None,
+        exit_code=code,
+        log_tail=end.log_tail if end else "",
+    )
+
+
+def _words(worker: Worker) -> str:
+    end = worker.exit
+    where = f"worker {worker.worker} on {worker.node}"
+    if worker.reason:
+        return f"{where}: {worker.reason}" + (f": {end.message}" if end and end.message else "")
+    if end is None:
+        return f"{where} ended without a word"
+    if end.message:
+        return end.message
+    how = (
+        f"was ended by signal {end.signal or end.exit_code - 128}"
+        if end.exit_code > 128
+        else f"exited with {end.exit_code}"
+    )
+    return f"{where} {how}"
+
+
+def _lost_nodes(roll: Roll) -> Iterator[Verdict]:
+    for worker in roll.unreachable:
+        if roll.seen.now - worker.since < UNREACHABLE_SECONDS:
+            continue
+        cause = _leaving(roll.seen, worker.node) or Cause.INFRASTRUCTURE
+        message = f"node {worker.node} of worker {worker.worker} does not answer"
+        failure = Failure.model_construct(
+            cause=cause,
+            attempt=worker.attempt,
+            at=worker.since,
+            message=message,
+            worker=worker.worker,
+            node=worker.node,
+        )
+        yield Verdict(failure, strength(failure))
+
+
+def _signals(seen: Observed) -> Iterator[Verdict]:
+    """Signals of other attempts are about gangs that are gone."""
+    for signal in seen.signals:
+        cause = _SIGNALS.get(signal.kind)
+        if cause is None or signal.attempt != seen.status.attempt:
+            continue
+        message = signal.message or f"{signal.kind} signal from {signal.source or 'an unnamed source'}"
+        failure = Failure.model_construct(
+            cause=cause,
+            attempt=signal.attempt,
+            at=signal.at,
+            message=message,
+            worker=signal.worker,
+            rank=signal.rank,
+            node=signal.node,
+        )
+        yield Verdict(failure, strength(failure), notice=cause in (Cause.PREEMPTION, Cause.EVICTION))
+
+
+def _leaving(seen: Observed, node: str) -> Cause | None:
+    """If the node was announced to go, its end is that and no fault."""
+    for signal in seen.signals:
+        if signal.attempt == seen.status.attempt and signal.node == node:
+            if signal.kind is SignalKind.SPOT_NOTICE:
+                return Cause.PREEMPTION
+            if signal.kind is SignalKind.NODE_DRAIN:
+                return Cause.EVICTION
+    return None
+
+
+def vanished(roll: Roll) -> Verdict:
+    """Workers of a running gang are gone without a trace: their pods were deleted, or their nodes with them."""
+    worker, nodes = roll.missing[0], roll.gang.nodes
+    node = nodes[worker] if worker < len(nodes) else None
+    cause = (_leaving(roll.seen, node) if node else None) or Cause.INFRASTRUCTURE
+    others = f" (and {len(roll.missing) - 1} more)" if len(roll.missing) > 1 else ""
+    failure = Failure.model_construct(
+        cause=cause,
+        attempt=roll.status.attempt,
+        at=roll.seen.now,
+        message=f"worker {worker}{others} vanished from {node}: somebody removed it, or the node is gone",
+        worker=worker,
+        node=node if node in roll.seen.nodes_unfit else None,
+    )
+    return Verdict(failure, strength(failure))
+
+
+def hung(roll: Roll, why: str) -> Verdict:
+    """The gang was suspected and did not show otherwise."""
+    failure = Failure.model_construct(
+        cause=Cause.HANG,
+        attempt=roll.status.attempt,
+        at=roll.seen.now,
+        message=why,
+        step=roll.beat.step if roll.beat else None,
+    )
+    return Verdict(failure, strength(failure))
+
+
+def never_met(roll: Roll, why: str) -> Verdict:
+    """The gang did not come together in time. The first worker that is not up is named, its node charged."""
+    up = {worker.worker for worker in roll.mine if worker.state is WorkerState.RUNNING}
+    absent = next((index for index in range(roll.gang.wanted) if index not in up), None)
+    nodes = roll.gang.nodes
+    failure = Failure.model_construct(
+        cause=Cause.INFRASTRUCTURE,
+        attempt=roll.status.attempt,
+        at=roll.seen.now,
+        message=why,
+        worker=absent,
+        node=nodes[absent] if absent is not None and absent < len(nodes) else None,
+    )
+    return Verdict(failure, strength(failure))
+
+
+def contradicted(roll: Roll, why: str) -> Verdict:
+    """Nothing failed that we know of, but the status is not to be trusted."""
+    failure = Failure.model_construct(
+        cause=Cause.INFRASTRUCTURE, attempt=roll.status.attempt, at=roll.seen.now, message=why
+    )
+    return Verdict(failure, strength(failure))

@@ -1,0 +1,237 @@
+"""How an attempt ends: the gang is told to stop, is cleared away, and then the account is settled."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from muster.contract.status import CheckpointStatus, Failure, GangStatus, JobStatus, Phase
+from muster.operator.core.budgets import FREE, backoff_seconds, blame, charge, preemptions_in_a_row, refusal
+from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, Verdict, judge, strength
+from muster.operator.core.codes import OF_CAUSE, Code, code_of
+from muster.operator.core.decision import ACTIONS_MAX, Action, RemoveWorker
+from muster.operator.core.moves import NODES_KEPT, between_attempts, move, replace_last
+from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.core.roll import Roll
+
+# Time to commit before a wanted stop: AWS gives two minutes of notice, of which ten seconds are for learning of it.
+STOP_SECONDS = 110.0
+# After a failure there is nothing to wait for: the collectives are broken, and whoever holds them learns it at once.
+FAILURE_SECONDS = 5.0
+OVERDUE_SECONDS = 60.0  # past its grace a worker should long be gone; then it is taken away without asking its node
+# Nodes are kept through a pause that is shorter than giving them up and asking again; a longer one would let them idle.
+HOLD_SECONDS_MAX = 60.0
+
+_GRACE: dict[str, float] = {
+    Code.PREEMPTED: STOP_SECONDS,
+    Code.EVICTED: STOP_SECONDS,
+    Code.REGROWING: STOP_SECONDS,
+    Code.SUSPENDING: STOP_SECONDS,
+    Code.CANCELLING: STOP_SECONDS,
+    Code.DEADLINE_EXCEEDED: STOP_SECONDS,
+    Code.FINISHING: STOP_SECONDS,
+    Code.DELETING: 30.0,  # as Kubernetes deletes
+}
+_OUTCOMES = {
+    Phase.SUCCEEDED: "succeeded",
+    Phase.FAILED: "failed",
+    Phase.CANCELLED: "cancelled",
+    Phase.SUSPENDED: "suspended",
+}
+_ENDED: dict[Code, Code] = {
+    Code.SUSPENDING: Code.SUSPENDED,
+    Code.CANCELLING: Code.CANCELLED,
+    Code.DELETING: Code.DELETED,
+    Code.FINISHING: Code.FINISHED,
+}
+
+
+def stop(roll: Roll, ends_as: Phase, code: Code, because: str) -> JobStatus:
+    """Begin to stop for good (or for a suspension). What comes when the last worker is gone is written down now."""
+    return move(roll, code, because, Phase.STOPPING, ends_as=ends_as, suspicion=None)
+
+
+def fail(roll: Roll, verdict: Verdict) -> JobStatus:
+    """The attempt can't go on. Whether another follows is decided when it is gone, but told already."""
+    failure = _with_step(roll, verdict.failure)
+    refused = refusal(roll.seen.spec, roll.status, failure, progressed(roll), roll.seen.now)
+    if refused:
+        return move(
+            roll,
+            refused.code,
+            refused.because,
+            Phase.STOPPING,
+            ends_as=Phase.FAILED,
+            last_failure=failure,
+            suspicion=None,
+        )
+    because = f"attempt {roll.status.attempt} ended: {failure.cause}: {failure.message}"
+    code = OF_CAUSE[failure.cause]
+    return move(roll, code, because, Phase.RESTARTING, ends_as=None, last_failure=failure, suspicion=None)
+
+
+def amend(roll: Roll) -> JobStatus | None:
+    """Better evidence of why the attempt ended, found while its gang is cleared away."""
+    known = own_failure(roll.status)
+    verdict = judge(roll)
+    if verdict is None or (known is not None and verdict.strength >= strength(known)):
+        return None
+    return fail(roll, verdict)
+
+
+def clear(roll: Roll) -> tuple[Action, ...]:
+    """Make the gang be gone. Those that ended stay in sight as evidence until all have."""
+    live = [worker for worker in (*roll.mine, *roll.older) if worker.state is not WorkerState.EXITED]
+    if not live:
+        return tuple(RemoveWorker(w.attempt, w.worker, 0.0) for w in (*roll.mine, *roll.older)[:ACTIONS_MAX])
+    grace = _GRACE.get(roll.status.code, FAILURE_SECONDS)
+    overdue = roll.seen.now - roll.status.since > grace + OVERDUE_SECONDS
+    due = (action for worker in live if (action := _remove(roll, worker, grace, overdue)) is not None)
+    return tuple(islice(due, ACTIONS_MAX))
+
+
+def sweep(roll: Roll, workers: tuple[Worker, ...]) -> tuple[Action, ...]:
+    """Remove workers that should not be there at all."""
+    return tuple(action for worker in workers if (action := _remove(roll, worker, FAILURE_SECONDS, False)) is not None)
+
+
+def close(roll: Roll) -> JobStatus:
+    """The gang is gone: close the attempt and charge its failure. From this write on, a worker of the attempt that was
+    created late is refused by the fence. The nodes are still held: they are given back (or used again) by a later
+    write, after one more look that finds nobody, so that a late worker can't be on them (docs/decisions/0004).
+    """
+    seen, status = roll.seen, roll.status
+    failure = own_failure(status)
+    failing = status.phase is Phase.RESTARTING or status.code in (Code.BUDGET_SPENT, Code.CRASH_LOOP)
+    if failure is None or not failing:
+        return move(roll, code_of(status.code), status.because, **_closed(roll, failure, restarting=False))
+    refused = refusal(seen.spec, status, failure, progressed(roll), seen.now)
+    updates = _closed(roll, failure, restarting=refused is None)
+    if refused is not None:
+        return move(roll, refused.code, refused.because, Phase.STOPPING, **updates, ends_as=Phase.FAILED)
+    pause = backoff_seconds(seen.spec.recovery, seen.uid, status.attempt, failure, status.model_copy(update=updates))
+    because = f"attempt {status.attempt} ended: {failure.cause}: {failure.message}; the next begins in {pause:.1f} s"
+    retry_at = seen.now + pause if pause > 0 else None
+    return move(roll, Code.BACKING_OFF, because, Phase.RESTARTING, **updates, ends_as=None, retry_at=retry_at)
+
+
+def end(roll: Roll) -> JobStatus:
+    """The last attempt is closed and nobody is left: the nodes go back, and the job is what it was to become."""
+    status = roll.status
+    phase, code = status.ends_as or Phase.FAILED, code_of(status.code)
+    updates: dict[str, Any] = released(status) | {"ends_as": None, "retry_at": None}
+    updates["checkpoint"] = checkpoint_status(roll)
+    updates["reservation"] += 1  # an offer to grow has the number after its own and is void as well
+    if phase.terminal:
+        updates["finished_at"] = roll.seen.now
+    return move(roll, _ENDED.get(code, code), status.because, phase, **updates)
+
+
+def requeue(roll: Roll, because: str) -> JobStatus:
+    """Give the nodes back and ask for others."""
+    code = Code.BACKING_OFF if roll.status.retry_at is not None else Code.AWAITING_ADMISSION
+    return move(roll, code, because, Phase.QUEUED, **released(roll.status), queued_at=roll.seen.now)
+
+
+def reason_to_release(roll: Roll, pause_seconds: float) -> str | None:
+    """Why the nodes of the attempt that ended should not carry the next one; None: they should."""
+    status = roll.status
+    if any(entry.number > status.reservation for entry in roll.seen.reservations):
+        return "moving to the larger gang that is reserved"
+    if status.code == Code.REGROWING:
+        return f"{status.because}; asking for nodes again"
+    if bad := unfit_nodes(roll):
+        return f"{status.because}; node {min(bad)} can't be used again, asking for others"
+    if pause_seconds > HOLD_SECONDS_MAX:
+        return f"{status.because}; the nodes are free for others meanwhile"
+    return None
+
+
+def own_failure(status: JobStatus) -> Failure | None:
+    """The failure of the attempt that is still open."""
+    failure = status.last_failure
+    return failure if failure and failure.attempt == status.attempt and not between_attempts(status) else None
+
+
+def progressed(roll: Roll) -> bool:
+    """The current attempt made a new commit."""
+    return roll.seen.committed is not None and roll.seen.committed.step > roll.status.resume_step
+
+
+def checkpoint_status(roll: Roll) -> CheckpointStatus | None:
+    """The newest commit in words of the status. Only a fresh look may show an older one than before (it was found
+    corrupt, or somebody removed it); a cached one lags.
+    """
+    committed, known = roll.seen.committed, roll.status.checkpoint
+    if committed is None or (known is not None and committed.step < known.step and not roll.seen.fresh):
+        return known
+    if known is not None and known.step == committed.step and known.best_step == committed.best_step:
+        return known
+    return CheckpointStatus.model_construct(
+        step=committed.step, committed_at=committed.at, uri=roll.seen.checkpoint_uri, best_step=committed.best_step
+    )
+
+
+def released(status: JobStatus) -> dict[str, Any]:
+    """Give the nodes back: from now on nobody can use the reservation of this number, so the ledger may drop it."""
+    return {"gang": GangStatus(), "reservation": status.reservation + 1}
+
+
+def unfit_nodes(roll: Roll) -> frozenset[str]:
+    """Those of the gang's nodes on which the next attempt should not begin."""
+    status, nodes = roll.status, set(roll.gang.nodes)
+    bad = set(roll.seen.nodes_unfit) | {entry.node for entry in status.excluded_nodes}
+    bad |= {s.node for s in roll.seen.signals if s.kind in LEAVING and s.attempt == status.attempt and s.node}
+    failure = status.last_failure
+    if failure is not None and failure.attempt == status.attempt and failure.cause in FREE and failure.node:
+        bad.add(failure.node)  # it was taken away once and may be again
+    return frozenset(nodes & bad)
+
+
+def _closed(roll: Roll, failure: Failure | None, restarting: bool) -> dict[str, Any]:
+    """What closing the attempt changes. A failure is charged even if the user stopped the job since."""
+    seen, status = roll.seen, roll.status
+    updates: dict[str, Any] = {"checkpoint": checkpoint_status(roll), "suspicion": None}
+    if between_attempts(status):
+        return updates
+    made_progress = progressed(roll)
+    updates["attempts"] = replace_last(
+        status.attempts,
+        ended_at=seen.now,
+        nodes=status.attempts[-1].nodes[:NODES_KEPT],
+        cause=failure.cause if failure else None,
+        outcome=_outcome(status, failure),
+        message=failure.message if failure else status.because,
+    )
+    if failure is None:
+        if made_progress:
+            updates["restarts"] = status.restarts.model_copy(update={"without_progress": 0})
+        return updates
+    faults, excluded = blame(seen.spec, status, failure, seen.now)
+    return updates | {
+        "restarts": charge(seen.spec, status.restarts, failure, made_progress, seen.now, restarting),
+        "preemptions_in_a_row": preemptions_in_a_row(status.preemptions_in_a_row, failure),
+        "node_faults": faults,
+        "excluded_nodes": excluded,
+    }
+
+
+def _outcome(status: JobStatus, failure: Failure | None) -> str:
+    if failure is not None:
+        return "preempted" if failure.cause in FREE else "failed"
+    return _OUTCOMES.get(status.ends_as, "resized") if status.ends_as else "resized"
+
+
+def _remove(roll: Roll, worker: Worker, grace: float, overdue: bool) -> RemoveWorker | None:
+    lost = worker.state is WorkerState.UNREACHABLE and roll.seen.now - worker.since >= UNREACHABLE_SECONDS
+    if lost or overdue:
+        return RemoveWorker(worker.attempt, worker.worker, 0.0)
+    if worker.removing:
+        return None
+    return RemoveWorker(worker.attempt, worker.worker, 0.0 if worker.state is WorkerState.EXITED else grace)
+
+
+def _with_step(roll: Roll, failure: Failure) -> Failure:
+    if failure.step is not None or roll.beat is None or roll.beat.last_step is None:
+        return failure
+    return failure.model_copy(update={"step": roll.beat.last_step.step})

@@ -1,0 +1,128 @@
+"""How a status changes: always through `move`, which keeps the books (ledger, attempt history, conditions)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from muster.contract.signals import StepRecord
+from muster.contract.status import Attempt, JobStatus, Phase, Progress
+from muster.operator.core.codes import Code
+from muster.operator.core.conditions import conditions
+from muster.operator.core.ledger import book, lose, opened, rest_of_phase
+from muster.operator.core.roll import Roll
+
+ATTEMPTS_KEPT = 50
+NODES_KEPT = 16  # of an attempt that is over; a status must fit in etcd
+PROGRESS_SECONDS = 4.5  # between two writes that only report progress
+
+
+def move(roll: Roll, code: Code, because: str, phase: Phase | None = None, **updates: Any) -> JobStatus:
+    """The status after this change; the very same object if nothing changes.
+
+    Time since the last change is booked under the phase that it was spent in.
+    """
+    seen, status = roll.seen, roll.status
+    phase = phase or status.phase
+    updates |= {"phase": phase, "code": code.value, "because": because}
+    updates["observed_generation"] = max(seen.generation, status.observed_generation)
+    known = status.__dict__
+    changed = {key: value for key, value in updates.items() if value is not known[key] and value != known[key]}
+    if not changed:
+        return status
+    if phase != status.phase:
+        changed["since"] = seen.now
+        # The last chance to tell the attempt's last step: when its gang is gone, so are the heartbeats.
+        if "progress" not in changed and (newest := current_progress(roll)) is not None:
+            changed["progress"] = newest
+    changed |= _books(roll, phase, changed.get("attempts", status.attempts))
+    if {"phase", "code"} & changed.keys():
+        changed["conditions"] = conditions(status.conditions, phase, code.value, because, seen.now, seen.generation)
+    return status.model_copy(update=changed)
+
+
+def report(roll: Roll, code: Code, because: str, phase: Phase | None = None, **updates: Any) -> JobStatus:
+    """`move` that also reports progress, if there is enough news of it."""
+    if (phase not in (None, roll.status.phase) or _worth_a_write(roll)) and (progress := current_progress(roll)):
+        updates["progress"] = progress
+    return move(roll, code, because, phase, **updates)
+
+
+def between_attempts(status: JobStatus) -> bool:
+    """The last attempt is over and its gang is gone (also true before the first)."""
+    return not status.attempts or status.attempts[-1].ended_at is not None
+
+
+def replace_last(attempts: tuple[Attempt, ...], **updates: Any) -> tuple[Attempt, ...]:
+    return (*attempts[:-1], attempts[-1].model_copy(update=updates))
+
+
+def current_progress(roll: Roll) -> Progress | None:
+    """What rank 0 last said of the training."""
+    beat = roll.beat
+    if beat is None or beat.last_step is None or _is_old(roll.status, beat.last_step):
+        return None
+    step, before = beat.last_step, roll.status.progress
+    evaluated = beat.last_evaluation or (step if step.evaluation_loss is not None else None)
+    left = max(0, step.steps - step.step) if step.steps is not None else None
+    return Progress.model_construct(
+        at=roll.seen.now,
+        step=step.step,
+        steps=step.steps,
+        loss=_finite(step.loss),
+        evaluation_loss=_finite(evaluated.evaluation_loss)
+        if evaluated
+        else (before.evaluation_loss if before else None),
+        evaluation_step=evaluated.step if evaluated else (before.evaluation_step if before else None),
+        tokens_per_second=_finite(step.tokens_per_second),
+        mfu=_finite(step.mfu),
+        eta_seconds=_finite(left * step.step_seconds) if left is not None else None,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    """A status is JSON, which has no word for NaN; the loss of a diverged run must not keep it from being written."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _worth_a_write(roll: Roll) -> bool:
+    """Cheap, because it is asked in every pass over a running gang."""
+    beat, before = roll.beat, roll.status.progress
+    if beat is None or beat.last_step is None or before is None:
+        return beat is not None and beat.last_step is not None
+    if beat.last_evaluation is not None and beat.last_evaluation.step != before.evaluation_step:
+        return True  # rare, and an event for the history
+    return before.step != beat.last_step.step and not 0 <= roll.seen.now - before.at < PROGRESS_SECONDS
+
+
+def _books(roll: Roll, phase: Phase, attempts: tuple[Attempt, ...]) -> dict[str, Any]:
+    """Ledger and attempt history at this moment. If the attempt ends with this change, its lost work is told apart."""
+    seen, status = roll.seen, roll.status
+    if status.phase.terminal:
+        return {}
+    live = not between_attempts(status)
+    beat = roll.beat if live else None
+    rest = rest_of_phase(status.phase, ending=phase != Phase.RUNNING, between_attempts=not live)
+    ledger = opened(status.ledger, seen.created_at)
+    booked = book(ledger, status.attempts[-1].seconds if live else {}, seen.now, rest, beat)
+    if not live:
+        return {"ledger": booked.ledger, "attempts": attempts}
+    current = attempts[-1]
+    told: dict[str, Any] = {}
+    if beat is not None and beat.last_step is not None and not _is_old(status, beat.last_step):
+        told["last_step"] = beat.last_step.step
+        told["first_step_at"] = beat.last_step.at if current.first_step_at is None else current.first_step_at
+    if current.ended_at is not None:
+        booked, told["lost_steps"] = lose(booked, current.model_copy(update=told), _committed_step(roll))
+    told["seconds"] = booked.attempt_seconds
+    return {"ledger": booked.ledger, "attempts": replace_last(attempts, **told)}
+
+
+def _is_old(status: JobStatus, step: StepRecord) -> bool:
+    """A cached read may show an earlier heartbeat than the one before it did."""
+    last = status.attempts[-1].last_step if status.attempts else None
+    return last is not None and step.step < last
+
+
+def _committed_step(roll: Roll) -> int:
+    return roll.seen.committed.step if roll.seen.committed else 0

@@ -1,0 +1,280 @@
+"""Which nodes a gang gets: all of them or none, from one pool, close together, and the tightest fit first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from muster.contract.spec import JobSpec
+from muster.operator.core.fleet import Node
+from muster.operator.core.observed import Reservation
+
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_DECIMAL = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def quantity(text: str | None) -> float:
+    """A Kubernetes quantity (90, 500m, 900Gi) as a number; 0 when none is given."""
+    if text is None:
+        return 0.0
+    for suffix, factor in (*_BINARY.items(), *_DECIMAL.items()):
+        if text.endswith(suffix):
+            return float(text.removesuffix(suffix)) * factor
+    return float(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one worker needs of its node. instance_types: empty means any."""
+
+    gpus: int
+    cpus: float
+    memory_bytes: int
+    instance_types: tuple[str, ...] = ()
+
+    def fits(self, node: Node) -> bool:
+        """Whether a node could carry it when nothing else is there."""
+        return (
+            node.gpus >= self.gpus
+            and node.cpus >= self.cpus
+            and node.memory_bytes >= self.memory_bytes
+            and node.slots >= 1
+            and (not self.instance_types or node.instance_type in self.instance_types)
+        )
+
+
+def shape_of(spec: JobSpec) -> Shape:
+    gang = spec.gang
+    cpus, memory = quantity(gang.resources.cpu), int(quantity(gang.resources.memory))
+    return Shape(gang.gpus_per_node, cpus, memory, gang.instance_types)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """sizes: gang sizes that would do, the best first. capacity_order: which capacity to try first; empty: any.
+    avoid: nodes excluded for this job. required, preferred: node labels whose value the gang must or should share.
+    """
+
+    shape: Shape
+    sizes: tuple[int, ...]
+    capacity_order: tuple[str, ...] = ()
+    avoid: frozenset[str] = frozenset()
+    required: str | None = None
+    preferred: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    nodes: tuple[str, ...]
+    pool: str
+    capacity: str
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left on one node."""
+
+    node: Node
+    gpus: int
+    cpus: float
+    memory_bytes: int
+    slots: int
+
+    def fits(self, shape: Shape) -> bool:
+        return (
+            self.gpus >= shape.gpus
+            and self.slots >= 1
+            and self.cpus >= shape.cpus
+            and self.memory_bytes >= shape.memory_bytes
+            and (not shape.instance_types or self.node.instance_type in shape.instance_types)
+        )
+
+    def freedom(self, shape: Shape) -> tuple[bool, int, float, int, str]:
+        """For sorting: the freest first, by name where equal."""
+        return (not self.fits(shape), -self.gpus, -self.cpus, -self.memory_bytes, self.node.name)
+
+
+PoolKey = tuple[str, str]  # pool, capacity
+# Nodes that fit a shape, by pool, then by free GPUs, in name order: the fullest nodes come first.
+_Candidates = dict[PoolKey, dict[int, dict[str, None]]]
+
+
+@dataclass
+class Space:
+    """The free part of the fleet. Nodes that are not ready are not in it."""
+
+    nodes: Iterable[Node]
+    held: Iterable[Reservation]
+    _rooms: dict[str, _Room] = field(init=False)
+    _fitting: dict[Shape, _Candidates] = field(init=False, default_factory=dict)
+    _set_aside: set[str] = field(init=False, default_factory=set)
+    _hopeless: dict[tuple[object, ...], int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ready = sorted((node for node in self.nodes if node.ready), key=lambda node: node.name)
+        self._rooms = {n.name: _Room(n, n.gpus, n.cpus, n.memory_bytes, n.slots) for n in ready}
+        for name, need in needs_by_node(self.held):
+            if (room := self._rooms.get(name)) is not None:
+                _take(room, need)
+
+    def place(self, ask: Ask) -> Place | None:
+        """The best place for the largest of the sizes that fits anywhere; it is not taken yet."""
+        key = (ask.shape, ask.capacity_order, ask.avoid, ask.required)
+        for size in ask.sizes:
+            if size >= self._hopeless.get(key, size + 1):
+                continue  # space only shrinks within a pass, so what failed once fails again
+            if (place := self._place(ask, size)) is not None:
+                return place
+            self._hopeless[key] = min(size, self._hopeless.get(key, size))
+        return None
+
+    def take(self, place: Place, shape: Shape) -> None:
+        for name in place.nodes:
+            room = self._rooms[name]
+            before = room.gpus
+            _take(room, shape)
+            for other, pools in self._fitting.items():
+                if name not in self._set_aside:
+                    self._refile(pools, other, room, before)
+
+    def set_aside(self, ask: Ask) -> None:
+        """Keep as many nodes as the smallest gang needs from those who come after it, whether they are free yet or not:
+        the freest of one pool (and topology domain). What is kept only gets freer, so the gang's turn comes.
+        """
+        groups: dict[tuple[str, str, str], list[_Room]] = {}
+        for room in self._rooms.values():
+            node = room.node
+            domain = node.labels.get(ask.required, "") if ask.required else "-"
+            if domain and node.name not in ask.avoid and node.name not in self._set_aside and ask.shape.fits(node):
+                groups.setdefault((node.pool, node.capacity, domain), []).append(room)
+        size = ask.sizes[-1]
+        freest = [sorted(rooms, key=lambda room: room.freedom(ask.shape))[:size] for rooms in groups.values()]
+        chosen = min(
+            (rooms for rooms in freest if len(rooms) == size),
+            key=lambda rooms: sorted((room.freedom(ask.shape) for room in rooms), reverse=True),
+            default=[],
+        )
+        for room in chosen:
+            self._set_aside.add(room.node.name)
+            for pools in self._fitting.values():
+                pools.get(_pool(room.node), {}).get(room.gpus, {}).pop(room.node.name, None)
+
+    def free(self, ask: Ask) -> tuple[int, str]:
+        """The most nodes that any one pool has free for it, and that pool's name."""
+        counts = [(_count(buckets, ask.avoid), pool) for (pool, _), buckets in self._pools(ask)]
+        return max(counts, key=lambda entry: entry[0], default=(0, ""))
+
+    def kept_back(self, ask: Ask) -> int:
+        """How many nodes it could use if they were not set aside for others."""
+        return sum(name not in ask.avoid and self._rooms[name].fits(ask.shape) for name in self._set_aside)
+
+    def extend(self, ask: Ask, place: Place, size: int) -> Place | None:
+        """The same place with more nodes of the same pool (and required topology domain); None if there are too few."""
+        buckets = self._candidates(ask.shape).get((place.pool, place.capacity), {})
+        mine, more = set(place.nodes), size - len(place.nodes)
+        names = (name for name in _tightest(buckets) if name not in mine and name not in ask.avoid)
+        if ask.required is not None:
+            domain = self._label(place.nodes[0], ask.required)
+            names = (name for name in names if self._label(name, ask.required or "") == domain)
+        extra = tuple(name for name, _ in zip(names, range(more), strict=False))
+        return Place(place.nodes + extra, place.pool, place.capacity) if len(extra) == more else None
+
+    def usable(self, names: Iterable[str]) -> bool:
+        """All of these nodes are ready."""
+        return all(name in self._rooms for name in names)
+
+    def _place(self, ask: Ask, size: int) -> Place | None:
+        order = {capacity: rank for rank, capacity in enumerate(ask.capacity_order)}
+        choices = []
+        for (pool, capacity), buckets in self._pools(ask):
+            count = _count(buckets, ask.avoid)
+            if count >= size:
+                choices.append((order.get(capacity, len(order)), count, pool, capacity, buckets))
+        for _, _, pool, capacity, buckets in sorted(choices, key=lambda choice: choice[:4]):
+            names = [name for name in _tightest(buckets) if name not in ask.avoid]
+            if (chosen := self._choose(names, size, ask)) is not None:
+                return Place(chosen, pool, capacity)
+        return None
+
+    def _choose(self, names: list[str], size: int, ask: Ask) -> tuple[str, ...] | None:
+        """names: the tightest fit first."""
+        label = ask.required or ask.preferred
+        if label is None:
+            return tuple(names[:size])
+        domains: dict[str, list[str]] = {}
+        for name in names:
+            domains.setdefault(self._label(name, label), []).append(name)
+        unlabelled = domains.pop("", [])
+        fitting = [members for members in domains.values() if len(members) >= size]
+        if fitting:
+            return tuple(min(fitting, key=lambda members: (len(members), members[0]))[:size])
+        if ask.required is not None:
+            return None
+        # Only preferred: as few domains as possible, the largest first.
+        ordered = sorted(domains.values(), key=lambda members: (-len(members), members[0]))
+        return tuple([name for members in (*ordered, unlabelled) for name in members][:size])
+
+    def _label(self, name: str, label: str) -> str:
+        return self._rooms[name].node.labels.get(label, "") if name in self._rooms else ""
+
+    def _pools(self, ask: Ask) -> Iterator[tuple[PoolKey, dict[int, dict[str, None]]]]:
+        yield from self._candidates(ask.shape).items()
+
+    def _candidates(self, shape: Shape) -> _Candidates:
+        if shape not in self._fitting:
+            pools: _Candidates = {}
+            for name, room in self._rooms.items():
+                if name not in self._set_aside and room.fits(shape):
+                    pools.setdefault(_pool(room.node), {}).setdefault(room.gpus, {})[name] = None
+            self._fitting[shape] = pools
+        return self._fitting[shape]
+
+    def _refile(self, pools: _Candidates, shape: Shape, room: _Room, gpus_before: int) -> None:
+        name, buckets = room.node.name, pools.get(_pool(room.node), {})
+        if name in buckets.get(gpus_before, {}):
+            del buckets[gpus_before][name]
+            if room.fits(shape):
+                buckets.setdefault(room.gpus, {})[name] = None
+
+
+def largest_possible(nodes: Iterable[Node], ask: Ask) -> int:
+    """The most nodes that an empty, healthy fleet would offer this gang in one pool (and required topology domain)."""
+    counts: dict[tuple[str, ...], int] = {}
+    for node in nodes:
+        domain = node.labels.get(ask.required, "") if ask.required else "-"
+        if domain and ask.shape.fits(node):
+            key = (node.pool, node.capacity, domain)
+            counts[key] = counts.get(key, 0) + 1
+    return max(counts.values(), default=0)
+
+
+def needs_by_node(held: Iterable[Reservation]) -> Iterator[tuple[str, Shape]]:
+    """What is held on each node. A job with two reservations (it is to grow) holds a node that is in both only once."""
+    seen: set[tuple[str, str]] = set()
+    for entry in held:
+        need = Shape(entry.gpus, entry.cpus, entry.memory_bytes)
+        for name in entry.nodes:
+            if (entry.uid, name) not in seen:
+                seen.add((entry.uid, name))
+                yield name, need
+
+
+def _take(room: _Room, shape: Shape) -> None:
+    room.gpus -= shape.gpus
+    room.cpus -= shape.cpus
+    room.memory_bytes -= shape.memory_bytes
+    room.slots -= 1
+
+
+def _pool(node: Node) -> PoolKey:
+    return node.pool, node.capacity
+
+
+def _count(buckets: dict[int, dict[str, None]], avoid: frozenset[str]) -> int:
+    total = sum(len(names) for names in buckets.values())
+    return total - sum(name in names for names in buckets.values() for name in avoid) if avoid else total
+
+
+def _tightest(buckets: dict[int, dict[str, None]]) -> Iterator[str]:
+    for gpus in sorted(buckets):
+        yield from buckets[gpus]

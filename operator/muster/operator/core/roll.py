@@ -1,0 +1,75 @@
+"""The roll call: who of the gang is there, taken once per decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.contract.signals import Heartbeat
+from muster.contract.status import GangStatus, JobStatus
+from muster.operator.core.observed import Observed, Worker, WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """mine: workers of the current attempt, with exited and unreachable among them. older: of attempts before it.
+    ready: how many of mine run. missing: indices of the gang that nobody answers to.
+    """
+
+    seen: Observed
+    mine: tuple[Worker, ...]
+    older: tuple[Worker, ...]
+    exited: tuple[Worker, ...]
+    unreachable: tuple[Worker, ...]
+    ready: int
+    missing: tuple[int, ...]
+
+    @property
+    def status(self) -> JobStatus:
+        return self.seen.status
+
+    @property
+    def gang(self) -> GangStatus:
+        return self.seen.status.gang
+
+    @property
+    def empty(self) -> bool:
+        """Nobody is left of the current attempt or any before it."""
+        return not self.mine and not self.older
+
+    @property
+    def all_done(self) -> bool:
+        """Every worker of the attempt ended well. A gang of nobody has not."""
+        wanted = self.gang.wanted
+        return len(self.exited) == wanted > 0 and all(w.exit is not None and w.exit.exit_code == 0 for w in self.exited)
+
+    @property
+    def beat(self) -> Heartbeat | None:
+        """The heartbeat of rank 0 of the current attempt."""
+        for worker in self.mine:
+            if worker.worker == 0:
+                attempt = self.status.attempt
+                return next((beat for beat in worker.heartbeats if beat.rank == 0 and beat.attempt == attempt), None)
+        return None
+
+
+def call_roll(seen: Observed) -> Roll:
+    attempt, running, exited_state = seen.status.attempt, WorkerState.RUNNING, WorkerState.EXITED
+    mine, older, exited, unreachable, ready = [], [], [], [], 0
+    for worker in seen.workers:
+        if worker.attempt == attempt:
+            mine.append(worker)
+            state = worker.state
+            if state is running:
+                ready += 1
+            elif state is exited_state:
+                exited.append(worker)
+            elif state is WorkerState.UNREACHABLE:
+                unreachable.append(worker)
+        elif worker.attempt < attempt:
+            older.append(worker)
+    wanted = seen.status.gang.wanted
+    missing: tuple[int, ...] = ()
+    if len(mine) < wanted:
+        present = {worker.worker for worker in mine}
+        missing = tuple(index for index in range(wanted) if index not in present)
+    return Roll(seen, tuple(mine), tuple(older), tuple(exited), tuple(unreachable), ready, missing)

@@ -1,0 +1,1 @@
+"""The operator at home in Kubernetes: the only place that knows it."""

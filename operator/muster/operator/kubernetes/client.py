@@ -1,0 +1,179 @@
+"""HTTP to the API server: raw dicts in and out, errors as one type, every call with a deadline.
+
+Not the official client: its typed models cost 90 MB of memory, and a watch of it without a socket time-out can hang for
+ever (docs/decisions/0010).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+
+from muster.contract.kubernetes import Connection
+
+Object = dict[str, Any]
+
+CALL_SECONDS = 30.0
+PAGE = 500  # objects of a list that are in memory at once
+TRIES = 4  # of a call that the server asked to repeat (429, 503 with Retry-After), or whose connection broke unsent
+RETRY_SECONDS_MAX = 5.0
+
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+_READS = ("GET", "LIST", "WATCH")
+
+
+class ApiError(Exception):
+    """The API server refused. status: HTTP's. reason: Kubernetes' word for it (AlreadyExists, Forbidden, Gone …)."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+
+
+class Client:
+    """Use within `async with`. calls: how many of each verb were made, for metrics and tests."""
+
+    def __init__(self, connection: Connection, agent: str = "muster-operator", at_once: int = 64) -> None:
+        self.connection = connection
+        self.calls: Counter[str] = Counter()
+        self._agent, self._at_once = agent, at_once
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Client:
+        connector = aiohttp.TCPConnector(ssl=self.connection.tls, limit=self._at_once)
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers={"User-Agent": self._agent, "Accept": "application/json"}, trust_env=True
+        )
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def writes(self) -> int:
+        return sum(count for verb, count in self.calls.items() if verb not in _READS)
+
+    async def get(self, path: str, **query: str) -> Object:
+        return await self._call("GET", path, query=query)
+
+    async def pages(self, path: str, **query: str) -> AsyncIterator[Object]:
+        """Page by page, so that a large list is never in memory as a whole."""
+        following: str | None = ""
+        while following is not None:
+            page = await self._call(
+                "GET", path, query={**query, "limit": str(PAGE), "continue": following}, verb="LIST"
+            )
+            yield page
+            following = page.get("metadata", {}).get("continue") or None
+
+    async def create(self, path: str, body: Object) -> Object:
+        return await self._call("POST", path, body)
+
+    async def put(self, path: str, body: Object) -> Object:
+        return await self._call("PUT", path, body)
+
+    async def patch(self, path: str, body: object, kind: str = MERGE, **query: str) -> Object:
+        return await self._call("PATCH", path, body, query, content=kind)
+
+    async def delete(self, path: str, body: Object | None = None, **query: str) -> Object:
+        return await self._call("DELETE", path, body, query)
+
+    async def watch(self, path: str, version: str, silence_seconds: float, **query: str) -> AsyncIterator[Object]:
+        """Events from `version` on, until the server ends the stream. Raises ApiError (410: relist), OSError, and
+        TimeoutError when nothing, not even a bookmark, was heard for so long.
+        """
+        assert self._session is not None, "used outside `async with`"
+        asked = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version, **query}
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence_seconds)
+        self.calls["WATCH"] += 1
+        async with self._session.get(
+            self.connection.server + path, params=asked, headers=self._headers(), timeout=limits
+        ) as reply:
+            if reply.status != 200:
+                raise self._error(reply, await reply.read())
+            async for line in _lines(reply.content):
+                yield json.loads(line)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        content: str = "application/json",
+        verb: str = "",
+    ) -> Object:
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        params = {key: value for key, value in (query or {}).items() if value}
+        for attempt in range(1, TRIES + 1):
+            try:
+                return await self._once(method, path, data, params, content, verb or method)
+            except ApiError as error:
+                if attempt == TRIES or (error.status not in (401, 429) and not error.retry_after):
+                    raise
+                if error.status == 401:
+                    self.connection.credentials.forget()
+                await asyncio.sleep(min(error.retry_after or 0.2, RETRY_SECONDS_MAX))
+            except aiohttp.ClientConnectorError as error:  # nothing was sent
+                if attempt == TRIES:
+                    raise OSError(f"the API server {self.connection.server} does not answer: {error}") from error
+                await asyncio.sleep(0.1 * 2**attempt)
+            except aiohttp.ClientError as error:
+                if method != "GET" or attempt == TRIES:
+                    raise OSError(f"{method} {path}: {error!r}") from error
+        raise AssertionError("unreachable")
+
+    async def _once(
+        self, method: str, path: str, data: bytes | None, params: Mapping[str, str], content: str, verb: str
+    ) -> Object:
+        assert self._session is not None, "used outside `async with`"
+        headers = self._headers() | ({"Content-Type": content} if data is not None else {})
+        self.calls[verb] += 1
+        async with self._session.request(
+            method,
+            self.connection.server + path,
+            params=params,
+            data=data,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=CALL_SECONDS),
+        ) as reply:
+            answer = await reply.read()
+            if reply.status >= 400:
+                raise self._error(reply, answer)
+            document: Object = json.loads(answer)
+            return document
+
+    def _headers(self) -> dict[str, str]:
+        token = self.connection.credentials.bearer()
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _error(self, reply: aiohttp.ClientResponse, answer: bytes) -> ApiError:
+        try:
+            status = json.loads(answer)
+        except ValueError:
+            status = {}
+        if not isinstance(status, dict):
+            status = {}
+        wait = reply.headers.get("Retry-After", "")
+        text = status.get("message") or answer[:300].decode(errors="replace") or reply.reason or ""
+        return ApiError(reply.status, status.get("reason", ""), text, float(wait) if wait.isdecimal() else 0.0)
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Whole lines of any length (aiohttp's own readline refuses long ones, and an object may have a megabyte)."""
+    rest: list[bytes] = []
+    async for chunk in stream.iter_any():
+        head, *tail = chunk.split(b"\n")
+        rest.append(head)
+        for line in tail:
+            if whole := b"".join(rest):
+                yield whole
+            rest = [line]

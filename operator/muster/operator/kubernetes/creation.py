@@ -1,0 +1,285 @@
+"""Makes the pods of an attempt exist, all of them at once, and lifts their gates when the last one does.
+
+The core asks worker by worker; requests are gathered, so that a gang of 512 is not made one round trip after another.
+What the API server refuses (a quota, a missing service account) is tried again, and told until it works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from muster.contract.names import Label, worker_name
+from muster.contract.status import Phase
+from muster.operator.core.decision import CreateWorker
+from muster.operator.kubernetes import paths
+from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object
+from muster.operator.kubernetes.gangs.choice import gang_ref
+from muster.operator.kubernetes.gangs.protocol import Gang, GangRef
+from muster.operator.kubernetes.jobs import FINALIZER, Job, Jobs
+from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.kubernetes.render import (
+    Site,
+    Unrenderable,
+    pin,
+    prefer_elsewhere,
+    render_pod,
+    render_service,
+)
+
+RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 30.0
+WORKER_ROLE = "muster-worker"  # a ClusterRole of the chart: get TrainingJobs, nothing else
+
+Attempt = tuple[str, int]  # job uid, attempt
+
+
+@dataclass(slots=True)
+class _Order:
+    """The workers of one attempt that should exist. refused: by worker, why it does not yet."""
+
+    workers: dict[int, CreateWorker] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A worker that should exist and does not. since: when it was first asked for."""
+
+    worker: int
+    attempt: int
+    node: str
+    why: str
+    since: float
+
+
+class Creator:
+    """gang_of: the adapter of a job. instance_type: of a node. notice: told the uid of a job with news."""
+
+    def __init__(
+        self,
+        client: Client,
+        jobs: Jobs,
+        pods: Pods,
+        site: Site,
+        gang_of: Callable[[Job], Gang],
+        instance_type: Callable[[str], str],
+        notice: Callable[[str], None],
+    ) -> None:
+        self._client, self._jobs, self._pods, self._site = client, jobs, pods, site
+        self._gang_of, self._instance_type, self._notice = gang_of, instance_type, notice
+        self._orders: dict[Attempt, _Order] = {}
+        self._tasks: dict[Attempt, asyncio.Task[None]] = {}
+        self._ready_jobs: set[str] = set()  # whose service and finalizer are there
+        self._ready_namespaces: set[str] = set()
+        self._groups: set[tuple[str, str]] = set()  # (job uid, group) whose objects are there
+        self._lifting: set[Attempt] = set()
+
+    def order(self, uid: str, action: CreateWorker) -> None:
+        """Let it exist. Returns at once."""
+        key = (uid, action.attempt)
+        order = self._orders.setdefault(key, _Order(since=time.time()))
+        order.workers.setdefault(action.worker, action)
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(self._carry_out(key), name=f"create {uid}/{action.attempt}")
+
+    def cancel(self, uid: str, attempt: int, worker: int) -> None:
+        order = self._orders.get((uid, attempt))
+        if order is not None:
+            order.workers.pop(worker, None)
+            order.refused.pop(worker, None)
+
+    def refused(self, uid: str) -> tuple[Refused, ...]:
+        return tuple(
+            Refused(worker, attempt, order.workers[worker].node, why, order.since)
+            for (of, attempt), order in self._orders.items()
+            if of == uid
+            for worker, why in order.refused.items()
+            if worker in order.workers
+        )
+
+    def forget(self, uid: str) -> None:
+        """The job is gone."""
+        self._ready_jobs.discard(uid)
+        self._groups = {entry for entry in self._groups if entry[0] != uid}
+
+    def tend(self, job: Job, pods: tuple[Pod, ...]) -> None:
+        """Lift the gates of a gang that is complete, if an operator died between making the last pod and doing so."""
+        key = (job.uid, job.status.attempt)
+        if job.status.phase is not Phase.STARTING or key in self._tasks or key in self._lifting:
+            return
+        mine = [pod for pod in pods if pod.attempt == job.status.attempt and not pod.gone]
+        gate = self._gang_of(job).gate
+        if gate is not None and len(mine) == job.status.gang.wanted and any(gate in pod.gates for pod in mine):
+            self._lifting.add(key)
+            task = asyncio.create_task(self._lift(job, tuple(mine), gate))
+            task.add_done_callback(lambda _: self._lifting.discard(key))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _carry_out(self, key: Attempt) -> None:
+        """Until all exist, or nobody wants them any more."""
+        await asyncio.sleep(0)  # let the rest of the gang be asked for
+        pause = RETRY_SECONDS
+        try:
+            while (order := self._orders[key]).workers:
+                job = self._jobs.get(key[0])
+                if job is None or (job.status.attempt, job.status.phase) != (key[1], Phase.STARTING):
+                    return
+                await self._make(job, order)
+                if not order.refused:
+                    return
+                self._notice(key[0])
+                await asyncio.sleep(pause)
+                pause = min(RETRY_SECONDS_MAX, 2 * pause)
+        finally:
+            self._orders.pop(key, None)
+            self._tasks.pop(key, None)
+            self._notice(key[0])
+
+    async def _make(self, job: Job, order: _Order) -> None:
+        gang = self._gang_of(job)
+        wanted = dict(order.workers)
+        try:
+            ref = gang_ref(job)
+            await self._prepare(job, gang, ref)
+        except (ApiError, OSError, aiohttp.ClientError, TimeoutError, Unrenderable) as error:
+            order.refused = dict.fromkeys(wanted, str(error)[:500] or repr(error))
+            return
+        # What is there is not made again: even a refused request counts against a quota for a while.
+        made = {pod.worker: pod for pod in self._pods.of(job.uid) if pod.attempt == ref.attempt and not pod.gone}
+        absent = [action for worker, action in wanted.items() if worker not in made]
+        results = await asyncio.gather(*(self._make_one(job, gang, ref, action) for action in absent))
+        answers = {action.worker: result for action, result in zip(absent, results, strict=True)}
+        order.refused = {worker: why for worker, why in answers.items() if isinstance(why, str)}
+        made |= {worker: pod for worker, pod in answers.items() if isinstance(pod, Pod)}
+        if not order.refused and len(made) == job.status.gang.wanted and gang.gate is not None:
+            await self._lift(job, tuple(made.values()), gang.gate)
+
+    async def _make_one(self, job: Job, gang: Gang, ref: GangRef, action: CreateWorker) -> Pod | str:
+        """The pod, or why there is none."""
+        try:
+            manifest = self._manifest(job, gang, ref, action)
+            item = await self._client.create(paths.core(job.namespace, "pods"), manifest)
+            if refusal := gang.refusal(item):
+                await self._client.delete(paths.core(job.namespace, "pods", item["metadata"]["name"]))
+                return refusal
+            pod = read_pod(item)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                return error.message[:500]
+            return await self._found(job, action)
+        except (OSError, aiohttp.ClientError, TimeoutError, Unrenderable) as error:
+            return f"{error}"[:500] or repr(error)
+        assert pod is not None, "we made its labels"
+        self._pods.keep(pod)
+        return pod
+
+    def _manifest(self, job: Job, gang: Gang, ref: GangRef, action: CreateWorker) -> Object:
+        instance_type = self._instance_type(action.node) or (job.spec.gang.instance_types or ("",))[0]
+        manifest = render_pod(job, action, self._site, gang.kind, instance_type)
+        if gang.places:
+            pin(manifest, action.node)
+        else:
+            prefer_elsewhere(manifest, job, time.time())
+        gang.decorate(manifest, ref)
+        return manifest
+
+    async def _found(self, job: Job, action: CreateWorker) -> Pod | str:
+        """A pod of that name is there: ours, unless an earlier job of the same name has left it."""
+        name = worker_name(job.name, action.attempt, action.worker)
+        item = await self._client.get(paths.core(job.namespace, "pods", name))
+        if (item["metadata"].get("labels") or {}).get(Label.JOB_UID) != job.uid:
+            return f"a pod named {name} is there that does not belong to this job; it has to go first"
+        pod = read_pod(item)
+        return pod if pod is not None else f"the pod {name} lost its labels; delete it"
+
+    async def _prepare(self, job: Job, gang: Gang, ref: GangRef) -> None:
+        """What must be there before the first pod: finalizer, names, the fence's permission, the gang's own objects."""
+        if job.namespace not in self._ready_namespaces:
+            await self._allow_fence(job.namespace)
+            self._ready_namespaces.add(job.namespace)
+        if job.uid not in self._ready_jobs:
+            if not job.finalizer:
+                await self._add_finalizer(job)
+            await self._make_sure(paths.core(job.namespace, "services"), render_service(job), job.uid)
+            self._ready_jobs.add(job.uid)
+        if (job.uid, ref.group) not in self._groups:
+            for item in gang.objects(ref):
+                try:
+                    await self._make_sure(item.path, item.body, job.uid)
+                except ApiError as error:
+                    if error.status == 404:
+                        raise OSError(f"{item.needs} is not installed in this cluster ({item.path})") from error
+                    raise
+            self._groups.add((job.uid, ref.group))
+
+    async def _make_sure(self, path: str, body: Object, job_uid: str) -> None:
+        try:
+            await self._client.create(path, body)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            found = await self._client.get(f"{path}/{body['metadata']['name']}")
+            owners = found["metadata"].get("ownerReferences") or ()
+            if all(owner["uid"] != job_uid for owner in owners):
+                kind, name = body["kind"], body["metadata"]["name"]
+                raise OSError(
+                    f"a {kind} named {name} is there that does not belong to this job; delete or rename it"
+                ) from error
+
+    async def _add_finalizer(self, job: Job) -> None:
+        """So that a deleted job's gang can commit before it goes."""
+        item = await self._client.get(paths.job(job.namespace, job.name))
+        finalizers = item["metadata"].get("finalizers") or []
+        if item["metadata"]["uid"] != job.uid or FINALIZER in finalizers or "deletionTimestamp" in item["metadata"]:
+            return
+        change = {
+            "metadata": {
+                "finalizers": [*finalizers, FINALIZER],
+                "resourceVersion": item["metadata"]["resourceVersion"],
+            }
+        }
+        self._jobs.keep(await self._client.patch(paths.job(job.namespace, job.name), change))
+
+    async def _allow_fence(self, namespace: str) -> None:
+        """Workers of this namespace may read its TrainingJobs: their fence (docs/decisions/0011)."""
+        api = "rbac.authorization.k8s.io"
+        body = {
+            "apiVersion": f"{api}/v1",
+            "kind": "RoleBinding",
+            "metadata": {
+                "name": WORKER_ROLE,
+                "namespace": namespace,
+                "labels": {"app.kubernetes.io/managed-by": "muster"},
+            },
+            "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": WORKER_ROLE},
+            "subjects": [{"apiGroup": api, "kind": "Group", "name": f"system:serviceaccounts:{namespace}"}],
+        }
+        try:
+            await self._client.create(paths.group(f"{api}/v1", namespace, "rolebindings"), body)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+
+    async def _lift(self, job: Job, pods: tuple[Pod, ...], gate: str) -> None:
+        """All of the gang exist: let them be scheduled. Idempotent; what fails is done at the next look."""
+        change = {"spec": {"schedulingGates": [{"name": gate, "$patch": "delete"}]}}
+
+        async def lift(pod: Pod) -> None:
+            item = await self._client.patch(paths.core(pod.namespace, "pods", pod.name), change, STRATEGIC)
+            if (lifted := read_pod(item)) is not None:
+                self._pods.keep(lifted)
+
+        held = (pod for pod in pods if gate in pod.gates)
+        for error in await asyncio.gather(*(lift(pod) for pod in held), return_exceptions=True):
+            if isinstance(error, BaseException):
+                self._notice(job.uid)

@@ -1,0 +1,1 @@
+"""Gang schedulers behind one protocol: who decides when all workers of a gang get their nodes together."""

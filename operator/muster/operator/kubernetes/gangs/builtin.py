@@ -1,0 +1,36 @@
+"""Muster's own: nodes are held in the ledger before a pod exists, and no pod is scheduled before all of them exist."""
+
+from __future__ import annotations
+
+from muster.contract.names import GROUP
+from muster.operator.kubernetes.client import Object
+from muster.operator.kubernetes.gangs.protocol import GangRef, Item
+from muster.operator.kubernetes.pods import Pod
+
+
+class Builtin:
+    kind = "builtin"
+    places = True
+    gate: str | None = f"{GROUP}/gang"
+
+    def objects(self, gang: GangRef) -> tuple[Item, ...]:
+        return ()
+
+    def decorate(self, pod: Object, gang: GangRef) -> None:
+        if gang.size > 1:  # a gang of one is complete as soon as it exists
+            pod["spec"].setdefault("schedulingGates", []).append({"name": self.gate})
+
+    def refusal(self, pod: Object) -> str:
+        return ""
+
+    def status_path(self, gang: GangRef) -> str | None:
+        return None
+
+    def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
+        return ""  # the nodes are held; what is missing then is told by the pods themselves
+
+    def lost(self, group: Object | None) -> str:
+        return ""
+
+    def remains(self, gang: GangRef) -> tuple[str, ...]:
+        return ()

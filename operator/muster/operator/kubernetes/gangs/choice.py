@@ -1,0 +1,174 @@
+"""Which gang scheduler a job goes by, how its group fares there, and what is cleared away when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import aiohttp
+
+from muster.contract.status import Phase
+from muster.operator.kubernetes import paths
+from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object
+from muster.operator.kubernetes.gangs import kueue, workload
+from muster.operator.kubernetes.gangs.builtin import Builtin
+from muster.operator.kubernetes.gangs.coscheduling import Coscheduling
+from muster.operator.kubernetes.gangs.kai import Kai
+from muster.operator.kubernetes.gangs.kueue import Kueue
+from muster.operator.kubernetes.gangs.protocol import Gang, GangRef, Unserved
+from muster.operator.kubernetes.gangs.volcano import Volcano
+from muster.operator.kubernetes.gangs.workload import WorkloadGang
+from muster.operator.kubernetes.jobs import Job
+from muster.operator.kubernetes.pods import Pod
+from muster.operator.kubernetes.render import owner_reference
+
+WAITING_SECONDS, RUNNING_SECONDS = 3.0, 15.0  # between two looks at a group
+_HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
+
+
+class Gangs:
+    """notice: told the uid of a job whose group changed. on_error: told of what is tried again."""
+
+    def __init__(
+        self, client: Client, notice: Callable[[str], None], on_error: Callable[[str, Exception], None]
+    ) -> None:
+        self._client, self._notice, self._on_error = client, notice, on_error
+        self._gangs: dict[str, Gang] = all_gangs(None, None)
+        self._groups: dict[str, Object] = {}
+        self._looked: dict[str, float] = {}
+        self._released: dict[str, int] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def detect(self) -> None:
+        """Find out which versions of the schedulers' APIs are served."""
+        served = {group["name"]: group for group in (await self._client.get("/apis"))["groups"]}
+        self._gangs = all_gangs(
+            await self._newest(served.get(kueue.API_GROUP), kueue.VERSIONS),
+            await self._newest(served.get(workload.API_GROUP), workload.VERSIONS),
+        )
+
+    def of(self, job: Job) -> Gang:
+        return self._gangs[job.spec.gang.scheduler.kind]
+
+    def group(self, job: Job) -> Object | None:
+        """The group's object as last seen."""
+        return self._groups.get(job.uid)
+
+    def follow(self, job: Job, pods: tuple[Pod, ...]) -> None:
+        """Keep an eye on the job's group while it has one; clear away what is left of it when the nodes are given back.
+        Returns at once.
+        """
+        gang = self.of(job)
+        if gang.places or job.uid in self._tasks:
+            return
+        if job.status.phase in _HOLDING:
+            pause = RUNNING_SECONDS if job.status.phase is Phase.RUNNING else WAITING_SECONDS
+            if time.monotonic() - self._looked.get(job.uid, -1e9) >= pause:
+                self._start(job, self._look(job, gang))
+        elif job.status.attempt and self._released.get(job.uid) != job.status.reservation:
+            self._start(job, self._clear(job, gang, pods))
+
+    def forget(self, uid: str) -> None:
+        for known in (self._groups, self._looked, self._released):
+            known.pop(uid, None)
+
+    def _start(self, job: Job, work: object) -> None:
+        assert asyncio.iscoroutine(work), "we made it"
+        task = self._tasks[job.uid] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._tasks.pop(job.uid, None))
+
+    async def _look(self, job: Job, gang: Gang) -> None:
+        self._looked[job.uid] = time.monotonic()
+        try:
+            path = gang.status_path(gang_ref(job))
+            group = await self._client.get(path) if path else None
+        except Unserved:
+            return
+        except (ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
+            if not isinstance(error, ApiError) or error.status != 404:
+                self._on_error(f"group of {job.namespace}/{job.name}", error)
+                return
+            group = None
+        before = self._groups.get(job.uid)
+        if group is None:
+            self._groups.pop(job.uid, None)
+        else:
+            self._groups[job.uid] = group
+        if _version(before) != _version(group):
+            self._notice(job.uid)
+
+    async def _clear(self, job: Job, gang: Gang, pods: tuple[Pod, ...]) -> None:
+        """The groups of reservations before this one: nobody can use them any more."""
+        self._groups.pop(job.uid, None)
+        try:
+            for back in (1, 2):  # ending for good voids two numbers: its own, and that of an offer to grow
+                for path in gang.remains(replace(gang_ref(job), reservation=job.status.reservation - back)):
+                    await self._delete(path)
+            for pod in pods:
+                if pod.gone:
+                    await release_pod(self._client, pod)
+        except (ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
+            self._on_error(f"remains of {job.namespace}/{job.name}", error)
+            self._notice(job.uid)
+            return
+        self._released[job.uid] = job.status.reservation
+
+    async def _delete(self, path: str) -> None:
+        try:
+            await self._client.delete(path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def _newest(self, group: Object | None, known: tuple[str, ...]) -> str | None:
+        """Of the versions that we know, the newest that is served with Workloads."""
+        served = {version["version"] for version in (group or {}).get("versions") or ()}
+        for version in known:
+            if version in served and group is not None:
+                listed = await self._client.get(f"/apis/{group['name']}/{version}")
+                if any(resource["name"] == "workloads" for resource in listed.get("resources") or ()):
+                    return version
+        return None
+
+
+def all_gangs(kueue_version: str | None, workload_version: str | None) -> dict[str, Gang]:
+    gangs: tuple[Gang, ...] = (
+        Builtin(),
+        Kueue(kueue_version),
+        Coscheduling(),
+        Volcano(),
+        Kai(),
+        WorkloadGang(workload_version),
+    )
+    return {gang.kind: gang for gang in gangs}
+
+
+async def release_pod(client: Client, pod: Pod) -> None:
+    """A pod that has ended, or whose node was given up, is kept only by Kueue's finalizer: take that away."""
+    change = {"metadata": {"$deleteFromPrimitiveList/finalizers": [kueue.FINALIZER]}}
+    try:
+        await client.patch(paths.core(pod.namespace, "pods", pod.name), change, STRATEGIC)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+
+
+def gang_ref(job: Job) -> GangRef:
+    """The gang of the job's current attempt."""
+    return GangRef(
+        namespace=job.namespace,
+        job=job.name,
+        job_uid=job.uid,
+        attempt=job.status.attempt,
+        reservation=job.status.reservation,
+        size=job.status.gang.wanted,
+        spec=job.spec,
+        queue=job.spec.gang.scheduler.queue or job.queue,
+        owner=owner_reference(job),
+    )
+
+
+def _version(group: Object | None) -> str:
+    return str(group["metadata"]["resourceVersion"]) if group else ""

@@ -1,0 +1,121 @@
+"""The questions that the operator asks of whoever schedules a gang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from muster.contract.spec import JobSpec
+from muster.operator.kubernetes import paths
+from muster.operator.kubernetes.client import Object
+from muster.operator.kubernetes.pods import Pod
+
+
+class Unserved(OSError):
+    """What the gang needs is not installed in this cluster, or not switched on; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class GangRef:
+    """One gang that asks for nodes together. group: the name under which its scheduler knows it, the same while the job
+    keeps its nodes over several attempts. queue: the user's queue, if one is named. owner: the job.
+    """
+
+    namespace: str
+    job: str
+    job_uid: str
+    attempt: int
+    reservation: int
+    size: int
+    spec: JobSpec
+    queue: str
+    owner: Object = field(hash=False)
+
+    @property
+    def group(self) -> str:
+        return f"{self.job}-r{self.reservation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An object of a gang. path: of the collection. needs: what has to be installed for it, in words."""
+
+    path: str
+    body: Object
+    needs: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}/{self.body['metadata']['name']}"
+
+
+class Gang(Protocol):
+    kind: str
+    places: bool  # Muster chooses the nodes itself; else the scheduler does
+    gate: str | None  # Muster's own scheduling gate, taken off all pods of an attempt together
+
+    def objects(self, gang: GangRef) -> tuple[Item, ...]:
+        """What must exist before the pods, in this order. Raises Unserved."""
+
+    def decorate(self, pod: Object, gang: GangRef) -> None:
+        """Make the pod one of the gang."""
+
+    def refusal(self, pod: Object) -> str:
+        """Why the pod that the API server made of it is not one of the gang after all; empty if it is."""
+
+    def status_path(self, gang: GangRef) -> str | None:
+        """Of the object that says how the group fares; None: only the pods tell."""
+
+    def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
+        """Why the gang has no nodes yet, in the scheduler's words; empty once every pod has one."""
+
+    def lost(self, group: Object | None) -> str:
+        """Why the group may not go on on its nodes (its quota was taken back); empty if it may."""
+
+    def remains(self, gang: GangRef) -> tuple[str, ...]:
+        """Paths of objects to delete when the job has given its nodes back."""
+
+
+def unplaced(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+    """Those that have no node and have not ended."""
+    return tuple(pod for pod in pods if not pod.node and not pod.over and not pod.deleting)
+
+
+def scheduler_words(name: str, pods: tuple[Pod, ...], told: str = "") -> str:
+    """`waiting` of a scheduler that says its reasons in its group's conditions (told), or in those of the pods."""
+    waiting = unplaced(pods)
+    if not waiting:
+        return ""
+    words = told or next((pod.trouble for pod in waiting if pod.trouble), "")
+    return f"waiting for {name} to place {len(waiting)} of {len(pods)} workers" + (f": {words}" if words else "")
+
+
+def condition(group: Object | None, kind: str) -> Object:
+    """The group's condition of that type; empty if there is none."""
+    found: Object = next(
+        (entry for entry in ((group or {}).get("status") or {}).get("conditions") or () if entry["type"] == kind), {}
+    )
+    return found
+
+
+def pod_group(api: str, gang: GangRef, spec: Object, needs: str, kind: str = "PodGroup") -> Item:
+    """An object of that API that belongs to the job."""
+    plural = f"{kind.lower()}s"
+    meta = {
+        "name": gang.group,
+        "namespace": gang.namespace,
+        "labels": {"app.kubernetes.io/managed-by": "muster"},
+        "ownerReferences": [gang.owner],
+    }
+    body = {"apiVersion": api, "kind": kind, "metadata": meta, "spec": spec}
+    return Item(paths.group(api, gang.namespace, plural), body, needs)
+
+
+def minimal_resources(gang: GangRef) -> Object:
+    """What the gang needs in all, as far as the job says."""
+    from muster.operator.core.placement import shape_of
+    from muster.operator.kubernetes.nodes import GPU
+
+    shape = shape_of(gang.spec)
+    amounts = {"cpu": shape.cpus * gang.size, "memory": shape.memory_bytes * gang.size, GPU: shape.gpus * gang.size}
+    return {name: f"{amount:g}" if name == "cpu" else str(int(amount)) for name, amount in amounts.items() if amount}

@@ -1,0 +1,54 @@
+"""Volcano: a PodGroup in a queue, and an annotation that names it."""
+
+from __future__ import annotations
+
+from muster.operator.kubernetes.client import Object
+from muster.operator.kubernetes.gangs.protocol import (
+    GangRef,
+    Item,
+    condition,
+    minimal_resources,
+    pod_group,
+    scheduler_words,
+)
+from muster.operator.kubernetes.pods import Pod
+
+API = "scheduling.volcano.sh/v1beta1"
+ANNOTATION = "scheduling.k8s.io/group-name"
+QUEUE = "default"
+
+
+class Volcano:
+    kind = "volcano"
+    places = False
+    gate: str | None = None
+
+    def objects(self, gang: GangRef) -> tuple[Item, ...]:
+        spec: Object = {
+            "minMember": gang.size,
+            "minResources": minimal_resources(gang),
+            "queue": gang.queue or QUEUE,
+        }
+        if gang.spec.priority_class_name:
+            spec["priorityClassName"] = gang.spec.priority_class_name
+        return (pod_group(API, gang, spec, "Volcano's PodGroup"),)
+
+    def decorate(self, pod: Object, gang: GangRef) -> None:
+        pod["metadata"]["annotations"][ANNOTATION] = gang.group
+        pod["spec"]["schedulerName"] = "volcano"
+
+    def refusal(self, pod: Object) -> str:
+        return ""
+
+    def status_path(self, gang: GangRef) -> str | None:
+        return self.objects(gang)[0].place
+
+    def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
+        told = condition(group, "Unschedulable")
+        return scheduler_words("Volcano", pods, told.get("message", "") if told.get("status") == "True" else "")
+
+    def lost(self, group: Object | None) -> str:
+        return ""
+
+    def remains(self, gang: GangRef) -> tuple[str, ...]:
+        return tuple(item.place for item in self.objects(gang))

@@ -1,0 +1,134 @@
+"""Asks running workers how they are: the launcher of each answers with the heartbeats of its ranks.
+
+Asked, not told: the operator that leads is the one that asks, workers need no address of it and no permission, and the
+API server carries none of it (docs/decisions/0011). Normally only worker 0 of a gang is asked, for its ranks meet the
+others at every step; when it does not answer, all are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+from pydantic import ValidationError
+
+from muster.contract.signals import Heartbeat, TrainerPhase
+from muster.contract.status import Phase
+from muster.operator.kubernetes.jobs import Job, Jobs
+from muster.operator.kubernetes.pods import Pod, Pods
+from muster.operator.kubernetes.render import REPORT_PORT
+
+STARTING_SECONDS, RUNNING_SECONDS = 1.0, 4.0  # between two questions
+ROUND_SECONDS = 0.25
+ANSWER_SECONDS = 3.0
+AT_ONCE = 64
+ANSWER_BYTES_MAX = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """written_at: by the worker's own clock, for telling news from repetition. at: when we heard that, by ours."""
+
+    beat: Heartbeat
+    written_at: float
+    at: float
+
+
+class Heartbeats:
+    def __init__(self, jobs: Jobs, pods: Pods, notice: Callable[[str], None], port: int = REPORT_PORT) -> None:
+        self._jobs, self._pods, self._notice, self._port = jobs, pods, notice, port
+        self._heard: dict[str, dict[int, _Heard]] = {}  # pod uid → rank → newest
+        self._due: dict[str, float] = {}  # job uid → when to ask again (monotonic)
+        self._asking: set[str] = set()
+        self._errors: dict[str, str] = {}  # pod uid → why it did not answer
+
+    def of(self, pod: Pod) -> tuple[Heartbeat, ...]:
+        """Of its ranks, in rank order, with times by our clock: workers' clocks may be wrong."""
+        heard = sorted(self._heard.get(pod.uid, {}).items())
+        return tuple(_by_our_clock(entry) for _, entry in heard)
+
+    def trouble(self, pod: Pod) -> str:
+        """Why it did not answer when it was last asked; empty if it did."""
+        return self._errors.get(pod.uid, "")
+
+    async def run(self) -> None:
+        connector = aiohttp.TCPConnector(limit=AT_ONCE, force_close=True)
+        limits = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:
+            while True:
+                for job in [job for job in self._jobs.all() if self._is_due(job)]:
+                    self._asking.add(job.uid)
+                    task = asyncio.create_task(self._ask_gang(session, job))
+                    task.add_done_callback(lambda _, uid=job.uid: self._asking.discard(uid))  # type: ignore[misc]
+                self._sweep()
+                await asyncio.sleep(ROUND_SECONDS)
+
+    def _is_due(self, job: Job) -> bool:
+        if job.status.phase not in (Phase.STARTING, Phase.RUNNING) or job.uid in self._asking:
+            return False
+        return time.monotonic() >= self._due.get(job.uid, 0.0)
+
+    async def _ask_gang(self, session: aiohttp.ClientSession, job: Job) -> None:
+        mine = [pod for pod in self._pods.of(job.uid) if pod.attempt == job.status.attempt]
+        running = sorted((p for p in mine if p.running_since and p.ip and not p.over), key=lambda pod: pod.worker)
+        running_phase = job.status.phase is Phase.RUNNING
+        self._due[job.uid] = time.monotonic() + (RUNNING_SECONDS if running_phase else STARTING_SECONDS)
+        if not running:
+            return
+        before = self._signs(mine)
+        first, *others = running
+        if not await self._ask(session, first):
+            await asyncio.gather(*(self._ask(session, pod) for pod in others))
+        if self._signs(mine) != before:
+            self._notice(job.uid)
+
+    async def _ask(self, session: aiohttp.ClientSession, pod: Pod) -> bool:
+        """Whether it answered."""
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+        try:
+            async with session.get(f"http://{host}:{self._port}/heartbeats") as reply:
+                document = json.loads(await reply.content.read(ANSWER_BYTES_MAX))
+            entries = document["heartbeats"] if document["jobUid"] == pod.job_uid else ()
+        except (OSError, aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            self._errors[pod.uid] = f"{type(error).__name__}: {error}"[:300]
+            return False
+        self._errors.pop(pod.uid, None)
+        for entry in entries:
+            self._hear(pod, entry)
+        return True
+
+    def _hear(self, pod: Pod, entry: object) -> None:
+        try:
+            beat = Heartbeat.model_validate(entry)
+        except ValidationError:
+            return  # half a file, or words of another version: no news
+        if beat.attempt != pod.attempt:
+            return
+        heard = self._heard.setdefault(pod.uid, {})
+        known = heard.get(beat.rank)
+        if known is None or known.written_at != beat.at:
+            heard[beat.rank] = _Heard(beat, beat.at, time.time())
+
+    def _signs(self, pods: list[Pod]) -> list[tuple[int, TrainerPhase, int | None]]:
+        """What is news when it changes; a mere step is not."""
+        heard = (entry.beat for pod in pods for entry in self._heard.get(pod.uid, {}).values())
+        return [(beat.rank, beat.phase, beat.last_commit_step) for beat in heard]
+
+    def _sweep(self) -> None:
+        if len(self._heard) + len(self._due) < 2 * len(self._jobs.uids()) + 1024:
+            return
+        here = {pod.uid for pod in self._pods.all()}
+        self._heard = {uid: heard for uid, heard in self._heard.items() if uid in here}
+        self._errors = {uid: error for uid, error in self._errors.items() if uid in here}
+        self._due = {uid: due for uid, due in self._due.items() if self._jobs.get(uid) is not None}
+
+
+def _by_our_clock(heard: _Heard) -> Heartbeat:
+    shift = heard.at - heard.beat.at
+    return heard.beat.model_copy(
+        update={"at": heard.at, "progressed_at": min(heard.at, heard.beat.progressed_at + shift)}
+    )

@@ -1,0 +1,192 @@
+"""The TrainingJobs of all namespaces, understood once per version and kept small.
+
+Specs repeat (a sweep is a hundred jobs that differ in one number), so equal parts are kept once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from muster.contract.base import InvalidDocument, parse
+from muster.contract.kubernetes import seconds_of
+from muster.contract.names import GROUP, Label
+from muster.contract.spec import JobSpec
+from muster.contract.status import STATUS_VERSION, GangStatus, JobStatus, Phase
+from muster.operator.core.fleet import JobSummary
+from muster.operator.kubernetes.client import Object
+
+FINALIZER = f"{GROUP}/gang"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One TrainingJob. version: its resourceVersion. queue: the Kueue label, which also names other schedulers' queues.
+    id: under which the API knows it.
+
+    unreadable: why the stored object can't be understood (a newer Muster wrote it): it is not touched. invalid: why the
+    spec is refused, although the schema let it in: the job can't run. In both, `spec` is a stand-in.
+    """
+
+    summary: JobSummary
+    version: str
+    generation: int
+    finalizer: bool
+    queue: str
+    id: str
+    unreadable: str = ""
+    invalid: str = ""
+
+    @property
+    def uid(self) -> str:
+        return self.summary.uid
+
+    @property
+    def namespace(self) -> str:
+        return self.summary.namespace
+
+    @property
+    def name(self) -> str:
+        return self.summary.name
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.summary.spec
+
+    @property
+    def status(self) -> JobStatus:
+        return self.summary.status
+
+
+class Jobs:
+    """notice: told the uid of each job that changed."""
+
+    def __init__(self, notice: Callable[[str], None]) -> None:
+        self._notice = notice
+        self._jobs: dict[str, Job] = {}
+        self._parts: dict[tuple[type, str], Any] = {}
+
+    def get(self, uid: str) -> Job | None:
+        return self._jobs.get(uid)
+
+    def all(self) -> Iterator[Job]:
+        yield from self._jobs.values()
+
+    def uids(self) -> tuple[str, ...]:
+        return tuple(self._jobs)
+
+    def put(self, item: Object) -> None:
+        self.keep(item)
+
+    def keep(self, item: Object) -> Job:
+        """The job as it is now known, which may be newer than `item`."""
+        uid = item["metadata"]["uid"]
+        known = self._jobs.get(uid)
+        if known is not None and int(known.version) >= int(item["metadata"]["resourceVersion"]):
+            return known
+        job = self._jobs[uid] = self._read(item, known)
+        self._notice(uid)
+        return job
+
+    def written(self, job: Job, item: Object, status: JobStatus) -> None:
+        """We wrote this status: nothing needs to be understood again."""
+        meta = item["metadata"]
+        known = self._jobs.get(job.uid)
+        if known is not None and int(known.version) >= int(meta["resourceVersion"]):
+            return
+        summary = replace(job.summary, status=status, deleting="deletionTimestamp" in meta)
+        generation = int(meta.get("generation", 1))
+        if generation != job.generation:
+            self.keep(item)
+            return
+        self._jobs[job.uid] = replace(job, summary=summary, version=meta["resourceVersion"])
+
+    def drop(self, item: Object) -> None:
+        self.forget(item["metadata"]["uid"])
+
+    def keep_only(self, uids: set[str]) -> None:
+        for uid in self._jobs.keys() - uids:
+            self.forget(uid)
+        if len(self._parts) > 4 * len(self._jobs) + 64:
+            self._parts = {}
+
+    def forget(self, uid: str) -> None:
+        if self._jobs.pop(uid, None) is not None:
+            self._notice(uid)
+
+    def _read(self, item: Object, known: Job | None) -> Job:
+        meta = item["metadata"]
+        generation = int(meta.get("generation", 1))
+        labels = meta.get("labels") or {}
+        if known is not None and known.generation == generation and not known.unreadable:
+            spec, invalid = known.spec, known.invalid
+        else:
+            spec, invalid = self._spec(item.get("spec"))
+        created_at = seconds_of(meta["creationTimestamp"])
+        status, unreadable = _status(item.get("status") or {}, created_at)
+        if invalid and status.schema_version > STATUS_VERSION:
+            unreadable = unreadable or f"its spec is of a newer Muster: {invalid}"
+        return Job(
+            summary=JobSummary(
+                uid=meta["uid"],
+                namespace=meta["namespace"],
+                name=meta["name"],
+                created_at=created_at,
+                deleting="deletionTimestamp" in meta,
+                spec=spec,
+                status=status,
+            ),
+            version=meta["resourceVersion"],
+            generation=generation,
+            finalizer=FINALIZER in (meta.get("finalizers") or ()),
+            queue=labels.get(QUEUE_LABEL, ""),
+            id=labels.get(Label.JOB_ID) or meta["uid"],
+            unreadable=unreadable,
+            invalid=invalid,
+        )
+
+    def _spec(self, document: object) -> tuple[JobSpec, str]:
+        try:
+            spec = parse(JobSpec, document, "spec")
+        except InvalidDocument as error:
+            return _STAND_IN, "; ".join(str(problem) for problem in error.problems)
+        parts = {name: self._shared(value) for name, value in spec if isinstance(value, BaseModel)}
+        return self._shared(spec.model_copy(update=parts)), ""
+
+    def _shared(self, model: M) -> M:
+        known: M = self._parts.setdefault((type(model), model.model_dump_json()), model)
+        return known
+
+
+# Never runs; it only keeps the place of a spec that can't be read.
+_STAND_IN = JobSpec.model_construct(**{
+    name: field.get_default(call_default_factory=True)
+    for name, field in JobSpec.model_fields.items()
+    if not field.is_required()
+})  # fmt: skip
+
+
+def _status(document: Object, created_at: float) -> tuple[JobStatus, str]:
+    """The status; what the ledger needs of it, and why the rest is not readable, if a newer Muster wrote it."""
+    if not document:
+        return JobStatus(queued_at=created_at, since=created_at), ""
+    try:
+        return JobStatus.model_validate(document), ""
+    except ValidationError as error:
+        gang = document.get("gang") or {}
+        held = JobStatus.model_construct(
+            schema_version=STATUS_VERSION + 1,
+            phase=Phase.RUNNING,
+            attempt=int(document.get("attempt") or 0),
+            reservation=int(document.get("reservation") or 0),
+            gang=GangStatus.model_construct(nodes=tuple(gang.get("nodes") or ()), pool=gang.get("pool"), capacity=None),
+        )
+        fault = error.errors(include_url=False)[0]
+        return held, f"its status has words that this Muster does not know: {json.dumps(fault['loc'])}: {fault['msg']}"

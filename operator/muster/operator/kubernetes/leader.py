@@ -1,0 +1,139 @@
+"""One operator at a time, by a Lease. Losing it ends the process: whoever is not sure to lead must not act.
+
+The lease spares work and confusion; it is no fence. Statuses are written by compare-and-swap and workers confirm their
+attempt themselves, so two leaders for a moment can't start two gangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import aiohttp
+
+from muster.operator.kubernetes import paths
+from muster.operator.kubernetes.client import ApiError, Client, Object
+
+NAME = "muster-operator"
+LEASE_SECONDS = 15
+RENEW_SECONDS = 3.0
+GIVE_UP_SECONDS = 10.0  # without a renewal; well before another may take the lease
+_API = "coordination.k8s.io/v1"
+
+
+class LeadershipLost(Exception):
+    """Another operator leads, or the API server could not be told in time that we do."""
+
+
+class Leader:
+    """identity: who we are, unique per process. waiting: told who leads instead, whenever that changes."""
+
+    def __init__(
+        self, client: Client, namespace: str, identity: str, waiting: Callable[[str], None] = lambda holder: None
+    ) -> None:
+        self._client, self._namespace, self.identity, self._waiting = client, namespace, identity, waiting
+        self._path = paths.group(_API, namespace, "leases", NAME)
+        self._lease: Object | None = None
+        self._seen: tuple[str, float] = ("", 0.0)  # the other's last sign, and when we saw it, by our own clock
+
+    async def acquire(self) -> None:
+        """Return when we lead."""
+        told = ""
+        while True:
+            try:
+                if await self._try():
+                    return
+            except (ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
+                self._waiting(f"nobody: {error}")
+            holder = self._holder()
+            if holder != told:
+                told = holder
+                self._waiting(holder)
+            await asyncio.sleep(RENEW_SECONDS / 3)
+
+    async def hold(self) -> None:
+        """Renew for ever. Raises LeadershipLost."""
+        renewed = time.monotonic()
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            if time.monotonic() - renewed > LEASE_SECONDS:
+                raise LeadershipLost("this process stood still for longer than its lease")
+            try:
+                await asyncio.wait_for(self._renew(), GIVE_UP_SECONDS / 2)
+                renewed = time.monotonic()
+            except ApiError as error:
+                if error.status == 409:
+                    raise LeadershipLost("another operator has taken the lease") from error
+                self._check(renewed, error)
+            except (OSError, aiohttp.ClientError, TimeoutError) as error:
+                self._check(renewed, error)
+
+    async def release(self) -> None:
+        """Let the next one lead at once. Best effort."""
+        if self._lease is None or self._lease["spec"].get("holderIdentity") != self.identity:
+            return
+        try:
+            await asyncio.wait_for(self._write(self._lease, holder=""), 2.0)
+        except (ApiError, OSError, aiohttp.ClientError, TimeoutError):
+            pass
+
+    def _check(self, renewed: float, error: Exception) -> None:
+        if time.monotonic() - renewed > GIVE_UP_SECONDS:
+            raise LeadershipLost(f"the lease could not be renewed for {GIVE_UP_SECONDS:.0f} s: {error}") from error
+
+    async def _try(self) -> bool:
+        try:
+            self._lease = await self._client.get(self._path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            body = self._body({"metadata": {"name": NAME, "namespace": self._namespace}}, self.identity)
+            try:
+                self._lease = await self._client.create(paths.group(_API, self._namespace, "leases"), body)
+            except ApiError as taken:
+                if taken.reason != "AlreadyExists":
+                    raise
+                return False
+            return True
+        spec = self._lease["spec"]
+        if spec.get("holderIdentity") not in ("", None, self.identity) and not self._expired(self._lease):
+            return False
+        try:
+            await self._write(self._lease, self.identity)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            return False
+        return True
+
+    def _expired(self, lease: Object) -> bool:
+        """No sign of the holder for the lease's time, by our clock alone: clocks of two machines may differ."""
+        version, now = lease["metadata"]["resourceVersion"], time.monotonic()
+        if self._seen[0] != version:
+            self._seen = (version, now)
+        return now - self._seen[1] > float(lease["spec"].get("leaseDurationSeconds") or LEASE_SECONDS)
+
+    async def _renew(self) -> None:
+        assert self._lease is not None, "renewed before it was acquired"
+        await self._write(self._lease, self.identity)
+
+    async def _write(self, lease: Object, holder: str) -> None:
+        self._lease = await self._client.put(self._path, self._body(lease, holder))
+
+    def _body(self, lease: Object, holder: str) -> Object:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        before = lease.get("spec") or {}
+        changed = before.get("holderIdentity") != holder
+        spec = before | {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": LEASE_SECONDS if holder else 1,
+            "renewTime": now,
+            "acquireTime": now if changed else before.get("acquireTime", now),
+            "leaseTransitions": int(before.get("leaseTransitions", 0)) + (1 if changed and holder else 0),
+        }
+        return {"apiVersion": _API, "kind": "Lease", "metadata": lease["metadata"], "spec": spec}
+
+    def _holder(self) -> str:
+        return str((self._lease or {}).get("spec", {}).get("holderIdentity") or "")

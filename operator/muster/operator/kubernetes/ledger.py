@@ -1,0 +1,90 @@
+"""The ledger of reservations: one ConfigMap, written whole by compare-and-swap on its resourceVersion.
+
+Compressed, because a ConfigMap holds at most a mebibyte and 5,000 gangs of eight nodes would fill it uncompressed.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+
+from pydantic import TypeAdapter, ValidationError
+
+from muster.operator.core.observed import Reservation
+from muster.operator.kubernetes import paths
+from muster.operator.kubernetes.client import ApiError, Client, Object
+from muster.operator.world import Conflict, Reservations, Unreadable
+
+NAME = "muster-reservations"
+_KEY = "entries"
+_ENTRIES = TypeAdapter(tuple[Reservation, ...])
+
+
+class Ledger:
+    """namespace: the operator's own. known: as it was last read or written; by job."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client, self._namespace = client, namespace
+        self._known: dict[str, tuple[Reservation, ...]] = {}
+        self._version = ""
+
+    def of(self, uid: str) -> tuple[Reservation, ...]:
+        """The job's entries, as last known. A stale grant can't mislead: its number says which request it answers."""
+        return self._known.get(uid, ())
+
+    async def read(self) -> Reservations:
+        """Raises Unreadable when it is there and makes no sense."""
+        try:
+            item = await self._client.get(paths.core(self._namespace, "configmaps", NAME))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return self._keep((), "")
+        version = item["metadata"]["resourceVersion"]
+        if version == self._version:
+            return Reservations(tuple(entry for entries in self._known.values() for entry in entries), version)
+        return self._keep(_decode(item), version)
+
+    async def write(self, entries: tuple[Reservation, ...], version: str) -> None:
+        """version: what was read; empty where there was none. Raises Conflict."""
+        packed = base64.b64encode(zlib.compress(_ENTRIES.dump_json(entries), 6)).decode()
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": NAME,
+                "namespace": self._namespace,
+                "labels": {"app.kubernetes.io/managed-by": "muster"},
+            },
+            "binaryData": {_KEY: packed},
+        }
+        try:
+            if version:
+                body["metadata"]["resourceVersion"] = version
+                item = await self._client.put(paths.core(self._namespace, "configmaps", NAME), body)
+            else:
+                item = await self._client.create(paths.core(self._namespace, "configmaps"), body)
+        except ApiError as error:
+            if error.status in (404, 409):
+                raise Conflict(f"the reservations changed since they were read: {error}") from error
+            raise
+        self._keep(entries, item["metadata"]["resourceVersion"])
+
+    def _keep(self, entries: tuple[Reservation, ...], version: str) -> Reservations:
+        known: dict[str, list[Reservation]] = {}
+        for entry in entries:
+            known.setdefault(entry.uid, []).append(entry)
+        self._known, self._version = {uid: tuple(mine) for uid, mine in known.items()}, version
+        return Reservations(entries, version)
+
+
+def _decode(item: Object) -> tuple[Reservation, ...]:
+    try:
+        packed = (item.get("binaryData") or {})[_KEY]
+        return _ENTRIES.validate_json(zlib.decompress(base64.b64decode(packed)))
+    except (KeyError, ValueError, zlib.error, ValidationError) as error:
+        where = f"ConfigMap {item['metadata']['namespace']}/{NAME}"
+        raise Unreadable(
+            f"{where} can't be understood: {error}. It says which job holds which nodes; "
+            "it is made anew from the jobs' statuses if you delete it while no operator runs"
+        ) from error

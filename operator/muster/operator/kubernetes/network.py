@@ -1,0 +1,66 @@
+"""Network settings of instance types, from AWS's own tables and the measurements that the field agrees on.
+
+The table and its sources are explained in docs/kubernetes.md. What is not here is left alone: on current stacks
+(libfabric ≥ 1.18 with aws-ofi-nccl ≥ 1.7) NCCL finds EFA and its settings by itself, and stale advice only hurts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from muster.contract.spec import Network
+
+EFA = "vpc.amazonaws.com/efa"
+HUGEPAGES = "hugepages-2Mi"
+
+# EFA interfaces per instance. p4d, p4de, p5, p5e, p5en: AWS EC2 user guide, "EFA-enabled instance types", and torchx
+# #995, #1098. Larger or newer families are left out until a source is known; `gang.network.nccl` and the pod's own
+# resources still reach them.
+EFA_INTERFACES: Mapping[str, int] = {
+    "p4d.24xlarge": 4,
+    "p4de.24xlarge": 4,
+    "p5.48xlarge": 32,
+    "p5e.48xlarge": 32,
+    "p5en.48xlarge": 16,
+}
+# 5 GiB of 2 MiB pages, as the EFA device plugin's own examples ask for.
+HUGEPAGES_OF_EFA = "5120Mi"
+
+# Huge pages for EFA's internal buffers make fork() fail for want of memory when data loaders start (efa-cheatsheet).
+_WITH_EFA = {"FI_EFA_USE_HUGE_PAGE": "0"}
+# Interfaces that are no path to another node; excluding them holds on every distribution, naming `en` or `eth` doesn't.
+_WITH_GPUS = {
+    "NCCL_SOCKET_IFNAME": "^docker,lo,veth",
+    # The flight recorder: the last collectives of each rank, dumped when one times out.
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "20000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPlan:
+    """environment: for the trainer. resources: of the container. overrides: our values that the user replaced."""
+
+    environment: dict[str, str]
+    resources: dict[str, str]
+    overrides: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = field(default=())
+
+
+def plan(instance_type: str, gpus: int, network: Network, user: Mapping[str, str]) -> NetworkPlan:
+    """Settings for one worker. instance_type: of its node, empty if it is not known yet. user: runtime.env.
+
+    The user's values win: gang.network.nccl over the table, and runtime.env over both.
+    """
+    if not gpus:
+        return NetworkPlan(dict(network.nccl), {})
+    efa = EFA_INTERFACES.get(instance_type, 0) if network.efa == "auto" else 0
+    ours = _WITH_GPUS | (_WITH_EFA if efa else {})
+    chosen = ours | network.nccl | {name: value for name, value in user.items() if name in ours or name in network.nccl}
+    overrides = tuple(
+        f"{name}={chosen[name]} instead of {value}" for name, value in ours.items() if chosen[name] != value
+    )
+    resources = {EFA: str(efa), HUGEPAGES: HUGEPAGES_OF_EFA} if efa else {}
+    # EFA registers memory for the network card, which needs it locked: more than the restricted standard allows.
+    return NetworkPlan(chosen, resources, overrides, ("IPC_LOCK",) if efa else ())

@@ -1,0 +1,265 @@
+"""Nodes: what Muster may use of each, whether new workers may go there, and whether it was announced to go away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from muster.contract.kubernetes import seconds_of
+from muster.contract.signals import SignalKind
+from muster.operator.core import placement
+from muster.operator.core.fleet import CapacityType, Node
+from muster.operator.core.observed import Reservation
+from muster.operator.kubernetes.client import Object
+
+GPU = "nvidia.com/gpu"
+
+# Which labels name a node's pool, the most explicit first.
+POOL_LABELS = (
+    "muster.dev/pool",
+    "karpenter.sh/nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "cloud.google.com/gke-nodepool",
+    "kubernetes.azure.com/agentpool",
+    "node.kubernetes.io/instance-type",
+)
+SPOT_LABELS = {
+    "karpenter.sh/capacity-type": "spot",
+    "eks.amazonaws.com/capacityType": "SPOT",
+    "cloud.google.com/gke-spot": "true",
+    "kubernetes.azure.com/scalesetpriority": "spot",
+}
+# Taints by which somebody announces that the node will go: the training there should commit and leave.
+LEAVING_TAINTS = {
+    "aws-node-termination-handler/spot-itn": SignalKind.SPOT_NOTICE,
+    "aws-node-termination-handler/asg-lifecycle-termination": SignalKind.NODE_DRAIN,
+    "aws-node-termination-handler/scheduled-maintenance": SignalKind.NODE_DRAIN,
+    "karpenter.sh/disrupted": SignalKind.NODE_DRAIN,
+    "karpenter.sh/disruption": SignalKind.NODE_DRAIN,
+    "cloud.google.com/impending-node-termination": SignalKind.SPOT_NOTICE,
+    "ToBeDeletedByClusterAutoscaler": SignalKind.NODE_DRAIN,
+    "muster.dev/spot-notice": SignalKind.SPOT_NOTICE,
+    "muster.dev/drain": SignalKind.NODE_DRAIN,
+}
+# HyperPod's own word for a node that it is about to replace or reboot.
+HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Somebody announced that the node will go. at: when, or when it was first seen."""
+
+    kind: SignalKind
+    at: float
+    message: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """node: all of it, as if nobody else used it. answers: its kubelet reports. silent_since: when it stopped to.
+    unfit: why no new worker should go there, empty if one may.
+    """
+
+    node: Node
+    answers: bool
+    silent_since: float
+    unfit: str
+    notice: Notice | None
+
+
+def read_node(item: Object, tolerated: Iterable[str], now: float) -> NodeFacts:
+    """tolerated: keys of taints that workers tolerate."""
+    meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    labels, free = meta.get("labels") or {}, status.get("allocatable") or {}
+    ready: Object = next((entry for entry in status.get("conditions") or () if entry["type"] == "Ready"), {})
+    answers = ready.get("status") == "True"
+    taints = spec.get("taints") or ()
+    notice = _notice(taints, labels, now)
+    unfit = _unfit(answers, bool(spec.get("unschedulable")), taints, labels, frozenset(tolerated), notice)
+    node = Node(
+        name=meta["name"],
+        pool=next((labels[label] for label in POOL_LABELS if labels.get(label)), "default"),
+        capacity=_capacity(labels),
+        gpus=int(quantity(free.get(GPU))),
+        cpus=quantity(free.get("cpu")),
+        memory_bytes=int(quantity(free.get("memory"))),
+        slots=int(quantity(free.get("pods", "110"))),
+        instance_type=labels.get("node.kubernetes.io/instance-type", ""),
+        labels=labels,
+        ready=not unfit,
+    )
+    silent_since = 0.0 if answers else seconds_of(ready.get("lastTransitionTime")) or now
+    return NodeFacts(node, answers, silent_since, unfit, notice)
+
+
+def _capacity(labels: dict[str, str]) -> CapacityType:
+    return "spot" if any(labels.get(label) == value for label, value in SPOT_LABELS.items()) else "on-demand"
+
+
+def _notice(taints: Iterable[Object], labels: dict[str, str], now: float) -> Notice | None:
+    for taint in taints:
+        kind = LEAVING_TAINTS.get(taint["key"])
+        if kind is not None and taint.get("effect") != "PreferNoSchedule":
+            at = seconds_of(taint.get("timeAdded")) or now
+            return Notice(kind, at, f"the node has the taint {taint['key']}: it will go away", taint["key"])
+    health = labels.get(HEALTH_LABEL, "")
+    if health.startswith("UnschedulablePending"):
+        return Notice(SignalKind.NODE_DRAIN, now, f"HyperPod marked the node {health}", HEALTH_LABEL)
+    return None
+
+
+def _unfit(
+    answers: bool,
+    cordoned: bool,
+    taints: Iterable[Object],
+    labels: dict[str, str],
+    tolerated: frozenset[str],
+    notice: Notice | None,
+) -> str:
+    if not answers:
+        return "it is not ready"
+    if cordoned:
+        return "it is cordoned"
+    if notice is not None:
+        return notice.message
+    if labels.get(HEALTH_LABEL, "Schedulable") != "Schedulable":
+        return f"its health is {labels[HEALTH_LABEL]}"
+    keep_out = (t["key"] for t in taints if t.get("effect") != "PreferNoSchedule" and t["key"] not in tolerated)
+    key = next(keep_out, None)
+    return f"it has the taint {key}" if key else ""
+
+
+class Nodes:
+    """notice: told of each node that changed in a way that matters, with the names of those who may be on it."""
+
+    def __init__(self, tolerated: tuple[str, ...], now: Callable[[], float], notice: Callable[[str], None]) -> None:
+        self._tolerated, self._now, self._notice = tolerated, now, notice
+        self._facts: dict[str, NodeFacts] = {}
+        self._names: dict[str, str] = {}  # uid → name
+
+    def get(self, name: str) -> NodeFacts | None:
+        return self._facts.get(name)
+
+    def put(self, item: Object) -> None:
+        name = item["metadata"]["name"]
+        before, after = self._facts.get(name), read_node(item, self._tolerated, self._now())
+        if before is not None and before.notice and after.notice and before.notice.kind == after.notice.kind:
+            after = replace(after, notice=before.notice)  # keep when it was first seen
+        self._names[item["metadata"]["uid"]] = name
+        self._facts[name] = after
+        if before != after:
+            self._notice(name)
+
+    def drop(self, item: Object) -> None:
+        self._forget(item["metadata"]["uid"])
+
+    def keep_only(self, uids: set[str]) -> None:
+        for uid in self._names.keys() - uids:
+            self._forget(uid)
+
+    def _forget(self, uid: str) -> None:
+        name = self._names.pop(uid, None)
+        if name is not None and name not in self._names.values():
+            self._facts.pop(name, None)
+            self._notice(name)
+
+    def fleet(self, others: Others) -> tuple[Node, ...]:
+        """All nodes, without what daemons take of each for ever."""
+        return tuple(others.without_daemons(facts.node) for facts in self._facts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    node: str
+    daemon: bool
+    gpus: int
+    cpus: float
+    memory_bytes: int
+
+
+class Others:
+    """What pods that Muster did not place use of each node: daemons, other people's work, gangs of other schedulers."""
+
+    def __init__(self, notice: Callable[[], None]) -> None:
+        self._notice = notice
+        self._uses: dict[str, _Use] = {}
+        self._totals: dict[tuple[str, bool], list[float]] = {}  # (node, daemons?) → gpus, cpus, bytes, pods
+
+    def put(self, item: Object) -> None:
+        uid, use = item["metadata"]["uid"], _use(item)
+        before = self._uses.get(uid)
+        if before == use:
+            return
+        if before is not None:
+            self._add(before, -1)
+        self._uses[uid] = use
+        self._add(use, 1)
+        self._notice()
+
+    def drop(self, item: Object) -> None:
+        self._forget(item["metadata"]["uid"])
+
+    def keep_only(self, uids: set[str]) -> None:
+        for uid in self._uses.keys() - uids:
+            self._forget(uid)
+
+    def without_daemons(self, node: Node) -> Node:
+        gpus, cpus, memory, pods = self._totals.get((node.name, True), _NOTHING)
+        others = self._totals.get((node.name, False), _NOTHING)[3]
+        if not pods and not others:
+            return node
+        return replace(
+            node,
+            gpus=max(0, node.gpus - int(gpus)),
+            cpus=max(0.0, node.cpus - cpus),
+            memory_bytes=max(0, node.memory_bytes - int(memory)),
+            slots=max(0, node.slots - int(pods) - int(others)),
+        )
+
+    def held(self) -> tuple[Reservation, ...]:
+        """What the others use, node by node; it may become free."""
+        return tuple(
+            Reservation(f"others/{node}", 0, "", (node,), "", "", int(gpus), cpus, int(memory))
+            for (node, daemons), (gpus, cpus, memory, pods) in self._totals.items()
+            if pods and not daemons
+        )
+
+    def _forget(self, uid: str) -> None:
+        if (use := self._uses.pop(uid, None)) is not None:
+            self._add(use, -1)
+            self._notice()
+
+    def _add(self, use: _Use, sign: int) -> None:
+        totals = self._totals.setdefault((use.node, use.daemon), [0.0, 0.0, 0.0, 0.0])
+        for index, amount in enumerate((use.gpus, use.cpus, use.memory_bytes, 1)):
+            totals[index] += sign * amount
+
+
+_NOTHING = [0.0, 0.0, 0.0, 0.0]
+
+
+def _use(item: Object) -> _Use:
+    spec = item["spec"]
+    needs = [_requests(container) for container in spec["containers"]]
+    initial = [_requests(container) for container in spec.get("initContainers") or ()]
+    gpus, cpus, memory = (
+        max(sum(need[index] for need in needs), max((need[index] for need in initial), default=0.0))
+        for index in range(3)
+    )
+    owners = item["metadata"].get("ownerReferences") or ()
+    daemon = any(owner["kind"] == "DaemonSet" for owner in owners)
+    return _Use(spec.get("nodeName", ""), daemon, int(gpus), cpus, int(memory))
+
+
+def _requests(container: Object) -> tuple[float, float, float]:
+    asked = (container.get("resources") or {}).get("requests") or {}
+    return quantity(asked.get(GPU)), quantity(asked.get("cpu")), quantity(asked.get("memory"))
+
+
+def quantity(text: object) -> float:
+    """A quantity that other people wrote; one in a spelling that Muster does not know counts as nothing."""
+    try:
+        return placement.quantity(str(text)) if text is not None else 0.0
+    except ValueError:
+        return 0.0

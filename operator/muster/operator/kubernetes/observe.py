@@ -1,0 +1,170 @@
+"""Pods, nodes and heartbeats as the core wants to see them. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+
+from pydantic import ValidationError
+
+from muster.contract.signals import Heartbeat, Signal, SignalKind, WorkerExit
+from muster.contract.status import Phase
+from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.kubernetes.creation import Refused
+from muster.operator.kubernetes.jobs import Job
+from muster.operator.kubernetes.nodes import NodeFacts
+from muster.operator.kubernetes.pods import TRAINER, End, Pod
+
+LOG_TAIL_LENGTH_MAX = 4_096
+LAST_HEARTBEAT = "lastHeartbeat"  # beside the keys of WorkerExit, in a termination message
+# What the kubelet says of every end; the exit code says more.
+_PLAIN = frozenset({"", "Completed", "Error", "ContainerStatusUnknown", "StartError"})
+# Reasons of a DisruptionTarget or TerminationTarget condition that mean: others need the place more.
+PREEMPTIONS = frozenset({"PreemptionByScheduler", "PreemptionByKubeScheduler", "Preempted", "StoppedByKueue"})
+_PREEMPTING_WORD = re.compile(r"Preempt|Evicted|Kueue|Reclaim", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+_SECRET_LENGTH_MIN = 6
+_STEP_RECORD = re.compile(r'"type":"step"\}$')  # also one whose beginning was cut off
+
+NodeOf = Callable[[str], NodeFacts | None]
+
+
+def workers(
+    job: Job, pods: tuple[Pod, ...], refused: tuple[Refused, ...], node_of: NodeOf,
+    beats: Callable[[Pod], tuple[Heartbeat, ...]],
+    waiting: str = "",
+) -> tuple[Worker, ...]:  # fmt: skip
+    """All that are not gone; and those that the API server refuses to let exist, with its reason. waiting: why another
+    scheduler has not placed those of the current attempt that have no node.
+    """
+    environment = {variable.name: variable.value for variable in job.spec.runtime.env}
+    seen = [_worker(job, pod, node_of, beats(pod), environment, waiting) for pod in pods if not pod.gone]
+    there = {(worker.worker, worker.attempt) for worker in seen}
+    seen += [
+        Worker(r.worker, r.attempt, r.node, WorkerState.STARTING, r.since, reason=r.why, since=r.since)
+        for r in refused
+        if (r.worker, r.attempt) not in there
+    ]
+    return tuple(sorted(seen, key=lambda worker: (worker.attempt, worker.worker)))
+
+
+def signals(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> tuple[Signal, ...]:
+    """Announcements about the living attempt: its nodes will go, or its pods are being taken away by somebody."""
+    if job.status.phase not in (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING):
+        return ()
+    found = []
+    living = job.status.phase is not Phase.RESTARTING  # later it is we who delete pods
+    for pod in pods:
+        if pod.attempt != job.status.attempt or pod.over:
+            continue
+        facts = node_of(pod.node) if pod.node else None
+        if facts is not None and facts.notice is not None:
+            told = facts.notice
+            found.append(_signal(told.kind, pod, told.at, told.message, told.source, pod.node))
+        elif pod.deleting and living:
+            found.append(_taken_away(pod))
+    return tuple(found)
+
+
+def unfit_nodes(job: Job, node_of: NodeOf) -> tuple[str, ...]:
+    return tuple(name for name in job.status.gang.nodes if (facts := node_of(name)) is None or facts.unfit)
+
+
+def _taken_away(pod: Pod) -> Signal:
+    """Somebody deletes a pod of a gang that should run. The node is not to blame, so it is not named."""
+    if is_preemption(pod.disruption):
+        return _signal(SignalKind.SPOT_NOTICE, pod, 0.0, f"pod {pod.name} is preempted: {pod.disruption}", "pod", None)
+    how = f": {pod.disruption}" if pod.disruption else ", and not by Muster"
+    return _signal(SignalKind.NODE_DRAIN, pod, 0.0, f"pod {pod.name} is being deleted{how}", "pod", None)
+
+
+def is_preemption(reason: str) -> bool:
+    return reason in PREEMPTIONS or (bool(reason) and bool(_PREEMPTING_WORD.search(reason)) and "API" not in reason)
+
+
+def _signal(kind: SignalKind, pod: Pod, at: float, message: str, source: str, node: str | None) -> Signal:
+    return Signal(kind=kind, attempt=pod.attempt, at=at, worker=pod.worker, node=node, message=message, source=source)
+
+
+def _worker(
+    job: Job, pod: Pod, node_of: NodeOf, beats: tuple[Heartbeat, ...], environment: Mapping[str, str], waiting: str
+) -> Worker:
+    state, since, reason = _state(pod, node_of(pod.node) if pod.node else None)
+    planned = job.status.gang.nodes
+    node = pod.node or (planned[pod.worker] if pod.worker < len(planned) else "")
+    return Worker(
+        worker=pod.worker,
+        attempt=pod.attempt,
+        node=node,
+        state=state,
+        created_at=pod.created_at,
+        exit=_exit(pod.end, environment) if state is WorkerState.EXITED and pod.end else None,
+        heartbeats=_last_heartbeat(pod) or beats,
+        removing=pod.deleting,
+        reason=redact(reason, environment),
+        since=since,
+        waiting=waiting if not pod.node and not pod.over else "",
+    )
+
+
+def _last_heartbeat(pod: Pod) -> tuple[Heartbeat, ...]:
+    """What an ended worker left with its exit record: newer than what was last heard of it."""
+    if pod.end is None or LAST_HEARTBEAT not in pod.end.message:
+        return ()
+    try:
+        beat = Heartbeat.model_validate(json.loads(pod.end.message)[LAST_HEARTBEAT])
+    except (ValueError, KeyError, TypeError):
+        return ()
+    return (beat,) if beat.attempt == pod.attempt else ()
+
+
+def _state(pod: Pod, node: NodeFacts | None) -> tuple[WorkerState, float, str]:
+    """State, since when, and the world's word for it."""
+    if pod.over or pod.end is not None:
+        return WorkerState.EXITED, pod.end.at if pod.end else pod.created_at, _reason_of_end(pod)
+    if pod.node and node is None:
+        return WorkerState.UNREACHABLE, pod.scheduled_at or pod.created_at, "NodeLost"
+    if node is not None and not node.answers:
+        return WorkerState.UNREACHABLE, node.silent_since, "NodeNotReady"
+    if pod.running_since:
+        return WorkerState.RUNNING, pod.running_since, ""
+    return WorkerState.STARTING, pod.scheduled_at or pod.created_at, pod.trouble
+
+
+def _reason_of_end(pod: Pod) -> str:
+    if pod.end is not None and pod.end.exit_code == 0 and pod.end.container == TRAINER:
+        return ""  # it finished, whatever was about to happen to it
+    if pod.disruption:
+        return "PreemptionByScheduler" if is_preemption(pod.disruption) else pod.disruption
+    if pod.reason:
+        return pod.reason
+    return pod.end.reason if pod.end is not None and pod.end.reason not in _PLAIN else ""
+
+
+def _exit(end: End, environment: Mapping[str, str]) -> WorkerExit:
+    """What the worker wrote of its end; the kubelet's account where it wrote nothing."""
+    try:
+        told = WorkerExit.model_validate_json(end.message)
+    except ValidationError:
+        signal = end.exit_code - 128 if end.exit_code > 128 else None
+        where = "" if end.container == TRAINER else f"init container {end.container} exited with {end.exit_code}"
+        # Records of steps say nothing of an end.
+        tail = "\n".join(line for line in end.message.splitlines()[-40:] if not _STEP_RECORD.search(line))
+        told = WorkerExit(exit_code=end.exit_code, at=end.at, signal=signal, message=where, log_tail=tail)
+    if told.exit_code != end.exit_code:  # it was killed after it had written its record
+        told = told.model_copy(update={"exit_code": end.exit_code})
+    return told.model_copy(
+        update={
+            "message": redact(told.message, environment),
+            "log_tail": redact(told.log_tail[-LOG_TAIL_LENGTH_MAX:], environment),
+        }
+    )
+
+
+def redact(text: str, environment: Mapping[str, str]) -> str:
+    """`text` without the values of those variables whose names say that they are secret."""
+    secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
+    for value in sorted((value for value in secrets if len(value) >= _SECRET_LENGTH_MIN), key=len, reverse=True):
+        text = text.replace(value, "***")
+    return text

@@ -1,0 +1,27 @@
+"""The API server's paths that the operator uses."""
+
+from __future__ import annotations
+
+from muster.contract.names import GROUP, VERSION
+
+PODS = "/api/v1/pods"
+NODES = "/api/v1/nodes"
+JOBS = f"/apis/{GROUP}/{VERSION}/trainingjobs"
+
+
+def jobs(namespace: str) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/trainingjobs"
+
+
+def job(namespace: str, name: str) -> str:
+    return f"{jobs(namespace)}/{name}"
+
+
+def core(namespace: str, kind: str, name: str = "") -> str:
+    """kind: the plural (pods, services, configmaps, events)."""
+    return f"/api/v1/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
+
+
+def group(api: str, namespace: str, kind: str, name: str = "") -> str:
+    """api: `group/version`."""
+    return f"/apis/{api}/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")

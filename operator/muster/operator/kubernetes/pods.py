@@ -1,0 +1,187 @@
+"""What the operator remembers of a pod: some fifteen fields of several hundred, because there are many pods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from muster.contract.kubernetes import seconds_of
+from muster.contract.names import Label
+from muster.operator.kubernetes.client import Object
+
+TRAINER = "trainer"  # the container that trains
+# Waiting reasons that pass by themselves; any other one is worth telling.
+_ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a container ended, by the kubelet. message: what it left in its termination message."""
+
+    container: str
+    exit_code: int
+    reason: str
+    message: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """gates: scheduling gates that still hold it. node: empty until it is scheduled. trouble: why it does not start, in
+    the kubelet's or scheduler's words. disruption: the reason of its condition DisruptionTarget (or Kueue's
+    TerminationTarget). reason: the pod's own (Evicted, NodeLost). over: its phase is Succeeded or Failed.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    job_uid: str
+    attempt: int
+    worker: int
+    version: int
+    created_at: float
+    gates: tuple[str, ...]
+    node: str
+    ip: str
+    over: bool
+    running_since: float
+    scheduled_at: float
+    end: End | None
+    trouble: str
+    disruption: str
+    reason: str
+    message: str
+    deleting: bool
+    given_up: bool
+
+    @property
+    def gone(self) -> bool:
+        """Its processes have ended, or it was deleted by force, and it is only kept by somebody's finalizer."""
+        return self.deleting and (self.over or self.given_up)
+
+
+def read_pod(item: Object) -> Pod | None:
+    """None for a pod whose labels make no sense: it is not one of ours, whatever it says."""
+    meta, spec, status = item["metadata"], item["spec"], item.get("status") or {}
+    labels = meta.get("labels") or {}
+    try:
+        attempt, worker = int(labels[Label.ATTEMPT]), int(labels[Label.WORKER])
+    except (KeyError, ValueError):
+        return None
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    conditions = {entry["type"]: entry for entry in status.get("conditions") or ()}
+    trainer: Object = next((entry for entry in containers if entry["name"] == TRAINER), {})
+    running = (trainer.get("state") or {}).get("running") or {}
+    scheduled = conditions.get("PodScheduled", {})
+    return Pod(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        job_uid=labels.get(Label.JOB_UID, ""),
+        attempt=attempt,
+        worker=worker,
+        version=int(meta["resourceVersion"]),
+        created_at=seconds_of(meta["creationTimestamp"]),
+        gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
+        node=spec.get("nodeName", ""),
+        ip=status.get("podIP", ""),
+        over=status.get("phase") in ("Succeeded", "Failed"),
+        running_since=seconds_of(running.get("startedAt")),
+        scheduled_at=seconds_of(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else 0.0,
+        end=_end(containers),
+        trouble=_trouble(containers, scheduled),
+        disruption=_disruption(conditions),
+        reason=status.get("reason", ""),
+        message=status.get("message", ""),
+        deleting="deletionTimestamp" in meta,
+        given_up=meta.get("deletionGracePeriodSeconds") == 0,
+    )
+
+
+def _end(containers: list[Object]) -> End | None:
+    """The trainer's end, or that of an init container which kept it from starting."""
+    for entry in containers:
+        ended = (entry.get("state") or {}).get("terminated")
+        if ended and (entry["name"] == TRAINER or ended["exitCode"]):
+            return End(
+                entry["name"],
+                int(ended["exitCode"]),
+                ended.get("reason", ""),
+                ended.get("message", ""),
+                seconds_of(ended.get("finishedAt")),
+            )
+    return None
+
+
+def _trouble(containers: list[Object], scheduled: Object) -> str:
+    for entry in containers:
+        waiting = (entry.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") and waiting["reason"] not in _ORDINARY:
+            return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+    if scheduled.get("status") == "False" and scheduled.get("reason") != "SchedulingGated":
+        return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}".rstrip(": ")
+    return ""
+
+
+def _disruption(conditions: dict[str, Object]) -> str:
+    for kind in ("DisruptionTarget", "TerminationTarget"):
+        condition = conditions.get(kind, {})
+        if condition.get("status") == "True":
+            return str(condition.get("reason") or kind)
+    return ""
+
+
+class Pods:
+    """The pods of all jobs, by job. notice: told the uid of each job whose pods changed."""
+
+    def __init__(self, notice: Callable[[str], None]) -> None:
+        self._notice = notice
+        self._by_job: dict[str, dict[str, Pod]] = {}  # job uid → pod uid → pod
+        self._job_of: dict[str, str] = {}
+
+    def of(self, job_uid: str) -> tuple[Pod, ...]:
+        return tuple(self._by_job.get(job_uid, {}).values())
+
+    def all(self) -> Iterator[Pod]:
+        for pods in self._by_job.values():
+            yield from pods.values()
+
+    def put(self, item: Object) -> None:
+        pod = read_pod(item)
+        if pod is not None:
+            self.keep(pod)
+
+    def keep(self, pod: Pod) -> None:
+        """Unless a newer version is known."""
+        pods = self._by_job.setdefault(pod.job_uid, {})
+        known = pods.get(pod.uid)
+        if known is not None and known.version >= pod.version:
+            return
+        pods[pod.uid] = pod
+        self._job_of[pod.uid] = pod.job_uid
+        self._notice(pod.job_uid)
+
+    def drop(self, item: Object) -> None:
+        self._forget(item["metadata"]["uid"])
+
+    def keep_only(self, uids: set[str]) -> None:
+        for uid in self._job_of.keys() - uids:
+            self._forget(uid)
+
+    def replace(self, job_uid: str, pods: tuple[Pod, ...]) -> None:
+        """A fresh list of one job's pods."""
+        here = {pod.uid for pod in pods}
+        for uid in self._by_job.get(job_uid, {}).keys() - here:
+            self._forget(uid)
+        for pod in pods:
+            self.keep(pod)
+
+    def _forget(self, uid: str) -> None:
+        job_uid = self._job_of.pop(uid, None)
+        if job_uid is None:
+            return
+        pods = self._by_job.get(job_uid, {})
+        pods.pop(uid, None)
+        if not pods:
+            self._by_job.pop(job_uid, None)
+        self._notice(job_uid)

@@ -1,0 +1,83 @@
+"""Takes workers away: asked once, with the grace that the core gave, a whole gang in one request where it can be."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from muster.contract.names import Label
+from muster.operator.core.decision import RemoveWorker
+from muster.operator.kubernetes import paths
+from muster.operator.kubernetes.client import ApiError, Client
+from muster.operator.kubernetes.gangs.choice import release_pod
+from muster.operator.kubernetes.pods import Pod, Pods
+
+REPEAT_SECONDS = 10.0  # a deletion whose effect was not seen so long is asked for again
+
+
+@dataclass(slots=True)
+class _Batch:
+    workers: dict[int, float] = field(default_factory=dict)  # → grace, seconds
+
+
+class Remover:
+    """on_error: told of a deletion that failed; the core asks again."""
+
+    def __init__(self, client: Client, pods: Pods, on_error: Callable[[str, Exception], None]) -> None:
+        self._client, self._pods, self._on_error = client, pods, on_error
+        self._batches: dict[tuple[str, int], _Batch] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: dict[str, tuple[float, float]] = {}  # pod uid → (grace, when)
+
+    def remove(self, uid: str, action: RemoveWorker) -> None:
+        """Returns at once."""
+        key = (uid, action.attempt)
+        if key not in self._batches:
+            self._batches[key] = _Batch()
+            task = asyncio.create_task(self._flush(key))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._batches[key].workers[action.worker] = action.grace_seconds
+
+    async def _flush(self, key: tuple[str, int]) -> None:
+        await asyncio.sleep(0)  # let the rest of the gang be named
+        workers = self._batches.pop(key).workers
+        mine = [pod for pod in self._pods.of(key[0]) if pod.attempt == key[1] and not pod.gone]
+        due = [pod for pod in mine if pod.worker in workers and self._is_due(pod, workers[pod.worker])]
+        try:
+            graces = {workers[pod.worker] for pod in due}
+            if len(due) > 1 and len(due) == len(mine) and len(graces) == 1:
+                await self._remove_all(key, due[0].namespace, graces.pop())
+            else:
+                await asyncio.gather(*(self._remove_one(pod, workers[pod.worker]) for pod in due))
+        except Exception as error:
+            for pod in due:
+                self._asked.pop(pod.uid, None)
+            self._on_error(key[0], error)
+
+    def _is_due(self, pod: Pod, grace: float) -> bool:
+        now = time.monotonic()
+        self._asked = {uid: told for uid, told in self._asked.items() if now - told[1] < REPEAT_SECONDS}
+        before = self._asked.get(pod.uid)
+        if before is not None and before[0] <= grace:
+            return False
+        self._asked[pod.uid] = (grace, now)
+        return True
+
+    async def _remove_all(self, key: tuple[str, int], namespace: str, grace: float) -> None:
+        selector = f"{Label.JOB_UID}={key[0]},{Label.ATTEMPT}={key[1]}"
+        await self._client.delete(
+            paths.core(namespace, "pods"), labelSelector=selector, gracePeriodSeconds=str(int(grace))
+        )
+
+    async def _remove_one(self, pod: Pod, grace: float) -> None:
+        options = {"gracePeriodSeconds": int(grace), "preconditions": {"uid": pod.uid}}
+        try:
+            await self._client.delete(paths.core(pod.namespace, "pods", pod.name), options)
+            if not grace and not pod.over:  # by force: nobody is to hold on to it either
+                await release_pod(self._client, pod)
+        except ApiError as error:
+            if error.status not in (404, 409):  # gone, or another pod has its name by now
+                raise

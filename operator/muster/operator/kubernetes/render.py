@@ -1,0 +1,321 @@
+"""A decision about a worker as a pod. Pure: the same job, attempt and worker make the same manifest.
+
+Every pod passes the *restricted* Pod Security Standard, except that EFA needs IPC_LOCK (docs/kubernetes.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from muster.contract.base import dump_json
+from muster.contract.names import GROUP, KIND, VERSION, Env, Label, worker_name
+from muster.contract.spec import WorkerConfig
+from muster.operator.core.decision import CreateWorker
+from muster.operator.core.placement import quantity
+from muster.operator.kubernetes import network
+from muster.operator.kubernetes.client import Object
+from muster.operator.kubernetes.jobs import Job
+from muster.operator.kubernetes.nodes import GPU
+from muster.operator.kubernetes.pods import TRAINER
+
+SCHEDULER_LABEL = f"{GROUP}/scheduler"
+OVERRIDES = f"{GROUP}/overrides"
+RENDEZVOUS_PORT, REPORT_PORT = 29_500, 29_501
+USER = 1000  # in the trainer image
+# A spot notice gives two minutes (AWS); the core gives 110 s to commit, and the kubelet must not be quicker than that.
+GRACE_SECONDS = 120
+ROOT = "/muster"
+FENCE_FOLDER = "/var/run/secrets/muster.dev"
+TERMINATION_LOG = "/dev/termination-log"
+TOKEN_SECONDS = 3600
+_MOUNT_KEYS = ("mountPath", "subPath", "readOnly")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What is the same for every worker of a cluster. image: where the job names none. api_server: as workers reach it.
+    tolerations: as in a pod. checkpoint_uri: where the job names none. preflight: look before the gang meets;
+    preflight_answers: what follows a failed check (`gpus=exclude,disk=retry`), where not the trainer's own defaults.
+    """
+
+    image: str
+    api_server: str = "https://kubernetes.default.svc"
+    checkpoint_uri: str = ""
+    tolerations: tuple[dict[str, Any], ...] = ()
+    service_account: str = "default"
+    image_pull_secrets: tuple[str, ...] = ()
+    preflight: bool = False
+    preflight_answers: str = ""
+
+
+class Unrenderable(ValueError):
+    """The job can't become a pod; the message names the path in its spec and what to do."""
+
+
+def service_name(job: str) -> str:
+    """Of the headless service that gives the job's workers their host names."""
+    return f"{job}-workers"
+
+
+def owner_reference(job: Job) -> Object:
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def checkpoint_folder(job: Job, site: Site) -> str:
+    uri = job.spec.checkpoint.uri or site.checkpoint_uri
+    if not uri:
+        raise Unrenderable(
+            "spec.checkpoint.uri: is not set, and this cluster has no default; name an s3:// folder there, "
+            "or let your administrator set the operator's checkpoint address"
+        )
+    if job.status.checkpoint is not None and job.status.checkpoint.uri:
+        return job.status.checkpoint.uri  # whatever became of labels and defaults since
+    return f"{uri.rstrip('/')}/{job.id}"
+
+
+def render_service(job: Job) -> Object:
+    """Names for workers that are not ready yet: they meet before they are."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": service_name(job.name),
+            "namespace": job.namespace,
+            "labels": _labels(job),
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {Label.JOB_UID: job.uid},
+            "ports": [{"name": "rendezvous", "port": RENDEZVOUS_PORT}],
+        },
+    }
+
+
+def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, instance_type: str = "") -> Object:
+    """The pod of one worker, before its gang scheduler has a say."""
+    spec = job.spec
+    user = {variable.name: variable.value for variable in spec.runtime.env}
+    net = network.plan(instance_type, spec.gang.gpus_per_node, spec.gang.network, user)
+    volumes, mounts = _volumes(job)
+    container: Object = {
+        "name": TRAINER,
+        "image": _image(job, site),
+        "command": ["python", "-m", "muster.trainer.launch"],
+        "env": _environment(job, action, site, net),
+        "envFrom": list(spec.runtime.env_from),
+        "ports": [
+            {"name": "rendezvous", "containerPort": RENDEZVOUS_PORT},
+            {"name": "report", "containerPort": REPORT_PORT},
+        ],
+        "resources": _resources(job, net),
+        "volumeMounts": mounts,
+        "securityContext": _container_security(net),
+        "terminationMessagePath": TERMINATION_LOG,
+        # Where the worker could not even write its own record, the last lines of its log say why.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    name = worker_name(job.name, action.attempt, action.worker)
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.namespace,
+            "labels": _labels(job)
+            | {
+                Label.ATTEMPT: str(action.attempt),
+                Label.WORKER: str(action.worker),
+                SCHEDULER_LABEL: scheduler,
+            },
+            "annotations": _annotations(net),
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "hostname": name,
+            "subdomain": service_name(job.name),
+            "serviceAccountName": spec.runtime.service_account_name or site.service_account,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "tolerations": list(site.tolerations),
+            "containers": [container],
+            "volumes": volumes,
+        },
+    }
+    if site.image_pull_secrets:
+        pod["spec"]["imagePullSecrets"] = [{"name": secret} for secret in site.image_pull_secrets]
+    if spec.priority_class_name:
+        pod["spec"]["priorityClassName"] = spec.priority_class_name
+    if site.preflight:
+        pod["spec"]["initContainers"] = [_preflight(container, site.preflight_answers)]
+    return pod
+
+
+def pin(pod: Object, node: str) -> None:
+    """The scheduler may choose only this node, as with a DaemonSet: it is still asked, so ports and volumes count."""
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    _require(pod, [term])
+
+
+def prefer_elsewhere(pod: Object, job: Job, now: float) -> None:
+    """For schedulers that choose the nodes themselves: only instance types that will do, and no excluded node."""
+    expressions: list[Object] = []
+    if job.spec.gang.instance_types:
+        expressions.append(
+            {
+                "key": "node.kubernetes.io/instance-type",
+                "operator": "In",
+                "values": list(job.spec.gang.instance_types),
+            }
+        )
+    avoided = sorted({entry.node for entry in job.status.excluded_nodes if entry.until > now})
+    if avoided:
+        expressions.append({"key": "kubernetes.io/hostname", "operator": "NotIn", "values": avoided})
+    if expressions:
+        _require(pod, [{"matchExpressions": expressions}])
+
+
+def _require(pod: Object, terms: list[Object]) -> None:
+    pod["spec"]["affinity"] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    }
+
+
+def _labels(job: Job) -> dict[str, str]:
+    return {
+        Label.JOB: job.name,
+        Label.JOB_UID: job.uid,
+        "app.kubernetes.io/name": "muster-worker",
+        "app.kubernetes.io/managed-by": "muster",
+    }
+
+
+def _annotations(net: network.NetworkPlan) -> dict[str, str]:
+    """Nobody should move a training pod to save a node; the operator moves the whole gang when it must."""
+    kept = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    return kept | ({OVERRIDES: "; ".join(net.overrides)} if net.overrides else {})
+
+
+def _image(job: Job, site: Site) -> str:
+    image = job.spec.runtime.image or site.image
+    if not image:
+        raise Unrenderable(
+            "spec.runtime.image: is not set, and this cluster has no default; name the trainer's image there"
+        )
+    return image
+
+
+def _environment(job: Job, action: CreateWorker, site: Site, net: network.NetworkPlan) -> list[Object]:
+    spec, meta = job.spec, job.summary
+    first = worker_name(job.name, action.attempt, 0)
+    # A worker that has nobody to meet needs no name service to do so.
+    meeting = f"{first}.{service_name(job.name)}.{job.namespace}.svc" if len(action.nodes) > 1 else "127.0.0.1"
+    settings = {
+        "PYTHONUNBUFFERED": "1",
+        "HOME": f"{ROOT}/cache",  # the image's user owns nothing else
+        "USER": "muster",
+    }
+    settings |= net.environment | {variable.name: variable.value for variable in spec.runtime.env}
+    settings |= {
+        Env.JOB: job.name,
+        Env.JOB_UID: meta.uid,
+        Env.ATTEMPT: str(action.attempt),
+        Env.WORKER: str(action.worker),
+        Env.RESUME_STEP: str(action.resume_step),
+        Env.CHECKPOINT_URI: checkpoint_folder(job, site),
+        Env.CONFIG: dump_json(WorkerConfig(training=spec.training, checkpoint=spec.checkpoint)),
+        Env.WORKER_DIR: f"{ROOT}/worker",
+        Env.CACHE_DIR: f"{ROOT}/cache",
+        Env.FENCE: f"{site.api_server}/apis/{GROUP}/{VERSION}/namespaces/{job.namespace}/trainingjobs/{job.name}",
+        "MUSTER_FENCE_TOKEN_FILE": f"{FENCE_FOLDER}/token",
+        "MUSTER_FENCE_CA_FILE": f"{FENCE_FOLDER}/ca.crt",
+        "MUSTER_REPORT_PORT": str(REPORT_PORT),
+        "MUSTER_TERMINATION_LOG": TERMINATION_LOG,
+        "PET_NNODES": str(len(action.nodes)),
+        "PET_NPROC_PER_NODE": str(spec.gang.ranks_per_node),
+        "PET_NODE_RANK": str(action.worker),
+        "PET_MASTER_ADDR": meeting,
+        "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
+    }
+    if "OMP_NUM_THREADS" not in settings:
+        cores = quantity(spec.gang.resources.cpu) or 1.0
+        settings["OMP_NUM_THREADS"] = str(max(1, int(cores) // spec.gang.ranks_per_node))
+    fixed: list[Object] = [{"name": name, "value": value} for name, value in settings.items()]
+    return [*fixed, {"name": "MUSTER_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+
+
+def _resources(job: Job, net: network.NetworkPlan) -> Object:
+    gang = job.spec.gang
+    # Memory that may be exceeded is memory that is not there when a step needs it; cores may be shared.
+    limits: dict[str, str] = {}
+    if gang.gpus_per_node:
+        limits[GPU] = str(gang.gpus_per_node)
+    limits |= net.resources
+    if gang.resources.memory:
+        limits["memory"] = gang.resources.memory
+    cpu = {"cpu": gang.resources.cpu} if gang.resources.cpu else {}
+    return {"requests": limits | cpu, "limits": limits}
+
+
+def _volumes(job: Job) -> tuple[list[Object], list[Object]]:
+    memory = job.spec.gang.resources.memory
+    shared: Object = {"medium": "Memory"}
+    if memory:  # it counts as the container's memory; half of it is what Linux itself gives /dev/shm
+        shared["sizeLimit"] = str(int(quantity(memory) / 2))
+    token = {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}}
+    authority = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+    volumes: list[Object] = [
+        {"name": "shm", "emptyDir": shared},
+        {"name": "worker", "emptyDir": {}},
+        {"name": "cache", "emptyDir": {}},
+        {"name": "fence", "projected": {"sources": [token, authority]}},
+    ]
+    mounts: list[Object] = [
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where torch looks for it
+        {"name": "worker", "mountPath": f"{ROOT}/worker"},
+        {"name": "cache", "mountPath": f"{ROOT}/cache"},
+        {"name": "fence", "mountPath": FENCE_FOLDER, "readOnly": True},
+    ]
+    for index, volume in enumerate(job.spec.runtime.volumes):
+        name = volume.get("name")
+        if not isinstance(name, str) or name in ("shm", "worker", "cache", "fence"):
+            raise Unrenderable(
+                f"spec.runtime.volumes[{index}].name: must be text other than Muster's own, not {name!r}"
+            )
+        volumes.append({key: value for key, value in volume.items() if key not in _MOUNT_KEYS})
+        mount = {key: volume[key] for key in _MOUNT_KEYS if key in volume}
+        mounts.append({"name": name, "mountPath": f"/mnt/{name}"} | mount)
+    return volumes, mounts
+
+
+def _container_security(net: network.NetworkPlan) -> Object:
+    capabilities: Object = {"drop": ["ALL"]}
+    if net.capabilities:
+        capabilities["add"] = list(net.capabilities)
+    return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+
+
+def _preflight(trainer: Object, answers: str) -> Object:
+    """The same container, which looks before the gang meets: GPUs, disk, the way to the others."""
+    environment = [*trainer["env"], *([{"name": "MUSTER_PREFLIGHT", "value": answers}] if answers else [])]
+    command = ["python", "-m", "muster.trainer.preflight"]
+    return trainer | {"name": "preflight", "command": command, "env": environment, "ports": []}

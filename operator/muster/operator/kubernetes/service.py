@@ -1,0 +1,181 @@
+"""The operator of a cluster as a process: wait to lead, watch, decide; end when the lead is lost.
+
+Several replicas may run; one leads. `kill -9` costs the lease's fifteen seconds, a SIGTERM hands over at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+import yaml
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from muster.contract.kubernetes import Connection, NoCluster, connect
+from muster.operator.kubernetes.client import Client
+from muster.operator.kubernetes.events import Events
+from muster.operator.kubernetes.leader import Leader, LeadershipLost
+from muster.operator.kubernetes.settings import KubernetesSettings
+from muster.operator.kubernetes.world import KubernetesWorld
+from muster.operator.logs import All, Log, log, set_up_logs
+from muster.operator.metrics import Metrics, Pulse, serve_metrics
+from muster.operator.runner import Runner, serve
+
+BAD_USAGE, LOST, NO_CLUSTER, PORT_TAKEN = 2, 1, 4, 5
+
+
+def main(words: Sequence[str]) -> int:
+    """`muster-operator --world kubernetes`. Exit codes: 0 stopped as told, 1 lost the lead, 2 bad usage, 4 no cluster,
+    5 the metrics port is taken.
+    """
+    parser = argparse.ArgumentParser(
+        prog="muster-operator --world kubernetes",
+        description="Gathers gangs of workers in a Kubernetes cluster. Options are also read from MUSTER_OPERATOR_*.",
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--world", choices=["kubernetes"])
+    parser.add_argument("--kubeconfig", help="default: the pod's own account, else $KUBECONFIG")
+    parser.add_argument("--namespace", help="where lease and ledger lie (default: our own)")
+    parser.add_argument("--image", help="the trainer's image, for jobs that name none")
+    parser.add_argument("--checkpoint-uri", help="s3:// folder for jobs that name none")
+    parser.add_argument("--host", help="where /metrics and /healthz listen")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--log-format", choices=["auto", "console", "json"])
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
+    try:
+        settings = KubernetesSettings(**vars(parser.parse_args(words)))
+    except (ValidationError, SettingsError) as error:
+        print(f"muster-operator: {error}", file=sys.stderr)
+        return BAD_USAGE
+    set_up_logs(settings.log_format, settings.log_level)
+    try:
+        connection = connect(yaml.safe_load, settings.kubeconfig)
+    except (NoCluster, OSError) as error:
+        print(f"muster-operator: {error}", file=sys.stderr)
+        return NO_CLUSTER
+    try:
+        asyncio.run(_operate(settings, connection))
+    except OSError as error:
+        print(f"muster-operator: {error}", file=sys.stderr)
+        return PORT_TAKEN
+    except LeadershipLost as error:
+        log.error("the lead is lost, so this process ends", why=str(error))
+        # Not sys.exit: a thread in the middle of a request must not do anything more.
+        os._exit(LOST)
+    return 0
+
+
+async def _operate(settings: KubernetesSettings, connection: Connection) -> None:
+    metrics, pulse = Metrics(), Pulse()
+    server = serve_metrics(metrics, pulse, settings.host, settings.port)
+    namespace = settings.namespace or connection.namespace
+    identity = settings.identity
+    try:
+        async with Client(connection) as client:
+            metrics.registry.register(_Calls(client))
+            leader = Leader(client, namespace, identity, lambda who: log.info("waiting to lead", leader=who))
+            stop = asyncio.create_task(_stop_signal())
+            beat = asyncio.create_task(_beat(pulse))
+            if await _until(stop, leader.acquire()):
+                await _lead(settings, client, namespace, identity, leader, stop, metrics, server)
+                await leader.release()
+            beat.cancel()
+            log.info("operator stops", identity=identity)
+    finally:
+        server.server_close()
+
+
+async def _lead(
+    settings: KubernetesSettings,
+    client: Client,
+    namespace: str,
+    identity: str,
+    leader: Leader,
+    stop: asyncio.Task[None],
+    metrics: Metrics,
+    server: ThreadingHTTPServer,
+) -> None:
+    """Until told to stop. Raises LeadershipLost, and whatever ends the watch."""
+    world = KubernetesWorld(
+        client,
+        namespace,
+        settings.site,
+        settings.namespace_limits,
+        lambda what, error: log.warning("trying again", what=what, error=f"{type(error).__name__}: {error}"[:500]),
+        settings.silence_seconds,
+        settings.report_port,
+    )
+    metrics.show_jobs(world.phases)
+    events = Events(client, identity)
+    port = server.server_address[1]
+    log.info("operator leads", identity=identity, server=client.connection.server, pid=os.getpid(), port=port)
+    runner = Runner(world, All(Log(), metrics, events))
+    tasks = [
+        asyncio.create_task(serve(runner, settings.passes_at_once), name="serving"),
+        asyncio.create_task(leader.hold(), name="lease"),
+        asyncio.create_task(events.run(), name="events"),
+    ]
+    try:
+        done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await world.close()
+
+
+async def _until(stop: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work ended before the wish to stop came."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait([stop, task], return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    return False
+
+
+async def _stop_signal() -> None:
+    """Returns at the first SIGTERM or SIGINT; the second ends the process as it always does."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        if not told.done():
+            told.set_result(None)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, tell)
+    await told
+
+
+async def _beat(pulse: Pulse) -> None:
+    while True:
+        pulse.beat()
+        await asyncio.sleep(1.0)
+
+
+class _Calls(Collector):
+    """muster_operator_api_calls_total{verb}."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def collect(self) -> list[CounterMetricFamily]:
+        family = CounterMetricFamily("muster_operator_api_calls", "Calls to the API server", labels=["verb"])
+        for verb, count in self._client.calls.items():
+            family.add_metric([verb], count)
+        return [family]

@@ -1,0 +1,70 @@
+"""Settings of the operator in a cluster: from the command line, else MUSTER_OPERATOR_*, else the defaults here."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from muster.contract.kubernetes import SERVICE_ACCOUNT
+from muster.operator.kubernetes.render import REPORT_PORT, Site
+from muster.operator.kubernetes.watch import SILENCE_SECONDS
+
+# Taints of accelerator nodes that are there to keep others out.
+TOLERATIONS: tuple[dict[str, Any], ...] = (
+    {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+    {"key": "vpc.amazonaws.com/efa", "operator": "Exists", "effect": "NoSchedule"},
+)
+
+
+def _identity() -> str:
+    """A pod's name is its own, and a container that was restarted may take back the lease that it held before."""
+    name = socket.gethostname()
+    return name if SERVICE_ACCOUNT.exists() else f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+class KubernetesSettings(BaseSettings):
+    """namespace: where lease and ledger lie; None: the operator's own. identity: no two operators may share one.
+    image, checkpoint_uri: where a job names none. api_server: as workers reach it. namespace_limits: accelerators that
+    a namespace's jobs may hold together (JSON).
+    """
+
+    model_config = SettingsConfigDict(env_prefix="MUSTER_OPERATOR_", frozen=True, extra="forbid")
+
+    world: Literal["kubernetes"] = "kubernetes"
+    kubeconfig: Path | None = None
+    namespace: str | None = None
+    identity: str = Field(default_factory=_identity)
+    image: str = ""
+    checkpoint_uri: str = ""
+    api_server: str = "https://kubernetes.default.svc"
+    tolerations: tuple[dict[str, Any], ...] = TOLERATIONS
+    image_pull_secrets: tuple[str, ...] = ()
+    service_account: str = "default"
+    namespace_limits: dict[str, int] = {}
+    preflight: bool = False
+    preflight_answers: str = ""
+    report_port: int = REPORT_PORT
+    silence_seconds: Annotated[float, Field(gt=0)] = SILENCE_SECONDS
+    passes_at_once: Annotated[int, Field(ge=1)] = 16
+    host: str = "0.0.0.0"  # noqa: S104 - a pod's metrics are scraped from elsewhere
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    log_format: Literal["auto", "console", "json"] = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def site(self) -> Site:
+        return Site(
+            image=self.image,
+            api_server=self.api_server,
+            checkpoint_uri=self.checkpoint_uri,
+            tolerations=self.tolerations,
+            service_account=self.service_account,
+            image_pull_secrets=self.image_pull_secrets,
+            preflight=self.preflight,
+            preflight_answers=self.preflight_answers,
+        )

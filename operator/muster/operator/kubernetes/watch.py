@@ -1,0 +1,107 @@
+"""One kind of object, listed and then watched for ever: what the API server says, and nothing lost in between.
+
+A stream is believed dead when it is silent for longer than bookmarks let it be; it is then opened again where it ended.
+Only when the server has forgotten that place (410) is everything listed again, and what is missing then was deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import aiohttp
+
+from muster.operator.kubernetes.client import ApiError, Client, Object
+
+STREAM_SECONDS = 290  # the server ends the stream then; it does so at a random moment in any case
+SILENCE_SECONDS = 90.0  # bookmarks come about once a minute
+RETRY_SECONDS_MAX = 30.0
+
+
+class Keeper(Protocol):
+    """Where objects of one kind are kept. Called from one task only."""
+
+    def put(self, item: Object) -> None:
+        """It is there, new or changed."""
+
+    def drop(self, item: Object) -> None:
+        """It is gone; this was its last state."""
+
+    def keep_only(self, uids: set[str]) -> None:
+        """A fresh list had these and no others."""
+
+
+class Reflector:
+    """path: of the collection, over all namespaces. query: selectors. on_error: told of each failure, then it is tried
+    again. silence_seconds: see above.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        path: str,
+        keeper: Keeper,
+        on_error: Callable[[str, Exception], None],
+        silence_seconds: float = SILENCE_SECONDS,
+        **query: str,
+    ) -> None:
+        self._client, self._path, self._keeper, self._query = client, path, keeper, query
+        self._on_error, self._silence_seconds = on_error, silence_seconds
+        self._version: str | None = None
+        self.listed = asyncio.Event()
+        self.lists = 0
+
+    async def run(self) -> None:
+        """Never returns, unless the kind is not served or may not be read when it is first asked for."""
+        failures = 0
+        while True:
+            try:
+                if self._version is None:
+                    await self._list()
+                await self._follow()
+                failures = 0
+            except ApiError as error:
+                if error.status == 410:
+                    self._version = None
+                    continue
+                failures += 1
+                self._on_error(self._path, error)
+            except TimeoutError:
+                continue  # silent: open it again where it ended
+            except (OSError, ValueError, aiohttp.ClientError) as error:
+                failures += 1
+                self._on_error(self._path, error)
+            if failures:
+                pause = min(RETRY_SECONDS_MAX, 0.25 * 2.0 ** min(failures, 10))
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+    async def _list(self) -> None:
+        uids: set[str] = set()
+        version = ""
+        async for page in self._client.pages(self._path, **self._query):
+            for item in page.get("items") or ():
+                self._keeper.put(item)
+                uids.add(item["metadata"]["uid"])
+            version = page["metadata"]["resourceVersion"]
+        self._keeper.keep_only(uids)
+        self._version = version
+        self.lists += 1
+        self.listed.set()
+
+    async def _follow(self) -> None:
+        assert self._version is not None
+        seconds = str(random.randint(STREAM_SECONDS - 60, STREAM_SECONDS))
+        stream = self._client.watch(
+            self._path, self._version, self._silence_seconds, timeoutSeconds=seconds, **self._query
+        )
+        async for event in stream:
+            item = event["object"]
+            if event["type"] == "ERROR":
+                raise ApiError(item.get("code", 500), item.get("reason", ""), item.get("message", ""))
+            if event["type"] == "DELETED":
+                self._keeper.drop(item)
+            elif event["type"] != "BOOKMARK":
+                self._keeper.put(item)
+            self._version = item["metadata"]["resourceVersion"]

@@ -1,0 +1,370 @@
+"""The World protocol over a Kubernetes API server. Reads come from watches; what must be fresh is asked anew."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from muster.contract.base import dump
+from muster.contract.names import GROUP, KIND, VERSION, Label
+from muster.contract.status import Condition, JobStatus, Phase
+from muster.operator.commits import Commits, CommitsUnreadable
+from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
+from muster.operator.core.fleet import Fleet
+from muster.operator.core.observed import Committed, Observed, Reservation
+from muster.operator.kubernetes import observe, paths
+from muster.operator.kubernetes.client import ApiError, Client, Object
+from muster.operator.kubernetes.creation import Creator
+from muster.operator.kubernetes.gangs.choice import Gangs
+from muster.operator.kubernetes.heartbeats import Heartbeats
+from muster.operator.kubernetes.jobs import FINALIZER, Job, Jobs
+from muster.operator.kubernetes.ledger import Ledger
+from muster.operator.kubernetes.nodes import Nodes, Others
+from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.kubernetes.removal import Remover
+from muster.operator.kubernetes.render import REPORT_PORT, SCHEDULER_LABEL, Site, Unrenderable, checkpoint_folder
+from muster.operator.kubernetes.watch import SILENCE_SECONDS, Reflector
+from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unreadable
+
+COMMITS_SECONDS = 60.0  # how old a listing of commits may be where nothing tells of a new one
+ADMISSION_SHARE = 0.1  # of the time may be spent on reading the fleet afresh
+ADMISSION_SECONDS_MAX = 3.0
+NEWS_SECONDS = 0.15  # how long news waits for more of the same job
+
+
+class KubernetesWorld:
+    """limits: accelerators that a namespace's jobs may hold together. on_error: told of what fails beside passes."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        site: Site,
+        limits: dict[str, int] | None = None,
+        on_error: Callable[[str, Exception], None] = lambda what, error: None,
+        silence_seconds: float = SILENCE_SECONDS,
+        report_port: int = REPORT_PORT,
+    ) -> None:
+        self._client, self._site, self._limits, self._on_error = client, site, limits or {}, on_error
+        self._news: asyncio.Queue[str] = asyncio.Queue()
+        self._told: set[str] = set()
+        tolerated = tuple(str(entry.get("key", "")) for entry in site.tolerations)
+        self.job_cache = Jobs(self._notice)
+        self.pods = Pods(self._notice)
+        self.nodes = Nodes(tolerated, self.now, self._node_changed)
+        self._others = Others(lambda: self._notice(FLEET))
+        self._ledger = Ledger(client, namespace)
+        self.gangs = Gangs(client, self._notice, on_error)
+        self.heartbeats = Heartbeats(self.job_cache, self.pods, self._notice, report_port)
+        self._creator = Creator(
+            client, self.job_cache, self.pods, site, self.gangs.of, self._instance_type, self._notice
+        )
+        self._remover = Remover(client, self.pods, on_error)
+        self._commits = Commits()
+        self._committed: dict[str, tuple[float, Committed | None]] = {}  # job uid → when listed, newest
+        self._fleet_read: tuple[float, float] = (0.0, 0.0)  # ended (monotonic), seconds it took
+        self._reflectors = [
+            Reflector(client, paths.JOBS, self.job_cache, on_error, silence_seconds),
+            Reflector(client, paths.NODES, self.nodes, on_error, silence_seconds),
+            Reflector(client, paths.PODS, self.pods, on_error, silence_seconds, labelSelector=Label.JOB_UID),
+            Reflector(
+                client, paths.PODS, self._others, on_error, silence_seconds,
+                labelSelector=f"{SCHEDULER_LABEL}!=builtin",
+                fieldSelector="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed",
+            ),
+        ]  # fmt: skip
+
+    def now(self) -> float:
+        return time.time()
+
+    async def watch(self) -> AsyncIterator[str]:
+        async with asyncio.TaskGroup() as group:
+            for reflector in self._reflectors:
+                group.create_task(reflector.run())
+            group.create_task(self.heartbeats.run())
+            await self.gangs.detect()
+            for reflector in self._reflectors:
+                await reflector.listed.wait()
+            await self._ledger.read()
+            while True:
+                key = await self._news.get()
+                self._told.discard(key)
+                yield key
+
+    async def jobs(self) -> tuple[str, ...]:
+        for reflector in self._reflectors:
+            await reflector.listed.wait()
+        return self.job_cache.uids()
+
+    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+        job = self.job_cache.get(uid)
+        if job is not None and fresh:
+            job = await self._read_job(job)
+        if job is None:
+            self._forget(uid)
+            return None
+        if job.unreadable:
+            raise Unreadable(f"job {job.namespace}/{job.name}: {job.unreadable}; it is left to a newer operator")
+        try:
+            folder = checkpoint_folder(job, self._site)
+        except Unrenderable as error:
+            await self._refuse(job, str(error))
+            return None
+        if job.invalid:
+            await self._refuse(job, job.invalid)
+            return None
+        pods = await self._read_pods(job) if fresh else self.pods.of(uid)
+        # After the object and its workers: who is seen gone can commit nothing more.
+        committed = await self._committed_in(job, folder, pods, fresh)
+        gang = self.gangs.of(job)
+        if not fresh:
+            self._creator.tend(job, pods)
+            self.gangs.follow(job, pods)
+        group = self.gangs.group(job)
+        lost = bool(job.status.gang.nodes) and bool(gang.lost(group))
+        node_of = self.nodes.get
+        return Observed(
+            uid=uid,
+            namespace=job.namespace,
+            name=job.name,
+            created_at=job.summary.created_at,
+            generation=job.generation,
+            deleting=job.summary.deleting,
+            version=job.version,
+            fresh=fresh,
+            spec=job.spec,
+            status=job.status,
+            workers=observe.workers(
+                job, pods, self._creator.refused(uid), node_of, self.heartbeats.of, self._waiting(job, pods)
+            ),
+            committed=committed,
+            checkpoint_uri=folder,
+            signals=observe.signals(job, pods, node_of),
+            nodes_unfit=observe.unfit_nodes(job, node_of) if gang.places else job.status.gang.nodes if lost else (),
+            reservations=self._ledger.of(uid) if gang.places else self._open_reservation(job),
+            now=self.now(),
+        )
+
+    async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
+        job = self.job_cache.get(uid)
+        if job is None:
+            raise NotFound(f"no job with uid {uid}")
+        item = await self._put_status(job, dump(status), version)
+        self.job_cache.written(job, item, status)
+
+    async def apply(self, uid: str, action: Action) -> None:
+        job = self.job_cache.get(uid)
+        match action:
+            case CreateWorker():
+                if job is None or (job.status.attempt, job.status.phase) != (action.attempt, Phase.STARTING):
+                    raise Conflict(f"attempt {action.attempt} of job {uid} is not the one that starts")
+                self._creator.order(uid, action)
+            case RemoveWorker():
+                self._creator.cancel(uid, action.attempt, action.worker)
+                self._remover.remove(uid, action)
+            case RemoveJob():
+                if job is not None:
+                    await self._remove_job(job)
+
+    async def fleet(self, fresh: bool = False) -> Fleet:
+        ended, seconds = self._fleet_read
+        if not fresh:  # a pass over a large fleet is dear; one sees to all news that came before it
+            pause = min(ADMISSION_SECONDS_MAX, seconds / ADMISSION_SHARE) - (time.monotonic() - ended)
+            await asyncio.sleep(max(0.0, pause))
+        present = await self._list_jobs() if fresh else None
+        jobs = (
+            job
+            for job in self.job_cache.all()
+            if (present is None or present(job)) and not (job.invalid and not job.status.gang.nodes)
+        )
+        summaries = tuple(job.summary for job in jobs)
+        nodes, others = self.nodes.fleet(self._others), self._others.held()
+        return Fleet(self.now(), fresh, nodes, summaries, self._limits, others)
+
+    async def reservations(self) -> Reservations:
+        return await self._ledger.read()
+
+    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
+        await self._ledger.write(entries, version)
+
+    def phases(self) -> dict[str, int]:
+        """How many jobs are in each phase."""
+        return Counter(str(job.status.phase) for job in self.job_cache.all())
+
+    async def close(self) -> None:
+        await self._creator.close()
+
+    # --- news ---
+
+    def _notice(self, key: str) -> None:
+        """Told a moment later: when the pods of a gang come up one after another, one look sees to several."""
+        if key not in self._told:
+            self._told.add(key)
+            asyncio.get_running_loop().call_later(NEWS_SECONDS, self._news.put_nowait, key)
+
+    def _node_changed(self, name: str) -> None:
+        for uid in {pod.job_uid for pod in self.pods.all() if pod.node == name}:
+            self._notice(uid)
+        self._notice(FLEET)
+
+    def _forget(self, uid: str) -> None:
+        self._creator.forget(uid)
+        self.gangs.forget(uid)
+        self._committed.pop(uid, None)
+
+    # --- reads ---
+
+    def _instance_type(self, node: str) -> str:
+        facts = self.nodes.get(node)
+        return facts.node.instance_type if facts else ""
+
+    async def _read_job(self, job: Job) -> Job | None:
+        try:
+            item = await self._client.get(paths.job(job.namespace, job.name))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self.job_cache.forget(job.uid)
+            return None
+        if item["metadata"]["uid"] != job.uid:  # deleted, and another of its name was made
+            self.job_cache.forget(job.uid)
+            self.job_cache.put(item)
+            return None
+        return self.job_cache.keep(item)
+
+    async def _read_pods(self, job: Job) -> tuple[Pod, ...]:
+        selector = f"{Label.JOB_UID}={job.uid}"
+        found: list[Pod] = []
+        async for page in self._client.pages(paths.core(job.namespace, "pods"), labelSelector=selector):
+            found += [pod for item in page.get("items") or () if (pod := read_pod(item)) is not None]
+        self.pods.replace(job.uid, tuple(found))
+        return tuple(found)
+
+    async def _list_jobs(self) -> Callable[[Job], bool]:
+        """Read all jobs from the source; returns who of the cache was there, or is newer than what was read."""
+        began = time.monotonic()
+        uids: set[str] = set()
+        version = 0
+        async for page in self._client.pages(paths.JOBS):
+            version = version or int(page["metadata"]["resourceVersion"])
+            for item in page.get("items") or ():
+                self.job_cache.put(item)
+                uids.add(item["metadata"]["uid"])
+        self._fleet_read = (time.monotonic(), time.monotonic() - began)
+        return lambda job: job.uid in uids or int(job.version) > version
+
+    async def _committed_in(self, job: Job, folder: str, pods: tuple[Pod, ...], fresh: bool) -> Committed | None:
+        """Listing costs a request to the store, so it waits for a sign that there is something new."""
+        listed_at, known = self._committed.get(job.uid, (-1e9, None))
+        told = max((beat.last_commit_step or 0 for pod in pods for beat in self.heartbeats.of(pod)), default=0)
+        begun = job.status.attempt > 0
+        if not begun or (
+            not fresh and told <= (known.step if known else 0) and time.monotonic() - listed_at < COMMITS_SECONDS
+        ):
+            return known
+        found = await asyncio.to_thread(self._list_commits, job, folder)
+        self._committed[job.uid] = (time.monotonic(), found)
+        return found
+
+    def _list_commits(self, job: Job, folder: str) -> Committed | None:
+        base = (job.spec.checkpoint.uri or self._site.checkpoint_uri).removeprefix("file://")
+        if "://" not in base and not Path(base).is_dir():
+            raise CommitsUnreadable(
+                f"the checkpoint folder {base} can't be seen by the operator, so no commit of the job can be found; "
+                "mount its volume into the operator too, or use an s3:// address"
+            )
+        commits = self._commits.read(folder)
+        if not commits:
+            return None
+        best = [commit.step for commit in commits if commit.best]
+        return Committed(commits[-1].step, commits[-1].committed_at, best[-1] if best else None)
+
+    def _waiting(self, job: Job, pods: tuple[Pod, ...]) -> str:
+        """Why another scheduler has not placed the starting gang."""
+        gang = self.gangs.of(job)
+        if gang.places or job.status.phase is not Phase.STARTING:
+            return ""
+        mine = tuple(pod for pod in pods if pod.attempt == job.status.attempt)
+        return gang.waiting(mine, self.gangs.group(job))
+
+    def _open_reservation(self, job: Job) -> tuple[Reservation, ...]:
+        """Another scheduler finds the nodes: the job's request is granted with places that have no node yet."""
+        if job.status.phase is not Phase.QUEUED:
+            return ()
+        size = job.spec.gang_sizes()[0]
+        kind = job.spec.gang.scheduler.kind
+        nodes = tuple(f"{kind}-{index}" for index in range(size))
+        return (Reservation(job.uid, job.status.reservation, job.namespace, nodes, kind, "on-demand", at=self.now()),)
+
+    # --- writes ---
+
+    async def _put_status(self, job: Job, status: Object, version: str) -> Object:
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid, "resourceVersion": version},
+            "status": status,
+        }
+        try:
+            return await self._client.put(f"{paths.job(job.namespace, job.name)}/status", body)
+        except ApiError as error:
+            if error.status == 409:
+                raise Conflict(error.message) from error
+            if error.status == 404:
+                self.job_cache.forget(job.uid)
+                raise NotFound(error.message) from error
+            raise
+
+    async def _refuse(self, job: Job, why: str) -> None:
+        """A spec that the schema let in and that can't run: say so in the status, once. It is not the core's affair."""
+        if job.summary.deleting:
+            await self._remove_job(job)
+            return
+        because = f"the spec was refused: {why}"[:4_000]
+        if job.status.because == because or job.status.phase.terminal:
+            return
+        if job.status.attempt:  # it ran, under another version of Muster: hands off
+            raise Unreadable(f"job {job.namespace}/{job.name}: {because}")
+        now = datetime.now(UTC)
+        condition = Condition(
+            type="Failed",
+            status="True",
+            reason="InvalidSpec",
+            message=because,
+            last_transition_time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            observed_generation=job.generation,
+        )
+        status = job.status.model_copy(
+            update={
+                "phase": Phase.FAILED,
+                "code": "InvalidSpec",
+                "because": because,
+                "since": now.timestamp(),
+                "finished_at": now.timestamp(),
+                "observed_generation": job.generation,
+                "conditions": (condition,),
+            }
+        )
+        await self._put_status(job, dump(status), job.version)
+
+    async def _remove_job(self, job: Job) -> None:
+        """Drop our finalizer, which lets a deleted object go; and delete it first if its time to live is up."""
+        path = paths.job(job.namespace, job.name)
+        try:
+            if not job.summary.deleting:
+                await self._client.delete(path, {"preconditions": {"uid": job.uid}, "propagationPolicy": "Background"})
+            item = await self._client.get(path)
+            finalizers = item["metadata"].get("finalizers") or []
+            if item["metadata"]["uid"] == job.uid and FINALIZER in finalizers:
+                kept = [name for name in finalizers if name != FINALIZER]
+                change = {"metadata": {"finalizers": kept, "resourceVersion": item["metadata"]["resourceVersion"]}}
+                await self._client.patch(path, change)
+        except ApiError as error:
+            if error.status == 409:
+                raise Conflict(error.message) from error
+            if error.status != 404:
+                raise

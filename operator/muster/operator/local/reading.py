@@ -1,0 +1,169 @@
+"""What workers wrote about themselves, read with distrust: half a file, rubbish or another attempt's is no news."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from muster.contract.base import dump_json
+from muster.contract.layout import State
+from muster.contract.names import EXIT_RECORD, LOG, ExitCode
+from muster.contract.signals import Heartbeat, WorkerExit
+from muster.operator.local.environment import redact
+from muster.operator.local.processes import WorkerKey, write_whole
+
+LOG_TAIL_BYTES = 4_096
+KILLED = 137  # 128 + SIGKILL
+PORT_TAKEN = ("EADDRINUSE", "Address already in use")
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One heartbeat file as it was last read. stamp: tells whether the file was replaced since.
+
+    age, silence: of the progress and of the heartbeat, in seconds, at the monotonic moment in *_seen_at.
+    """
+
+    stamp: tuple[int, int, int]
+    beat: Heartbeat | None
+    progress: tuple[str, int]
+    age: float
+    age_seen_at: float
+    silence: float
+    silence_seen_at: float
+
+
+class Heartbeats:
+    """Reads rank-*.json of any worker; a file is parsed again only when it was replaced.
+
+    The ages of a heartbeat and of the progress in it are measured by this process's monotonic clock, so that a jump of
+    the wall clock neither makes a stall nor hides one. now, monotonic: the two clocks, in seconds.
+    """
+
+    def __init__(
+        self, state: State, now: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._state = state
+        self._now, self._monotonic = now, monotonic
+        self._known: dict[WorkerKey, dict[str, _Read]] = {}
+
+    def read(self, key: WorkerKey) -> tuple[Heartbeat, ...]:
+        """The newest readable heartbeat of each rank, in rank order, its `at` and `progressed_at` as seen from here."""
+        known = self._known.setdefault(key, {})
+        for name, stamp in _heartbeat_files(key.folder(self._state)):
+            previous = known.get(name)
+            if previous is None or previous.stamp != stamp:
+                known[name] = self._parse(key, name, stamp, previous)
+        beats = [self._aged(read) for read in list(known.values()) if read.beat]
+        return tuple(sorted((beat for beat in beats if beat), key=lambda beat: beat.rank))
+
+    def forget(self, key: WorkerKey) -> None:
+        self._known.pop(key, None)
+
+    def _parse(self, key: WorkerKey, name: str, stamp: tuple[int, int, int], previous: _Read | None) -> _Read:
+        try:
+            beat = Heartbeat.model_validate_json((key.folder(self._state) / name).read_bytes())
+        except (OSError, ValidationError):
+            beat = None
+        if beat is None or beat.attempt != key.attempt or name != f"rank-{beat.rank}.json":
+            nothing = _Read(stamp, None, ("", -1), 0.0, 0.0, 0.0, 0.0)
+            return replace(previous, stamp=stamp) if previous else nothing
+        progress, seen_at = (str(beat.phase), beat.step), self._monotonic()
+        if previous and previous.progress == progress:
+            return replace(previous, stamp=stamp, beat=beat, silence=0.0, silence_seen_at=seen_at)
+        # At first sight the rank is believed, later it was written since the last look.
+        silence = 0.0 if previous else max(0.0, self._now() - beat.at)
+        age = max(0.0, beat.at - beat.progressed_at) + silence
+        return _Read(stamp, beat, progress, age, seen_at, silence, seen_at)
+
+    def _aged(self, read: _Read) -> Heartbeat | None:
+        if read.beat is None:
+            return None
+        now, ticks = self._now(), self._monotonic()
+        at = now - read.silence - (ticks - read.silence_seen_at)
+        return read.beat.model_copy(
+            update={"at": at, "progressed_at": min(at, now - read.age - (ticks - read.age_seen_at))}
+        )
+
+
+def read_exit(state: State, key: WorkerKey) -> WorkerExit | None:
+    """What the launcher left behind, if anything readable."""
+    try:
+        ended = WorkerExit.model_validate_json((key.folder(state) / EXIT_RECORD).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return ended
+
+
+def exit_without_record(state: State, key: WorkerKey, exit_code: int | None, write: bool) -> WorkerExit:
+    """For a launcher that is gone and left no record: it was killed, or its machine went down.
+
+    exit_code: where this process was its parent. write: put it down, so that every later reader sees the same.
+    """
+    tail = log_tail(key.folder(state) / LOG)
+    told = f"exit code {exit_code}" if exit_code is not None else "its end was not seen; most likely it was killed"
+    message = f"its processes are gone and left no exit record ({told})"
+    if exit_code is not None and any(words in tail for words in PORT_TAKEN):
+        exit_code = int(ExitCode.PREFLIGHT_FAILED)
+        message = "another process took the port on which the workers were to meet; the next attempt gets another"
+    ended = WorkerExit(
+        exit_code=KILLED if exit_code is None else exit_code,
+        signal=exit_code - 128 if exit_code is not None and exit_code > 128 else None,
+        at=time.time(),
+        message=message,
+        log_tail=tail,
+    )
+    if write:
+        with contextlib.suppress(OSError):  # a full disk must not hide a death
+            write_whole(key.folder(state) / EXIT_RECORD, dump_json(ended))
+    return ended
+
+
+def shown(ended: WorkerExit, environment: Mapping[str, str]) -> WorkerExit:
+    """The exit as it may enter a status: no secret of the job's environment in it."""
+    return ended.model_copy(
+        update={"message": redact(ended.message, environment), "log_tail": redact(ended.log_tail, environment)}
+    )
+
+
+def note(state: State, key: WorkerKey, line: str) -> None:
+    """Say something in the worker's own log, where its user looks."""
+    folder = key.folder(state)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOG, "a") as log:
+        log.write(f"{line}\n")
+
+
+def log_tail(path: Path, size: int = LOG_TAIL_BYTES) -> str:
+    """The last lines of a log, whole ones, at most `size` bytes."""
+    try:
+        with open(path, "rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(0, end - size))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return text.partition("\n")[2] if end > size and "\n" in text else text
+
+
+def _heartbeat_files(folder: Path) -> list[tuple[str, tuple[int, int, int]]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [(entry.name, _stamp(entry)) for entry in entries if _is_heartbeat(entry.name)]
+    except OSError:
+        return []
+
+
+def _is_heartbeat(name: str) -> bool:
+    return name.startswith("rank-") and name.endswith(".json") and name[5:-5].isdigit()
+
+
+def _stamp(entry: os.DirEntry[str]) -> tuple[int, int, int]:
+    stat = entry.stat()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -1,0 +1,129 @@
+"""The operator of a local world as a process: takes the state folder, adopts what runs, serves until told to stop.
+
+Told to stop, it stops deciding and leaves the gangs to train on; the next start adopts them. `kill -9` is the same
+without the goodbye.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from http.server import ThreadingHTTPServer
+
+import psutil
+
+from muster.operator.local.claim import Claim, claim_folder
+from muster.operator.local.nodes import VirtualNodes
+from muster.operator.local.processes import is_running
+from muster.operator.local.world import LocalWorld
+from muster.operator.logs import All, Log, log
+from muster.operator.metrics import Metrics, Pulse, serve_metrics
+from muster.operator.runner import Runner, serve
+from muster.operator.settings import Settings
+
+PARENT_POLL_SECONDS = 0.5
+
+
+class PortTaken(Exception):
+    """Somebody listens on the metrics port; the message says what to do."""
+
+
+def operate(settings: Settings) -> None:
+    """Run until SIGTERM, SIGINT or the parent's death. Raises FolderTaken, FolderUnusable, PortTaken."""
+    claim = claim_folder(settings.folder)
+    try:
+        metrics, pulse = Metrics(), Pulse()
+        server = _serve_metrics(settings, metrics, pulse)
+        try:
+            asyncio.run(_operate(settings, claim, metrics, pulse, server.server_address[1]))
+        finally:
+            server.server_close()  # its thread ends with the process; waiting for it would cost half a second
+    finally:
+        claim.release()
+
+
+async def _operate(settings: Settings, claim: Claim, metrics: Metrics, pulse: Pulse, port: int | str) -> None:
+    world = LocalWorld(
+        settings.folder,
+        VirtualNodes(settings.nodes, settings.gpus_per_node),
+        settings.worker_command,
+        settings.poll_seconds,
+        on_error=lambda error: log.warning("poll failed", error=f"{type(error).__name__}: {error}"),
+    )
+    url = f"http://{settings.host}:{port}"
+    claim.tell(url, settings.nodes, settings.gpus_per_node)
+    metrics.show_jobs(world.phases)
+    log.info("operator started", state=str(settings.folder), pid=os.getpid(), metrics=f"{url}/metrics")
+    runner = Runner(world, All(Log(), metrics))
+    adopted, strays = await world.adopt()
+    for record in adopted:
+        runner.agenda.prefer(record.job_uid, True)
+        log.info("adopted a running worker", uid=record.job_uid, attempt=record.attempt, worker=record.worker)
+    for key in strays:
+        log.warning("ending a worker of a job that is no more", uid=key.job_uid, attempt=key.attempt, worker=key.worker)
+    why = await _first_of(
+        asyncio.create_task(serve(runner, settings.passes_at_once), name="serving"),
+        asyncio.create_task(_stop_signal(), name="signal"),
+        asyncio.create_task(_beat(pulse), name="pulse"),
+        *([asyncio.create_task(_parent_gone(settings.parent_pid), name="parent")] if settings.parent_pid else []),
+    )
+    log.info("operator stops", why=why, workers="stopped" if settings.stop_workers else "left running")
+    if settings.stop_workers:
+        stopped = await world.stop_workers(settings.stop_grace_seconds)
+        log.info("workers stopped", workers=stopped)
+    world.close()
+
+
+async def _first_of(*tasks: asyncio.Task[str | None]) -> str | None:
+    """What the first task to end returned; the others are cancelled. Raises its error, if that is how it ended."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _stop_signal() -> str:
+    """Returns at the first SIGTERM or SIGINT; the second ends the process as it always does."""
+    loop, told = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def tell(number: signal.Signals) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+        if not told.done():
+            told.set_result(number.name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, tell, number)
+    return str(await told)
+
+
+async def _beat(pulse: Pulse) -> None:
+    while True:
+        pulse.beat()
+        await asyncio.sleep(1.0)
+
+
+async def _parent_gone(pid: int) -> str:
+    """Returns when that very process is gone (psutil remembers its start time)."""
+    try:
+        parent = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return f"its parent (pid {pid}) is gone"
+    while True:
+        if not is_running(parent):
+            return f"its parent (pid {pid}) is gone"
+        await asyncio.sleep(PARENT_POLL_SECONDS)
+
+
+def _serve_metrics(settings: Settings, metrics: Metrics, pulse: Pulse) -> ThreadingHTTPServer:
+    try:
+        return serve_metrics(metrics, pulse, settings.host, settings.port)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise PortTaken(
+            f"can't listen on {where}: {error.strerror}; choose another with --port (0: any free one)"
+        ) from error

@@ -1,0 +1,119 @@
+"""News: deaths at once, heartbeats and the cluster's writes a few times a second."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+
+from muster.contract.cluster import LocalCluster
+from muster.contract.layout import State
+from muster.operator.local import processes
+from muster.operator.local.processes import WorkerKey, WorkerRecord
+from muster.operator.local.reading import Heartbeats
+from muster.operator.local.workers import ended
+
+Sign = tuple[object, ...]
+
+
+class Watch:
+    """Yields uids of jobs with news. on_error: told of a poll that failed; the next one is tried all the same.
+
+    A launcher's death is heard through its pidfd the moment it happens (Linux); elsewhere at the next poll.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        cluster: LocalCluster,
+        heartbeats: Heartbeats,
+        poll_seconds: float,
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._state, self._cluster, self._heartbeats = state, cluster, heartbeats
+        self._poll_seconds, self._on_error = poll_seconds, on_error
+        self._news: asyncio.Queue[str] = asyncio.Queue()
+        self._watched: dict[WorkerKey, WorkerRecord] = {}
+        self._pidfds: dict[WorkerKey, int] = {}
+        self._signs: dict[WorkerKey, Sign] = {}
+        self._version = 0
+
+    def tell(self, uid: str) -> None:
+        self._news.put_nowait(uid)
+
+    def follow(self, record: WorkerRecord) -> None:
+        """From now on this worker's death and its heartbeats' phases are news."""
+        key = record.key
+        if key in self._watched:
+            return
+        self._watched[key] = record
+        try:
+            self._pidfds[key] = os.pidfd_open(record.pid)
+        except (AttributeError, OSError):
+            return  # not this system, or dead already: the poll sees it
+        asyncio.get_running_loop().add_reader(self._pidfds[key], self._died, key)
+
+    def follows(self, key: WorkerKey) -> bool:
+        return key in self._watched
+
+    def unfollow(self, key: WorkerKey) -> None:
+        self._watched.pop(key, None)
+        self._signs.pop(key, None)
+        if (pidfd := self._pidfds.pop(key, None)) is not None:
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)
+
+    async def events(self) -> AsyncIterator[str]:
+        poll = asyncio.get_running_loop().create_task(self._poll_for_ever())
+        try:
+            while True:
+                yield await self._news.get()
+        finally:
+            poll.cancel()
+            for key in list(self._watched):
+                self.unfollow(key)
+
+    def _died(self, key: WorkerKey) -> None:
+        self.unfollow(key)
+        self.tell(key.job_uid)
+
+    async def _poll_for_ever(self) -> None:
+        while True:
+            try:
+                for uid in await asyncio.to_thread(self._poll):
+                    self.tell(uid)
+                for key in [key for key, sign in self._signs.items() if sign == _GONE]:
+                    self.unfollow(key)
+            except Exception as error:
+                self._on_error(error)
+            await asyncio.sleep(self._poll_seconds)
+
+    def _poll(self) -> set[str]:
+        return self._changed_jobs() | self._changed_workers()
+
+    def _changed_jobs(self) -> set[str]:
+        version = self._cluster.version()
+        if version == self._version:
+            return set()
+        changed = set(self._cluster.written_after(self._version))
+        self._version = version
+        return changed
+
+    def _changed_workers(self) -> set[str]:
+        changed = set()
+        for key, record in list(self._watched.items()):
+            sign = self._sign(key, record)
+            if self._signs.get(key) != sign and key in self._watched:
+                self._signs[key] = sign
+                changed.add(key.job_uid)
+        return changed
+
+    def _sign(self, key: WorkerKey, record: WorkerRecord) -> Sign:
+        """Whatever differs between two polls is news; a mere step is not."""
+        if not processes.alive(self._state, record):
+            return _GONE
+        beats = self._heartbeats.read(key)
+        return (ended(self._state, key), *((beat.rank, beat.pid, beat.phase, beat.last_commit_step) for beat in beats))
+
+
+_GONE: Sign = ("gone",)

@@ -1,0 +1,130 @@
+"""The workers of one state folder as the core wants to see them: from records, exits, heartbeats and processes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from muster.contract.layout import State
+from muster.contract.names import EXIT_RECORD
+from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.local import processes
+from muster.operator.local.processes import Member, WorkerKey, WorkerRecord
+from muster.operator.local.reading import Heartbeats, exit_without_record, read_exit, shown
+
+LOST = "ProcessLost"  # Worker.reason: the processes are gone and nobody said why
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+_WORKER = re.compile(r"worker-(\d+)")
+
+
+class Workers:
+    """What stands in the folders is the truth; `removed` in memory only spares a full disk from holding up recovery."""
+
+    def __init__(self, state: State, heartbeats: Heartbeats, reads_only: bool = False) -> None:
+        self._state = state
+        self._reads_only = reads_only  # for a guest who looks while the operator works
+        self._heartbeats = heartbeats
+        self._removed: set[WorkerKey] = set()
+
+    def of_job(
+        self, uid: str, environment: Mapping[str, str], removing: frozenset[WorkerKey], fresh: bool
+    ) -> tuple[Worker, ...]:
+        """Every worker of the job that is not removed, of whatever attempt. fresh: after a scan of all processes.
+
+        environment: the job's own variables, whose secrets are kept out. removing: removals under way.
+        """
+        found = processes.scan(self._state) if fresh else ()
+        living = {member.key for member in found if member.key.job_uid == uid}
+        keys = sorted(set(self.folders(uid)) | living)
+        seen = (self._worker(key, found, environment, key in removing) for key in keys)
+        return tuple(worker for worker in seen if worker)
+
+    def folders(self, uid: str) -> Iterator[WorkerKey]:
+        """Workers that have a folder and were not removed."""
+        for attempt_folder in _children(self._state.root / "jobs" / uid, _ATTEMPT):
+            for folder in _children(attempt_folder, _WORKER):
+                key = _key(folder)
+                if key not in self._removed and not (folder / processes.REMOVED).exists():
+                    yield key
+
+    def living(self) -> tuple[WorkerRecord, ...]:
+        """The record of every worker of any job that runs now; a record that an operator died over is made up for."""
+        found = processes.scan(self._state)
+        records = (self._adopt(key, found) for key in sorted({member.key for member in found}))
+        return tuple(record for record in records if record)
+
+    def close(self, key: WorkerKey) -> None:
+        """No process of it is left: out of sight, its files stay."""
+        self._removed.add(key)
+        self._heartbeats.forget(key)
+        processes.mark_removed(self._state, key)
+
+    def reopen(self, key: WorkerKey) -> None:
+        self._removed.discard(key)
+
+    def _worker(
+        self, key: WorkerKey, found: tuple[Member, ...], environment: Mapping[str, str], removing: bool
+    ) -> Worker | None:
+        record = processes.read_record(self._state, key) or self._adopt(key, found)
+        ended = read_exit(self._state, key)
+        if record is None and ended is None:
+            # Claimed but not yet recognisable: between fork and exec. Else it never came to life.
+            if not processes.is_claimed(self._state, key):
+                return None
+            return Worker(key.worker, key.attempt, "", WorkerState.STARTING, created_at=_claimed_at(self._state, key))
+        reason = ""
+        if ended is None and record is not None and not processes.alive(self._state, record):
+            # It may have ended, with a record, between the two looks.
+            ended = read_exit(self._state, key)
+            if ended is None:
+                ended = exit_without_record(
+                    self._state, key, processes.exit_code_of(record.pid), write=not self._reads_only
+                )
+                reason = LOST
+        started_at = record.started_at if record else (ended.at if ended else 0.0)
+        return Worker(
+            worker=key.worker,
+            attempt=key.attempt,
+            node=record.node if record else "",
+            state=WorkerState.EXITED if ended else WorkerState.RUNNING,
+            created_at=started_at,
+            exit=shown(ended, environment) if ended else None,
+            heartbeats=self._heartbeats.read(key),
+            removing=removing,
+            reason=reason,
+            since=ended.at if ended else started_at,
+        )
+
+    def _adopt(self, key: WorkerKey, found: tuple[Member, ...]) -> WorkerRecord | None:
+        """The worker's record; written anew where an operator died between fork and record."""
+        known = processes.read_record(self._state, key)
+        top = processes.top_of(processes.members(found, key))
+        if known or top is None or self._reads_only:
+            return known
+        return processes.record_found(self._state, key, top)
+
+
+def ended(state: State, key: WorkerKey) -> bool:
+    """Whether its exit record is there: the launcher's last deed."""
+    return (key.folder(state) / EXIT_RECORD).exists()
+
+
+def _children(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if pattern.fullmatch(entry.name)]
+    except OSError:
+        return []
+
+
+def _key(folder: Path) -> WorkerKey:
+    return WorkerKey(folder.parent.parent.name, int(folder.parent.name[8:]), int(folder.name[7:]))
+
+
+def _claimed_at(state: State, key: WorkerKey) -> float:
+    try:
+        return (key.folder(state) / processes.CLAIM).stat().st_mtime
+    except OSError:
+        return 0.0

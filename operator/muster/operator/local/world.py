@@ -1,0 +1,294 @@
+"""The operator's world on one machine: jobs in the local cluster, workers as process trees, commits where they lie.
+
+Whatever blocks (SQLite, folders, scans, S3) runs in a thread, so a pass over one job never holds up another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from muster.contract.cluster import LocalCluster, NotFound
+from muster.contract.layout import State
+from muster.contract.spec import TrainingJob
+from muster.contract.status import JobStatus, Phase
+from muster.operator.commits import Commits
+from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
+from muster.operator.core.fleet import Fleet, JobSummary
+from muster.operator.core.observed import Committed, Observed, Reservation, WorkerState
+from muster.operator.local import processes
+from muster.operator.local.environment import checkpoint_folder, ignored, worker_environment
+from muster.operator.local.nodes import VirtualNodes, rendezvous_port
+from muster.operator.local.processes import WorkerKey, WorkerRecord
+from muster.operator.local.reading import Heartbeats, note
+from muster.operator.local.removal import Removals
+from muster.operator.local.watch import Watch
+from muster.operator.local.workers import Workers
+from muster.operator.world import Conflict, Reservations, Unreadable
+
+_ENTRIES = TypeAdapter(tuple[Reservation, ...])
+
+
+class LocalWorld:
+    """root: the state folder, absolute. worker_command: what runs as a worker. on_error: told of a failed poll.
+    reads_only: for a guest who looks while the operator works; nothing is written, and nothing may be applied.
+
+    Only one operator may act on a state folder; its process sees to that (`claim.py`).
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        nodes: VirtualNodes,
+        worker_command: tuple[str, ...],
+        poll_seconds: float = 0.1,
+        reads_only: bool = False,
+        clock: Callable[[], float] = time.time,
+        on_error: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self.state = State(root)
+        self.cluster = LocalCluster(self.state.cluster)
+        self._nodes, self._command, self._reads_only = nodes, worker_command, reads_only
+        self._commits = Commits()
+        self._clock = clock
+        heartbeats = Heartbeats(self.state, clock)
+        self._workers = Workers(self.state, heartbeats, reads_only)
+        self._removals = Removals(self.state, self._removed)
+        self._watch = Watch(self.state, self.cluster, heartbeats, poll_seconds, on_error)
+        self._ledger = Ledger(self.state)
+        self._jobs = Mirror(self.cluster)
+
+    def now(self) -> float:
+        return self._clock()
+
+    def watch(self) -> AsyncIterator[str]:
+        return self._watch.events()
+
+    async def jobs(self) -> tuple[str, ...]:
+        return await asyncio.to_thread(self.cluster.written_after, 0)
+
+    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+        under_way = self._removals.under_way()
+        seen = await asyncio.to_thread(self._observe, uid, fresh, under_way)
+        if seen is not None and not self._reads_only:
+            for worker in seen.workers:
+                if worker.state == WorkerState.RUNNING:
+                    self._follow(WorkerKey(uid, worker.attempt, worker.worker))
+        return seen
+
+    async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
+        await asyncio.to_thread(self.cluster.write_status, uid, status, version)
+
+    async def apply(self, uid: str, action: Action) -> None:
+        match action:
+            case CreateWorker():
+                record = await asyncio.to_thread(self._create, uid, action)
+                if record is not None:
+                    self._watch.follow(record)
+                self._watch.tell(uid)
+            case RemoveWorker():
+                self._removals.remove(WorkerKey(uid, action.attempt, action.worker), action.grace_seconds)
+            case RemoveJob():
+                await asyncio.to_thread(self.cluster.remove, uid)
+
+    async def fleet(self, fresh: bool = False) -> Fleet:
+        return await asyncio.to_thread(self._fleet, fresh)
+
+    async def reservations(self) -> Reservations:
+        return await asyncio.to_thread(self._ledger.read)
+
+    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
+        await asyncio.to_thread(self._ledger.write, entries, version)
+
+    def summaries(self) -> tuple[JobSummary, ...]:
+        """All jobs in short, as of now."""
+        return self._jobs.refresh()
+
+    def phases(self) -> dict[str, int]:
+        """How many jobs are in each phase, as of the last admission."""
+        return Counter(str(job.status.phase) for job in self._jobs.known())
+
+    async def adopt(self) -> tuple[tuple[WorkerRecord, ...], tuple[WorkerKey, ...]]:
+        """Take over what runs here. Returns the gangs' workers, and those of jobs that are no more: these are ended."""
+        living = await asyncio.to_thread(self._workers.living)
+        known = set(await self.jobs())
+        strays = tuple(record.key for record in living if record.job_uid not in known)
+        for key in strays:
+            self._removals.remove(key, 0.0)
+        ours = tuple(record for record in living if record.job_uid in known)
+        for record in ours:
+            self._watch.follow(record)
+        return ours, strays
+
+    async def stop_workers(self, grace_seconds: float) -> int:
+        """End every worker of this state folder, with time to commit; returns how many there were."""
+        living = await asyncio.to_thread(self._workers.living)
+        # Not out of sight: that they were asked to stop, and what they committed, is for the next operator to see.
+        removals = Removals(self.state, self._watch.unfollow)
+        for record in living:
+            removals.remove(record.key, grace_seconds)
+        await removals.finish()
+        return len(living)
+
+    def close(self) -> None:
+        """Let go of everything; the workers go on."""
+        self._removals.abandon()
+
+    def _observe(self, uid: str, fresh: bool, removing: frozenset[WorkerKey]) -> Observed | None:
+        try:
+            job = self._read(uid)
+        except NotFound:
+            return None
+        meta, status = job.metadata, job.status
+        folder = checkpoint_folder(self.state, job.spec, uid)
+        environment = {variable.name: variable.value for variable in job.spec.runtime.env}
+        return Observed(
+            uid=uid,
+            namespace=meta.namespace,
+            name=meta.name,
+            created_at=meta.creation_timestamp,
+            generation=meta.generation,
+            deleting=meta.deletion_timestamp is not None,
+            version=meta.resource_version,
+            fresh=fresh,
+            spec=job.spec,
+            status=status,
+            # After the object and before the commits: who is seen gone can commit nothing more.
+            workers=self._workers.of_job(uid, environment, removing, fresh),
+            committed=self._committed(folder),
+            checkpoint_uri=folder,
+            nodes_unfit=tuple(node for node in status.gang.nodes if node not in self._nodes.names()),
+            reservations=tuple(entry for entry in self._ledger.read().entries if entry.uid == uid),
+            now=self.now(),
+        )
+
+    def _read(self, uid: str) -> TrainingJob:
+        try:
+            return self.cluster.get(uid)
+        except ValidationError as error:
+            where = f"job {uid} in {self.state.cluster}"
+            raise Unreadable(f"{where} can't be understood, was it written by a newer Muster? {error}") from error
+
+    def _committed(self, folder: str) -> Committed | None:
+        commits = self._commits.read(folder)
+        if not commits:
+            return None
+        best = [commit.step for commit in commits if commit.best]
+        return Committed(commits[-1].step, commits[-1].committed_at, best[-1] if best else None)
+
+    def _create(self, uid: str, action: CreateWorker) -> WorkerRecord | None:
+        job = self._read(uid)
+        if (job.status.attempt, job.status.phase) != (action.attempt, Phase.STARTING):
+            now = f"attempt {job.status.attempt} is, and {job.status.phase}"
+            raise Conflict(f"attempt {action.attempt} of job {uid} is not the one that starts: {now}")
+        key = WorkerKey(uid, action.attempt, action.worker)
+        if processes.exists(self.state, key):
+            return None
+        wanted = job.spec.gang.gpus_per_node
+        gpus = self._nodes.gpus(action.node, wanted, self._workers.living()) if wanted else ()
+        port = rendezvous_port(self.state, uid, action.attempt)
+        environment = worker_environment(self.state, self.cluster, job, action, port, gpus)
+        self._workers.reopen(key)
+        if words := ignored(job.spec.runtime):
+            note(self.state, key, f"muster: runtime.{', runtime.'.join(words)} mean nothing on this machine: ignored")
+        return processes.start(self.state, key, action.node, self._command, environment, gpus)
+
+    def _fleet(self, fresh: bool) -> Fleet:
+        jobs = self._jobs.refresh()
+        return Fleet(now=self.now(), fresh=fresh, nodes=self._nodes.all(), jobs=jobs)
+
+    def _follow(self, key: WorkerKey) -> None:
+        if not self._watch.follows(key) and (record := processes.read_record(self.state, key)):
+            self._watch.follow(record)
+
+    def _removed(self, key: WorkerKey) -> None:
+        self._watch.unfollow(key)
+        self._workers.close(key)
+        self._watch.tell(key.job_uid)
+
+
+class Mirror:
+    """Every job in short, kept up by reading only what was written since the last look."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._version = 0
+        self._jobs: dict[str, JobSummary] = {}
+
+    def refresh(self) -> tuple[JobSummary, ...]:
+        """As of now. A job that can't be read stays as it was last understood."""
+        version = self._cluster.version()
+        if version != self._version:
+            for uid in self._cluster.written_after(self._version):
+                self._look(uid)
+            self._version = version
+        return self.known()
+
+    def known(self) -> tuple[JobSummary, ...]:
+        """As of the last look."""
+        return tuple(self._jobs.values())
+
+    def _look(self, uid: str) -> None:
+        try:
+            self._jobs[uid] = _summary(self._cluster.get(uid))
+        except NotFound:
+            self._jobs.pop(uid, None)
+        except ValidationError:
+            pass  # observing it says so
+
+
+class Ledger:
+    """Who holds which nodes, in one file of the state folder."""
+
+    def __init__(self, state: State) -> None:
+        self._path = state.root / "reservations.json"
+        self._known: Reservations | None = None
+
+    def read(self) -> Reservations:
+        """Raises Unreadable when the file is there and makes no sense."""
+        if self._known is None:
+            self._known = self._load()
+        return self._known
+
+    def write(self, entries: tuple[Reservation, ...], version: str) -> None:
+        if version != self.read().version:
+            raise Conflict(f"the reservations are at version {self.read().version}, not {version}")
+        following = Reservations(entries, str(int(version) + 1))
+        document = b'{"version":"%s","entries":%s}' % (following.version.encode(), _ENTRIES.dump_json(entries))
+        processes.write_whole(self._path, document.decode())
+        self._known = following
+
+    def _load(self) -> Reservations:
+        try:
+            text = self._path.read_bytes()
+        except FileNotFoundError:
+            return Reservations((), "0")
+        try:
+            document = _LEDGER.validate_json(text)
+            return Reservations(_ENTRIES.validate_python(document["entries"]), str(int(str(document["version"]))))
+        except (ValidationError, KeyError, ValueError) as error:
+            raise Unreadable(
+                f"{self._path} can't be understood: {error}. It says which job holds which nodes; "
+                "stop the workers, then move it away"
+            ) from error
+
+
+_LEDGER = TypeAdapter(dict[str, object])
+
+
+def _summary(job: TrainingJob) -> JobSummary:
+    meta = job.metadata
+    return JobSummary(
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        created_at=meta.creation_timestamp,
+        deleting=meta.deletion_timestamp is not None,
+        spec=job.spec,
+        status=job.status,
+    )

@@ -1,0 +1,213 @@
+"""One pass of the operator: observe, decide, audit, then either write the status or do what it says.
+
+`Runner` awaits nothing but the world, so the simulation drives it by hand; `serve` is the asyncio shell around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from muster.operator.core.admit import admit
+from muster.operator.core.agenda import Agenda
+from muster.operator.core.audit import AuditFailed, audit
+from muster.operator.core.codes import Code
+from muster.operator.core.decide import decide
+from muster.operator.core.decision import Action, Decision
+from muster.operator.core.observed import Observed, Reservation, Wait
+from muster.operator.world import FLEET, Conflict, NotFound, World
+
+ADMISSION_SECONDS = 15.0  # how often a queue is looked at without news: node reads may lag, limits may change
+IDLE_ADMISSION_SECONDS = 60.0  # the same while nobody waits: running gangs may be able to grow
+WAIT_TEXT_SECONDS = 30.0  # a queued job's words change at most so often, unless their code changes …
+WAIT_TEXTS_PER_SECOND = 20.0  # … and those of a long queue so many at a time: each is a write of a status
+RESYNC_SECONDS = 300.0  # how often every job is looked at, whatever was heard
+
+
+class Listener:
+    """Told of what happened, after it happened: metrics and logs hang here. All methods do nothing by default."""
+
+    def decided(self, seen: Observed, decision: Decision) -> None:
+        """A decision was made, whether or not anything follows."""
+
+    def wrote(self, seen: Observed, decision: Decision) -> None:
+        """The status was written: counters move here and nowhere else."""
+
+    def applied(self, uid: str, action: Action) -> None:
+        """An action was carried out."""
+
+    def reserved(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+        """The ledger of reservations was written."""
+
+    def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
+        """A pass ended in an error and is tried again; key: a job's uid, or FLEET for admission."""
+
+
+class Runner:
+    """All state here is a cache: a new Runner over the same world goes on where the old one ended."""
+
+    def __init__(self, world: World, listener: Listener | None = None) -> None:
+        self.world = world
+        self.listener = listener or Listener()
+        self.agenda = Agenda()
+        self.agenda.prefer(FLEET, True)
+        self._waits: dict[str, Wait] = {}
+        self._told: dict[str, tuple[Wait, float]] = {}  # what each queued job was last told, and when (ticks)
+        self._distrusted: set[str] = set()  # a conflict showed that what we see lags behind
+
+    def notice(self, key: str, ticks: float) -> None:
+        """There is news about a job (its uid) or the fleet (FLEET)."""
+        self.agenda.notice(key, ticks)
+
+    async def turn(self, ticks: float) -> bool:
+        """See to the one key that is due; False if none is. No error gets out and none loses the key."""
+        key = self.agenda.take(ticks)
+        if key is None:
+            return False
+        try:
+            wake_after = await (self.admission(ticks) if key == FLEET else self.look(key, ticks))
+        except Conflict:
+            self._distrusted.add(key)
+            self.agenda.done(key, ticks, 0.0)
+        except NotFound:
+            self.agenda.done(key, ticks, None)
+            self.agenda.notice(FLEET, ticks)
+        except Exception as error:
+            self._distrusted.add(key)
+            self.listener.failed(key, error, self.agenda.failed(key, ticks))
+        else:
+            self.agenda.done(key, ticks, wake_after)
+        return True
+
+    async def look(self, uid: str, ticks: float) -> float | None:
+        """One pass over one job; returns the seconds until the next."""
+        seen, decision = await self._decide(uid)
+        if seen is None or decision is None:
+            self._forget(uid)
+            self.agenda.notice(FLEET, ticks)
+            return None
+        if faults := audit(seen, decision):
+            raise AuditFailed(faults)
+        if decision.status != seen.status:
+            await self.world.write_status(uid, decision.status, seen.version)
+            self.listener.wrote(seen, decision)
+            if _concerns_the_queue(seen, decision):
+                self.agenda.notice(FLEET, ticks)
+            return 0.0
+        for action in decision.actions:
+            await self.world.apply(uid, action)
+            self.listener.applied(uid, action)
+        return decision.wake_after
+
+    async def admission(self, ticks: float) -> float:
+        """One pass over the queue: who gets which nodes. Granted in one compare-and-swap of the ledger."""
+        ledger = await self.world.reservations()
+        fresh = FLEET in self._distrusted
+        plan = admit(await self.world.fleet(fresh), ledger.entries)
+        if plan.entries != ledger.entries and not fresh:
+            plan = admit(await self.world.fleet(fresh=True), ledger.entries)
+        self._distrusted.discard(FLEET)
+        if plan.entries != ledger.entries:
+            await self.world.write_reservations(plan.entries, ledger.version)
+            self.listener.reserved(ledger.entries, plan.entries)
+            for entry in set(plan.entries) - set(ledger.entries):
+                self.agenda.notice(entry.uid, ticks)
+        self._tell(plan.waits, ticks)
+        return ADMISSION_SECONDS if plan.waits else IDLE_ADMISSION_SECONDS
+
+    async def resync(self, ticks: float) -> None:
+        """Look at everything."""
+        for uid in await self.world.jobs():
+            self.agenda.notice(uid, ticks)
+        self.agenda.notice(FLEET, ticks)
+
+    async def _decide(self, uid: str) -> tuple[Observed | None, Decision | None]:
+        fresh = uid in self._distrusted
+        seen = await self._observe(uid, fresh)
+        decision = decide(seen) if seen else None
+        if (decision is None or decision.trusts_absence) and not fresh:
+            seen = await self._observe(uid, fresh=True)
+            decision = decide(seen) if seen else None
+        self.agenda.prefer(uid, bool(seen and seen.status.gang.nodes))
+        if seen and decision:
+            self.listener.decided(seen, decision)
+        self._distrusted.discard(uid)
+        return seen, decision
+
+    async def _observe(self, uid: str, fresh: bool) -> Observed | None:
+        seen = await self.world.observe(uid, fresh)
+        wait = self._waits.get(uid)
+        return replace(seen, wait=wait) if seen and wait else seen
+
+    def _tell(self, waits: dict[str, Wait], ticks: float) -> None:
+        """Let the queued jobs whose reason changed say so."""
+        self._waits = waits
+        self._told = {uid: told for uid, told in self._told.items() if uid in waits}
+        pause = max(WAIT_TEXT_SECONDS, len(waits) / WAIT_TEXTS_PER_SECOND)
+        for uid, wait in waits.items():
+            before, at = self._told.get(uid, (None, 0.0))
+            if before is None or before.code != wait.code or (before != wait and ticks - at >= pause):
+                self._told[uid] = (wait, ticks)
+                self.agenda.notice(uid, ticks)
+
+    def _forget(self, uid: str) -> None:
+        self._waits.pop(uid, None)
+        self._told.pop(uid, None)
+
+
+def _concerns_the_queue(seen: Observed, decision: Decision) -> bool:
+    before, after = seen.status, decision.status
+    return (
+        before.phase != after.phase
+        or before.reservation != after.reservation
+        # A commit is the moment at which an elastic gang may grow.
+        or (after.gang.wanted < seen.spec.gang.nodes.max and before.checkpoint != after.checkpoint)
+        or (before.code != after.code and after.code == Code.AWAITING_ADMISSION)  # its pause is over: in line again
+    )
+
+
+async def serve(runner: Runner, workers: int = 8) -> None:
+    """Run until cancelled. Errors of the watch are the world's to handle; if it ends, so does this."""
+    loop = asyncio.get_running_loop()
+    news = asyncio.Event()
+
+    async def watch() -> None:
+        async for key in runner.world.watch():
+            runner.notice(key, loop.time())
+            news.set()
+
+    async def resync() -> None:
+        while True:
+            try:
+                await runner.resync(loop.time())
+            except Exception as error:
+                runner.listener.failed(FLEET, error, RETRY_AFTER_RESYNC_SECONDS)
+                await asyncio.sleep(RETRY_AFTER_RESYNC_SECONDS)
+                continue
+            news.set()
+            await asyncio.sleep(RESYNC_SECONDS)
+
+    async def work() -> None:
+        while True:
+            if await runner.turn(loop.time()):
+                news.set()  # a turn may have made work for others
+                await asyncio.sleep(0)
+                continue
+            next_at = runner.agenda.next_at()
+            news.clear()
+            try:
+                # Not wait_for: until Python 3.12 it swallows a cancellation that comes together with the news, and then
+                # the process could not be stopped.
+                async with asyncio.timeout_at(next_at):
+                    await news.wait()
+            except TimeoutError:
+                pass
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(watch())
+        group.create_task(resync())
+        for _ in range(workers):
+            group.create_task(work())
+
+
+RETRY_AFTER_RESYNC_SECONDS = 5.0

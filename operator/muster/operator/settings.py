@@ -1,0 +1,57 @@
+"""Settings of the operator process: from the command line, else from MUSTER_OPERATOR_*, else the defaults here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEFAULT_NODES = 4
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """nodes: virtual nodes of the local world. Without GPUs a node fits one worker; with GPUs, as many as they allow.
+
+    worker_command: what runs as a worker (JSON list in the environment). poll_seconds: how often heartbeats are looked
+    at; a death is noticed at once where the system can tell (Linux). parent_pid: the operator ends with that process,
+    its gangs don't. stop_workers: on SIGTERM the gangs are stopped too, with stop_grace_seconds to commit, instead of
+    being left for the next start.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="MUSTER_OPERATOR_", frozen=True, extra="forbid")
+
+    world: Literal["local"] = "local"
+    state: Path = Path("~/.muster")
+    nodes: Annotated[int, Field(ge=1, le=1_000)] = DEFAULT_NODES
+    gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
+    worker_command: tuple[str, ...] = (sys.executable, "-m", "muster.trainer.launch")
+    poll_seconds: Seconds = 0.1
+    passes_at_once: Annotated[int, Field(ge=1)] = 8
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0  # of /metrics and /healthz; 0: any free one, told in operator.json
+    log_format: Literal["auto", "console", "json"] = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    parent_pid: int | None = None
+    stop_workers: bool = False
+    stop_grace_seconds: Annotated[float, Field(ge=0)] = 30.0
+
+    @property
+    def folder(self) -> Path:
+        """The state folder as one absolute path, so that every process spells it alike."""
+        return Path(os.path.realpath(self.state.expanduser()))
+
+
+def cores() -> int:
+    """Processor cores that this process may use: its affinity, and the container's quota where one is set."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(allowed, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return max(1, allowed)
