@@ -1,0 +1,1 @@
+"""The REST API: jobs go in, their history comes out."""

@@ -1,0 +1,218 @@
+"""The app: opened, its rooms joined, closed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError, version
+
+import structlog
+import yaml
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from muster.api import idempotency
+from muster.api.attempts import routes as attempts
+from muster.api.background import Background, Work
+from muster.api.checkpoints import routes as checkpoints
+from muster.api.cluster import Cluster, Local
+from muster.api.db import Database
+from muster.api.errors import ApiError, problem_response
+from muster.api.events import routes as events
+from muster.api.health import routes as health
+from muster.api.hub import Hub
+from muster.api.jobs import routes as jobs
+from muster.api.jobs.repository import live_in_cluster
+from muster.api.logs import routes as logs
+from muster.api.metrics import routes as metrics
+from muster.api.metrics.steps import StepLogs
+from muster.api.middleware import BodyLimit, LoopbackGuard, RequestLog
+from muster.api.migrate import migrate
+from muster.api.mirror import Mirror
+from muster.api.observability import Metrics
+from muster.api.openapi import describe
+from muster.api.parameters import known_parameters_only
+from muster.api.relay import Relay
+from muster.api.services import Services
+from muster.api.settings import Settings
+from muster.api.tokens import routes as tokens
+from muster.api.tokens import service as token_service
+from muster.api.why import routes as why
+from muster.contract.base import Problem
+from muster.contract.cluster import LocalCluster
+from muster.contract.kubernetes import connect
+
+log = structlog.get_logger("muster.api")
+
+HOUSEKEEPING_SECONDS = 60.0
+RELAY_SECONDS_MIN = 0.05  # a single job is handed over at once, the jobs of a burst together
+_DESCRIPTION = (
+    "Jobs go in, their history comes out. Errors are `application/problem+json` with a stable `code`. "
+    "Times are seconds since the epoch. POSTs take an `Idempotency-Key` and may then be repeated freely."
+)
+
+
+def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
+    """cluster None: the local one in the state folder. The app works while its lifespan runs."""
+    counted, hub = Metrics(), Hub()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with _opened(settings, cluster, counted, hub) as services:
+            app.state.services = services
+            yield
+
+    app = FastAPI(
+        title="Muster",
+        version=_version(),
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        openapi_url="/api/v1/openapi.json",
+        docs_url="/api/v1/docs",
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.hub = hub
+    app.include_router(_api())
+    app.include_router(health.router)
+    _answer_errors(app)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimit, bytes_max=settings.body_bytes_max)
+    if not settings.auth:
+        app.add_middleware(LoopbackGuard)
+    app.add_middleware(RequestLog, metrics=counted)
+    describe(app)
+    return app
+
+
+def _api() -> APIRouter:
+    api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
+    for room in (jobs, attempts, events, checkpoints, metrics, logs, why, tokens):
+        api.include_router(room.router)
+    return api
+
+
+@contextlib.asynccontextmanager
+async def _opened(settings: Settings, cluster: Cluster | None, counted: Metrics, hub: Hub) -> AsyncIterator[Services]:
+    settings.state.mkdir(parents=True, exist_ok=True)
+    database = Database(settings.database, settings.database_timeout_seconds)
+    try:
+        await migrate(database)
+        await token_service.ensure_first(database, settings)
+        async with _reached(settings, database, cluster) as there:
+            services = _assemble(settings, database, there, counted, hub)
+            services.background.start()
+            try:
+                yield services
+            finally:
+                hub.close()
+                await services.background.stop()
+    finally:
+        await database.close()
+
+
+@contextlib.asynccontextmanager
+async def _reached(settings: Settings, database: Database, cluster: Cluster | None) -> AsyncIterator[Cluster]:
+    if cluster is not None or settings.cluster == "local":
+        yield cluster or Local(LocalCluster(settings.layout.cluster))
+        return
+    from muster.api.kubernetes_client import Client
+    from muster.api.kubernetes_cluster import KubernetesCluster
+
+    async def live() -> set[str]:
+        async with database.read() as session:
+            return await live_in_cluster(session)
+
+    there = KubernetesCluster(Client(connect(yaml.safe_load, settings.kubeconfig)), live)
+    try:
+        yield there
+    finally:
+        await there.close()
+
+
+def _assemble(settings: Settings, database: Database, cluster: Cluster, counted: Metrics, hub: Hub) -> Services:
+    mirror = Mirror(database, cluster, hub, counted)
+    relay = Relay(database, cluster, hub, counted, mirror.caught_up)
+    uses: dict[str, float] = {}
+    works = [
+        Work("mirror", mirror.step, settings.mirror_seconds),
+        Work("relay", relay.step, settings.relay_seconds, RELAY_SECONDS_MIN),
+        Work("housekeeping", lambda: _keep_house(settings, database, uses), HOUSEKEEPING_SECONDS),
+    ]
+    return Services(
+        settings=settings,
+        database=database,
+        cluster=cluster,
+        hub=hub,
+        metrics=counted,
+        step_logs=StepLogs(settings.layout),
+        mirror=works[0],
+        relay=works[1],
+        background=Background(works),
+        token_uses=uses,
+    )
+
+
+async def _keep_house(settings: Settings, database: Database, uses: dict[str, float]) -> bool:
+    """When tokens were last used; and Idempotency-Keys that nobody will repeat any more."""
+    noted = dict(uses)
+    async with database.write() as session:
+        await token_service.note_uses(session, noted)
+        await idempotency.forget(session, time.time() - settings.idempotency_days * 86_400)
+    for token_id, at in noted.items():
+        if uses.get(token_id) == at:
+            del uses[token_id]
+    return False
+
+
+def _answer_errors(app: FastAPI) -> None:
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        if error.status >= 500:
+            log.warning("request refused", code=error.code, cause=str(error.__cause__ or "")[:500])
+        return problem_response(request, error)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        faults = tuple(_fault(dict(entry)) for entry in error.errors())
+        return problem_response(request, ApiError("invalid_parameter", f"{faults[0]}", errors=faults))
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return problem_response(request, _of_http(request, error))
+
+    app.add_exception_handler(ApiError, refused)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+
+
+def _fault(entry: dict[str, object]) -> Problem:
+    place = ".".join(str(part) for part in entry["loc"])  # type: ignore[attr-defined]
+    message = str(entry["msg"])
+    return Problem(place, message[0].lower() + message[1:])
+
+
+def _of_http(request: Request, error: HTTPException) -> ApiError:
+    """What Starlette refuses by itself."""
+    headers = dict(error.headers or {})
+    path, method = request.url.path[:200], request.method
+    if error.status_code == 404:
+        return ApiError(
+            "not_found", f"There is nothing at {path}; /api/v1/openapi.json lists the addresses.", headers=headers
+        )
+    if error.status_code == 405:
+        allowed = headers.get("Allow", headers.get("allow", ""))
+        return ApiError("method_not_allowed", f"{path} does not know {method}; it knows {allowed}.", headers=headers)
+    if error.status_code == 413:
+        return ApiError("body_too_large", str(error.detail), headers={**headers, "Connection": "close"})
+    return ApiError("invalid_document", f"The request can't be read: {error.detail}", headers=headers)
+
+
+def _version() -> str:
+    try:
+        return version("muster-train")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,1 @@
+"""Attempts: the lives of a job's gang."""

@@ -1,0 +1,118 @@
+"""What the API asks of the cluster that carries TrainingJobs, and the answer of the local one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from muster.contract.cluster import AlreadyExists, Conflict, LocalCluster, NotFound, RawChange
+from muster.contract.spec import JobSpec, TrainingJob
+
+_CONFLICTS_MAX = 20
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A row's desired state. seen: the job has been in the cluster, so it is not made again if it is there no more."""
+
+    uid: str
+    name: str
+    namespace: str
+    labels: dict[str, str]
+    spec: JobSpec
+    seen: bool
+
+
+class Outcome(StrEnum):
+    DONE = "done"
+    GONE = "gone"  # it was there once and is no more: nothing is left to wish
+    NAME_HELD = "name_held"  # another object has the name
+    RETRY = "retry"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """holder: the uid that has the name, for NAME_HELD."""
+
+    uid: str
+    outcome: Outcome
+    holder: str = ""
+    error: str = ""
+
+
+class Cluster(Protocol):
+    name: str
+
+    async def fulfil(self, wishes: Sequence[Wish]) -> list[Answer]:
+        """Make each job or bring its wishes up to date; repeating it changes nothing. An answer per wish, in order."""
+        ...
+
+    async def discard(self, uid: str) -> None:
+        """Ask for the object's removal (its operator removes it when the last worker is gone). Idempotent."""
+        ...
+
+    async def version(self) -> int: ...
+
+    async def changes(self, after_version: int, limit: int) -> list[RawChange]: ...
+
+    async def find(self, uid: str) -> TrainingJob | None: ...
+
+
+class Local:
+    """contract.cluster.LocalCluster, asked in a thread."""
+
+    name = "local"
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    async def fulfil(self, wishes: Sequence[Wish]) -> list[Answer]:
+        return await asyncio.to_thread(lambda: [self._fulfil(wish) for wish in wishes])
+
+    async def discard(self, uid: str) -> None:
+        try:
+            await asyncio.to_thread(self._cluster.delete, uid)
+        except NotFound:
+            pass
+
+    async def version(self) -> int:
+        return await asyncio.to_thread(self._cluster.version)
+
+    async def changes(self, after_version: int, limit: int) -> list[RawChange]:
+        return await asyncio.to_thread(self._cluster.raw_changes, after_version, limit)
+
+    async def find(self, uid: str) -> TrainingJob | None:
+        try:
+            return await asyncio.to_thread(self._cluster.get, uid)
+        except NotFound:
+            return None
+
+    def _fulfil(self, wish: Wish) -> Answer:
+        try:
+            return self._update(wish) if wish.seen else self._create(wish)
+        except Exception as error:  # one bad row must not stop the others
+            return Answer(wish.uid, Outcome.RETRY, error=f"{type(error).__name__}: {error}"[:300])
+
+    def _create(self, wish: Wish) -> Answer:
+        try:
+            self._cluster.create(wish.name, wish.namespace, wish.spec, wish.labels, wish.uid)
+        except AlreadyExists as taken:
+            return self._update(wish) if taken.uid == wish.uid else Answer(wish.uid, Outcome.NAME_HELD, taken.uid)
+        return Answer(wish.uid, Outcome.DONE)
+
+    def _update(self, wish: Wish) -> Answer:
+        """Change only what REST offers to change; the rest of the spec belongs to whoever edited it in the cluster."""
+        for _ in range(_CONFLICTS_MAX):
+            try:
+                job = self._cluster.get(wish.uid)
+                spec = job.spec.model_copy(update={"suspend": wish.spec.suspend, "cancel": wish.spec.cancel})
+                self._cluster.write_spec(wish.uid, spec, job.metadata.resource_version)
+            except Conflict:
+                continue  # a status was written between the two; both writers are short
+            except NotFound:
+                return Answer(wish.uid, Outcome.GONE)
+            return Answer(wish.uid, Outcome.DONE)
+        return Answer(wish.uid, Outcome.RETRY, error="the job is being written all the time")

@@ -1,0 +1,169 @@
+"""The database: short sessions, one commit per request, and one kind of error when it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from sqlalchemy import Dialect, Text, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.types import TypeDecorator
+
+from muster.api.errors import database_unavailable
+
+_WRITES = "muster_writes"
+
+
+class Json(TypeDecorator[Any]):
+    """JSON as ASCII text: the same on SQLite and PostgreSQL, and no character that either of them refuses."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else json.dumps(value, separators=(",", ":"))
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else json.loads(value)
+
+
+class Database:
+    """read() and write() open a session each; nothing opens a session inside another, and no task shares one.
+
+    Both raise ApiError database_unavailable when the database is locked, gone or does not answer within the time-out.
+    """
+
+    def __init__(self, url: str, timeout_seconds: float) -> None:
+        self.url = make_url(url)
+        self.timeout_seconds = timeout_seconds
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.file = Path(self.url.database) if self.is_sqlite and self.url.database else None
+        self.engine = _sqlite(url, timeout_seconds) if self.is_sqlite else _postgresql(url, timeout_seconds)
+        self._read = async_sessionmaker(self.engine, expire_on_commit=False)
+        self._write = async_sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
+        # SQLite has one writer; waiting here is fair and cheap, while waiting inside SQLite is polling.
+        self._turn = asyncio.Lock() if self.is_sqlite else None
+
+    @contextlib.asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncSession]:
+        with self._answers():
+            async with self._read() as session:
+                yield session
+
+    @contextlib.asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncSession]:
+        """A session that commits at the end of the block, or rolls back when the block raises."""
+        with self._answers():
+            async with self._in_turn(), self._write() as session, session.begin():
+                yield session
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        if self._turn is None:
+            yield
+            return
+        async with asyncio.timeout(self.timeout_seconds):
+            await self._turn.acquire()
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @contextlib.contextmanager
+    def _answers(self) -> Any:
+        # An open SQLite file that was deleted takes writes gladly and forgets them.
+        if self.file is not None and not self.file.exists():
+            raise database_unavailable()
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except DBAPIError as error:
+            if _is_outage(error):
+                raise database_unavailable() from error
+            raise
+        # What goes wrong while connecting comes from asyncpg as it is: SQLAlchemy wraps only what statements raise.
+        except (
+            PoolTimeoutError,
+            TimeoutError,
+            ConnectionError,
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+        ) as error:
+            raise database_unavailable() from error
+        except OSError as error:
+            if not self.is_sqlite:
+                raise database_unavailable() from error
+            raise
+
+
+def _is_outage(error: DBAPIError) -> bool:
+    """Locked, gone, full, shutting down: the world's fault. A wrong statement or value is ours, and is a 500."""
+    if error.connection_invalidated:
+        return True
+    state = getattr(error.orig, "sqlstate", None) or getattr(getattr(error.orig, "__cause__", None), "sqlstate", None)
+    if state is not None:
+        # Class 08 connection, 53 resources, 57 operator intervention, 58 system; 40 lost a race and may be repeated;
+        # 25006 a standby; 55P03 lock not available; 42P01 the tables are gone; 3D000 the database is gone; 28 log-in.
+        return state[:2] in ("08", "53", "57", "58", "40", "28") or state in ("25006", "55P03", "42P01", "3D000")
+    # By name, for a ProgrammingError, which is ours, is a DatabaseError too.
+    return type(error).__name__ in ("OperationalError", "InterfaceError", "InternalError", "DatabaseError")
+
+
+def _sqlite(url: str, timeout_seconds: float) -> AsyncEngine:
+    engine = create_async_engine(
+        url,
+        # isolation_level None: the driver begins nothing by itself; _begin below says when.
+        connect_args={"timeout": timeout_seconds, "isolation_level": None},
+        pool_size=8,
+        max_overflow=8,
+        pool_timeout=timeout_seconds,
+    )
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def _connect(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA foreign_keys=ON")
+        # FULL: what a reply promised survives a power cut, not only a crash of the process.
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def _begin(connection: Any) -> None:
+        # A writer takes the lock at once: one that reads first and writes later fails at once when another was quicker.
+        writes = connection.get_execution_options().get(_WRITES)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: str, timeout_seconds: float) -> AsyncEngine:
+    milliseconds = str(int(timeout_seconds * 1000))
+    return create_async_engine(
+        url,
+        connect_args={
+            "timeout": timeout_seconds,
+            "server_settings": {
+                "application_name": "muster-api",
+                "statement_timeout": milliseconds,
+                "lock_timeout": milliseconds,
+                "idle_in_transaction_session_timeout": "60000",
+            },
+        },
+        pool_size=8,
+        max_overflow=8,
+        pool_timeout=timeout_seconds,
+        pool_pre_ping=True,
+    )

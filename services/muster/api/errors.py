@@ -1,0 +1,147 @@
+"""What can go wrong for a caller: problem+json (RFC 9457) with a stable code, readable as OpenAI's `error` too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+
+from muster.contract.base import Problem
+
+MEDIA_TYPE = "application/problem+json"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One stable code: its HTTP status, its title and what to do about it (served at `/api/v1/problems/<code>`)."""
+
+    status: int
+    title: str
+    advice: str
+
+
+KINDS: dict[str, Kind] = {
+    "invalid_document": Kind(
+        400, "The body can't be read", "Send one JSON or YAML document; the detail names the place."
+    ),
+    "unauthorized": Kind(
+        401, "A token is needed", "Send `Authorization: Bearer muster_…` with a token that is not revoked."
+    ),
+    "forbidden": Kind(403, "This token may not do that", "Use a token with the scope that the detail names."),
+    "not_found": Kind(404, "There is nothing at this address", "The addresses are listed at /api/v1/openapi.json."),
+    "job_not_found": Kind(
+        404, "There is no such job", "GET /api/v1/jobs lists the jobs; ?name= finds one by its name."
+    ),
+    "log_not_found": Kind(404, "There is no such log", "GET /api/v1/jobs/{id}/attempts lists what ran."),
+    "token_not_found": Kind(404, "There is no such token", "GET /api/v1/tokens lists the tokens."),
+    "method_not_allowed": Kind(
+        405, "This address does not know that method", "The Allow header names those that it knows."
+    ),
+    "name_taken": Kind(
+        409, "A live job has this name", "Wait for it, cancel it, or choose another name; jobId tells which."
+    ),
+    "job_finished": Kind(
+        409, "The job has ended", "A finished job does not change; `:clone` starts a new one like it."
+    ),
+    "job_cancelling": Kind(
+        409, "The job is being cancelled", "A cancelled job does not go on; `:clone` starts a new one like it."
+    ),
+    "body_too_large": Kind(
+        413, "The body is too large", "A job document is small; data belongs into files that it names."
+    ),
+    "unsupported_media_type": Kind(415, "This content type is not read", "Send application/json or application/yaml."),
+    "invalid_job": Kind(422, "The job is not valid", "`errors` names every fault with its path."),
+    "invalid_parameter": Kind(422, "A parameter is not valid", "`errors` names every fault with its path."),
+    "invalid_cursor": Kind(
+        422, "The cursor is not one of ours", "Use `nextCursor` of the page before, unchanged, or none."
+    ),
+    "idempotency_key_reused": Kind(
+        422, "This Idempotency-Key belongs to another request", "Use a new key for a new request."
+    ),
+    "internal": Kind(
+        500, "Something is wrong in the API", "Retry; if it stays, show the requestId to whoever runs Muster."
+    ),
+    "database_unavailable": Kind(
+        503, "The database does not answer", "Nothing was changed. Retry after `Retry-After` seconds."
+    ),
+}
+
+
+@dataclass
+class ApiError(Exception):
+    """A request that ends without its result. detail: cause, place and next step in a sentence or two."""
+
+    code: str
+    detail: str
+    errors: Sequence[Problem] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.code in KINDS, f"{self.code} is not in errors.KINDS"
+
+    @property
+    def status(self) -> int:
+        return KINDS[self.code].status
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}"
+
+
+def job_not_found(job: str) -> ApiError:
+    return ApiError(
+        "job_not_found", f"There is no job with the id {job!r}; GET /api/v1/jobs?name=… finds a job by name."
+    )
+
+
+def invalid_parameter(path: str, message: str) -> ApiError:
+    return ApiError("invalid_parameter", f"{path}: {message}", errors=(Problem(path, message),))
+
+
+def database_unavailable() -> ApiError:
+    detail = "The database is locked or can't be reached, so nothing was changed. Retry in a moment."
+    return ApiError("database_unavailable", detail, headers={"Retry-After": "2"})
+
+
+def problem_body(error: ApiError, instance: str, request_id: str) -> dict[str, Any]:
+    kind = KINDS[error.code]
+    faults = [
+        {
+            "path": fault.path,
+            "message": fault.message,
+            **({"didYouMean": fault.did_you_mean} if fault.did_you_mean else {}),
+        }
+        for fault in error.errors
+    ]
+    return {
+        "type": f"/api/v1/problems/{error.code}",
+        "title": kind.title,
+        "status": kind.status,
+        "detail": error.detail,
+        "code": error.code,
+        "instance": instance,
+        "requestId": request_id,
+        "errors": faults,
+        "error": {
+            "message": error.detail,
+            "type": HTTPStatus(kind.status).phrase.lower().replace(" ", "_"),
+            "param": faults[0]["path"] if faults else None,
+            "code": error.code,
+        },
+        **error.extra,
+    }
+
+
+def problem_headers(error: ApiError) -> dict[str, str]:
+    # OpenAI's clients retry 409 by themselves unless told otherwise; no refusal of ours is cured by repeating it.
+    retry = {"x-should-retry": "false"} if error.status < 500 else {}
+    return {**retry, **error.headers}
+
+
+def problem_response(request: Request, error: ApiError) -> JSONResponse:
+    body = problem_body(error, request.url.path, str(request.scope.get("request_id", "")))
+    return JSONResponse(body, status_code=error.status, headers=problem_headers(error), media_type=MEDIA_TYPE)

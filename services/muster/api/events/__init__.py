@@ -1,0 +1,1 @@
+"""Events: what happened to a job, append-only, numbered within the job."""

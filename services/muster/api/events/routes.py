@@ -1,0 +1,136 @@
+"""`/jobs/{id}/events`: a list, or a stream that resumes where it was cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from muster.api import sse
+from muster.api.errors import ApiError, invalid_parameter
+from muster.api.events import repository
+from muster.api.events.schemas import EventList, event_of
+from muster.api.events.types import EventType
+from muster.api.jobs import repository as jobs
+from muster.api.jobs import service
+from muster.api.jobs.examples import AT, UID
+from muster.api.jobs.routes import JobId, reads
+from muster.api.openapi import problems, shown
+from muster.api.services import Here, Services
+from muster.api.tables import EventRow, JobRow
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+POLL_SECONDS = 2.0  # for what another API process wrote; this one's own news wake the stream at once
+BATCH = 500
+Since = Annotated[int, Query(ge=0, le=2**62, description="Only events with a greater id.")]
+LastEventId = Annotated[
+    str | None, Header(alias="Last-Event-ID", max_length=1000, description="The last id that a cut stream gave.")
+]
+Follow = Annotated[bool, Query(description="Stream (server-sent events); so does `Accept: text/event-stream`.")]
+_EXAMPLE = {
+    "id": 4,
+    "jobId": UID,
+    "type": "attempt.failed",
+    "at": AT + 95,
+    "attempt": 1,
+    "message": "worker 1 was killed by signal 9",
+    "data": {"cause": "infrastructure", "lastStep": 88, "lostSteps": 8, "exitCode": 137},
+}
+_FRAME = {
+    "type": "object",
+    "description": "One server-sent event; its data is JSON.",
+    "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+    "required": ["event", "data"],
+}
+_STREAM = {"text/event-stream": {"schema": _FRAME, "example": "id: 4\nevent: attempt.failed\ndata: {…}\n\n"}}
+STREAM_DONE: dict[int | str, dict[str, Any]] = {
+    204: {"description": "The job has ended and a resumed stream has nothing left to tell"}
+}
+
+
+def with_stream(reply: dict[str, Any]) -> dict[str, Any]:
+    return {**reply, "content": {**reply["content"], **_STREAM}}
+
+
+@router.get(
+    "/{job_id}/events",
+    response_model=EventList,
+    dependencies=[reads],
+    summary="List or follow a job's events",
+    responses={
+        200: with_stream(shown({"items": [_EXAMPLE], "lastId": 4}, "Events, oldest first")),
+        **STREAM_DONE,
+        **problems("job_not_found"),
+    },
+)
+async def events(
+    request: Request,
+    here: Here,
+    job_id: JobId,
+    after: Since = 0,
+    limit: Annotated[int, Query(ge=1, le=2000)] = 500,
+    kind: Annotated[list[EventType] | None, Query(alias="type", max_length=32, description="Only these types.")] = None,
+    follow: Follow = False,
+    last_event_id: LastEventId = None,
+) -> Response:
+    """What happened, append-only. A stream ends with `event: end` when the job has ended and all was told."""
+    row = await service.find(here, job_id)
+    kinds = tuple(kind or ())
+    if not sse.wanted(request, follow):
+        return await _list(here, row, after, limit, kinds)
+    start = _resume_at(last_event_id) if last_event_id is not None else after
+    if last_event_id is not None and _is_over(row) and start >= row.last_event:
+        return Response(status_code=204)  # tells EventSource not to come again
+    return sse.stream(_follow(here, job_id, start, kinds), here.settings.stream_ping_seconds)
+
+
+def _resume_at(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    raise invalid_parameter("header.Last-Event-ID", "must be the id of an event of this job")
+
+
+async def _list(here: Services, row: JobRow, after: int, limit: int, kinds: tuple[str, ...]) -> JSONResponse:
+    async with here.database.read() as session:
+        rows = await repository.after(session, row.id, after, limit, kinds)
+    items = [_document(event) for event in rows]
+    return JSONResponse({"items": items, "lastId": items[-1]["id"] if items else after})
+
+
+async def _follow(here: Services, job_id: str, after: int, kinds: tuple[str, ...]) -> AsyncGenerator[str, None]:
+    deadline = asyncio.get_running_loop().time() + here.settings.stream_seconds_max
+    with here.metrics.streams.track_inprogress():
+        while not here.hub.closing.is_set() and asyncio.get_running_loop().time() < deadline:
+            try:
+                row, rows = await _news(here, job_id, after)
+            except ApiError:  # the database is away: the stream stays and goes on when it is back
+                await here.hub.wait(job_id, POLL_SECONDS)
+                continue
+            for event in rows:
+                after = event.number
+                if not kinds or event.type in kinds:
+                    yield sse.frame(_document(event), event.type, str(event.number))
+            if row is None or (_is_over(row) and after >= row.last_event):
+                yield sse.frame({"phase": row.phase if row else None}, "end", str(after))
+                return
+            if len(rows) < BATCH:
+                await here.hub.wait(job_id, min(POLL_SECONDS, here.settings.stream_seconds_max))
+
+
+async def _news(here: Services, job_id: str, after: int) -> tuple[JobRow | None, list[EventRow]]:
+    """The row is read first, so that its `last_event` never promises less than the events that follow hold."""
+    async with here.database.read() as session:
+        row = await jobs.get(session, job_id)
+        return row, await repository.after(session, job_id, after, BATCH)
+
+
+def _is_over(row: JobRow) -> bool:
+    return not row.live
+
+
+def _document(row: EventRow) -> dict[str, Any]:
+    return event_of(row).model_dump(by_alias=True)

@@ -1,0 +1,39 @@
+"""Events as REST shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.api.reply import Reply
+from muster.api.tables import EventRow
+
+
+class Event(Reply):
+    """id: 1, 2, 3 … within the job. at: seconds since the epoch."""
+
+    id: int
+    job_id: str
+    type: str
+    at: float
+    attempt: int | None
+    message: str
+    data: dict[str, Any]
+
+
+class EventList(Reply):
+    """last_id: what to send as `after` for the next ones."""
+
+    items: list[Event]
+    last_id: int
+
+
+def event_of(row: EventRow) -> Event:
+    return Event(
+        id=row.number,
+        job_id=row.job_id,
+        type=row.type,
+        at=row.at,
+        attempt=row.attempt,
+        message=row.body["message"],
+        data=row.body["data"],
+    )

@@ -1,0 +1,1 @@
+"""Health: for load balancers, Kubernetes and Prometheus."""

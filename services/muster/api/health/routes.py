@@ -1,0 +1,116 @@
+"""`/healthz`, `/readyz`, `/metrics`, and what each problem code means. No token is needed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from sqlalchemy import text
+
+from muster.api.errors import KINDS, ApiError
+from muster.api.openapi import problems, shown
+from muster.api.reply import Reply
+from muster.api.services import Here, Services
+
+router = APIRouter(tags=["health"])
+
+
+class Alive(Reply):
+    status: str
+
+
+class Check(Reply):
+    ok: bool
+    detail: str
+
+
+class Ready(Reply):
+    status: str
+    checks: dict[str, Check]
+
+
+class ProblemKind(Reply):
+    code: str
+    status: int
+    title: str
+    advice: str
+
+
+_OK = {"status": "ok", "checks": {name: {"ok": True, "detail": ""} for name in ("database", "mirror", "relay")}}
+
+
+@router.get(
+    "/healthz", response_model=Alive, summary="Is the process alive", responses={200: shown({"status": "ok"}, "Alive")}
+)
+async def healthz() -> JSONResponse:
+    """The process answers; says nothing about its database."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.get(
+    "/readyz",
+    response_model=Ready,
+    summary="Can requests be served",
+    responses={
+        200: shown(_OK, "Everything works"),
+        503: {"model": Ready, "description": "Something does not; checks tells what"},
+    },
+)
+async def readyz(here: Here) -> JSONResponse:
+    """The database answers, and relay, mirror and housekeeping make progress."""
+    checks = {
+        "database": await _database(here),
+        **{work.name: _work(here, work.name) for work in here.background.works},
+    }
+    ok = all(check["ok"] for check in checks.values())
+    return JSONResponse({"status": "ok" if ok else "failing", "checks": checks}, status_code=200 if ok else 503)
+
+
+async def _database(here: Services) -> dict[str, Any]:
+    try:
+        async with here.database.read() as session:
+            await session.execute(text("SELECT version FROM mirror"))
+    except ApiError as error:
+        return {"ok": False, "detail": error.detail}
+    return {"ok": True, "detail": ""}
+
+
+def _work(here: Services, name: str) -> dict[str, Any]:
+    work = next(work for work in here.background.works if work.name == name)
+    if not here.background.alive(work):
+        return {"ok": False, "detail": "does not run"}
+    return {"ok": work.healthy, "detail": work.error}
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses={
+        200: {"description": "Text exposition format", "content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}
+    },
+)
+async def metrics(here: Here) -> Response:
+    """muster_api_*: requests, submissions, relay and mirror."""
+    return Response(generate_latest(here.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get(
+    "/api/v1/problems/{code}",
+    response_model=ProblemKind,
+    summary="Explain a problem code",
+    responses={
+        200: shown(
+            {"code": "name_taken", "status": 409, "title": "A live job has this name", "advice": "…"}, "The code"
+        ),
+        **{status: reply for status, reply in problems("not_found").items() if status in (404, 422, 500)},
+    },
+)
+async def problem(code: Annotated[str, Path(max_length=64)]) -> JSONResponse:
+    """What a problem's `type` points at."""
+    kind = KINDS.get(code)
+    if kind is None:
+        raise ApiError("not_found", f"There is no problem code {code!r}.")
+    return JSONResponse({"code": code, "status": kind.status, "title": kind.title, "advice": kind.advice})

@@ -1,0 +1,100 @@
+"""A repeated POST gives the first reply again: key, body's hash and reply are stored in the request's own commit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Header
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.auth import Caller
+from muster.api.errors import ApiError, invalid_parameter
+from muster.api.tables import IdempotencyRow
+
+_KEY = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?")
+
+
+@dataclass(frozen=True)
+class Attempted:
+    """One request as its retries repeat it. Keys of different callers and routes never meet."""
+
+    owner: str
+    route: str
+    key: str
+    body_hash: str
+
+
+def hash_of(*parts: Any) -> str:
+    """Of what the request means, not of how it is written: one document as YAML and as JSON is the same request."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+async def recall(session: AsyncSession, attempted: Attempted | None) -> dict[str, Any] | None:
+    """The reply that this request was given before. Raises ApiError idempotency_key_reused."""
+    if attempted is None:
+        return None
+    row = await session.get(IdempotencyRow, (attempted.owner, attempted.route, attempted.key))
+    if row is None:
+        return None
+    if row.body_hash != attempted.body_hash:
+        raise ApiError(
+            "idempotency_key_reused",
+            f"Idempotency-Key {attempted.key!r} came before with another body (it made job {row.job_id}). "
+            "Use a new key for a new request.",
+            extra={"jobId": row.job_id},
+        )
+    return row.reply
+
+
+def remember(session: AsyncSession, attempted: Attempted | None, job_id: str, reply: dict[str, Any]) -> None:
+    if attempted is None:
+        return
+    row = IdempotencyRow(
+        owner=attempted.owner,
+        route=attempted.route,
+        key=attempted.key,
+        body_hash=attempted.body_hash,
+        job_id=job_id,
+        reply=reply,
+        created_at=time.time(),
+    )
+    session.add(row)
+
+
+async def forget(session: AsyncSession, before: float) -> None:
+    await session.execute(delete(IdempotencyRow).where(IdempotencyRow.created_at < before))
+
+
+async def idempotency_key(
+    caller: Caller,
+    key: Annotated[
+        str | None,
+        Header(
+            alias="Idempotency-Key",
+            description="Any text, the same on every retry of a request: it then acts once and the reply is repeated.",
+            min_length=1,
+            max_length=255,
+            pattern=r"^[\x21-\x7e]([\x20-\x7e]{0,253}[\x21-\x7e])?$",
+        ),
+    ] = None,
+) -> tuple[str, str] | None:
+    """(owner, key), or None without one."""
+    if key is None:
+        return None
+    if not _KEY.fullmatch(key):
+        raise invalid_parameter("header.Idempotency-Key", "must be 1 to 255 visible ASCII characters")
+    return caller.owner, key
+
+
+IdempotencyKey = Annotated[tuple[str, str] | None, Depends(idempotency_key)]
+
+
+def attempted(given: tuple[str, str] | None, route: str, *body: Any) -> Attempted | None:
+    return Attempted(given[0], route, given[1], hash_of(*body)) if given else None

@@ -1,0 +1,1 @@
+"""Jobs: submitted, listed, told to stop or to go on."""

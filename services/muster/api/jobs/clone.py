@@ -1,0 +1,91 @@
+"""A new job like another one, with changes: a JSON merge patch (RFC 7396) on its spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.api import idempotency
+from muster.api.errors import ApiError, job_not_found
+from muster.api.idempotency import Attempted
+from muster.api.jobs import repository, service
+from muster.api.jobs.submission import parse_submission
+from muster.api.services import Services
+from muster.api.tables import JobRow
+from muster.contract.base import InvalidDocument, Problem, parse
+from muster.contract.spec import JobSpec
+
+# A clone starts afresh: what its original was told to do while it ran is not part of what it is.
+_NOT_COPIED = ("suspend", "cancel")
+_TRIES = 5
+
+
+async def clone(here: Services, job_id: str, wanted: dict[str, Any], attempted: Attempted | None) -> service.Submitted:
+    """Raises ApiError job_not_found, invalid_job, name_taken."""
+    for _ in range(_TRIES - 1):
+        try:
+            return await _clone(here, job_id, wanted, attempted)
+        except ApiError as error:
+            # Of two clones at one moment one must look for another name; a name that was asked for is not replaced.
+            if error.code != "name_taken" or wanted.get("name"):
+                raise
+    return await _clone(here, job_id, wanted, attempted)
+
+
+async def _clone(here: Services, job_id: str, wanted: dict[str, Any], attempted: Attempted | None) -> service.Submitted:
+    async with here.database.read() as session:
+        replay = await idempotency.recall(session, attempted)
+        if replay is not None:
+            return service.Submitted(replay, replayed=True)
+        row = await repository.get(session, job_id)
+        if row is None:
+            raise job_not_found(job_id)
+        name = wanted.get("name") or await service.free_name(session, row)
+    submission = parse_submission(_document(row, name, wanted.get("spec") or {}))
+    return await service.submit(here, submission, attempted, origin=row.id)
+
+
+def parse_request(document: Any) -> dict[str, Any]:
+    """Raises ApiError invalid_job."""
+    faults: list[Problem] = []
+    if not isinstance(document, dict):
+        faults.append(Problem("", "must be a mapping with name and spec, or nothing"))
+    else:
+        faults += [
+            Problem(str(key), "unknown key; there are name and spec") for key in document if key not in ("name", "spec")
+        ]
+        if not isinstance(document.get("name"), str | None):
+            faults.append(Problem("name", "must be text"))
+        if not isinstance(document.get("spec"), dict | None):
+            faults.append(Problem("spec", "must be a mapping: the changes to the spec"))
+    if faults:
+        raise ApiError("invalid_job", f"The clone is not valid: {faults[0]}", errors=faults)
+    assert isinstance(document, dict)
+    return document
+
+
+def _document(row: JobRow, name: str, changes: dict[str, Any]) -> dict[str, Any]:
+    try:
+        parse(JobSpec, row.spec)
+    except InvalidDocument as error:
+        detail = (
+            f"The spec of job {row.name!r} is of another version of Muster and can't be copied: {error.problems[0]}"
+        )
+        raise ApiError("invalid_job", detail, errors=error.problems) from None
+    spec = {key: value for key, value in row.spec.items() if key not in _NOT_COPIED}
+    return {
+        "metadata": {"name": name, "namespace": row.namespace, "labels": row.labels},
+        "spec": merge_patch(spec, changes),
+    }
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7396: mappings are merged, null removes a key, everything else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge_patch(result.get(key), value)
+    return result

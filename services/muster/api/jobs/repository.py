@@ -1,0 +1,133 @@
+"""Jobs in the database. Functions on a session: who opens it also commits it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, and_, exists, func, or_, select
+from sqlalchemy import insert as insert_into
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.events.repository import event_values
+from muster.api.events.types import Happening
+from muster.api.tables import EventRow, JobRow, LabelRow
+from muster.contract.status import Phase
+
+
+@dataclass(frozen=True)
+class NewJob:
+    id: str
+    namespace: str
+    name: str
+    labels: dict[str, str]
+    spec: dict[str, Any]
+    priority: int
+    created_at: float
+    status: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """All that are given must hold; phases: any of them. labels: exact values."""
+
+    phases: Sequence[str] = ()
+    name: str | None = None
+    namespace: str | None = None
+    labels: Sequence[tuple[str, str]] = ()
+    live: bool | None = None
+
+
+async def insert(session: AsyncSession, job: NewJob, first: Happening, live: bool = True) -> JobRow:
+    """Add the row, its labels and its first event. Raises IntegrityError when the id or a live job's name is taken."""
+    row = JobRow(
+        id=job.id,
+        namespace=job.namespace,
+        name=job.name,
+        labels=job.labels,
+        spec=job.spec,
+        spec_version=1,
+        relayed_version=0,
+        relay_failures=0,
+        relay_after=0.0,
+        priority=job.priority,
+        created_at=job.created_at,
+        live=live,
+        deleted=False,
+        phase=job.status["phase"],
+        status=job.status,
+        status_version=0,
+        finished_at=None,
+        last_event=1,
+    )
+    session.add(row)
+    await session.flush()
+    if job.labels:
+        labels = [{"job_seq": row.seq, "key": key[:320], "value": value[:256]} for key, value in job.labels.items()]
+        await session.execute(insert_into(LabelRow), labels)
+    await session.execute(insert_into(EventRow), [event_values(row.id, 1, first)])
+    return row
+
+
+async def get(session: AsyncSession, job_id: str, lock: bool = False) -> JobRow | None:
+    query = select(JobRow).where(JobRow.id == job_id)
+    return (await session.scalars(query.with_for_update() if lock else query)).one_or_none()
+
+
+async def live_with_name(session: AsyncSession, namespace: str, name: str) -> str | None:
+    """The id of the live job of that name."""
+    query = select(JobRow.id).where(JobRow.namespace == namespace, JobRow.name == name, JobRow.live.is_(True))
+    return (await session.scalars(query)).one_or_none()
+
+
+async def named(session: AsyncSession, namespace: str, reference: str, limit: int = 20) -> list[JobRow]:
+    """The jobs that `reference`, an id or a name, can mean; newest first."""
+    meant = or_(JobRow.id == reference, and_(JobRow.namespace == namespace, JobRow.name == reference))
+    return list((await session.scalars(select(JobRow).where(meant).order_by(JobRow.seq.desc()).limit(limit))).all())
+
+
+async def names_like(session: AsyncSession, namespace: str, stem: str) -> set[str]:
+    """Names of live jobs that start with `stem`."""
+    query = select(JobRow.name).where(
+        JobRow.namespace == namespace, JobRow.live.is_(True), JobRow.name.startswith(stem, autoescape=True)
+    )
+    return set((await session.scalars(query)).all())
+
+
+async def page(session: AsyncSession, wanted: Filter, before_seq: int | None, limit: int) -> list[JobRow]:
+    """The newest jobs older than `before_seq`, newest first."""
+    query = _filtered(select(JobRow), wanted).order_by(JobRow.seq.desc()).limit(limit)
+    if before_seq is not None:
+        query = query.where(JobRow.seq < before_seq)
+    return list((await session.scalars(query)).all())
+
+
+def _filtered(query: Select[tuple[JobRow]], wanted: Filter) -> Select[tuple[JobRow]]:
+    if wanted.phases:
+        query = query.where(JobRow.phase.in_(wanted.phases))
+    if wanted.name is not None:
+        query = query.where(JobRow.name == wanted.name)
+    if wanted.namespace is not None:
+        query = query.where(JobRow.namespace == wanted.namespace)
+    if wanted.live is not None:
+        query = query.where(JobRow.live.is_(wanted.live))
+    for key, value in wanted.labels:
+        has = exists().where(LabelRow.job_seq == JobRow.seq, LabelRow.key == key, LabelRow.value == value)
+        query = query.where(has)
+    return query
+
+
+async def queue_ahead(session: AsyncSession, row: JobRow) -> tuple[int, int]:
+    """(jobs that come before this one in the queue, all that queue): by priority, then in order of submission."""
+    queued = and_(JobRow.phase == Phase.QUEUED, JobRow.live.is_(True))
+    before = or_(JobRow.priority > row.priority, and_(JobRow.priority == row.priority, JobRow.seq < row.seq))
+    query = select(func.count().filter(before), func.count()).select_from(JobRow).where(queued)
+    ahead, total = (await session.execute(query)).one()
+    return int(ahead), int(total)
+
+
+async def live_in_cluster(session: AsyncSession) -> set[str]:
+    """The ids of jobs that were seen in the cluster and not seen to go."""
+    query = select(JobRow.id).where(JobRow.status_version > 0, JobRow.deleted.is_(False))
+    return set((await session.scalars(query)).all())

@@ -1,0 +1,184 @@
+"""`/jobs`: submit, list, get, cancel, suspend, resume, clone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.responses import JSONResponse
+
+from muster.api.auth import Scope, needs
+from muster.api.documents import read_document
+from muster.api.errors import invalid_parameter
+from muster.api.idempotency import IdempotencyKey, attempted
+from muster.api.jobs import clone as cloning
+from muster.api.jobs import examples, repository, service
+from muster.api.jobs.repository import Filter
+from muster.api.jobs.schemas import Job, JobList, Plan, job_document, job_summary
+from muster.api.jobs.submission import parse_submission
+from muster.api.openapi import EXAMPLE_JOB, body, problems, shown
+from muster.api.paging import cursor_of, seq_of
+from muster.api.services import Here
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+reads, writes = Depends(needs(Scope.READ)), Depends(needs(Scope.WRITE))
+
+NO_NUL = r"^[^\x00]*$"  # PostgreSQL has no such text
+JobId = Annotated[str, Path(description="The job's uid.", min_length=1, max_length=64, pattern=NO_NUL)]
+_REFUSED = (
+    "invalid_document",
+    "name_taken",
+    "body_too_large",
+    "unsupported_media_type",
+    "invalid_job",
+    "idempotency_key_reused",
+)
+_NOTE = "The whole TrainingJob. Unknown keys are refused with their path."
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Job,
+    dependencies=[writes],
+    summary="Submit a job",
+    responses={
+        200: {**shown(examples.PLAN, "Dry run"), "model": Plan},
+        201: shown(examples.JOB, "Stored"),
+        **problems(*_REFUSED),
+    },
+    openapi_extra=body("JobDocument", EXAMPLE_JOB, note=_NOTE),
+)
+async def submit(
+    request: Request,
+    here: Here,
+    key: IdempotencyKey,
+    dry_run: Annotated[
+        bool,
+        Query(alias="dryRun", description="Only say what would happen: the resolved spec, sizes, refusals, warnings."),
+    ] = False,
+) -> JSONResponse:
+    """Store a job; the operator starts it when there is room. With an Idempotency-Key it may be repeated freely."""
+    document = await read_document(request)
+    submission = parse_submission(document)
+    if dry_run:
+        return JSONResponse(await service.plan(here, submission))
+    return _created(await service.submit(here, submission, attempted(key, "POST /jobs", document)))
+
+
+def _created(submitted: service.Submitted) -> JSONResponse:
+    headers = {"Location": f"/api/v1/jobs/{submitted.document['id']}"}
+    if submitted.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    return JSONResponse(submitted.document, status_code=201, headers=headers)
+
+
+@router.get(
+    "",
+    response_model=JobList,
+    dependencies=[reads],
+    summary="List jobs",
+    responses={200: shown(examples.JOB_LIST, "A page, newest first"), **problems("invalid_cursor")},
+)
+async def list_jobs(
+    here: Here,
+    limit: Annotated[int, Query(ge=1, le=500, description="Jobs per page.")] = 50,
+    cursor: Annotated[str | None, Query(max_length=200, description="`nextCursor` of the page before.")] = None,
+    phase: Annotated[list[str] | None, Query(max_length=16, description="Any of these phases.")] = None,
+    name: Annotated[str | None, Query(max_length=255, pattern=NO_NUL, description="Exactly this name.")] = None,
+    namespace: Annotated[str | None, Query(max_length=255, pattern=NO_NUL)] = None,
+    label: Annotated[list[str] | None, Query(max_length=16, description="`key=value`; all of them must match.")] = None,
+    live: Annotated[bool | None, Query(description="Only jobs that have not ended (true) or have (false).")] = None,
+) -> JSONResponse:
+    """Jobs, newest first. Filters combine; the cursor stays right while jobs are added."""
+    wanted = Filter(_without_nul("query.phase", phase), name, namespace, _labels(label), live)
+    before = seq_of(cursor) if cursor else None
+    async with here.database.read() as session:
+        rows = await repository.page(session, wanted, before, limit + 1)
+    more = len(rows) > limit
+    items = [job_summary(row) for row in rows[:limit]]
+    return JSONResponse({"items": items, "nextCursor": cursor_of(rows[limit - 1].seq) if more else None})
+
+
+def _labels(given: list[str] | None) -> tuple[tuple[str, str], ...]:
+    pairs = [text.partition("=") for text in _without_nul("query.label", given)]
+    if any(not key or not equals for key, equals, _ in pairs):
+        raise invalid_parameter("query.label", "must be key=value")
+    return tuple((key, value) for key, _, value in pairs)
+
+
+def _without_nul(path: str, values: list[str] | None) -> tuple[str, ...]:
+    if any("\x00" in value for value in values or ()):
+        raise invalid_parameter(path, "must not contain a NUL character")
+    return tuple(values or ())
+
+
+@router.get(
+    "/{job_id}",
+    response_model=Job,
+    dependencies=[reads],
+    summary="Get a job",
+    responses={200: shown(examples.JOB, "The job"), **problems("job_not_found")},
+)
+async def get_job(here: Here, job_id: JobId) -> JSONResponse:
+    """What was asked for (spec, all defaults filled in) and what is (status)."""
+    return JSONResponse(job_document(await service.find(here, job_id)))
+
+
+Verb = Literal["cancel", "suspend", "resume"]
+_VERBS: dict[str, Any] = {"cancel": service.cancel, "suspend": service.suspend, "resume": service.resume}
+
+
+def _add_verb(verb: Verb, summary: str, story: str) -> None:
+    async def act(here: Here, job_id: JobId) -> JSONResponse:
+        return JSONResponse(job_document(await _VERBS[verb](here, job_id)))
+
+    router.post(
+        f"/{{job_id}}:{verb}",
+        response_model=Job,
+        dependencies=[writes],
+        summary=summary,
+        description=story,
+        operation_id=f"{verb}_job",
+        responses={
+            200: shown(examples.JOB, "The job, with the wish in its spec"),
+            **problems("job_not_found", *_CONFLICTS[verb]),
+        },
+    )(act)
+
+
+_CONFLICTS = {
+    "cancel": ("job_finished",),
+    "suspend": ("job_finished", "job_cancelling"),
+    "resume": ("job_finished", "job_cancelling"),
+}
+_add_verb(
+    "cancel",
+    "Cancel a job",
+    "End the job and keep its record and commits. Repeating it is harmless, also when the job is Cancelled already; "
+    "a job that Succeeded or Failed answers 409 job_finished.",
+)
+_add_verb(
+    "suspend",
+    "Suspend a job",
+    "Stop the gang at a commit and release its nodes until the job is resumed. Repeating it is harmless.",
+)
+_add_verb("resume", "Resume a job", "Let a suspended job go on from its last commit. Repeating it is harmless.")
+
+
+@router.post(
+    "/{job_id}:clone",
+    status_code=201,
+    response_model=Job,
+    dependencies=[writes],
+    summary="Clone a job",
+    operation_id="clone_job",
+    responses={201: shown(examples.JOB, "The new job"), **problems("job_not_found", *_REFUSED)},
+    openapi_extra=body(
+        "CloneRequest", {"name": "stdlib-60m-hot", "spec": {"training": {"optimizer": {"lr": 0.001}}}}, required=False
+    ),
+)
+async def clone_job(request: Request, here: Here, job_id: JobId, key: IdempotencyKey) -> JSONResponse:
+    """Submit a new job like this one, changed as the body says. It starts afresh, with a folder of its own."""
+    wanted = cloning.parse_request(await read_document(request, optional=True))
+    return _created(await cloning.clone(here, job_id, wanted, attempted(key, "POST /jobs:clone", job_id, wanted)))

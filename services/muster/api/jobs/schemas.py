@@ -1,0 +1,244 @@
+"""Jobs as REST shows and takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from muster.api.jobs.submission import Draft
+from muster.api.redact import redact_spec
+from muster.api.reply import Reply
+from muster.api.tables import JobRow
+from muster.contract.base import Problem, dump
+from muster.contract.names import GROUP, KIND, VERSION
+from muster.contract.spec import JobSpec
+from muster.contract.status import JobStatus
+
+API_VERSION = f"{GROUP}/{VERSION}"
+
+
+class DocumentMetadata(BaseModel):
+    """Other keys of Kubernetes' ObjectMeta are allowed and ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(
+        pattern=r"^[a-z]([-a-z0-9]{0,46}[a-z0-9])?$", description="Unique among the live jobs of a namespace."
+    )
+    namespace: str | None = Field(default="default", pattern=r"^[a-z]([-a-z0-9]{0,46}[a-z0-9])?$")
+    labels: dict[str, str] | None = Field(default={}, max_length=64)
+
+
+class JobDocument(BaseModel):
+    """What POST /jobs takes: the whole TrainingJob, as `kubectl apply` would. Parsed by contract.spec.parse_job."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", title="TrainingJob")
+
+    api_version: str = Field(default=API_VERSION, pattern=f"^{API_VERSION}$")
+    kind: str = Field(default=KIND, pattern=f"^{KIND}$")
+    metadata: DocumentMetadata
+    spec: JobSpec
+    status: Any = Field(default=None, description="Ignored.")
+
+
+class CloneRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = Field(default=None, description="The new job's name; left out: `<name>-2`, `-3` …")
+    spec: dict[str, Any] | None = Field(
+        default=None, description="Changes, as a JSON merge patch (RFC 7396) on the spec."
+    )
+
+
+class JobMetadata(Reply):
+    """creation_timestamp: seconds since the epoch. generation moves with each change of the spec."""
+
+    name: str
+    namespace: str
+    uid: str
+    labels: dict[str, str]
+    generation: int
+    creation_timestamp: float
+
+
+class Job(Reply):
+    """spec: with all defaults; values of secret-looking variables are shown as ***. handed_over: the cluster has it."""
+
+    id: str
+    api_version: str = API_VERSION
+    kind: str = KIND
+    metadata: JobMetadata
+    spec: JobSpec
+    status: JobStatus
+    handed_over: bool
+
+
+class JobSummary(Reply):
+    """A line of the list. goodput: productive share of the seconds so far. Times in seconds since the epoch."""
+
+    id: str
+    name: str
+    namespace: str
+    labels: dict[str, str]
+    task: str
+    phase: str
+    code: str
+    because: str
+    attempt: int
+    step: int | None
+    steps: int | None
+    loss: float | None
+    evaluation_loss: float | None
+    tokens_per_second: float | None
+    eta_seconds: float | None
+    restarts: int
+    checkpoint_step: int | None
+    wanted: int
+    ready: int
+    suspend: bool
+    cancel: bool
+    priority: int
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    goodput: float | None
+
+
+class JobList(Reply):
+    """next_cursor: for the next page; null: this was the last."""
+
+    items: list[JobSummary]
+    next_cursor: str | None
+
+
+class PlannedJob(Reply):
+    name: str
+    namespace: str
+    labels: dict[str, str]
+    spec: JobSpec
+
+
+class Finding(Reply):
+    code: str
+    path: str
+    message: str
+
+
+class Accumulation(Reply):
+    """micro_steps: forward and backward passes per optimizer step on so many nodes."""
+
+    nodes: int
+    ranks: int
+    micro_steps: int
+
+
+class Range(Reply):
+    min: int
+    max: int
+
+
+class Plan(Reply):
+    """What a submission would do. parameters: null when the shape comes from a commit."""
+
+    accepted: bool
+    job: PlannedJob
+    parameters: int | None
+    ranks_per_node: int
+    world_size: Range
+    accumulation: list[Accumulation]
+    samples_per_step: int
+    refusals: list[Finding]
+    warnings: list[Finding]
+
+
+def job_document(row: JobRow) -> dict[str, Any]:
+    """Job as plain data: it is read and sent often, and its parts were validated when they came in."""
+    return {
+        "id": row.id,
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": row.name,
+            "namespace": row.namespace,
+            "uid": row.id,
+            "labels": row.labels,
+            "generation": row.spec_version,
+            "creationTimestamp": row.created_at,
+        },
+        "spec": redact_spec(row.spec),
+        "status": status_document(row.status),
+        "handedOver": row.relayed_version >= row.spec_version,
+    }
+
+
+def status_document(raw: dict[str, Any]) -> dict[str, Any]:
+    """Every key that this version knows, null where there is nothing, and every key that a newer one wrote."""
+    return {**_EMPTY_STATUS, **raw}
+
+
+_EMPTY_STATUS: dict[str, Any] = JobStatus().model_dump(mode="json", by_alias=True)
+
+
+def job_summary(row: JobRow) -> dict[str, Any]:
+    status, progress = row.status, row.status.get("progress") or {}
+    gang, seconds = status.get("gang") or {}, (status.get("ledger") or {}).get("seconds") or {}
+    total = sum(seconds.values())
+    return {
+        "id": row.id,
+        "name": row.name,
+        "namespace": row.namespace,
+        "labels": row.labels,
+        "task": (row.spec.get("training") or {}).get("task", "pretrain"),
+        "phase": row.phase,
+        "code": status.get("code", ""),
+        "because": status.get("because", ""),
+        "attempt": status.get("attempt", 0),
+        "step": progress.get("step"),
+        "steps": progress.get("steps"),
+        "loss": progress.get("loss"),
+        "evaluationLoss": progress.get("evaluationLoss"),
+        "tokensPerSecond": progress.get("tokensPerSecond"),
+        "etaSeconds": progress.get("etaSeconds"),
+        "restarts": (status.get("restarts") or {}).get("total", 0),
+        "checkpointStep": (status.get("checkpoint") or {}).get("step"),
+        "wanted": gang.get("wanted", 0),
+        "ready": gang.get("ready", 0),
+        "suspend": bool(row.spec.get("suspend")),
+        "cancel": bool(row.spec.get("cancel")),
+        "priority": row.priority,
+        "createdAt": row.created_at,
+        "startedAt": status.get("startedAt"),
+        "finishedAt": row.finished_at,
+        "goodput": seconds.get("productive", 0.0) / total if total > 0 else None,
+    }
+
+
+def plan_document(draft: Draft, refusals: list[dict[str, str]]) -> dict[str, Any]:
+    spec, shape = draft.spec, draft.spec.training.model.shape
+    ranks = spec.gang.ranks_per_node
+    sizes = spec.gang_sizes()
+    return {
+        "accepted": not refusals,
+        "job": {
+            "name": draft.name,
+            "namespace": draft.namespace,
+            "labels": draft.labels,
+            "spec": redact_spec(dump(spec)),
+        },
+        "parameters": shape.parameters if shape else None,
+        "ranksPerNode": ranks,
+        "worldSize": {"min": sizes[0] * ranks, "max": sizes[-1] * ranks},
+        "accumulation": [
+            {"nodes": nodes, "ranks": nodes * ranks, "microSteps": spec.training.accumulation(nodes * ranks)}
+            for nodes in sizes[:256]
+        ],
+        "samplesPerStep": spec.training.samples_per_step(),
+        "refusals": refusals,
+        "warnings": [finding("warning", problem) for problem in draft.warnings],
+    }
+
+
+def finding(code: str, problem: Problem) -> dict[str, str]:
+    return {"code": code, "path": problem.path, "message": problem.message}

@@ -1,0 +1,214 @@
+"""What can be done with a job. Each is one commit; the relay carries it to the cluster afterwards."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api import idempotency
+from muster.api.errors import ApiError, database_unavailable, job_not_found
+from muster.api.events import repository as events
+from muster.api.events.types import EventType, Happening
+from muster.api.idempotency import Attempted
+from muster.api.jobs import repository
+from muster.api.jobs.schemas import finding, job_document, plan_document
+from muster.api.jobs.submission import Draft, draft, invalid_job
+from muster.api.services import Services
+from muster.api.tables import JobRow
+from muster.contract.base import dump
+from muster.contract.names import JOB_NAME
+from muster.contract.spec import Submission
+from muster.contract.status import JobStatus, Phase
+
+_TRIES = 3  # a lost race against another process is looked at anew; the second look finds who won
+_NAME_LENGTH_MAX = 48
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """replayed: the reply of an earlier request with the same Idempotency-Key."""
+
+    document: dict[str, Any]
+    replayed: bool
+
+
+async def plan(here: Services, submission: Submission) -> dict[str, Any]:
+    """What a submission would do and why it would be refused. Writes nothing."""
+    drafted = await draft(here.database, submission, here.settings.default_checkpoint_uri)
+    async with here.database.read() as session:
+        taken = await repository.live_with_name(session, drafted.namespace, drafted.name)
+    refusals = [finding("invalid_job", fault) for fault in drafted.faults]
+    if taken:
+        refusals.append({"code": "name_taken", "path": "metadata.name", "message": _name_taken(drafted, taken).detail})
+    return plan_document(drafted, refusals)
+
+
+async def submit(here: Services, submission: Submission, attempted: Attempted | None, origin: str = "") -> Submitted:
+    """Store the job, its first event and the reply in one commit. Raises ApiError; then nothing was stored."""
+    drafted = await draft(here.database, submission, here.settings.default_checkpoint_uri)
+    if drafted.faults:
+        # What was right when the request first came may be wrong when it is repeated: the first answer holds.
+        return await _replay(here, attempted) or _refuse(drafted)
+    for _ in range(_TRIES):
+        try:
+            async with here.database.write() as session:
+                submitted = await _store(session, drafted, attempted, origin)
+        except IntegrityError:
+            if replayed := await _replay(here, attempted):
+                return replayed
+            await _refuse_taken_name(here, drafted)
+            continue  # whoever was in the way is gone already
+        if not submitted.replayed:
+            here.metrics.submissions.inc()
+            here.relay.wake.set()
+        return submitted
+    raise database_unavailable()
+
+
+async def _store(session: AsyncSession, drafted: Draft, attempted: Attempted | None, origin: str) -> Submitted:
+    if (reply := await idempotency.recall(session, attempted)) is not None:
+        return Submitted(reply, replayed=True)
+    now = time.time()
+    status = JobStatus(code="Submitted", because="waiting to be handed to the operator", queued_at=now, since=now)
+    job = repository.NewJob(
+        id=str(uuid.uuid4()),
+        namespace=drafted.namespace,
+        name=drafted.name,
+        labels=drafted.labels,
+        spec=dump(drafted.spec),
+        priority=drafted.spec.priority,
+        created_at=now,
+        status=dump(status),
+    )
+    data = {"name": job.name, "namespace": job.namespace} | ({"clonedFrom": origin} if origin else {})
+    created = Happening(EventType.JOB_CREATED, now, f"job {job.name} was submitted", data=data)
+    row = await repository.insert(session, job, created)
+    document = job_document(row)
+    idempotency.remember(session, attempted, row.id, document)
+    return Submitted(document, replayed=False)
+
+
+async def _replay(here: Services, attempted: Attempted | None) -> Submitted | None:
+    """The first reply to this request, if it has been answered before."""
+    if attempted is None:
+        return None
+    async with here.database.read() as session:
+        reply = await idempotency.recall(session, attempted)
+    return Submitted(reply, replayed=True) if reply is not None else None
+
+
+def _refuse(drafted: Draft) -> NoReturn:
+    raise invalid_job(drafted.faults)
+
+
+async def _refuse_taken_name(here: Services, drafted: Draft) -> None:
+    async with here.database.read() as session:
+        holder = await repository.live_with_name(session, drafted.namespace, drafted.name)
+    if holder is not None:
+        raise _name_taken(drafted, holder)
+
+
+def _name_taken(drafted: Draft, holder: str) -> ApiError:
+    detail = (
+        f"Namespace {drafted.namespace!r} has a live job named {drafted.name!r} ({holder}). "
+        "Choose another name, or wait for that job or cancel it."
+    )
+    return ApiError("name_taken", detail, extra={"jobId": holder})
+
+
+async def find(here: Services, job_id: str) -> JobRow:
+    async with here.database.read() as session:
+        row = await repository.get(session, job_id)
+    if row is None:
+        raise job_not_found(job_id)
+    return row
+
+
+async def cancel(here: Services, job_id: str) -> JobRow:
+    def wish(row: JobRow) -> Happening | None:
+        if row.spec.get("cancel") or row.phase == Phase.CANCELLED:
+            return None
+        _refuse_finished(row, "can't be cancelled any more")
+        row.spec = {**row.spec, "cancel": True}
+        return Happening(EventType.JOB_CANCEL_REQUESTED, time.time(), "cancellation was asked for")
+
+    return await _change(here, job_id, wish)
+
+
+async def suspend(here: Services, job_id: str) -> JobRow:
+    def wish(row: JobRow) -> Happening | None:
+        _refuse_ended(row, "can't be suspended")
+        if row.spec.get("suspend"):
+            return None
+        row.spec = {**row.spec, "suspend": True}
+        return Happening(EventType.JOB_SUSPEND_REQUESTED, time.time(), "suspension was asked for")
+
+    return await _change(here, job_id, wish)
+
+
+async def resume(here: Services, job_id: str) -> JobRow:
+    def wish(row: JobRow) -> Happening | None:
+        _refuse_ended(row, "can't be resumed; :clone starts a new job like it")
+        if not row.spec.get("suspend"):
+            return None
+        row.spec = {**row.spec, "suspend": False}
+        return Happening(EventType.JOB_RESUME_REQUESTED, time.time(), "the job may go on")
+
+    return await _change(here, job_id, wish)
+
+
+async def _change(here: Services, job_id: str, wish: Callable[[JobRow], Happening | None]) -> JobRow:
+    """Change what is wanted of the job, with its event, in one commit.
+
+    A wish that the row holds already is handed over once more and is no event: somebody may have edited the spec in the
+    cluster since, and repeating a wish changes nothing where nobody has.
+    """
+    async with here.database.write() as session:
+        row = await repository.get(session, job_id, lock=True)
+        if row is None:
+            raise job_not_found(job_id)
+        event = wish(row)
+        if event is not None:
+            row.spec_version += 1
+        elif row.live:
+            row.relayed_version = row.spec_version - 1
+        row.relay_failures, row.relay_after = 0, 0.0
+        await session.flush()
+        await events.append(session, row.id, [event] if event else [])
+    here.relay.wake.set()
+    here.hub.tell(job_id)
+    return row
+
+
+def _refuse_finished(row: JobRow, what: str) -> None:
+    if not row.live:
+        detail = f"Job {row.name!r} is {row.phase}, so it {what}."
+        raise ApiError("job_finished", detail, extra={"jobId": row.id, "phase": row.phase})
+
+
+def _refuse_ended(row: JobRow, what: str) -> None:
+    _refuse_finished(row, what)
+    if row.spec.get("cancel"):
+        detail = f"Job {row.name!r} is being cancelled, so it {what}."
+        raise ApiError("job_cancelling", detail, extra={"jobId": row.id, "phase": row.phase})
+
+
+async def free_name(session: AsyncSession, row: JobRow) -> str:
+    """`demo` → `demo-2`, `demo-2` → `demo-3` …: the first that no live job of the namespace has."""
+    stem = re.sub(r"-\d{1,6}$", "", row.name)
+    taken = await repository.names_like(session, row.namespace, stem[: _NAME_LENGTH_MAX - 7])
+    match = re.search(r"-(\d{1,6})$", row.name)
+    number = int(match[1]) + 1 if match else 2
+    while True:
+        suffix = f"-{number}"
+        name = stem[: _NAME_LENGTH_MAX - len(suffix)].rstrip("-") + suffix
+        if name not in taken and JOB_NAME.fullmatch(name):
+            return name
+        number += 1

@@ -1,0 +1,153 @@
+"""From a document to a job that can be stored: parsed, defaults filled in, `from.job` turned into a folder."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.api.checkpoints.folder import Folder
+from muster.api.db import Database
+from muster.api.errors import ApiError
+from muster.api.jobs import repository
+from muster.api.redact import redact_values, secrets_in
+from muster.api.tables import JobRow
+from muster.contract.base import InvalidDocument, Problem
+from muster.contract.spec import JobSpec, Submission, parse_job
+from muster.contract.training import FromCommit
+
+LABELS_MAX = 64
+_FROM = "spec.training.model.from"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A submission with every default filled in. faults: why it would be refused; empty: it can be stored."""
+
+    name: str
+    namespace: str
+    labels: dict[str, str]
+    spec: JobSpec
+    faults: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+
+
+def parse_submission(document: Any) -> Submission:
+    """Raises ApiError invalid_job with every fault; no value of `runtime.env` is repeated in one."""
+    try:
+        submission = parse_job(document)
+    except InvalidDocument as invalid:
+        raise invalid_job(_without_secrets(invalid.problems, secrets_in(document))) from None
+    if faults := (*_label_faults(submission.labels), *_uri_faults(submission.spec)):
+        raise invalid_job(faults)
+    return submission
+
+
+def invalid_job(faults: tuple[Problem, ...]) -> ApiError:
+    first, more = faults[0], len(faults) - 1
+    rest = f" ({more} more in `errors`)" if more else ""
+    return ApiError("invalid_job", f"The job is not valid: {first}{rest}", errors=faults)
+
+
+async def draft(database: Database, submission: Submission, default_checkpoint_uri: str) -> Draft:
+    """Fill in what depends on the platform. Reads the database, where it must, and commit files; writes nothing."""
+    namespace = submission.namespace or "default"
+    spec = submission.spec
+    if spec.checkpoint.uri is None:
+        spec = _with(spec, checkpoint=_with(spec.checkpoint, uri=default_checkpoint_uri))
+    faults: tuple[Problem, ...] = ()
+    source = spec.training.model.from_
+    if source is not None and source.job is not None and source.uri is None:
+        found = await _resolve(database, namespace, source.job, source)
+        if isinstance(found, Problem):
+            faults = (found,)
+        else:
+            model = _with(spec.training.model, from_=_with(source, uri=found))
+            spec = _with(spec, training=_with(spec.training, model=model))
+    return Draft(submission.name, namespace, submission.labels, spec, faults, await _warnings(spec))
+
+
+async def _resolve(database: Database, namespace: str, reference: str, source: FromCommit) -> str | Problem:
+    """The folder of the newest job meant by `reference` that has the commit; else what is wrong."""
+    async with database.read() as session:
+        candidates = await repository.named(session, namespace, reference)
+    if not candidates:
+        return Problem(f"{_FROM}.job", f"there is no job {reference!r} in namespace {namespace!r}")
+    for row in candidates:
+        folder = Folder.of(row.id, row.spec)
+        if folder is not None and await _has_commit(folder, row, source.step):
+            return folder.uri
+    if isinstance(source.step, int):
+        message = (
+            f"job {reference!r} has no commit of step {source.step}; GET /api/v1/jobs/{{id}}/checkpoints lists them"
+        )
+        return Problem(f"{_FROM}.step", message)
+    message = f"job {reference!r} has no commit yet; wait for its first checkpoint (event checkpoint.committed)"
+    return Problem(f"{_FROM}.job", message)
+
+
+async def _has_commit(folder: Folder, row: JobRow, step: int | str) -> bool:
+    if folder.path is None:  # not a folder of this machine: the operator has seen what is in there
+        seen = row.status.get("checkpoint")
+        return seen is not None and (not isinstance(step, int) or step <= int(seen["step"]))
+    steps = await asyncio.to_thread(folder.steps)
+    return step in steps if isinstance(step, int) else bool(steps)
+
+
+def _with(model: Any, /, **changes: Any) -> Any:
+    return model.model_copy(update=changes)
+
+
+def _without_secrets(faults: tuple[Problem, ...], secrets: frozenset[str]) -> tuple[Problem, ...]:
+    return tuple(
+        Problem(redact_values(f.path, secrets), redact_values(f.message, secrets), f.did_you_mean)
+        if f.path.startswith("spec.runtime")
+        else Problem(f.path, redact_values(f.message, frozenset()), f.did_you_mean)
+        for f in faults
+    )
+
+
+def _label_faults(labels: dict[str, str]) -> tuple[Problem, ...]:
+    """Kubernetes' own limits, so that a job that is accepted here can be made there."""
+    if len(labels) > LABELS_MAX:
+        return (Problem("metadata.labels", f"must be at most {LABELS_MAX}, not {len(labels)}"),)
+    too_long = (key for key, value in labels.items() if not 0 < len(key) <= 317 or len(value) > 63)
+    return tuple(
+        Problem(f"metadata.labels.{key[:80]}", "a key has 1 to 317 characters and a value at most 63")
+        for key in too_long
+    )
+
+
+def _uri_faults(spec: JobSpec) -> tuple[Problem, ...]:
+    uri = spec.checkpoint.uri
+    if uri is None or uri.startswith("s3://"):
+        return ()
+    if uri.startswith("file:///"):
+        return ()
+    return (
+        Problem("spec.checkpoint.uri", f"must be file:///an/absolute/path or s3://bucket/prefix, not {uri[:200]!r}"),
+    )
+
+
+async def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
+    """What is allowed but looks wrong from this machine."""
+    sources = [(f"spec.training.data.train[{i}].source", s.source) for i, s in enumerate(spec.training.data.train)]
+    if spec.training.evaluation:
+        data = spec.training.evaluation.data
+        sources += [(f"spec.training.evaluation.data[{i}].source", s.source) for i, s in enumerate(data)]
+    return await asyncio.to_thread(lambda: tuple(w for path, source in sources if (w := _source_warning(path, source))))
+
+
+def _source_warning(path: str, source: str) -> Problem | None:
+    local = source.removeprefix("file://")
+    if "://" in local or any(letter in local for letter in "*?["):
+        return None
+    if not local.startswith(("/", "~")):
+        return Problem(path, "is a relative path: a worker does not share your working directory; give an absolute one")
+    try:
+        if not Path(local).expanduser().exists():
+            return Problem(path, f"there is no {local[:300]!r} on the API's machine; the workers need it on theirs")
+    except (OSError, RuntimeError, ValueError):
+        return Problem(path, "can't be looked up on the API's machine")
+    return None

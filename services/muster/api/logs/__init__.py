@@ -1,0 +1,1 @@
+"""Logs: what the workers of each attempt wrote, also after they are gone."""

@@ -1,0 +1,165 @@
+"""The workers' log files: pages of them, and a reader that follows them as they grow. Synchronous, for threads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.contract.layout import State
+from muster.contract.names import LOG
+
+PAGE_BYTES_MAX = 1_000_000
+LINE_BYTES_MAX = 64_000  # a longer one is told in pieces
+_CHUNK_BYTES = 256_000
+_ATTEMPT = re.compile(r"attempt-(\d{1,9})")
+_WORKER = re.compile(r"worker-(\d{1,9})")
+_POSITION = re.compile(r"(\d{1,9})/((?:\d{1,9}:\d{1,15})(?:,\d{1,9}:\d{1,15})*)?")
+
+
+@dataclass(frozen=True)
+class Logs:
+    layout: State
+    uid: str
+
+    def attempts(self) -> list[int]:
+        return _numbers(self.layout.attempt(self.uid, 1).parent, _ATTEMPT)
+
+    def workers(self, attempt: int) -> list[int]:
+        return _numbers(self.layout.attempt(self.uid, attempt), _WORKER)
+
+    def file(self, attempt: int, worker: int) -> Path:
+        return self.layout.worker(self.uid, attempt, worker) / LOG
+
+
+def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
+    try:
+        return sorted(int(match[1]) for entry in folder.iterdir() if (match := pattern.fullmatch(entry.name)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+@dataclass(frozen=True)
+class Page:
+    """offset, next_offset: in bytes of the file. at_end: nothing more is in the file now."""
+
+    text: str
+    offset: int
+    next_offset: int
+    at_end: bool
+
+
+def page(file: Path, offset: int) -> Page:
+    """At most a megabyte from `offset`, ending with a whole line where there is one."""
+    try:
+        with file.open("rb") as handle:
+            handle.seek(offset)
+            raw = handle.read(PAGE_BYTES_MAX)
+            at_end = not handle.read(1)
+    except FileNotFoundError:
+        return Page("", offset, offset, True)
+    if not at_end and (cut := raw.rfind(b"\n") + 1):
+        raw = raw[:cut]
+    return Page(raw.decode(errors="replace"), offset, offset + len(raw), at_end)
+
+
+def tail_offset(file: Path, lines: int) -> int:
+    """Where the last `lines` lines begin, but not more than a page before the end."""
+    try:
+        with file.open("rb") as handle:
+            end = handle.seek(0, 2)
+            start = max(0, end - PAGE_BYTES_MAX)
+            handle.seek(start)
+            raw = handle.read(end - start)
+    except FileNotFoundError:
+        return 0
+    if lines == 0:
+        return start + len(raw)
+    at = len(raw) - 1 if raw.endswith(b"\n") else len(raw)
+    for _ in range(lines):
+        at = raw.rfind(b"\n", 0, at)
+        if at < 0:
+            # A page begins in the middle of a line unless it begins with the file.
+            return start + (raw.find(b"\n") + 1 if start else 0)
+    return start + at + 1
+
+
+@dataclass(frozen=True)
+class Line:
+    """position: where a reader that was cut goes on after this line."""
+
+    attempt: int
+    worker: int
+    text: str
+    position: str
+
+
+class Follower:
+    """Reads the chosen workers of one attempt after the other. worker None: all of them."""
+
+    def __init__(self, logs: Logs, attempt: int | None, worker: int | None) -> None:
+        self.logs, self.worker = logs, worker
+        self.attempt = attempt  # None: no attempt has begun
+        self.offsets: dict[int, int] = {}
+
+    def start_at_tail(self, lines: int) -> None:
+        if self.attempt is not None:
+            self.offsets = {w: tail_offset(self.logs.file(self.attempt, w), lines) for w in self._workers()}
+
+    def resume(self, position: str) -> None:
+        """Raises ValueError for a position that this reader did not give out."""
+        match = _POSITION.fullmatch(position)
+        if not match:
+            raise ValueError(position)
+        pairs = [pair.split(":") for pair in match[2].split(",")] if match[2] else []
+        self.attempt, self.offsets = int(match[1]), {int(worker): int(offset) for worker, offset in pairs}
+
+    @property
+    def position(self) -> str:
+        return f"{self.attempt or 0}/" + ",".join(
+            f"{worker}:{offset}" for worker, offset in sorted(self.offsets.items())
+        )
+
+    def lines(self, final: bool) -> list[Line]:
+        """What was added since the last call; final: also a last line without its end."""
+        if self.attempt is None:
+            return []
+        return [line for worker in self._workers() for line in self._of(self.attempt, worker, final)]
+
+    def next_attempt(self) -> bool:
+        """Go on to the attempt after this one, if it has begun."""
+        later = [number for number in self.logs.attempts() if number > (self.attempt or 0)]
+        if later:
+            self.attempt, self.offsets = later[0], {}
+        return bool(later)
+
+    def _workers(self) -> list[int]:
+        assert self.attempt is not None
+        return [self.worker] if self.worker is not None else self.logs.workers(self.attempt)
+
+    def _of(self, attempt: int, worker: int, final: bool) -> Iterator[Line]:
+        offset = self.offsets.get(worker, 0)
+        try:
+            with self.logs.file(attempt, worker).open("rb") as handle:
+                handle.seek(offset)
+                raw = handle.read(_CHUNK_BYTES)
+        except FileNotFoundError:
+            return
+        for piece in _pieces(raw, final and len(raw) < _CHUNK_BYTES):
+            offset += len(piece)
+            self.offsets[worker] = offset
+            yield Line(attempt, worker, piece.rstrip(b"\r\n").decode(errors="replace"), self.position)
+
+
+def _pieces(raw: bytes, final: bool) -> Iterator[bytes]:
+    begin = 0
+    while begin < len(raw):
+        end = raw.find(b"\n", begin) + 1
+        if end == 0:
+            end = len(raw) if final or len(raw) - begin >= LINE_BYTES_MAX else 0
+        if end == 0:
+            return
+        end = min(end, begin + LINE_BYTES_MAX)
+        yield raw[begin:end]
+        begin = end

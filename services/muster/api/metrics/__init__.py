@@ -1,0 +1,1 @@
+"""Metrics: the steps of all attempts as one history."""

@@ -1,0 +1,119 @@
+"""`/jobs/{id}/metrics`: the loss curve and its companions, over all attempts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from muster.api.jobs import service
+from muster.api.jobs.examples import AT
+from muster.api.jobs.routes import JobId, reads
+from muster.api.metrics.steps import Step, thinned
+from muster.api.openapi import problems, shown
+from muster.api.reply import Reply
+from muster.api.services import Here, Services
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+
+class Point(Reply):
+    """contract.signals.StepRecord; a number that is not finite is null."""
+
+    attempt: int
+    step: int
+    at: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: float | None = None
+    tokens: int | None = None
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    data_wait_seconds: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    evaluation_loss: float | None = None
+
+
+class EvaluationPoint(Reply):
+    step: int
+    attempt: int
+    loss: float | None
+    at: float | None = None
+
+
+class History(Reply):
+    """total: steps recorded after `afterStep`, before thinning."""
+
+    points: list[Point]
+    evaluations: list[EvaluationPoint]
+    total: int
+    downsampled: bool
+
+
+_POINT = {
+    "type": "step",
+    "attempt": 2,
+    "step": 124,
+    "steps": 200,
+    "at": AT + 142,
+    "loss": 2.31,
+    "gradNorm": 0.84,
+    "lr": 0.00021,
+    "tokens": 16_384,
+    "tokensPerSecond": 18_200.0,
+    "stepSeconds": 0.9,
+    "dataWaitSeconds": 0.002,
+    "memoryBytes": 412_000_000,
+}
+_EXAMPLE = {
+    "points": [_POINT],
+    "evaluations": [{"step": 100, "attempt": 2, "loss": 2.4, "at": AT + 120}],
+    "total": 1,
+    "downsampled": False,
+}
+
+
+@router.get(
+    "/{job_id}/metrics",
+    response_model=History,
+    dependencies=[reads],
+    summary="Get a job's metrics",
+    responses={200: shown(_EXAMPLE, "Steps, ascending"), **problems("job_not_found")},
+)
+async def metrics(
+    here: Here,
+    job_id: JobId,
+    points: Annotated[
+        int, Query(ge=1, le=10_000, description="At most so many, evenly spaced, first and last included.")
+    ] = 500,
+    after_step: Annotated[int, Query(alias="afterStep", ge=0, le=2**62, description="Only steps after this one.")] = 0,
+) -> JSONResponse:
+    """The steps of all attempts as one history: a step that was lost and trained again appears as it was trained last.
+
+    Evaluations are thinned by themselves. A reader that polls with afterStep asks anew from the resumed step when
+    `attempt` grows.
+    """
+    await service.find(here, job_id)
+    return JSONResponse(await run_in_threadpool(_history, here, job_id, points, after_step))
+
+
+def _history(here: Services, job_id: str, points: int, after_step: int) -> dict[str, Any]:
+    steps = [step for step in here.step_logs.history(job_id) if step.step > after_step or after_step == 0]
+    evaluations = thinned([step for step in steps if step.evaluation_loss is not None], points)
+    trained = [step for step in steps if step.step > 0]
+    chosen = thinned(trained, points)
+    return {
+        "points": [{**step.document(), "attempt": step.attempt} for step in chosen],
+        "evaluations": [_evaluation(step) for step in evaluations],
+        "total": len(trained),
+        "downsampled": len(chosen) < len(trained),
+    }
+
+
+def _evaluation(step: Step) -> dict[str, Any]:
+    record = step.document()
+    loss, at = record.get("evaluationLoss"), record.get("at")
+    return {"step": step.step, "attempt": step.attempt, "loss": loss, "at": at}

@@ -1,0 +1,190 @@
+"""Cluster to rows: every version of every status, once, in order; what happened between two of them becomes events.
+
+The cursor moves in the commit that holds what was read, so a crash at any moment neither loses nor repeats an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.cluster import Cluster
+from muster.api.db import Database
+from muster.api.events import repository as events
+from muster.api.events.types import EventType, Happening, happenings
+from muster.api.hub import Hub
+from muster.api.jobs import repository as jobs
+from muster.api.observability import Metrics
+from muster.api.tables import AttemptRow, JobRow, MirrorRow
+from muster.contract.base import dump
+from muster.contract.cluster import RawChange
+from muster.contract.spec import TrainingJob
+from muster.contract.status import JobStatus, Phase
+
+log = structlog.get_logger("muster.api.mirror")
+
+BATCH = 500
+
+
+class Mirror:
+    def __init__(self, database: Database, cluster: Cluster, hub: Hub, metrics: Metrics) -> None:
+        self._database, self._cluster, self._hub, self._metrics = database, cluster, hub, metrics
+        self._cursor: int | None = None
+        self._seen_version = -1
+        self.caught_up = asyncio.Event()
+
+    async def step(self) -> bool:
+        """Take over one batch of changes; True when there may be more."""
+        version = await self._cluster.version()
+        if version == self._seen_version:
+            return False
+        if self._cursor is None:
+            self._cursor = await self._stored_cursor()
+        changes = await self._cluster.changes(self._cursor, BATCH)
+        self._metrics.mirror_lag.set(max(0, version - self._cursor) if changes else 0)
+        if not changes:
+            self._seen_version = version
+            self.caught_up.set()
+            return False
+        unknown = await self._unknown_jobs(changes)
+        try:
+            async with self._database.write() as session:
+                told = await self._take_over(session, changes, unknown)
+        except IntegrityError:  # another process mirrored, or a name was taken, in between: look again
+            self._cursor = None
+            return True
+        self._cursor = changes[-1].version if told is not None else None
+        self._metrics.mirrored.inc(len(changes) if told is not None else 0)
+        for job_id in told or ():
+            self._hub.tell(job_id)
+        return True
+
+    async def _stored_cursor(self) -> int:
+        async with self._database.read() as session:
+            row = await session.get(MirrorRow, self._cluster.name)
+        return row.version if row else 0
+
+    async def _unknown_jobs(self, changes: list[RawChange]) -> dict[str, TrainingJob]:
+        """Jobs that were made in the cluster by other means; asked for before the write, which must be short."""
+        uids = {change.uid for change in changes}
+        async with self._database.read() as session:
+            known = set((await session.scalars(select(JobRow.id).where(JobRow.id.in_(uids)))).all())
+        found = {uid: await self._cluster.find(uid) for uid in uids - known}
+        return {uid: job for uid, job in found.items() if job is not None}
+
+    async def _take_over(
+        self, session: AsyncSession, changes: list[RawChange], unknown: dict[str, TrainingJob]
+    ) -> set[str] | None:
+        """The ids of jobs with news; None: another process has moved the cursor since it was read."""
+        cursor = await self._locked_cursor(session)
+        if cursor.version != self._cursor:
+            return None
+        cursor.version = changes[-1].version
+        for job in unknown.values():
+            await _import(session, job)
+        uids = {change.uid for change in changes}
+        rows = {row.id: row for row in (await session.scalars(select(JobRow).where(JobRow.id.in_(uids)))).all()}
+        found: dict[str, list[Happening]] = {}
+        for change in changes:
+            row = rows.get(change.uid)
+            if row is not None and change.version > row.status_version:
+                found.setdefault(row.id, []).extend(await _apply(session, row, change))
+        await session.flush()
+        for job_id, happened in found.items():
+            await events.append(session, job_id, happened)
+        return set(found)
+
+    async def _locked_cursor(self, session: AsyncSession) -> MirrorRow:
+        query = select(MirrorRow).where(MirrorRow.cluster == self._cluster.name).with_for_update()
+        row = (await session.scalars(query)).one_or_none()
+        if row is None:
+            row = MirrorRow(cluster=self._cluster.name, version=0)
+            session.add(row)
+            await session.flush()
+        return row
+
+
+async def _apply(session: AsyncSession, row: JobRow, change: RawChange) -> tuple[Happening, ...]:
+    raw = json.loads(change.status)
+    before, happened = row.status, _happened(row.status, raw, change)
+    row.status, row.status_version = raw, change.version
+    row.phase = str(raw.get("phase", ""))[:64]
+    row.live = row.live and row.phase not in _TERMINAL
+    row.finished_at = raw.get("finishedAt")
+    await _keep_attempts(session, row.id, before, raw)
+    if change.gone:
+        happened += _remove(row, change)
+    return happened
+
+
+_TERMINAL = tuple(phase for phase in Phase if phase.terminal)
+
+
+def _happened(before: dict[str, Any], raw: dict[str, Any], change: RawChange) -> tuple[Happening, ...]:
+    old, new = status_of(before), status_of(raw)
+    if old is not None and new is not None:
+        return happenings(old, new, change.at)
+    if before.get("phase") == raw.get("phase"):
+        return ()
+    # Written by a newer operator in words that we do not know: say so, keep it whole, go on.
+    data = {"from": before.get("phase"), "to": raw.get("phase"), "code": raw.get("code")}
+    return (Happening(EventType.JOB_CHANGED, change.at, str(raw.get("because", "")), None, data),)
+
+
+def status_of(raw: dict[str, Any]) -> JobStatus | None:
+    """The status as a model; None when a newer version wrote it in a way that this one can't read."""
+    try:
+        return JobStatus.model_validate(raw)
+    except ValidationError:
+        return None
+
+
+def _remove(row: JobRow, change: RawChange) -> tuple[Happening, ...]:
+    row.deleted, row.live = True, False
+    message = "the TrainingJob was removed from the cluster; its history stays here"
+    if row.phase not in _TERMINAL:
+        row.phase, row.finished_at = Phase.CANCELLED, change.at
+        row.status = {
+            **row.status,
+            "phase": Phase.CANCELLED,
+            "code": "Deleted",
+            "because": message,
+            "finishedAt": change.at,
+        }
+    return (Happening(EventType.JOB_DELETED, change.at, message),)
+
+
+async def _keep_attempts(session: AsyncSession, job_id: str, before: dict[str, Any], raw: dict[str, Any]) -> None:
+    known = {attempt.get("number"): attempt for attempt in before.get("attempts") or ()}
+    for attempt in raw.get("attempts") or ():
+        number = attempt.get("number")
+        if isinstance(number, int) and known.get(number) != attempt:
+            await session.merge(AttemptRow(job_id=job_id, number=number, body=attempt))
+
+
+async def _import(session: AsyncSession, job: TrainingJob) -> None:
+    message = "the job was made in the cluster, not through this API"
+    row = await jobs.insert(
+        session,
+        jobs.NewJob(
+            id=job.metadata.uid,
+            namespace=job.metadata.namespace,
+            name=job.metadata.name,
+            labels=job.metadata.labels,
+            spec=dump(job.spec),
+            priority=job.spec.priority,
+            created_at=job.metadata.creation_timestamp,
+            status=dump(JobStatus()),
+        ),
+        Happening(EventType.JOB_IMPORTED, job.metadata.creation_timestamp, message),
+        live=not await jobs.live_with_name(session, job.metadata.namespace, job.metadata.name),
+    )
+    row.relayed_version = row.spec_version
+    log.info("job imported", job=row.id, name=row.name, namespace=row.namespace)

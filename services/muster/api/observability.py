@@ -1,0 +1,45 @@
+"""The API's own metrics, in a registry of each app, so that two apps in one process do not count together."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter that nobody reads
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "muster_api_requests", "Requests answered.", ("method", "route", "status"), registry=self.registry
+        )
+        self.request_seconds = Histogram(
+            "muster_api_request_seconds",
+            "Time to the end of the reply.",
+            ("method", "route"),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.submissions = Counter("muster_api_submissions", "Jobs accepted.", registry=self.registry)
+        self.streams = Gauge("muster_api_streams", "Event and log streams open now.", registry=self.registry)
+        self.relayed = Counter("muster_api_relayed", "Jobs and wishes handed to the cluster.", registry=self.registry)
+        self.relay_failures = Counter(
+            "muster_api_relay_failures", "Hand-overs that will be retried.", registry=self.registry
+        )
+        self.relay_waiting = Gauge(
+            "muster_api_relay_waiting", "Rows that the last look found to hand over.", registry=self.registry
+        )
+        self.mirrored = Counter(
+            "muster_api_mirrored_changes", "Versions of statuses taken over.", registry=self.registry
+        )
+        self.mirror_lag = Gauge(
+            "muster_api_mirror_lag_versions", "Versions that the cluster is ahead of the rows.", registry=self.registry
+        )
+
+    def request(self, method: str, route: str, status: int, seconds: float | None) -> None:
+        """seconds: None for a stream, whose length says nothing about the API."""
+        self.requests.labels(method, route, str(status)).inc()
+        if seconds is not None:
+            self.request_seconds.labels(method, route).observe(seconds)

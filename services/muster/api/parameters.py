@@ -1,0 +1,28 @@
+"""A query parameter that no route knows is refused: `?dryrun=true` must not submit the job that it meant to try."""
+
+from __future__ import annotations
+
+import difflib
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+
+from muster.api.errors import ApiError
+from muster.contract.base import Problem
+
+
+async def known_parameters_only(request: Request) -> None:
+    """Raises ApiError invalid_parameter with a near word."""
+    route = request.scope.get("route")
+    if not request.query_params or not isinstance(route, APIRoute):
+        return
+    known = [str(field.alias) for field in route.dependant.query_params]
+    faults = tuple(_fault(name, known) for name in request.query_params if name not in known)
+    if faults:
+        raise ApiError("invalid_parameter", f"{faults[0]}", errors=faults)
+
+
+def _fault(name: str, known: list[str]) -> Problem:
+    folded = {word.lower(): word for word in known}
+    near = difflib.get_close_matches(name.replace("_", "").lower(), folded, n=1, cutoff=0.6)
+    return Problem(f"query.{name[:80]}", "unknown parameter", folded[near[0]] if near else None)

@@ -1,0 +1,142 @@
+"""Rows to cluster. The row is the outbox: what it wants is repeated, harmlessly, until the cluster has it.
+
+A job that was in the cluster once is never made again: the mirror catches up with the cluster's history before the
+relay starts, so a row knows whether its job has been there, whatever crashed in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+from sqlalchemy import bindparam, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.cluster import Answer, Cluster, Outcome, Wish
+from muster.api.db import Database
+from muster.api.events import repository as events
+from muster.api.events.types import EventType, Happening
+from muster.api.hub import Hub
+from muster.api.observability import Metrics
+from muster.api.tables import JobRow
+from muster.contract.base import parse
+from muster.contract.spec import JobSpec
+from muster.contract.status import Phase
+
+log = structlog.get_logger("muster.api.relay")
+
+BATCH = 100
+CAUGHT_UP_SECONDS = 1.0
+BACKOFF_SECONDS = 0.2
+BACKOFF_SECONDS_MAX = 30.0
+
+
+class Relay:
+    """caught_up: set when the mirror has read all that the cluster has."""
+
+    def __init__(
+        self, database: Database, cluster: Cluster, hub: Hub, metrics: Metrics, caught_up: asyncio.Event
+    ) -> None:
+        self._database, self._cluster, self._hub, self._metrics = database, cluster, hub, metrics
+        self._caught_up = caught_up
+
+    async def step(self) -> bool:
+        """Hand over one batch; True when there may be more."""
+        try:
+            async with asyncio.timeout(CAUGHT_UP_SECONDS):
+                await self._caught_up.wait()
+        except TimeoutError:
+            return False
+        rows = await self._waiting()
+        self._metrics.relay_waiting.set(len(rows))
+        if not rows:
+            return False
+        answers = await self._cluster.fulfil([_wish(row) for row in rows])
+        by_id = {row.id: row for row in rows}
+        lost_names = await self._names(by_id, answers)
+        async with self._database.write() as session:
+            await _note_done(session, [by_id[a.uid] for a in answers if a.outcome in (Outcome.DONE, Outcome.GONE)])
+            for answer in answers:
+                if answer.uid in lost_names:
+                    await _fail(session, by_id[answer.uid], answer.holder)
+                elif answer.outcome in (Outcome.RETRY, Outcome.NAME_HELD):
+                    await self._later(session, by_id[answer.uid], answer)
+        self._metrics.relayed.inc(sum(answer.outcome == Outcome.DONE for answer in answers))
+        for answer in answers:
+            self._hub.tell(answer.uid)
+        return len(rows) == BATCH
+
+    async def _waiting(self) -> list[JobRow]:
+        query = (
+            select(JobRow)
+            .where(JobRow.relayed_version < JobRow.spec_version, JobRow.relay_after <= time.time())
+            .order_by(JobRow.seq)
+            .limit(BATCH)
+        )
+        async with self._database.read() as session:
+            return list((await session.scalars(query)).all())
+
+    async def _names(self, rows: dict[str, JobRow], answers: Sequence[Answer]) -> set[str]:
+        """The ids of jobs that lost their name to a live one. A holder that has ended is asked to make room."""
+        lost: set[str] = set()
+        for answer in answers:
+            if answer.outcome != Outcome.NAME_HELD:
+                continue
+            async with self._database.read() as session:
+                holder = (await session.scalars(select(JobRow).where(JobRow.id == answer.holder))).one_or_none()
+            if holder is not None and holder.phase in [phase for phase in Phase if phase.terminal]:
+                await self._cluster.discard(holder.id)
+            elif holder is not None:
+                lost.add(answer.uid)
+        return lost
+
+    async def _later(self, session: AsyncSession, row: JobRow, answer: Answer) -> None:
+        self._metrics.relay_failures.inc()
+        seconds = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(row.relay_failures, 20))
+        values = {"relay_failures": row.relay_failures + 1, "relay_after": time.time() + seconds}
+        await session.execute(update(JobRow).where(JobRow.id == row.id).values(values))
+        log.warning(
+            "hand-over will be retried", job=row.id, outcome=answer.outcome, error=answer.error, retry_seconds=seconds
+        )
+
+
+def _wish(row: JobRow) -> Wish:
+    spec = parse(JobSpec, row.spec)
+    return Wish(row.id, row.name, row.namespace, dict(row.labels), spec, seen=row.status_version > 0)
+
+
+async def _note_done(session: AsyncSession, rows: Sequence[JobRow]) -> None:
+    """A wish that was changed meanwhile stays to be handed over: its version is newer than the one noted here."""
+    if not rows:
+        return
+    connection = await session.connection()
+    done = (
+        update(JobRow.__table__)  # type: ignore[arg-type]
+        .where(JobRow.id == bindparam("row_id"), JobRow.relayed_version < bindparam("version"))
+        .values(relayed_version=bindparam("version"), relay_failures=0, relay_after=0.0)
+    )
+    await connection.execute(done, [{"row_id": row.id, "version": row.spec_version} for row in rows])
+
+
+async def _fail(session: AsyncSession, row: JobRow, holder: str) -> None:
+    now = time.time()
+    message = f"the cluster has another live job of this name ({holder}); submit this one under another name"
+    status = {
+        **row.status,
+        "phase": Phase.FAILED,
+        "code": "NameTaken",
+        "because": message,
+        "since": now,
+        "finishedAt": now,
+    }
+    values = {
+        "status": status,
+        "phase": Phase.FAILED,
+        "live": False,
+        "finished_at": now,
+        "relayed_version": row.spec_version,
+    }
+    await session.execute(update(JobRow).where(JobRow.id == row.id).values(values))
+    await events.append(session, row.id, [Happening(EventType.JOB_FAILED, now, message, data={"code": "NameTaken"})])

@@ -1,0 +1,37 @@
+"""What a request finds in its app: opened once at start, closed at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from muster.api.background import Background, Work
+from muster.api.cluster import Cluster
+from muster.api.db import Database
+from muster.api.hub import Hub
+from muster.api.metrics.steps import StepLogs
+from muster.api.observability import Metrics
+from muster.api.settings import Settings
+
+
+@dataclass
+class Services:
+    settings: Settings
+    database: Database
+    cluster: Cluster
+    hub: Hub
+    metrics: Metrics
+    step_logs: StepLogs
+    relay: Work
+    mirror: Work
+    background: Background
+    token_uses: dict[str, float]  # token id → when it was last used, until housekeeping writes it down
+
+
+def services_of(request: Request) -> Services:
+    return cast(Services, request.app.state.services)
+
+
+Here = Annotated[Services, Depends(services_of)]

@@ -1,0 +1,84 @@
+"""The API's settings: environment MUSTER_API_*, overridden by the command line of `python -m muster.api`."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from muster.contract.layout import State
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """auth False is refused unless the API listens on this machine only.
+
+    cluster: what carries the jobs. kubeconfig: for a cluster, outside a pod; None: $KUBECONFIG.
+    database_url: `sqlite:///path` or `postgresql://user:password@host/db`; None: a SQLite file in the state folder.
+    bootstrap_token: the first admin token (`muster_…`); None: one is made and written to `<state>/admin-token`.
+    checkpoint_uri: where jobs that name no `checkpoint.uri` commit; None: a folder under the state folder.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="MUSTER_API_", frozen=True)
+
+    cluster: Literal["local", "kubernetes"] = "local"
+    kubeconfig: Path | None = None
+    state: Path = Field(default_factory=lambda: Path.home() / ".muster")
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8642
+    auth: bool = True
+    bootstrap_token: SecretStr | None = None
+    database_url: SecretStr | None = None
+    database_timeout_seconds: Seconds = (
+        5.0  # for a connection, a lock or a statement, before a request is refused with 503
+    )
+    checkpoint_uri: str | None = None
+    body_bytes_max: Annotated[int, Field(gt=0)] = 1_000_000
+    relay_seconds: Seconds = 1.0  # between looks for rows that another API process left
+    mirror_seconds: Seconds = 0.2  # between looks at the cluster's version
+    stream_ping_seconds: Seconds = 15.0
+    stream_poll_seconds: Seconds = 0.25  # between looks at a log file that a stream follows
+    stream_seconds_max: Seconds = 3_600.0  # a stream then ends and its reader resumes: connections do not grow old
+    idempotency_days: Annotated[int, Field(gt=0)] = 30
+    log_format: Literal["json", "text"] = "json"
+
+    @model_validator(mode="after")
+    def _open_only_at_home(self) -> Self:
+        if not self.auth and not is_loopback(self.host):
+            raise ValueError(
+                f"authentication is off, and {self.host} can be reached from other machines: "
+                "listen on 127.0.0.1, or leave authentication on"
+            )
+        return self
+
+    @property
+    def layout(self) -> State:
+        return State(self.state)
+
+    @property
+    def database(self) -> str:
+        """The SQLAlchemy URL, with the asynchronous driver."""
+        url = (
+            self.database_url.get_secret_value() if self.database_url else f"sqlite:///{self.layout.database.resolve()}"
+        )
+        scheme, _, rest = url.partition("://")
+        drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+        return f"{drivers.get(scheme, scheme)}://{rest}"
+
+    @property
+    def default_checkpoint_uri(self) -> str:
+        return self.checkpoint_uri or f"file://{self.layout.checkpoints.resolve()}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

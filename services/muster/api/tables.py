@@ -1,0 +1,149 @@
+"""The tables. A change needs a migration (`alembic revision --autogenerate`); a test fails when the two part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, Integer, MetaData, String, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from muster.api.db import Json
+
+# SQLite counts rows by INTEGER only, and AUTOINCREMENT keeps it from giving a number twice.
+Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class Table(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(column_0_label)s",
+            "uq": "uq_%(table_name)s_%(column_0_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {int: BigInteger(), dict[str, Any]: Json()}  # noqa: RUF012
+
+
+class JobRow(Table):
+    """A job: what is wanted of it (`spec`: the outbox) and what was last seen of it (`status`: the mirror).
+
+    seq: order of submission. live: holds its name. The row is still to be told to the cluster while
+    relayed_version < spec_version. status_version: the cluster's version of `status`; 0: never seen there.
+    last_event: the number of the job's newest event, so that numbers are given out under the row's lock, without gaps.
+    """
+
+    __tablename__ = "jobs"
+
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    namespace: Mapped[str] = mapped_column(String(255))
+    name: Mapped[str] = mapped_column(String(255))
+    labels: Mapped[dict[str, Any]]
+    priority: Mapped[int]
+    created_at: Mapped[float]
+    live: Mapped[bool] = mapped_column(Boolean)
+    deleted: Mapped[bool] = mapped_column(Boolean, default=False)
+
+    spec: Mapped[dict[str, Any]]
+    spec_version: Mapped[int] = mapped_column(default=1)
+    relayed_version: Mapped[int] = mapped_column(default=0)
+    relay_failures: Mapped[int] = mapped_column(default=0)
+    relay_after: Mapped[float] = mapped_column(default=0.0)
+
+    phase: Mapped[str] = mapped_column(String(64))
+    status: Mapped[dict[str, Any]]
+    status_version: Mapped[int] = mapped_column(default=0)
+    finished_at: Mapped[float | None]
+    last_event: Mapped[int] = mapped_column(default=0)
+
+    __table_args__ = (
+        Index(
+            "uq_jobs_live_name",
+            "namespace",
+            "name",
+            unique=True,
+            sqlite_where=text("live"),
+            postgresql_where=text("live"),
+        ),
+        Index(
+            "ix_jobs_to_relay",
+            "relay_after",
+            sqlite_where=text("relayed_version < spec_version"),
+            postgresql_where=text("relayed_version < spec_version"),
+        ),
+        Index("ix_jobs_name", "name", "seq"),
+        Index("ix_jobs_phase", "phase", "seq"),
+        {"sqlite_autoincrement": True},
+    )
+
+
+class LabelRow(Table):
+    __tablename__ = "job_labels"
+
+    job_seq: Mapped[int] = mapped_column(Serial, ForeignKey("jobs.seq", ondelete="CASCADE"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(320), primary_key=True)
+    value: Mapped[str] = mapped_column(String(256))
+
+    __table_args__ = (Index("ix_job_labels_key", "key", "value"),)
+
+
+class EventRow(Table):
+    """Append-only. number: 1, 2, 3 … within its job."""
+
+    __tablename__ = "events"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    type: Mapped[str] = mapped_column(String(64))
+    at: Mapped[float]
+    attempt: Mapped[int | None]
+    body: Mapped[dict[str, Any]]  # {message, data}
+
+
+class AttemptRow(Table):
+    """body: contract.status.Attempt. The status keeps the newest fifty, these rows keep all."""
+
+    __tablename__ = "attempts"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    body: Mapped[dict[str, Any]]
+
+
+class IdempotencyRow(Table):
+    """What a request with this Idempotency-Key was answered; written with what the request did, in one commit."""
+
+    __tablename__ = "idempotency_keys"
+
+    owner: Mapped[str] = mapped_column(String(64), primary_key=True)
+    route: Mapped[str] = mapped_column(String(128), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    body_hash: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    reply: Mapped[dict[str, Any]]
+    created_at: Mapped[float] = mapped_column(index=True)
+
+
+class TokenRow(Table):
+    """hash: SHA-256 of the token, hex. The token itself is shown once and kept nowhere."""
+
+    __tablename__ = "tokens"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(String(128))
+    hash: Mapped[str] = mapped_column(String(64), unique=True)
+    scopes: Mapped[dict[str, Any]]  # {"scopes": [...]}
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None]
+    last_used_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+
+
+class MirrorRow(Table):
+    """How far the cluster's history has been read: moved in the commit that holds what was read."""
+
+    __tablename__ = "mirror"
+
+    cluster: Mapped[str] = mapped_column(String(64), primary_key=True)
+    version: Mapped[int]

@@ -1,0 +1,1 @@
+"""Tokens: who may ask, and for what."""

@@ -1,0 +1,127 @@
+"""`/tokens`: made, listed and revoked by admins."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from muster.api.auth import Scope, needs, new_token
+from muster.api.documents import read_document
+from muster.api.errors import ApiError
+from muster.api.jobs.routes import NO_NUL
+from muster.api.jobs.submission import invalid_job
+from muster.api.openapi import body, problems, shown
+from muster.api.reply import Reply
+from muster.api.services import Here
+from muster.api.tables import TokenRow
+from muster.api.tokens import service
+from muster.contract.base import InvalidDocument, Many, Spec, parse
+
+admins = Depends(needs(Scope.ADMIN))
+router = APIRouter(prefix="/tokens", tags=["tokens"], dependencies=[admins])
+
+
+class TokenRequest(Spec):
+    """scopes: each includes those before it: read, write, admin."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    scopes: Annotated[Many[Annotated[Scope, Field(strict=False)]], Field(min_length=1, max_length=3)] = (Scope.READ,)
+    expires_in_days: Annotated[int, Field(gt=0, le=3650)] | None = None
+
+
+class Token(Reply):
+    """Times in seconds since the epoch; expires_at null: never."""
+
+    id: str
+    name: str
+    scopes: list[Scope]
+    created_at: float
+    expires_at: float | None
+    last_used_at: float | None
+
+
+class NewToken(Token):
+    """token: shown this once, and stored nowhere."""
+
+    token: str
+
+
+class TokenList(Reply):
+    items: list[Token]
+
+
+_EXAMPLE: dict[str, Any] = {
+    "id": "0c2c31c1-96f9-4f3c-8a39-5b2f9a0f4d11",
+    "name": "ci",
+    "scopes": ["write"],
+    "createdAt": 1_795_000_000.0,
+    "expiresAt": None,
+    "lastUsedAt": None,
+}
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=NewToken,
+    summary="Make a token",
+    responses={
+        201: shown({**_EXAMPLE, "token": "muster_…"}, "The only time that the token is shown"),
+        **problems("invalid_document", "unsupported_media_type", "body_too_large", "invalid_job"),
+    },
+    openapi_extra=body("TokenRequest", {"name": "ci", "scopes": ["write"], "expiresInDays": 90}),
+)
+async def make(request: Request, here: Here) -> JSONResponse:
+    """Make a token with the scopes read, write or admin."""
+    try:
+        wanted = parse(TokenRequest, await read_document(request))
+    except InvalidDocument as error:
+        raise invalid_job(error.problems) from None
+    token = new_token()
+    days = wanted.expires_in_days
+    async with here.database.write() as session:
+        row = service.make(session, wanted.name, wanted.scopes, time.time() + days * 86_400 if days else None, token)
+    return JSONResponse({**_document(row), "token": token}, status_code=201, headers={"Cache-Control": "no-store"})
+
+
+@router.get(
+    "",
+    response_model=TokenList,
+    summary="List tokens",
+    responses={200: shown({"items": [_EXAMPLE]}, "Tokens"), **problems()},
+)
+async def list_tokens(here: Here) -> JSONResponse:
+    """Every token that is not revoked; never the tokens themselves."""
+    async with here.database.read() as session:
+        rows = await service.list_all(session)
+    return JSONResponse({"items": [_document(row) for row in rows]})
+
+
+@router.delete(
+    "/{token_id}",
+    status_code=204,
+    response_class=Response,
+    summary="Revoke a token",
+    responses={204: {"description": "It opens nothing any more"}, **problems("token_not_found")},
+)
+async def revoke(here: Here, token_id: Annotated[str, Path(max_length=64, pattern=NO_NUL)]) -> Response:
+    """From this moment on the token is refused."""
+    async with here.database.write() as session:
+        if not await service.revoke(session, token_id):
+            raise ApiError("token_not_found", f"There is no token with the id {token_id!r}.")
+    return Response(status_code=204)
+
+
+def _document(row: TokenRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "scopes": row.scopes["scopes"],
+        "createdAt": row.created_at,
+        "expiresAt": row.expires_at,
+        "lastUsedAt": row.last_used_at,
+    }

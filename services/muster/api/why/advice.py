@@ -1,0 +1,107 @@
+"""What to do next, from what is known of a job: the words that a person reads when a job does not run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.contract.signals import Cause
+from muster.contract.status import JobStatus, Phase
+
+_BY_CAUSE: Mapping[Cause, tuple[str, ...]] = {
+    Cause.USER_ERROR: (
+        "Read the message and the end of the log: the job itself is wrong, so it is not restarted.",
+        "Put it right and submit it again, or clone it with the change.",
+    ),
+    Cause.OUT_OF_MEMORY: (
+        "Clone the job with a smaller training.batch.microBatch; tokensPerStep and so the result stay the same.",
+        "Or set training.parallel.shard: fsdp, or training.parallel.activationCheckpointing: full.",
+    ),
+    Cause.NUMERIC: (
+        "Look at the loss before the failure (metrics): a rise points to the learning rate, a single jump to the data.",
+        "Clone the job with a lower training.optimizer.lr or more warm-up; with fp16, try bf16.",
+    ),
+    Cause.HANG: (
+        "Look at the logs of all workers: the rank that is silent first is the one that hangs.",
+        "If it comes again on the same node, take that node out of service.",
+    ),
+    Cause.INFRASTRUCTURE: (
+        "Nothing to do while it restarts by itself; attempts shows which nodes failed.",
+        "When the budget is spent: look at those nodes, then clone the job with training.model.from its last commit.",
+    ),
+    Cause.PREEMPTION: ("Nothing to do: preemptions cost no restart budget and the job goes on from its last commit.",),
+    Cause.EVICTION: ("Nothing to do: evictions cost no restart budget and the job goes on from its last commit.",),
+    Cause.STORAGE: (
+        "Check that the checkpoint folder exists, can be written by the workers and has space.",
+        "The job goes on by itself once storage answers, as long as its budget lasts.",
+    ),
+    Cause.UNKNOWN: ("Read the end of the named worker's log: the exit code alone does not tell the cause.",),
+}
+
+
+# The operator's codes that ask for something other than what their phase or cause does.
+_BY_CODE: Mapping[str, tuple[str, ...]] = {
+    "GangTooLarge": ("Clone the job with fewer gang.nodes or gpusPerNode: this gang would not fit an empty fleet.",),
+    "TopologyUnsatisfiable": ("Clone the job with topology.preferred instead of required, or with fewer nodes.",),
+    "NamespaceLimit": ("Wait until another job of the namespace ends, or ask for a higher limit.",),
+    "AwaitingScheduler": ("Look at the queue of the scheduler that spec.gang.scheduler names: it admits the gang.",),
+    "CrashLoop": (
+        "Look at the attempts: they end before a new commit. Read the end of the last log.",
+        "A shorter checkpoint.every makes progress survive shorter lives.",
+    ),
+    "DeadlineExceeded": (
+        "Clone the job with a longer activeDeadlineSeconds, from its last commit (training.model.from).",
+    ),
+    "Stalling": ("Nothing yet: a stall that lasts ends the attempt and the job restarts from its last commit.",),
+}
+
+
+def advice(status: JobStatus, *, suspend: bool, cancel: bool, handed_over: bool, ahead: int) -> list[str]:
+    """Next steps, the most useful first; empty when nothing needs to be done."""
+    if cancel and not status.phase.terminal:
+        return ["Nothing: the job is being cancelled and ends when its last worker is gone."]
+    if not handed_over and not status.phase.terminal:
+        return ["Nothing yet: the job is stored and is being handed to the operator. If this stays, look at /readyz."]
+    if status.phase == Phase.SUSPENDED or suspend:
+        return ["Resume the job when it should go on: POST /api/v1/jobs/{id}:resume (`muster resume`)."]
+    if status.code in _BY_CODE:
+        return list(_BY_CODE[status.code])
+    if status.phase == Phase.FAILED:
+        return _failed(status)
+    if status.phase == Phase.RESTARTING and status.last_failure is not None:
+        return ["Nothing now: the job restarts by itself.", *_BY_CAUSE[status.last_failure.cause]]
+    if status.phase == Phase.QUEUED:
+        return _queued(status, ahead)
+    if status.phase == Phase.SUCCEEDED:
+        return ["Nothing: the job is done. Its commits are listed under /checkpoints."]
+    if status.phase == Phase.CANCELLED:
+        return ["Clone the job to run it again: POST /api/v1/jobs/{id}:clone (`muster clone`)."]
+    return []
+
+
+def _failed(status: JobStatus) -> list[str]:
+    if status.last_failure is None:
+        return ["Read the reason, put the job right and clone it: POST /api/v1/jobs/{id}:clone (`muster clone`)."]
+    found = list(_BY_CAUSE[status.last_failure.cause])
+    if status.checkpoint is not None and status.last_failure.cause != Cause.USER_ERROR:
+        found.append(
+            f"The commit of step {status.checkpoint.step} is kept: training.model.from starts a new job from it."
+        )
+    return found
+
+
+def _queued(status: JobStatus, ahead: int) -> list[str]:
+    if status.code in ("Created", "Submitted", "AwaitingAdmission"):
+        return ["Nothing yet: the operator has still to look at the job. If this stays, look at the operator's log."]
+    if ahead:
+        jobs = f"{ahead} jobs come" if ahead > 1 else "1 job comes"
+        return [
+            f"Wait: {jobs} before this one in the queue.",
+            "Or submit with a higher priority, or a smaller gang.nodes.",
+        ]
+    return ["Wait until the capacity that the reason names is free, or clone the job with a smaller gang."]
+
+
+def unreadable(raw: Mapping[str, Any]) -> list[str]:
+    """For a status that a newer operator wrote."""
+    return [f"The operator is newer than this API and says {raw.get('phase')!r}; upgrade the API to read the rest."]

@@ -1,0 +1,100 @@
+"""`/jobs/{id}/why`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from muster.api.jobs import repository, service
+from muster.api.jobs.examples import AT, FAILURE, UID
+from muster.api.jobs.routes import JobId, reads
+from muster.api.mirror import status_of
+from muster.api.openapi import problems, shown
+from muster.api.reply import Reply
+from muster.api.services import Here
+from muster.api.tables import JobRow
+from muster.api.why.advice import advice, unreadable
+from muster.contract.base import dump
+from muster.contract.status import Failure, Phase, Restarts
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+
+class QueuePlace(Reply):
+    """position: 1 is next. By priority, then by age; jobs that need less may still go first."""
+
+    position: int
+    ahead: int
+    queued: int
+
+
+class Why(Reply):
+    """code: stable; because: the same in words. since, retry_at: seconds since the epoch. next: what to do."""
+
+    id: str
+    name: str
+    phase: str
+    code: str
+    because: str
+    since: float
+    attempt: int
+    queue: QueuePlace | None
+    last_failure: Failure | None
+    retry_at: float | None
+    restarts: Restarts
+    next: list[str]
+
+
+_EXAMPLE: dict[str, Any] = {
+    "id": UID,
+    "name": "stdlib-60m",
+    "phase": "Restarting",
+    "code": "Backoff",
+    "because": "attempt 1 failed (infrastructure: worker 1 was killed by signal 9); attempt 2 starts in 1 s",
+    "since": AT + 95,
+    "attempt": 1,
+    "queue": None,
+    "lastFailure": dump(FAILURE),
+    "retryAt": AT + 96,
+    "restarts": {"total": 1, "byCause": {"infrastructure": 1}, "recent": [], "withoutProgress": 0},
+    "next": ["Nothing now: the job restarts by itself."],
+}
+
+
+@router.get(
+    "/{job_id}/why",
+    response_model=Why,
+    dependencies=[reads],
+    summary="Say why a job is where it is",
+    responses={200: shown(_EXAMPLE, "The reason"), **problems("job_not_found")},
+)
+async def why(here: Here, job_id: JobId) -> JSONResponse:
+    """Why the job waits, restarts or failed, and what to do about it."""
+    row = await service.find(here, job_id)
+    async with here.database.read() as session:
+        ahead, queued = await repository.queue_ahead(session, row) if row.phase == Phase.QUEUED else (0, 0)
+    waits = row.phase == Phase.QUEUED and row.live
+    queue = {"position": ahead + 1, "ahead": ahead, "queued": queued} if waits else None
+    return JSONResponse(_document(row, queue, ahead))
+
+
+def _document(row: JobRow, queue: dict[str, int] | None, ahead: int) -> dict[str, Any]:
+    status, raw = status_of(row.status), row.status
+    flags = {"suspend": bool(row.spec.get("suspend")), "cancel": bool(row.spec.get("cancel"))}
+    handed_over = row.relayed_version >= row.spec_version
+    return {
+        "id": row.id,
+        "name": row.name,
+        "phase": row.phase,
+        "code": raw.get("code", ""),
+        "because": raw.get("because", ""),
+        "since": raw.get("since", row.created_at),
+        "attempt": raw.get("attempt", 0),
+        "queue": queue,
+        "lastFailure": raw.get("lastFailure"),
+        "retryAt": raw.get("retryAt"),
+        "restarts": raw.get("restarts") or Restarts().model_dump(mode="json", by_alias=True),
+        "next": unreadable(raw) if status is None else advice(status, **flags, handed_over=handed_over, ahead=ahead),
+    }
