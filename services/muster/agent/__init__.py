@@ -1,0 +1,1 @@
+"""The node agent: GPU health, Xid errors and spot notices become signals."""

@@ -1,0 +1,89 @@
+"""Which server a command talks to, and with which token."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.cli import running
+from muster.cli.errors import CliError, Exit, usage
+from muster.contract.layout import State
+
+ENV_SERVER = "MUSTER_SERVER"
+ENV_TOKEN = "MUSTER_TOKEN"  # noqa: S105 - the name of a variable
+ENV_STATE = "MUSTER_STATE"
+# In the state folder, written by the API at its first start.
+ADMIN_TOKEN = "admin-token"  # noqa: S105 - the name of a file
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+@dataclass(frozen=True)
+class Server:
+    """source: where the address came from, for error messages."""
+
+    url: str
+    source: str
+    token: str | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether this machine's paths mean the same to the server."""
+        host = self.url.partition("://")[2].partition("/")[0]
+        return (host if host.endswith("]") else host.rpartition(":")[0] or host) in LOOPBACK
+
+    def __repr__(self) -> str:  # the token stays out of tracebacks
+        return f"Server({self.url!r}, {self.source!r})"
+
+
+def state_folder(given: Path | None, environ: Mapping[str, str] = os.environ) -> State:
+    """--state, else MUSTER_STATE, else ~/.muster."""
+    chosen = given or Path(environ.get(ENV_STATE) or Path.home() / ".muster")
+    return State(chosen.expanduser().absolute())
+
+
+def find_server(given: str | None, environ: Mapping[str, str] = os.environ) -> Server:
+    """--server, else MUSTER_SERVER, else the `muster up` that runs on this machine. Raises CliError (exit 3)."""
+    token = find_token(environ)
+    if given:
+        return Server(_checked(given), "--server", token)
+    if environ.get(ENV_SERVER):
+        return Server(_checked(environ[ENV_SERVER]), ENV_SERVER, token)
+    state = state_folder(None, environ)
+    here = running.who(state)
+    if here is None or not here.url:
+        raise CliError(
+            what="no Muster server is named, and none runs on this machine",
+            exit_code=Exit.UNREACHABLE,
+            code="no-server",
+            next_step="start one with `muster up`, or name one with --server or MUSTER_SERVER",
+        )
+    return Server(here.url, f"`muster up` on {state.root}", token or _read_token(state.root / ADMIN_TOKEN))
+
+
+def find_token(environ: Mapping[str, str] = os.environ) -> str | None:
+    """MUSTER_TOKEN, else the file `muster/token` in the user's configuration folder, which only the user may read."""
+    if environ.get(ENV_TOKEN):
+        return environ[ENV_TOKEN].strip()
+    folder = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return _read_token(folder / "muster" / "token")
+
+
+def _read_token(path: Path) -> str | None:
+    try:
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise usage(f"{path} holds a token and others may read it", f"chmod 600 {path}", "token-file-open")
+        return path.read_text().strip() or None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise usage(f"can't read the token in {path}: {error.strerror}", "", "token-file") from None
+
+
+def _checked(url: str) -> str:
+    url = url.strip().rstrip("/")
+    if not url.startswith(("http://", "https://")) or "@" in url:
+        raise usage(f"a server address looks like http://127.0.0.1:8642, not {url!r}", code="bad-server")
+    return url.removesuffix("/api/v1")

@@ -1,0 +1,119 @@
+"""Commands on checkpoints. What reads bytes is the trainer's tool, run as a process: this room knows no tensors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster.cli.errors import CliError, Exit, usage
+from muster.cli.options import Job, Json, Server, connect
+from muster.cli.output import answers, json_wanted, print_json, say
+
+app = typer.Typer(help="List and look after a job's checkpoints.", no_args_is_help=True)
+
+Where = Annotated[
+    str,
+    typer.Argument(metavar="JOB|FOLDER", help="Name or id of a job, or a job's checkpoint folder (file://…, s3://…)."),
+]
+Step = Annotated[int, typer.Argument(min=0, help="Step of the commit.")]
+MaybeStep = Annotated[int | None, typer.Argument(min=0, help="Step of the commit.")]
+
+# Exit codes of the trainer's tools in ours: 2 and 80 are requests that can't be met, 83 is a store that fails.
+_EXITS = {1: Exit.FAILED, 2: Exit.USAGE, 80: Exit.USAGE, 83: Exit.FAILED}
+
+
+@app.command("ls")
+def ls(job: Job, server: Server = None, json: Json = False) -> None:
+    """List a job's commits, oldest first."""
+    from muster.cli.render import checkpoints_table
+
+    with connect(server) as client:
+        document = client.get(f"jobs/{client.job_id(job)}/checkpoints")
+    if json:
+        print_json(document)
+    elif not document["items"]:
+        say(document.get("reason") or "No commit yet.")
+    else:
+        answers().print(checkpoints_table(document))
+        say(f"in {document['uri']}", "dim")
+
+
+@app.command("inspect")
+def inspect(where: Where, step: MaybeStep = None, server: Server = None, json: Json = False) -> None:
+    """Show what one commit holds, by default the newest."""
+    _run("inspect", where, step, server)
+
+
+@app.command("verify")
+def verify(where: Where, step: MaybeStep = None, server: Server = None, json: Json = False) -> None:
+    """Read every byte of one commit, or of all, and compare checksums."""
+    _run("verify", where, step, server)
+
+
+@app.command("pin")
+def pin(where: Where, step: Step, server: Server = None, json: Json = False) -> None:
+    """Keep a commit, whatever the retention policy says."""
+    _run("pin", where, step, server)
+
+
+@app.command("unpin")
+def unpin(where: Where, step: Step, server: Server = None, json: Json = False) -> None:
+    """Take a pin back."""
+    _run("unpin", where, step, server)
+
+
+@app.command("rm")
+def rm(
+    where: Where,
+    step: Step,
+    force: Annotated[bool, typer.Option("--force", help="Even the newest, a pinned one or one being read.")] = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Remove a commit."""
+    _run("rm", where, step, server, *(["--force"] if force else []))
+
+
+def export(
+    where: Where,
+    to: Annotated[Path, typer.Option("--to", help="Folder to make.")],
+    step: Annotated[str, typer.Option("--step", help="best, last or a number.")] = "best",
+    dtype: Annotated[str, typer.Option("--dtype", help="keep or bf16.")] = "keep",
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Write a commit's weights as Hugging Face transformers loads them."""
+    command = ["--checkpoint", _folder(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
+    _tool("muster.trainer.export", *command)
+
+
+def _run(action: str, where: str, step: int | None, server: str | None, *more: str) -> None:
+    _tool(
+        "muster.trainer.checkpoint", action, _folder(where, server), *([str(step)] if step is not None else []), *more
+    )
+
+
+def _tool(module: str, *arguments: str) -> None:
+    """Let the trainer's tool do it; its words and its document are ours. Raises typer.Exit when it fails."""
+    json = ["--json"] if json_wanted() else []
+    code = subprocess.run([sys.executable, "-m", module, *arguments, *json], check=False).returncode
+    if code:
+        raise typer.Exit(_EXITS.get(code, Exit.FAILED))
+
+
+def _folder(where: str, server: str | None) -> str:
+    if "://" in where or where.startswith(("/", ".")):
+        return where
+    with connect(server) as client:
+        found = str(client.get(f"jobs/{client.job_id(where)}/checkpoints")["uri"])
+        if found.startswith("file://") and not client.server.local:
+            raise usage(
+                f"the checkpoints of {where} are in {found}, a folder of the server's machine", "run this there"
+            )
+    if not found:
+        raise CliError(f"{where} has no checkpoint folder yet", code="no-checkpoints")
+    return found

@@ -1,0 +1,222 @@
+"""The REST API as Python calls. Paths are relative to /api/v1; documents are the API's own JSON."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from muster.cli.address import Server
+from muster.cli.errors import CliError, Exit, Fault, Unreachable
+from muster.contract.base import Problem
+
+if TYPE_CHECKING:
+    import httpx2
+
+# A request that may have been lost is asked again this long: an API that `muster up` restarts is back by then.
+PATIENCE_SECONDS = 20.0
+PAUSE_SECONDS = 0.2
+PAUSE_SECONDS_MAX = 2.0
+_BUSY = (429, 502, 503, 504)
+
+
+class Client:
+    """One server. Use as a context manager, or close it."""
+
+    def __init__(
+        self,
+        server: Server,
+        patience_seconds: float = PATIENCE_SECONDS,
+        waiting: Callable[[str], None] = lambda _: None,
+        transport: Any = None,
+    ) -> None:
+        """waiting: told why, once for each time that the server has to be waited for."""
+        import httpx2
+
+        headers = {"user-agent": "muster-cli", "accept": "application/json"}
+        if server.token:
+            headers["authorization"] = f"Bearer {server.token}"
+        self.server = server
+        self.patience_seconds = patience_seconds
+        self.waiting = waiting
+        self._http = httpx2.Client(
+            base_url=f"{server.url}/api/v1/",
+            headers=headers,
+            timeout=httpx2.Timeout(30.0, connect=5.0),
+            transport=transport,
+            trust_env=not server.local,  # a proxy never knows this machine's loopback
+        )
+        self._answered = False
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(self, path: str, **params: Any) -> Any:
+        return self._ask("GET", path, params=_known(params))
+
+    def post(self, path: str, body: Any = None, key: str | None = None, **params: Any) -> Any:
+        """key: an Idempotency-Key. Actions without one may be repeated by their nature (cancel, suspend, resume)."""
+        headers = {"idempotency-key": key} if key else {}
+        return self._ask("POST", path, json=body, headers=headers, params=_known(params))
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def job_id(self, name: str) -> str:
+        """The id of the newest job of that name, or of that id. Raises CliError for none."""
+        try:
+            return str(uuid.UUID(name))
+        except ValueError:
+            pass
+        found = self.get("jobs", name=name, limit=1)["items"]
+        if not found:
+            raise CliError(f"there is no job {name!r}", code="job_not_found", next_step="`muster ls` lists the jobs")
+        return str(found[0]["id"])
+
+    def jobs(self, limit: int, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Newest first, over as many pages as it takes."""
+        cursor = None
+        while limit > 0:
+            page = self.get("jobs", limit=min(limit, 200), cursor=cursor, **filters)
+            yield from page["items"][:limit]
+            limit -= len(page["items"])
+            cursor = page["nextCursor"]
+            if not cursor:
+                return
+
+    def submit(self, document: Any) -> dict[str, Any]:
+        job: dict[str, Any] = self.post("jobs", document, key=str(uuid.uuid4()))
+        return job
+
+    def plan(self, document: Any) -> dict[str, Any]:
+        plan: dict[str, Any] = self.post("jobs", document, dryRun="true")
+        return plan
+
+    def stream(self, path: str, last_id: str = "", **params: Any) -> Iterator[httpx2.ServerSentEvent]:
+        """Server-sent events until the server says `end`, over broken connections by Last-Event-ID."""
+        import httpx2
+
+        wait = httpx2.Timeout(45.0, connect=5.0)  # the server pings every 15 s
+        pause, told = PAUSE_SECONDS, False
+        while True:
+            headers = {"accept": "text/event-stream"} | ({"last-event-id": last_id} if last_id else {})
+            try:
+                with self._http.stream("GET", path, params=_known(params), headers=headers, timeout=wait) as response:
+                    if response.status_code == 204:
+                        return
+                    self._answered = True
+                    if response.status_code not in _BUSY:
+                        self._raise_for(response)
+                        for event in httpx2.EventSource(response):
+                            last_id, pause, told = event.id or last_id, PAUSE_SECONDS, False
+                            yield event
+                            if event.event == "end":
+                                return
+                reason = "the server closed the stream"
+            except httpx2.TransportError as error:
+                if not self._answered:
+                    raise Unreachable(self.server.url, _reason(error)) from None
+                reason = _reason(error)
+            if not told:
+                self.waiting(reason)
+                told = True
+            time.sleep(pause)
+            pause = min(pause * 2, PAUSE_SECONDS_MAX)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, path: str, **arguments: Any) -> Any:
+        """Ask until there is an answer, as long as patience lasts. Every call of this file may be repeated safely.
+
+        A server that has never answered is not waited for: whoever has none wants to know at once.
+        """
+        import httpx2
+
+        deadline = time.monotonic() + self.patience_seconds
+        pause, waited = PAUSE_SECONDS, False
+        while True:
+            try:
+                response = self._http.request(method, path, **arguments)
+            except httpx2.TransportError as error:
+                refused = isinstance(error, httpx2.ConnectError) and not self._answered
+                if refused or time.monotonic() + pause > deadline:
+                    raise Unreachable(self.server.url, _reason(error)) from None
+                reason = _reason(error)
+            else:
+                self._answered = True
+                if response.status_code not in _BUSY or time.monotonic() + pause > deadline:
+                    self._raise_for(response)
+                    return response.json() if response.content else None
+                reason, pause = f"status {response.status_code}", _retry_after(response, pause)
+            if not waited:
+                self.waiting(reason)
+                waited = True
+            time.sleep(pause)
+            pause = min(pause * 2, PAUSE_SECONDS_MAX)
+
+    def _raise_for(self, response: httpx2.Response) -> None:
+        if response.is_success:
+            return
+        response.read()
+        raise problem_error(response.status_code, _body(response), self.server)
+
+
+def problem_error(status: int, body: dict[str, Any], server: Server) -> CliError:
+    """The server's problem+json as an error of ours."""
+    code = str(body.get("code") or f"http-{status}")
+    what = str(body.get("detail") or body.get("title") or f"{server.url} answered with status {status}")
+    faults = tuple(
+        Fault(Problem(str(entry.get("path", "")), str(entry.get("message", "")), entry.get("didYouMean")))
+        for entry in body.get("errors") or ()
+    )
+    if code == "invalid_job" and faults:  # the detail repeats the first of them
+        what = f"the job is not valid: {len(faults)} problem{'' if len(faults) == 1 else 's'}"
+    details = {"status": status} | ({"requestId": body["requestId"]} if body.get("requestId") else {})
+    exit_code = Exit.UNREACHABLE if status in _BUSY else Exit.USAGE if status in (400, 413, 415, 422) else Exit.FAILED
+    return CliError(what, exit_code, code, faults=faults, next_step=_next_step(status, code, body), details=details)
+
+
+def _next_step(status: int, code: str, body: dict[str, Any]) -> str:
+    if status == 401:
+        return "set MUSTER_TOKEN, or put the token into ~/.config/muster/token (mode 600)"
+    if code == "job_not_found":
+        return "`muster ls` lists the jobs"
+    if code == "name_taken":
+        return "choose another name with --name, or look at that one with `muster get`"
+    if status in _BUSY:
+        return "try again in a moment; nothing was done"
+    if status >= 500:
+        request = body.get("requestId")
+        return f"the server's log has the reason{f' under request {request}' if request else ''}"
+    return ""
+
+
+def _body(response: httpx2.Response) -> dict[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _retry_after(response: httpx2.Response, pause: float) -> float:
+    """The server's wish, if it names seconds, within reason."""
+    try:
+        return min(max(float(response.headers.get("retry-after", "")), pause), PAUSE_SECONDS_MAX)
+    except ValueError:
+        return pause
+
+
+def _reason(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return "connection refused" if "refused" in text.lower() else text
+
+
+def _known(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None and value != []}

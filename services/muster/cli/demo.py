@@ -1,0 +1,267 @@
+"""`muster demo`: the whole promise in a few minutes, on a platform of its own that is gone afterwards.
+
+Start the platform as a user would, submit a job over HTTP, kill one of its ranks, watch it come back, let it finish,
+generate text from the best commit, and check by the API's own records that all of it really happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from muster.cli import processes
+from muster.cli.address import Server
+from muster.cli.errors import CliError, Exit, usage
+from muster.cli.output import say
+from muster.cli.promises import Evidence, Kill
+from muster.contract.layout import State
+from muster.contract.names import HEARTBEAT
+from muster.contract.signals import Heartbeat
+
+if TYPE_CHECKING:
+    from muster.cli.client import Client
+    from muster.cli.follow import Moment
+
+START_SECONDS_MAX = 40.0
+STOP_SECONDS_MAX = 50.0
+DEMO_SECONDS_MAX = 900.0
+GENERATE_SECONDS_MAX = 120.0
+# So many steps after the commit, so that the report has lost steps to show.
+STEPS_AFTER_COMMIT = 8
+PROMPT = "def "
+SAMPLE_TOKENS = 240
+EXAMPLE = "examples/pretrain-stdlib.yaml"
+
+
+@dataclass(frozen=True)
+class Platform:
+    server: Server
+    state: State
+
+
+def run(job_file: Path, state: Path | None, keep: bool) -> Evidence:
+    """The demo. Leaves nothing running, however it ends. Raises CliError when it can't be done at all."""
+    _end_on_signals()
+    folder = _state_folder(state)
+    gathered: Evidence | None = None
+    left: list[processes.Found] = []
+    try:
+        try:
+            with _platform(folder) as platform:
+                gathered = _story(platform, job_file)
+        finally:
+            left = _sweep(folder)
+        return replace(gathered, left_running=tuple(f"{found.pid} {found.what}" for found in left))
+    finally:
+        if keep:
+            say(f"Everything is kept in {folder} (logs, checkpoints, database)")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _story(platform: Platform, job_file: Path) -> Evidence:
+    from muster.cli.client import Client
+    from muster.cli.submit import ask_for_plan, prepare, send
+
+    with Client(platform.server) as client:
+        document = prepare(str(job_file), None, [], local=True)
+        ask_for_plan(client, document)
+        job = send(client, document)
+        say(f"Submitted {job['metadata']['name']} to {platform.server.url} ({job['id']})", "bold")
+        try:
+            kill = _watch_and_kill(client, job, platform.state)
+        except BaseException:
+            _cancel(client, job["id"])
+            raise
+        return _gather(client, platform, job["id"], kill)
+
+
+def _watch_and_kill(client: Client, job: dict[str, Any], state: State) -> Kill | None:
+    """Watch to the end; on the way, once there is something to lose, kill a rank."""
+    from muster.cli.follow import Display, moments
+
+    kill: Kill | None = None
+    deadline = time.monotonic() + DEMO_SECONDS_MAX
+    with Display(job["metadata"]["name"]) as display:
+        for moment in moments(client, job["id"]):
+            display.show(moment)
+            if kill is None:
+                kill = _kill_a_rank(job["id"], moment, state)
+            if time.monotonic() > deadline:
+                raise CliError(f"the job did not end within {DEMO_SECONDS_MAX:g} s: {moment.status['because']}")
+    return kill
+
+
+def _kill_a_rank(job_id: str, moment: Moment, state: State) -> Kill | None:
+    """SIGKILL the last rank of the last worker, as a machine that loses power would, once there is something to lose.
+
+    That is: a commit to come back to, and a few steps after it that must be trained again. None: not yet.
+    """
+    commit, attempt = moment.status.get("checkpoint"), moment.status["attempt"]
+    worker = moment.status["gang"]["wanted"] - 1
+    if moment.phase != "Running" or commit is None or commit["step"] <= 0:
+        return None
+    beat = _last_rank(state.worker(job_id, attempt, worker))
+    if beat is None or beat.attempt != attempt or beat.step < commit["step"] + STEPS_AFTER_COMMIT:
+        return None
+    if not processes.belongs_to(beat.pid, job_id, attempt):
+        return None
+    at = time.time()
+    os.kill(beat.pid, signal.SIGKILL)
+    whom = f"rank {beat.rank} (pid {beat.pid}) at step {beat.step}"
+    say(f"SIGKILL to {whom}; the newest commit is of step {commit['step']}", "bold red")
+    return Kill(at, beat.pid, worker, beat.rank, attempt, beat.step, commit["step"])
+
+
+def _last_rank(folder: Path) -> Heartbeat | None:
+    """The heartbeat of the worker's highest rank."""
+    names = [path for path in folder.glob(HEARTBEAT.format(rank="*")) if path.stem.removeprefix("rank-").isdigit()]
+    if not names:
+        return None
+    path = max(names, key=lambda name: int(name.stem.removeprefix("rank-")))
+    return Heartbeat.model_validate_json(path.read_text())
+
+
+def _gather(client: Client, platform: Platform, job_id: str, kill: Kill | None) -> Evidence:
+    """The API's records of the ended job, once the database mirrors all of them."""
+    from muster.cli.watch import all_events
+
+    job = client.get(f"jobs/{job_id}")
+    sample = _generate(client, job_id) if job["status"]["phase"] == "Succeeded" else ""
+    return Evidence(
+        server=platform.server.url,
+        job=job,
+        attempts=tuple(client.get(f"jobs/{job_id}/attempts")["items"]),
+        events=tuple(all_events(client, job_id)),
+        metrics=client.get(f"jobs/{job_id}/metrics", points=10_000),
+        kill=kill,
+        sample=sample,
+        left_running=(),
+    )
+
+
+def _generate(client: Client, job_id: str) -> str:
+    folder = client.get(f"jobs/{job_id}/checkpoints")["uri"]
+    say("Generating text from the best commit …", "dim")
+    command = [sys.executable, "-m", "muster.trainer.generate", "--checkpoint", folder, "--step", "best"]
+    command += ["--prompt", PROMPT, "--tokens", str(SAMPLE_TOKENS), "--seed", "7"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        result = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=GENERATE_SECONDS_MAX, check=False
+        )
+    except subprocess.TimeoutExpired:
+        say(f"The text took longer than {GENERATE_SECONDS_MAX:g} s", "red")
+        return ""
+    if result.returncode:
+        say(f"The text could not be generated:\n{result.stderr.strip()[-1500:]}", "red")
+        return ""
+    return result.stdout
+
+
+def _cancel(client: Client, job_id: str) -> None:
+    """So that workers end by themselves before the platform does; what stays is swept."""
+    with contextlib.suppress(CliError, KeyboardInterrupt):
+        client.patience_seconds = 2
+        client.post(f"jobs/{job_id}:cancel")
+        deadline = time.monotonic() + 15
+        while client.get(f"jobs/{job_id}")["status"]["phase"] != "Cancelled" and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+
+# -- a platform of its own ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _platform(folder: Path) -> Iterator[Platform]:
+    """`muster up` on the folder and any free port, stopped at the end."""
+    command = [sys.executable, "-m", "muster.cli", "up", "--state", str(folder), "--port", "0", "--nodes", "2"]
+    # Should the demo itself be killed, `up` notices and takes everything with it.
+    command += ["--stop-jobs", "--parent-pid", str(os.getpid()), "--json"]
+    log = folder / "up.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+    try:
+        began = time.monotonic()
+        url = _read_url(process, log)
+        say(f"The platform answers at {url} after {time.monotonic() - began:.1f} s", "bold green")
+        yield Platform(Server(url, "muster demo"), State(folder))
+    finally:
+        _stop(process)
+
+
+def _read_url(process: subprocess.Popen[bytes], log: Path) -> str:
+    import select
+
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], START_SECONDS_MAX)
+    line = process.stdout.readline() if readable else b""
+    try:
+        return str(json.loads(line)["url"])
+    except (ValueError, KeyError):
+        _stop(process)
+        words = log.read_text(errors="replace").strip()[-1500:]
+        raise CliError(f"the platform did not start:\n{words}", code="not-started") from None
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _sweep(folder: Path) -> list[processes.Found]:
+    """What still runs a moment after all was told to stop; it is ended here, and reported."""
+    deadline = time.monotonic() + 5
+    while (left := processes.of_state(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    processes.end(left)
+    return left
+
+
+def _state_folder(state: Path | None) -> Path:
+    if state is None:
+        return Path(tempfile.mkdtemp(prefix="muster-demo-")).resolve()
+    if state.exists() and any(state.iterdir()):
+        raise usage(f"{state} is not empty, and the demo wants a state folder of its own", "choose a new folder")
+    state.mkdir(parents=True, exist_ok=True)
+    return state.resolve()
+
+
+def _end_on_signals() -> None:
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does: by way of every `finally`."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+
+
+def find_example(given: Path | None) -> Path:
+    """--job, else the example of the checkout. Raises CliError (exit 2) where there is none."""
+    if given is not None:
+        return given
+    for base in (Path.cwd(), *Path(__file__).resolve().parents):
+        if (base / EXAMPLE).is_file():
+            return base / EXAMPLE
+    raise CliError(
+        f"{EXAMPLE} is not here", Exit.USAGE, "no-example", next_step="run it in a checkout, or give a file: --job FILE"
+    )

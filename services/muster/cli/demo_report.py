@@ -1,0 +1,83 @@
+"""The demo's report: what happened to the job, what it cost, and which promises were kept."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from muster.cli import words
+from muster.cli.output import answers
+from muster.cli.promises import Evidence, Verdict, detection_seconds, recovery_seconds
+from muster.cli.render import (
+    attempts_table,
+    goodput_shares,
+    plain_table,
+    show_curve,
+    show_goodput,
+    step_points,
+    unicode_ok,
+)
+
+
+def document(evidence: Evidence, verdicts: tuple[Verdict, ...], seconds: float) -> dict[str, Any]:
+    """The report for machines."""
+    evaluations = evidence.metrics["evaluations"]
+    return {
+        "job": {"id": evidence.job["id"], "name": evidence.job["metadata"]["name"], "phase": _phase(evidence)},
+        "seconds": round(seconds, 1),
+        "kill": asdict(evidence.kill) if evidence.kill else None,
+        "attempts": list(evidence.attempts),
+        "lostSteps": _lost_steps(evidence),
+        "detectionSeconds": detection_seconds(evidence),
+        "recoverySeconds": recovery_seconds(evidence),
+        "goodput": goodput_shares(evidence.job["status"]),
+        "evaluations": evaluations,
+        "sample": evidence.sample,
+        "promises": [asdict(verdict) for verdict in verdicts],
+        "kept": all(verdict.kept for verdict in verdicts),
+    }
+
+
+def show(evidence: Evidence, verdicts: tuple[Verdict, ...], seconds: float) -> None:
+    console = answers()
+    console.print(f"Report {('─' if unicode_ok(console) else '-') * 72}", style="bold")
+    console.print(attempts_table(evidence.attempts))
+    console.print()
+    console.print(_figures(evidence, seconds))
+    show_goodput(goodput_shares(evidence.job["status"]))
+    show_curve(step_points(evidence.metrics))
+    if evidence.sample.strip():
+        console.print("\nThe best commit writes:")
+        for line in _sample_lines(evidence.sample):
+            console.print(f"  | {line}", style="dim", soft_wrap=True)
+    console.print()
+    for verdict in verdicts:
+        mark, style = ("kept  ", "green") if verdict.kept else ("BROKEN", "bold red")
+        console.print(f"{mark}  {verdict.promise}: {verdict.because}", style=style, soft_wrap=True)
+
+
+def _figures(evidence: Evidence, seconds: float) -> Any:
+    table = plain_table("", "", header=False)
+    table.add_row("lost steps", f"{_lost_steps(evidence)} (trained after the last commit, and trained again)")
+    detected, recovered = detection_seconds(evidence), recovery_seconds(evidence)
+    table.add_row("noticed after", words.NOTHING if detected is None else f"{detected:.2f} s")
+    table.add_row(
+        "recovered after", words.NOTHING if recovered is None else f"{recovered:.1f} s, from SIGKILL to a new step"
+    )
+    table.add_row("evaluation", " → ".join(words.loss(entry["loss"]) for entry in evidence.metrics["evaluations"]))
+    table.add_row("whole demo", words.duration(seconds))
+    return table
+
+
+def _lost_steps(evidence: Evidence) -> int:
+    return sum(attempt["lostSteps"] for attempt in evidence.attempts)
+
+
+def _phase(evidence: Evidence) -> str:
+    return str(evidence.job["status"]["phase"])
+
+
+def _sample_lines(sample: str) -> list[str]:
+    """A few lines; a byte model's output may hold anything, and a terminal obeys some of it."""
+    printable = ("".join(c if c.isprintable() else "·" for c in line) for line in sample.strip("\n").splitlines())
+    return [line[:110] for line in printable][:8]

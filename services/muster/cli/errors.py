@@ -1,0 +1,84 @@
+"""How a command ends: exit codes that scripts can rely on, and errors that say what, where and what next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # pydantic comes with it, and `--help` should not wait for that
+    from muster.contract.base import Problem
+
+
+class Exit(IntEnum):
+    OK = 0
+    FAILED = 1  # the job failed, or the server said no
+    USAGE = 2  # bad arguments or bad input; nothing was done
+    UNREACHABLE = 3  # no server answers
+    INTERRUPTED = 130  # Ctrl-C
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong in a person's document. line, column: from 1, where the file is known; excerpt: that line."""
+
+    problem: Problem
+    line: int | None = None
+    column: int | None = None
+    excerpt: str = ""
+
+
+@dataclass
+class CliError(Exception):
+    """A command can't go on. The handler in main.py shows it and exits with `exit_code`.
+
+    what: one sentence. code: stable and machine-readable. file: whose lines the faults name. next_step: what to do,
+    often a command. details: whatever else belongs into the JSON form.
+    """
+
+    what: str
+    exit_code: Exit = Exit.FAILED
+    code: str = "error"
+    file: str = ""
+    faults: tuple[Fault, ...] = ()
+    next_step: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.what
+
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints on standard output."""
+        faults = [
+            {
+                "path": fault.problem.path,
+                "message": fault.problem.message,
+                "didYouMean": fault.problem.did_you_mean,
+                "line": fault.line,
+                "column": fault.column,
+            }
+            for fault in self.faults
+        ]
+        error: dict[str, Any] = {"code": self.code, "message": self.what, "exitCode": int(self.exit_code)}
+        error |= {"file": self.file} if self.file else {}
+        error |= {"problems": faults} if faults else {}
+        error |= {"next": self.next_step} if self.next_step else {}
+        return {"error": error | self.details}
+
+
+class Unreachable(CliError):
+    """No answer from the server, after retries."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(
+            what=f"no Muster answers at {server}: {reason}",
+            exit_code=Exit.UNREACHABLE,
+            code="unreachable",
+            next_step="start one with `muster up`, or name another with --server or MUSTER_SERVER",
+            details={"server": server},
+        )
+
+
+def usage(what: str, next_step: str = "", code: str = "usage") -> CliError:
+    """Bad arguments or input, noticed before anything was done."""
+    return CliError(what=what, exit_code=Exit.USAGE, code=code, next_step=next_step)

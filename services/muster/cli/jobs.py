@@ -1,0 +1,220 @@
+"""Commands on jobs: submit, ls, get, cancel, suspend, resume, clone."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from muster.cli.errors import CliError, Exit
+from muster.cli.options import Job, Jobs, Json, Server, Settings, connect
+from muster.cli.output import answers, json_wanted, print_json, say
+
+if TYPE_CHECKING:
+    from muster.cli.client import Client
+
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", "--wait", "-w", help="Watch it to its end, which decides the exit code.")
+]
+NewName = Annotated[str | None, typer.Option("--name", help="The name to use instead of the file's.")]
+
+
+def submit(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Job file (YAML or JSON); - reads standard input.")],
+    name: NewName = None,
+    settings: Settings = None,
+    follow: Follow = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show the plan; submit nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Check a job file, show what it will do, and submit it.
+
+    Relative paths in the file are relative to the file. Ctrl-C while watching leaves the job alone.
+    """
+    from muster.cli import submit as story
+    from muster.cli.follow import follow as watch
+
+    with connect(server) as client:
+        document = story.prepare(file, name, settings or [], client.server.local)
+        plan = story.ask_for_plan(client, document)
+        if dry_run and json:
+            print_json(plan)
+        elif not json:
+            story.show_plan(plan)
+        if dry_run:
+            return
+        if not (yes or json or story.confirmed()):
+            say("Nothing was submitted.")
+            raise typer.Exit(Exit.FAILED)
+        job = story.send(client, document)
+        if not follow:
+            story.announce(job)
+            return
+        say(f"Submitted {job['metadata']['name']} ({job['id']})", "bold green")
+        raise typer.Exit(watch(client, job))
+
+
+def ls(
+    phase: Annotated[list[str] | None, typer.Option("--phase", "-p", help="Only jobs in this phase.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Only jobs that have not ended.")] = False,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Only jobs with this label.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 30,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """List jobs, the newest first."""
+    from muster.cli.render import jobs_table
+
+    phases = [word.capitalize() for word in phase or []]
+    with connect(server) as client:
+        found = list(client.jobs(limit + 1, phase=phases, label=label or [], live="true" if live else None))
+    shown, more = found[:limit], len(found) > limit
+    if json:
+        print_json({"items": shown, "more": more})
+    elif not shown:
+        say("No jobs." if not (phases or label or live) else "No such jobs.")
+    else:
+        answers().print(jobs_table(shown, time.time()))
+        if more:
+            say(f"There are more than {limit}; --limit shows more.", "dim")
+
+
+def get(
+    job: Job,
+    follow: Follow = False,
+    output_spec: Annotated[bool, typer.Option("--spec", help="Print the job as a file that `submit` takes.")] = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show one job: phase and reason, progress, attempts, where its time went, loss curve."""
+    from muster.cli.follow import follow as watch
+    from muster.cli.render import show_job, step_points
+
+    with connect(server) as client:
+        job_id = client.job_id(job)
+        document = client.get(f"jobs/{job_id}")
+        if output_spec:
+            _print_spec(document)
+            return
+        if follow:
+            raise typer.Exit(watch(client, document))
+        if json:
+            print_json(document)
+            return
+        attempts = client.get(f"jobs/{job_id}/attempts")["items"]
+        points = step_points(client.get(f"jobs/{job_id}/metrics", points=400))
+    show_job(document, attempts, points)
+
+
+def cancel(
+    jobs: Jobs,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until its workers are gone.")] = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Stop jobs for good. Their records, logs and checkpoints stay."""
+    _act(jobs, "cancel", "is being cancelled", wait, server, lambda status: status["phase"] in _ENDED)
+
+
+def suspend(
+    jobs: Jobs,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it has committed and stopped.")] = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Stop jobs after a commit and keep them; `resume` lets them go on from there."""
+    _act(jobs, "suspend", "is being suspended", wait, server, lambda status: status["phase"] in (*_ENDED, "Suspended"))
+
+
+def resume(
+    jobs: Jobs,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until it trains again.")] = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Let suspended jobs go on from their last commit."""
+    _act(jobs, "resume", "goes on", wait, server, lambda status: status["phase"] in (*_ENDED, "Running"))
+
+
+def clone(
+    job: Job,
+    name: NewName = None,
+    settings: Settings = None,
+    follow: Follow = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Submit a copy of a job, changed by --set where wanted."""
+    from muster.cli import submit as story
+    from muster.cli.documents import Document, set_value
+    from muster.cli.follow import follow as watch
+
+    patch = Document({"spec": {}}, "--set")
+    for assignment in settings or []:
+        set_value(patch, assignment)
+    body = ({"name": name} if name else {}) | ({"spec": patch.data["spec"]} if patch.data["spec"] else {})
+    with connect(server) as client:
+        made = client.post(f"jobs/{client.job_id(job)}:clone", body, key=str(uuid.uuid4()))
+        if not follow:
+            story.announce(made)
+            return
+        raise typer.Exit(watch(client, made))
+
+
+_ENDED = ("Succeeded", "Failed", "Cancelled")
+WAIT_POLL_SECONDS = 0.3
+
+
+def _act(
+    names: list[str], action: str, words: str, wait: bool, server: str | None, done: Callable[[dict[str, Any]], bool]
+) -> None:
+    """The action on each job; one that fails does not keep the others from theirs."""
+    answered, errors = [], []
+    with connect(server) as client:
+        for name in names:
+            try:
+                job = client.post(f"jobs/{client.job_id(name)}:{action}")
+                job = _until(client, job, done) if wait else job
+                answered.append(job)
+                say(f"{job['metadata']['name']} {_now(job, words)}")
+            except CliError as error:
+                if error.exit_code == Exit.UNREACHABLE or len(names) == 1:
+                    raise
+                errors.append((name, error))
+                say(f"error: {name}: {error}", "red")
+    if json_wanted():
+        failures = [{"job": name, **error.document()} for name, error in errors]
+        print_json({"items": answered, "errors": failures} if len(names) > 1 else answered[0])
+    if errors:
+        raise typer.Exit(max(error.exit_code for _, error in errors))
+
+
+def _until(client: Client, job: dict[str, Any], done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    while not done(job["status"]):
+        time.sleep(WAIT_POLL_SECONDS)
+        job = client.get(f"jobs/{job['id']}")
+    return job
+
+
+def _now(job: dict[str, Any], words: str) -> str:
+    phase = job["status"]["phase"]
+    return f"is {phase}" if phase in (*_ENDED, "Suspended") else f"{words} ({phase}: {job['status']['because']})"
+
+
+def _print_spec(job: dict[str, Any]) -> None:
+    """The resolved job as YAML that can be submitted again."""
+    import yaml
+
+    metadata = {key: job["metadata"][key] for key in ("name", "namespace", "labels") if job["metadata"].get(key)}
+    document = {"apiVersion": job["apiVersion"], "kind": job["kind"], "metadata": metadata, "spec": job["spec"]}
+    if json_wanted():
+        print_json(document)
+    else:
+        typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)

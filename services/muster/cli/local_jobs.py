@@ -1,0 +1,16 @@
+"""The jobs of a state folder that have workers: they outlive the platform."""
+
+from __future__ import annotations
+
+from muster.contract.cluster import LocalCluster
+from muster.contract.layout import State
+from muster.contract.status import Phase
+
+_WITH_WORKERS = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
+
+
+def with_workers(state: State) -> list[str]:
+    """Names of the jobs that have, or are about to have, workers on this machine."""
+    if not state.cluster.exists():
+        return []
+    return [job.metadata.name for job in LocalCluster(state.cluster).jobs() if job.status.phase in _WITH_WORKERS]

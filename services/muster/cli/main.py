@@ -1,0 +1,67 @@
+"""The `muster` command. Nothing heavy is imported before a command needs it, so that `--help` comes at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from muster.cli import checkpoints, jobs, platform, watch
+from muster.cli.errors import CliError, Exit
+from muster.cli.output import show_error
+
+EXIT_CODES = "Exit codes: 0 done · 1 the job failed or the server said no · 2 bad input · 3 no server · 130 Ctrl-C"
+
+app = typer.Typer(
+    name="muster",
+    help="Muster gathers a gang of training workers, keeps them marching through failures, and says what it cost.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "This machine": (platform.up, platform.down, platform.demo),
+    "Jobs": (jobs.submit, jobs.ls, jobs.get, jobs.cancel, jobs.suspend, jobs.resume, jobs.clone),
+    "Looking into a job": (watch.logs, watch.events, watch.metrics, watch.why, checkpoints.export),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Looking into a job")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata  # slow, and needed here only
+
+        typer.echo(f"muster {importlib.metadata.version('muster-train')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")
+    ] = False,
+) -> None:
+    """Muster gathers a gang of training workers, keeps them marching through failures, and says what it cost."""
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app(prog_name="muster")
+    except CliError as error:
+        show_error(error)
+        sys.exit(int(error.exit_code))
+    except KeyboardInterrupt:
+        sys.exit(int(Exit.INTERRUPTED))
+    except BrokenPipeError:
+        # `muster ls | head`: the reader has seen enough. What is left in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

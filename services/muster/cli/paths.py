@@ -1,0 +1,60 @@
+"""Relative paths in a job file are relative to the file, as people expect; the workers start somewhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from muster.cli.documents import Document
+from muster.cli.errors import CliError, Exit
+
+_SCHEMES = ("file://", "s3://", "builtin://", "http://", "https://", "hf://")
+
+
+def make_absolute(document: Document, local: bool) -> None:
+    """Make the relative paths of data sources and tokenizer absolute, in place.
+
+    local: whether the server is this machine. Raises CliError (exit 2) for a relative path to another one.
+    """
+    for holder, key, path in _path_places(document.data):
+        value = holder.get(key)
+        if not isinstance(value, str) or not value or value.startswith(("/", *_SCHEMES)):
+            continue
+        if not local:
+            raise _unreachable(document, path, value)
+        # Not resolved further: a glob is no file, and a link may be meant to change.
+        holder[key] = str(document.folder / Path(value).expanduser())
+
+
+def _path_places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """(mapping, key, path) of each place that may hold a path. Nothing is checked yet, so anything may be there."""
+    training = _mapping(_mapping(document.get("spec")).get("training"))
+    data, evaluation = _mapping(training.get("data")), _mapping(training.get("evaluation"))
+    lists = (
+        (data.get("train"), "spec.training.data.train"),
+        (evaluation.get("data"), "spec.training.evaluation.data"),
+    )
+    for sources, path in lists:
+        for index, source in enumerate(sources if isinstance(sources, list) else ()):
+            yield _mapping(source), "source", f"{path}[{index}].source"
+    if data.get("tokenizer") != "bytes":
+        yield data, "tokenizer", "spec.training.data.tokenizer"
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _unreachable(document: Document, path: str, value: str) -> CliError:
+    from muster.contract.base import Problem
+
+    problem = Problem(path, f"{value!r} is relative to this file, and the server is another machine")
+    return CliError(
+        "a relative path does not reach the workers",
+        Exit.USAGE,
+        "relative-path",
+        document.name,
+        (document.fault(problem),),
+        "put the data where the workers can read it, and name it by s3://…, file:///… or builtin://…",
+    )

@@ -1,0 +1,80 @@
+"""Commands that run the platform on this machine: up, down, demo."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from muster.cli.errors import Exit
+from muster.cli.options import Json, StateFolder
+from muster.cli.output import print_json
+
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Virtual nodes; a worker takes one.")]
+
+
+def up(
+    state: StateFolder = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8642,
+    host: Annotated[str, typer.Option("--host", help="Other addresses than loopback demand tokens.")] = "127.0.0.1",
+    nodes: Nodes = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", min=0, help="GPUs of each virtual node.")
+    ] = None,
+    stop_jobs: Annotated[
+        bool,
+        typer.Option(
+            "--stop-jobs", help="At the end stop the jobs too; each commits first, and the next `up` lets it go on."
+        ),
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Run in the background; `muster down` ends it.")
+    ] = False,
+    parent_pid: Annotated[int | None, typer.Option("--parent-pid", hidden=True)] = None,
+    json: Json = False,
+) -> None:
+    """Run Muster on this machine: API, operator, workers. No Kubernetes, no database server, no GPU needed.
+
+    Stopping it (Ctrl-C) stops no training: jobs go on, and the next `muster up` on the same state folder adopts them.
+    """
+    from muster.cli import up as story
+    from muster.cli.address import state_folder
+
+    wish = story.Wish(state_folder(state), host, port, nodes, gpus_per_node, stop_jobs, parent_pid)
+    (story.detach if detach else story.run)(wish)
+
+
+def down(state: StateFolder = None, json: Json = False) -> None:
+    """Stop the `muster up` of this machine. Jobs go on, unless it was started with --stop-jobs."""
+    from muster.cli import up as story
+    from muster.cli.address import state_folder
+
+    story.down(state_folder(state))
+
+
+def demo(
+    job: Annotated[Path | None, typer.Option("--job", help="Another job file than the example.")] = None,
+    state: Annotated[Path | None, typer.Option("--state", help="An empty folder; default: a temporary one.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the state folder.")] = False,
+    json: Json = False,
+) -> None:
+    """Show the whole promise: submit a job, kill a worker, watch it resume and finish. Leaves nothing running.
+
+    Exits with 0 only if every promise was kept, by the API's own records.
+    """
+    from muster.cli import demo as story
+    from muster.cli import demo_report, up
+    from muster.cli.promises import verdicts
+
+    up.refuse_missing_extras()
+    began = time.monotonic()
+    evidence = story.run(story.find_example(job), state, keep)
+    seconds, found = time.monotonic() - began, verdicts(evidence)
+    if json:
+        print_json(demo_report.document(evidence, found, seconds))
+    else:
+        demo_report.show(evidence, found, seconds)
+    if not all(verdict.kept for verdict in found):
+        raise typer.Exit(Exit.FAILED)

@@ -1,0 +1,216 @@
+"""What the demo promises, each checked against what the API says: a demo that only looks good fails here.
+
+Pure: Evidence in, verdicts out. tests/unit/cli/test_cli_promises.py breaks each promise in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+# The books are kept by two processes that look a few times a second, so they agree within that and not to the bit.
+BOOKS_SECONDS = 3.0
+KILLED = (137, -9)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The SIGKILL that the demo sent. step: of the rank's last heartbeat. commit_step: the newest commit then."""
+
+    at: float
+    pid: int
+    worker: int
+    rank: int
+    attempt: int
+    step: int
+    commit_step: int
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The API's own documents, and what only the demo can know: whom it killed, what was left running, what was said.
+
+    server: the address that the job was posted to. left_running: command lines, after everything was told to stop.
+    """
+
+    server: str
+    job: dict[str, Any]
+    attempts: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    metrics: dict[str, Any]
+    kill: Kill | None
+    sample: str
+    left_running: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A promise with what shows that it was kept, or how it was broken."""
+
+    promise: str
+    kept: bool
+    because: str
+
+
+class Broken(Exception):
+    """Raised by a check; the text says what is missing."""
+
+
+def verdicts(evidence: Evidence) -> tuple[Verdict, ...]:
+    return tuple(_verdict(promise, check, evidence) for promise, check in CHECKS.items())
+
+
+def _verdict(promise: str, check: Callable[[Evidence], str], evidence: Evidence) -> Verdict:
+    try:
+        return Verdict(promise, True, check(evidence))
+    except Broken as broken:
+        return Verdict(promise, False, str(broken))
+
+
+def _submitted(evidence: Evidence) -> str:
+    if not evidence.server.startswith("http://"):
+        raise Broken(f"the job was not posted to an HTTP address but to {evidence.server!r}")
+    created = [event for event in evidence.events if event["type"] == "job.created"]
+    if len(created) != 1 or created[0]["jobId"] != evidence.job["id"]:
+        raise Broken(f"the API tells of {len(created)} submissions of job {evidence.job['id']}, not of one")
+    return f"POST {evidence.server}/api/v1/jobs made job {evidence.job['id']}"
+
+
+def _lost_a_worker(evidence: Evidence) -> str:
+    kill = _kill(evidence)
+    failed = [
+        event for event in evidence.events if event["type"] == "attempt.failed" and event["attempt"] == kill.attempt
+    ]
+    if not failed:
+        raise Broken(f"pid {kill.pid} was killed, but attempt {kill.attempt} is not recorded as failed")
+    attempt = _attempt(evidence, kill.attempt)
+    if attempt["outcome"] != "failed" or attempt["cause"] != "infrastructure":
+        raise Broken(
+            f"attempt {kill.attempt} ended as {attempt['outcome']} by {attempt['cause']}, not by a lost worker"
+        )
+    code = _exit_code(evidence, kill.attempt)
+    if code not in KILLED:
+        raise Broken(f"attempt {kill.attempt} ended with exit code {code}, not with that of SIGKILL (137)")
+    whom = f"rank {kill.rank} (pid {kill.pid}) at step {kill.step}"
+    return f"SIGKILL to {whom}: attempt {kill.attempt} failed, exit code {code}"
+
+
+def _resumed(evidence: Evidence) -> str:
+    kill = _kill(evidence)
+    later = [attempt for attempt in evidence.attempts if attempt["number"] > kill.attempt]
+    if not later:
+        raise Broken(f"there is no attempt after attempt {kill.attempt}")
+    resumed_at = later[0]["resumeStep"]
+    if resumed_at <= 0:
+        raise Broken(f"attempt {later[0]['number']} began at step {resumed_at}: nothing was resumed")
+    commits = [
+        e for e in evidence.events if e["type"] == "checkpoint.committed" and e["data"].get("step") == resumed_at
+    ]
+    if not any(commit["at"] <= later[0]["createdAt"] for commit in commits):
+        raise Broken(f"attempt {later[0]['number']} resumed at step {resumed_at}, which was not committed before it")
+    first = [point["step"] for point in evidence.metrics["points"] if point["attempt"] == later[0]["number"]]
+    if not first or min(first) != resumed_at + 1:
+        raise Broken(f"after the commit of step {resumed_at} the first step trained is {min(first, default=None)}")
+    return f"attempt {later[0]['number']} loaded the commit of step {resumed_at} and trained step {resumed_at + 1} next"
+
+
+def _finished(evidence: Evidence) -> str:
+    status, steps = evidence.job["status"], evidence.job["spec"]["training"]["length"]["steps"]
+    if status["phase"] != "Succeeded":
+        raise Broken(f"the job is {status['phase']}: {status['because']}")
+    trained = sorted(point["step"] for point in evidence.metrics["points"])
+    if trained != list(range(1, steps + 1)):
+        gap = next((b for a, b in pairwise([0, *trained]) if b != a + 1), trained[-1] if trained else 0)
+        raise Broken(f"the loss curve does not hold every step from 1 to {steps} once (see step {gap})")
+    if status["progress"]["step"] != steps:
+        raise Broken(f"the job says Succeeded at step {status['progress']['step']} of {steps}")
+    return f"Succeeded at step {steps} of {steps} in attempt {status['attempt']}"
+
+
+def _learned(evidence: Evidence) -> str:
+    evaluations = sorted(evidence.metrics["evaluations"], key=lambda entry: entry["step"])
+    if len(evaluations) < 2 or evaluations[0]["step"] != 0:
+        steps = [entry["step"] for entry in evaluations]
+        raise Broken(f"there must be an evaluation at step 0 and one later; there are some at {steps}")
+    first, last = evaluations[0]["loss"], evaluations[-1]["loss"]
+    if first is None or last is None or not last < first:
+        raise Broken(f"the evaluation loss was {first} at the start and is {last} at the end")
+    if evaluations[-1]["step"] != evidence.job["spec"]["training"]["length"]["steps"]:
+        raise Broken(f"the last evaluation is of step {evaluations[-1]['step']}, before the end")
+    return f"evaluation loss {first:.3f} → {last:.3f} on documents that were never trained on"
+
+
+def _accounted(evidence: Evidence) -> str:
+    status = evidence.job["status"]
+    life = status["finishedAt"] - evidence.job["metadata"]["creationTimestamp"]
+    booked = sum(status["ledger"]["seconds"].values())
+    if abs(booked - life) > BOOKS_SECONDS:
+        raise Broken(f"the job lived {life:.1f} s and {booked:.1f} s of that are accounted for")
+    if any(seconds < 0 for seconds in status["ledger"]["seconds"].values()):
+        raise Broken(f"a state has less than no time: {status['ledger']['seconds']}")
+    return f"{booked:.1f} s of the job's {life:.1f} s are accounted for"
+
+
+def _speaks(evidence: Evidence) -> str:
+    if not evidence.sample.strip():
+        raise Broken("the best commit generated no text")
+    return f"{len(evidence.sample)} characters generated from the best commit"
+
+
+def _left_nothing(evidence: Evidence) -> str:
+    if evidence.left_running:
+        raise Broken(f"{len(evidence.left_running)} processes were left: {'; '.join(evidence.left_running)}")
+    return "no process of the platform or of a worker is left"
+
+
+CHECKS: dict[str, Callable[[Evidence], str]] = {
+    "submitted over HTTP": _submitted,
+    "lost a worker": _lost_a_worker,
+    "resumed from a commit": _resumed,
+    "finished": _finished,
+    "learned": _learned,
+    "time accounted for": _accounted,
+    "best commit generates": _speaks,
+    "left nothing running": _left_nothing,
+}
+
+
+def recovery_seconds(evidence: Evidence) -> float | None:
+    """From the SIGKILL to the end of the first step of the next attempt."""
+    if evidence.kill is None:
+        return None
+    after = [point["at"] for point in evidence.metrics["points"] if point["attempt"] > evidence.kill.attempt]
+    return min(after) - evidence.kill.at if after else None
+
+
+def detection_seconds(evidence: Evidence) -> float | None:
+    """From the SIGKILL to the operator's record that the attempt is over."""
+    failed = [e["at"] for e in evidence.events if e["type"] == "attempt.failed"]
+    return min(failed) - evidence.kill.at if evidence.kill and failed else None
+
+
+def _kill(evidence: Evidence) -> Kill:
+    if evidence.kill is None:
+        raise Broken("no rank was killed: the job ended before there was a commit to come back to")
+    return evidence.kill
+
+
+def _attempt(evidence: Evidence, number: int) -> dict[str, Any]:
+    for attempt in evidence.attempts:
+        if attempt["number"] == number:
+            return attempt
+    raise Broken(f"attempt {number} is not in the list of attempts")
+
+
+def _exit_code(evidence: Evidence, attempt: int) -> int | None:
+    """As the failure in the status or the event of the attempt's end tells it."""
+    failure = evidence.job["status"].get("lastFailure") or {}
+    if failure.get("attempt") == attempt and failure.get("exitCode") is not None:
+        return int(failure["exitCode"])
+    for event in evidence.events:
+        if event["type"] == "attempt.failed" and event["attempt"] == attempt:
+            code = event["data"].get("exitCode")
+            return None if code is None else int(code)
+    return None

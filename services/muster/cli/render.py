@@ -1,0 +1,218 @@
+"""Jobs, attempts, events and checkpoints as tables and paragraphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from muster.cli import words
+from muster.cli.output import answers
+from muster.cli.plot import Point, curve, smoothed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+PHASE_STYLE = {
+    "Queued": "yellow",
+    "Starting": "cyan",
+    "Running": "green",
+    "Restarting": "magenta",
+    "Stopping": "yellow",
+    "Suspended": "yellow",
+    "Succeeded": "bold green",
+    "Failed": "bold red",
+    "Cancelled": "dim",
+}
+ENDED = ("Succeeded", "Failed", "Cancelled")
+LOG_LINES = 12
+SMOOTHING_PARTS = 50
+
+
+def phase_text(phase: str) -> Text:
+    from rich.text import Text
+
+    return Text(phase, style=PHASE_STYLE.get(phase, ""))
+
+
+def unicode_ok(console: Console) -> bool:
+    return console.encoding.lower().replace("-", "") in ("utf8", "utf16", "utf32")
+
+
+def jobs_table(jobs: Sequence[dict[str, Any]], now: float) -> Table:
+    table = plain_table(
+        "NAME", "PHASE", ">STEP", ">LOSS", ">TOKENS/S", ">ETA", ">ATTEMPT", ">RESTARTS", ">AGE", "BECAUSE"
+    )
+    for job in jobs:
+        ended = job["phase"] in ENDED
+        table.add_row(
+            job["name"],
+            phase_text(job["phase"]),
+            progress_words(job["step"], job["steps"]),
+            words.loss(job["loss"]),
+            words.NOTHING if ended else words.amount(job["tokensPerSecond"]),
+            words.NOTHING if ended else words.duration(job["etaSeconds"]),
+            str(job["attempt"] or words.NOTHING),
+            str(job["restarts"]),
+            words.duration(now - job["createdAt"]),
+            one_line(job["because"]),
+        )
+    return table
+
+
+def progress_words(step: int | None, steps: int | None) -> str:
+    if step is None:
+        return words.NOTHING
+    return f"{step:,}/{steps:,}" if steps else f"{step:,}"
+
+
+def show_job(job: dict[str, Any], attempts: Sequence[dict[str, Any]], points: Sequence[Point]) -> None:
+    """Everything that `muster get` says of one job."""
+    console = answers()
+    status, metadata = job["status"], job["metadata"]
+    progress, checkpoint = status.get("progress") or {}, status.get("checkpoint") or {}
+    gang = status.get("gang") or {}
+    table = plain_table("", "", header=False)
+    table.add_row("job", f"{metadata['name']}  ({metadata['namespace']}, {job['id']})")
+    table.add_row("phase", phase_text(status["phase"]))
+    table.add_row("because", status["because"])
+    table.add_row("age", age_words(status, metadata["creationTimestamp"]))
+    if progress:
+        table.add_row("progress", progress_line(progress, ended=status["phase"] in ENDED))
+    table.add_row("gang", f"{gang.get('ready', 0)} of {words.plural(gang.get('wanted', 0), 'worker')} ready")
+    table.add_row("attempt", f"{status['attempt']}  ({words.plural(status['restarts']['total'], 'restart')})")
+    if checkpoint:
+        best = f", best {checkpoint['bestStep']}" if checkpoint.get("bestStep") is not None else ""
+        at = words.moment(checkpoint["committedAt"])
+        table.add_row("checkpoint", f"step {checkpoint['step']:,}{best}, {at}\n{checkpoint['uri']}")
+    console.print(table)
+    if len(attempts) > 1 or any(attempt.get("cause") for attempt in attempts):
+        console.print()
+        console.print(attempts_table(attempts))
+    show_goodput(goodput_shares(status))
+    show_curve(points)
+    if failure := status.get("lastFailure"):
+        show_failure(failure)
+
+
+def age_words(status: dict[str, Any], created: float) -> str:
+    end = status.get("finishedAt") or time.time()
+    ended = " (ended)" if status.get("finishedAt") else ""
+    return f"{words.duration(end - created)}{ended}, created {words.moment(created)}"
+
+
+def progress_line(progress: dict[str, Any], ended: bool = False) -> str:
+    parts = [f"step {progress_words(progress.get('step') or 0, progress.get('steps'))}"]
+    if progress.get("loss") is not None:
+        parts.append(f"loss {words.loss(progress['loss'])}")
+    if progress.get("evaluationLoss") is not None:
+        parts.append(f"evaluation {words.loss(progress['evaluationLoss'])}")
+    if not ended and progress.get("tokensPerSecond"):
+        parts.append(f"{words.amount(progress['tokensPerSecond'])} tokens/s")
+    if not ended and progress.get("etaSeconds") is not None:
+        parts.append(f"ETA {words.duration(progress['etaSeconds'])}")
+    return ", ".join(parts)
+
+
+def attempts_table(attempts: Iterable[dict[str, Any]]) -> Table:
+    table = plain_table(
+        ">ATTEMPT", "STARTED", ">LASTED", ">FROM STEP", ">TO STEP", ">LOST STEPS", "OUTCOME", "CAUSE", "MESSAGE"
+    )
+    for attempt in attempts:
+        end = attempt.get("endedAt") or time.time()
+        table.add_row(
+            str(attempt["number"]),
+            words.clock(attempt["createdAt"]),
+            words.duration(end - attempt["createdAt"]),
+            str(attempt["resumeStep"]),
+            words.NOTHING if attempt.get("lastStep") is None else str(attempt["lastStep"]),
+            str(attempt["lostSteps"]),
+            attempt["outcome"],
+            attempt.get("cause") or words.NOTHING,
+            one_line(attempt.get("message") or ""),
+        )
+    return table
+
+
+def goodput_shares(status: dict[str, Any]) -> dict[str, float]:
+    """Fractions of the job's life by state, largest first; empty where nothing is accounted for yet."""
+    seconds = (status.get("ledger") or {}).get("seconds") or {}
+    total = sum(seconds.values())
+    shares = {state: value / total for state, value in seconds.items() if value > 0} if total > 0 else {}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def show_goodput(shares: dict[str, float]) -> None:
+    if not shares:
+        return
+    answers().print()
+    table = plain_table("GOODPUT", ">SHARE", "")
+    for state, value in shares.items():
+        bar = "█" if unicode_ok(answers()) else "#"
+        table.add_row(state, words.share(value), bar * max(1, round(value * 40)) if value >= 0.005 else "")
+    answers().print(table)
+
+
+def show_curve(points: Sequence[Point]) -> None:
+    """The loss; a long run's is smoothed, for single steps on small batches are mostly noise."""
+    console = answers()
+    window = max(1, len(points) // SMOOTHING_PARTS)
+    lines = curve(smoothed(points, window), width=min(72, max(20, console.width - 16)), unicode=unicode_ok(console))
+    if lines:
+        console.print("\nloss" + (f" (mean of {window} steps)" if window > 1 else ""))
+        console.print("\n".join(lines))
+
+
+def show_failure(failure: dict[str, Any]) -> None:
+    console = answers()
+    where = [f"{key} {failure[key]}" for key in ("worker", "rank", "node", "step") if failure.get(key) is not None]
+    code = f", exit code {failure['exitCode']}" if failure.get("exitCode") is not None else ""
+    console.print(f"\nlast failure: {failure['cause']} in attempt {failure['attempt']}", style="bold")
+    console.print(f"  {failure['message']}", soft_wrap=True)
+    console.print(f"  ({', '.join(where)}{code})" if where or code else "", style="dim")
+    for line in (failure.get("logTail") or "").strip().splitlines()[-LOG_LINES:]:
+        console.print(f"  | {line}", style="dim", soft_wrap=True)
+
+
+def events_line(event: dict[str, Any]) -> str:
+    attempt = f"#{event['attempt']}" if event.get("attempt") else ""
+    return f"{words.clock(event['at'])}  {attempt:<4} {event['type']:<24} {event['message']}"
+
+
+def checkpoints_table(document: dict[str, Any]) -> Table:
+    table = plain_table(">STEP", ">ATTEMPT", "COMMITTED", ">RANKS", ">SIZE", ">LOSS", ">EVALUATION", "BEST")
+    for commit in document["items"]:
+        metrics = commit.get("metrics") or {}
+        table.add_row(
+            f"{commit['step']:,}",
+            str(commit["attempt"]),
+            words.moment(commit["committedAt"]),
+            str(commit["worldSize"]),
+            words.size(commit["bytes"]),
+            words.loss(metrics.get("loss")),
+            words.loss(metrics.get("evaluation_loss", metrics.get("evaluationLoss"))),
+            "best" if commit["best"] else "",
+        )
+    return table
+
+
+def plain_table(*columns: str, header: bool = True) -> Table:
+    """Columns without lines; `>` before a title aligns to the right. In a pipe nothing is cut off."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=header, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(columns):
+        right, last = column.startswith(">"), index == len(columns) - 1
+        title = column.removeprefix(">")
+        table.add_column(title, justify="right" if right else "left", no_wrap=right or not last, overflow="fold")
+    return table
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def step_points(metrics: dict[str, Any]) -> list[Point]:
+    return [Point(p["step"], p["loss"]) for p in metrics["points"] if p.get("loss") is not None]

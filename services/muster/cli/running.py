@@ -1,0 +1,106 @@
+"""Who runs on a state folder: up.json says it, and the lock on it says whether that is still true."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from muster.cli.errors import CliError, usage
+from muster.contract.layout import State
+
+
+@dataclass(frozen=True)
+class Running:
+    """pid: of `muster up`. url: empty until it answers for the first time."""
+
+    pid: int
+    url: str
+    started_at: float = 0.0
+
+
+class Lock:
+    """Held as long as this process lives, however it ends; children don't inherit it.
+
+    crashed_before: the last holder was killed, so its children may not have noticed yet.
+    """
+
+    def __init__(self, state: State) -> None:
+        """Take the lock. Raises CliError (exit 2) when another `muster up` has it or the folder can't be written."""
+        self.state = state
+        self.file = _open(state)
+        if not _take(self.file):
+            other = _read(state.running)
+            os.close(self.file)
+            raise already_running(state, other)
+        self.crashed_before = _read(state.running) is not None
+        self.write(Running(os.getpid(), "", time.time()))
+
+    def write(self, running: Running) -> None:
+        # In place: a renamed file would be another file than the locked one.
+        text = json.dumps(asdict(running)).encode()
+        os.pwrite(self.file, text.ljust(200), 0)
+
+    def release(self) -> None:
+        os.ftruncate(self.file, 0)
+        os.close(self.file)
+
+
+def who(state: State) -> Running | None:
+    """The `muster up` that lives on this folder; None when there is none, whatever the file says."""
+    try:
+        file = os.open(state.running, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _read(state.running)
+    finally:
+        os.close(file)
+    return None
+
+
+def already_running(state: State, other: Running | None) -> CliError:
+    where = f" (pid {other.pid}{f', {other.url}' if other.url else ''})" if other else ""
+    return usage(
+        f"a `muster up` runs on {state.root} already{where}",
+        "use it as it is, stop it with `muster down`, or start another with --state FOLDER --port PORT",
+        "already-running",
+    )
+
+
+def _open(state: State) -> int:
+    try:
+        state.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state.logs.mkdir(exist_ok=True)
+        return os.open(state.running, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise usage(
+            f"can't write to the state folder {state.root}: {reason}",
+            "choose a folder that you may write to: muster up --state FOLDER",
+            "state-not-writable",
+        ) from None
+
+
+def _take(file: int) -> bool:
+    """Whether the lock is ours now. Tried for a moment: someone who asks `who` holds it for an instant."""
+    for pause in (0.02, 0.05, 0.1, 0.2, 0.0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(pause)
+    return False
+
+
+def _read(path: Path) -> Running | None:
+    try:
+        document = json.loads(path.read_text())
+        return Running(int(document["pid"]), str(document["url"]), float(document["started_at"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

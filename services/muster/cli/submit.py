@@ -1,0 +1,131 @@
+"""`muster submit`: read the file, let the server check it and show the plan, then submit it once and only once."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from muster.cli import words
+from muster.cli.documents import Document, read_document, set_value
+from muster.cli.errors import CliError, Exit
+from muster.cli.output import answers, json_wanted, print_json, say
+from muster.cli.paths import make_absolute
+from muster.cli.render import plain_table
+
+if TYPE_CHECKING:
+    from muster.cli.client import Client
+
+
+def prepare(source: str, name: str | None, settings: list[str], local: bool) -> Document:
+    """The document to send: read, with --set and --name applied and relative paths made absolute."""
+    document = read_document(source)
+    for assignment in settings:
+        set_value(document, assignment)
+    if name is not None:
+        metadata = document.data.setdefault("metadata", {})
+        if isinstance(metadata, dict):
+            metadata["name"] = name
+    make_absolute(document, local)
+    return document
+
+
+def ask_for_plan(client: Client, document: Document) -> dict[str, Any]:
+    """The server's dry run. Raises CliError with the line of every fault, also for what a submission would refuse."""
+    with _placed(document):
+        plan = client.plan(document.data)
+    if not plan["accepted"]:
+        raise _refused(plan, document)
+    return plan
+
+
+def send(client: Client, document: Document) -> dict[str, Any]:
+    with _placed(document):
+        return client.submit(document.data)
+
+
+def show_plan(plan: dict[str, Any]) -> None:
+    job, spec = plan["job"], plan["job"]["spec"]
+    training, gang, batch = spec["training"], spec["gang"], spec["training"]["batch"]
+    table = plain_table("", "", header=False)
+    table.add_row("job", f"{job['name']}  ({job['namespace']})")
+    table.add_row("training", f"{training['task']} {_model_words(training['model'], plan.get('parameters'))}")
+    table.add_row("data", "\n".join(source["source"] for source in training["data"]["train"]))
+    table.add_row("gang", _gang_words(gang, plan))
+    table.add_row("batch", _batch_words(batch, plan))
+    table.add_row("length", ", ".join(f"{value:,} {key}" for key, value in training["length"].items() if value))
+    table.add_row("precision", f"{training['precision']}, shard: {training['parallel']['shard']}")
+    checkpoint = spec["checkpoint"]
+    table.add_row("checkpoints", f"{checkpoint.get('uri') or 'the platform chooses'} (every: {checkpoint['every']})")
+    answers().print(table)
+    for warning in plan["warnings"]:
+        say(f"warning: {warning['path']}: {warning['message']}", "yellow")
+
+
+def confirmed() -> bool:
+    """Ask on a terminal; anything else has already said what it wants by calling us."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    say("Submit? [Y/n] ", "bold", end="")
+    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+
+
+def announce(job: dict[str, Any]) -> None:
+    name = job["metadata"]["name"]
+    if json_wanted():
+        print_json(job)
+    say(f"Submitted {name} ({job['id']})", "bold green")
+    say(f"  muster get {name} --follow    watch it")
+    say(f"  muster logs {name} -f         what the workers write")
+    say(f"  muster why {name}             why it is where it is")
+
+
+@contextlib.contextmanager
+def _placed(document: Document) -> Iterator[None]:
+    """Adds file and lines to the faults that the server names by path."""
+    try:
+        yield
+    except CliError as error:
+        error.faults = tuple(document.fault(fault.problem) for fault in error.faults)
+        error.file = document.name if error.faults else error.file
+        raise
+
+
+def _refused(plan: dict[str, Any], document: Document) -> CliError:
+    from muster.contract.base import Problem
+
+    faults = tuple(document.fault(Problem(r.get("path") or "", r["message"])) for r in plan["refusals"])
+    code = plan["refusals"][0]["code"] if plan["refusals"] else "refused"
+    next_step = "choose another name with --name" if code == "name_taken" else ""
+    return CliError(
+        f"the server would refuse {plan['job']['name']}: {'; '.join(r['message'] for r in plan['refusals'])}",
+        Exit.FAILED,
+        code,
+        document.name,
+        faults,
+        next_step,
+    )
+
+
+def _model_words(model: dict[str, Any], parameters: int | None) -> str:
+    source = model.get("preset") or ("own shape" if model.get("architecture") else "")
+    if origin := model.get("from"):
+        source = f"from {origin.get('job') or origin.get('uri')} (step {origin.get('step')})"
+    return f"{source}, {words.amount(parameters)} parameters" if parameters else source
+
+
+def _gang_words(gang: dict[str, Any], plan: dict[str, Any]) -> str:
+    low, high = plan["worldSize"]["min"], plan["worldSize"]["max"]
+    nodes = gang["nodes"]
+    workers = f"{nodes['min']}" if nodes["min"] == nodes["max"] else f"{nodes['min']} to {nodes['max']}"
+    ranks = f"{low}" if low == high else f"{low} to {high}"
+    what = "GPU" if gang["gpusPerNode"] else "CPU process"
+    return f"{workers} workers × {words.plural(plan['ranksPerNode'], what)} = world size {ranks}"
+
+
+def _batch_words(batch: dict[str, Any], plan: dict[str, Any]) -> str:
+    steps = ", ".join(
+        f"{words.plural(a['microSteps'], 'micro-step')} on {a['ranks']} ranks" for a in plan["accumulation"]
+    )
+    return f"{batch['tokensPerStep']:,} tokens = {plan['samplesPerStep']} samples per step; {steps}"

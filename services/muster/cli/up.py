@@ -1,0 +1,317 @@
+"""`muster up`: API and operator of one machine as children of one process, until it is told to stop.
+
+Jobs outlive it. Workers are sessions of their own, so stopping the platform stops no training; the next `muster up` on
+the same state folder adopts the gangs that run and starts the next attempt of those that have died meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from muster.cli import running
+from muster.cli.address import LOOPBACK
+from muster.cli.errors import CliError, Exit, usage
+from muster.cli.output import json_wanted, print_json_line, say
+from muster.cli.supervise import Child, how_it_ended
+from muster.contract.layout import State
+
+READY_SECONDS_MAX = 30.0
+ORPHAN_SECONDS_MAX = 5.0
+# The operator gives gangs 30 s to commit where it stops them too.
+STOP_SECONDS_MAX = 45.0
+POLL_SECONDS = 0.05
+# What each extra brings and the platform can't start without; found without importing it.
+NEEDED = {"fastapi": "api", "psutil": "operator", "torch": "trainer"}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line asks for. nodes, gpus_per_node None: the operator's own defaults.
+
+    parent_pid: stop when that process is gone; for programs that start a platform of their own.
+    """
+
+    state: State
+    host: str = "127.0.0.1"
+    port: int = 8642
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    stop_jobs: bool = False
+    parent_pid: int | None = None
+
+    @property
+    def url(self) -> str:
+        """As seen from this machine: an address that means all of them is no place to connect to."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - it is looked for
+        return f"http://{host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+    def command(self) -> list[str]:
+        """The same wish as a command line, for --detach."""
+        words = [sys.executable, "-m", "muster.cli", "up", "--state", str(self.state.root)]
+        words += ["--host", self.host, "--port", str(self.port)]
+        words += ["--nodes", str(self.nodes)] if self.nodes is not None else []
+        words += ["--gpus-per-node", str(self.gpus_per_node)] if self.gpus_per_node is not None else []
+        return words + (["--stop-jobs"] if self.stop_jobs else [])
+
+
+def run(wish: Wish) -> None:
+    """Start the platform, watch over it, stop it. Returns when it has been told to stop.
+
+    Raises CliError: exit 2 when it can't start here, exit 1 when a part of it doesn't come up.
+    """
+    refuse_missing_extras()
+    lock = running.Lock(wish.state)
+    stop = _Stop(wish.parent_pid)
+    # Children of a platform that was killed notice it within a second; until then they hold port and folder.
+    patience = ORPHAN_SECONDS_MAX if lock.crashed_before else 0.0
+    try:
+        wish = replace(wish, port=free_port(wish.host, wish.port, patience))
+        children = _children(wish)
+        try:
+            _bring_up(wish, children, stop, patience)
+            if not stop.asked:
+                lock.write(running.Running(os.getpid(), wish.url, time.time()))
+                _welcome(wish)
+                _watch(children, stop)
+                _farewell(wish)
+        finally:
+            _stop_all(children, stop)
+    finally:
+        lock.release()
+        stop.restore()
+
+
+def free_port(host: str, port: int, patience_seconds: float = 0.0) -> int:
+    """The port itself if it can be had, any free one for 0. Raises CliError (exit 2) naming what to do."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            return _bind(host, port)
+        except OverflowError:
+            raise usage(f"there is no port {port}", code="bad-port") from None
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+                continue
+            in_use = error.errno == errno.EADDRINUSE
+            reason = "is in use" if in_use else f"can't be had: {(error.strerror or str(error)).lower()}"
+            other = port + 1 if port < 65535 else 8642
+            raise usage(
+                f"port {port} on {host} {reason}",
+                f"choose another: muster up --port {other}, or --port 0 for any free one",
+                "port-in-use" if in_use else "bad-port",
+            ) from None
+
+
+def _bind(host: str, port: int) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host.strip("[]"), port))
+        return int(probe.getsockname()[1])
+
+
+def refuse_missing_extras() -> None:
+    missing = sorted({extra for module, extra in NEEDED.items() if importlib.util.find_spec(module) is None})
+    if missing:
+        raise usage(
+            f"`muster up` runs the whole platform here, and the extras {', '.join(missing)} are not installed",
+            "pip install 'muster-train[all]'",
+            "extras-missing",
+        )
+
+
+def _children(wish: Wish) -> tuple[Child, Child]:
+    state = ["--state", str(wish.state.root)]
+    api = ["--host", wish.host, "--port", str(wish.port), *(["--no-auth"] if wish.loopback else [])]
+    operator = ["--world", "local", *state]
+    operator += ["--nodes", str(wish.nodes)] if wish.nodes is not None else []
+    operator += ["--gpus-per-node", str(wish.gpus_per_node)] if wish.gpus_per_node is not None else []
+    operator += ["--stop-workers"] if wish.stop_jobs else []
+    return (
+        Child("the API", "muster.api", [*state, *api], wish.state.logs / "api.log"),
+        Child("the operator", "muster.operator", operator, wish.state.logs / "operator.log"),
+    )
+
+
+class _Stop:
+    """SIGINT and SIGTERM while the platform runs: the first asks, the second insists. A parent's end asks too."""
+
+    def __init__(self, parent_pid: int | None) -> None:
+        self.signals = 0
+        self.parent_pid = parent_pid
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._take) for number in numbers}
+
+    def _take(self, number: int, _frame: object) -> None:
+        self.signals += 1
+
+    @property
+    def asked(self) -> int:
+        orphaned = self.parent_pid is not None and os.getppid() != self.parent_pid
+        return self.signals or int(orphaned)
+
+    def restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _bring_up(wish: Wish, children: tuple[Child, ...], stop: _Stop, patience_seconds: float) -> None:
+    """Start all and wait for the first answer. A child that dies meanwhile is tried again only within patience."""
+    began = time.monotonic()
+    for child in children:
+        child.start()
+    while not stop.asked and not _ready(wish.host, wish.port):
+        now = time.monotonic()
+        for child in children:
+            if not child.alive and child.process is not None and now - began > patience_seconds:
+                raise _not_started(child, how_it_ended(child.process.returncode))
+            child.watch(now, say)
+        if now - began > READY_SECONDS_MAX:
+            raise _not_started(children[0], f"did not answer within {READY_SECONDS_MAX:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+def _not_started(child: Child, how: str) -> CliError:
+    words = child.last_words()
+    return CliError(
+        f"{child.name} {how} while starting{':' if words else ''}\n{words}".rstrip(),
+        Exit.FAILED,
+        "not-started",
+        next_step=f"the whole log is in {child.log}",
+    )
+
+
+def _ready(host: str, port: int) -> bool:
+    connection = HTTPConnection(host.strip("[]"), port, timeout=2)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _welcome(wish: Wish) -> None:
+    if json_wanted():
+        print_json_line({"url": wish.url, "pid": os.getpid(), "state": str(wish.state.root)})
+    say(f"Muster is up at {wish.url} (state: {wish.state.root})", "bold green")
+    if not wish.loopback:
+        say(f"  Every request needs a token; the first one is in {wish.state.root / 'admin-token'}")
+    say("  muster submit examples/pretrain-stdlib.yaml --follow    train something, in another terminal")
+    say("  muster ls                                               what is here")
+    say(f"  {wish.url + '/docs':<56}the API")
+    say("  Ctrl-C stops the platform; jobs go on and are adopted by the next `muster up` (--stop-jobs stops them too)")
+
+
+def _watch(children: tuple[Child, ...], stop: _Stop) -> None:
+    while not stop.asked:
+        for child in children:
+            child.watch(time.monotonic(), say)
+        time.sleep(POLL_SECONDS)
+
+
+def _farewell(wish: Wish) -> None:
+    """Say what becomes of the jobs that run."""
+    from muster.cli.local_jobs import with_workers
+
+    names = with_workers(wish.state)
+    if not names:
+        say("Stopping. No job runs.")
+        return
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    if wish.stop_jobs:
+        say(f"Stopping, and with it after a commit: {shown}. The next `muster up` lets them go on from there.")
+    else:
+        say(f"Stopping. These jobs train on: {shown}. The next `muster up` on this state folder adopts them.")
+
+
+def _stop_all(children: tuple[Child, ...], stop: _Stop) -> None:
+    """Ask all, then wait for each; the second Ctrl-C waits no longer."""
+    before = stop.signals
+    for child in children:
+        child.tell(signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    while any(child.alive for child in children) and time.monotonic() < deadline:
+        if stop.signals > max(before, 1):
+            say("Stopping at once.")
+            break
+        time.sleep(POLL_SECONDS)
+    for child in children:
+        if child.alive:
+            child.tell(signal.SIGKILL)
+        child.reap()
+
+
+def detach(wish: Wish) -> None:
+    """`muster up --detach`: the same in the background. Returns when it answers. Raises CliError as `run` does."""
+    refuse_missing_extras()
+    if (other := running.who(wish.state)) is not None:
+        raise running.already_running(wish.state, other)
+    running.Lock(wish.state).release()  # the folder can be written to
+    free_port(wish.host, wish.port)
+    log = wish.state.logs / "up.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            wish.command(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=wish.state.root,
+        )
+    here = _wait_for_url(wish.state, process, log)
+    if json_wanted():
+        print_json_line({"url": here.url, "pid": here.pid, "state": str(wish.state.root)})
+    say(f"Muster is up at {here.url} (pid {here.pid}, log: {log})", "bold green")
+    say("  muster down    stops it")
+
+
+def _wait_for_url(state: State, process: subprocess.Popen[bytes], log: Path) -> running.Running:
+    deadline = time.monotonic() + READY_SECONDS_MAX + 5
+    while time.monotonic() < deadline:
+        here = running.who(state)
+        if here is not None and here.url and here.pid == process.pid:
+            return here
+        if process.poll() is not None:
+            break
+        time.sleep(POLL_SECONDS)
+    tail = "\n".join(log.read_text(errors="replace").strip().splitlines()[-6:])
+    raise CliError(f"`muster up` did not start:\n{tail}", Exit.FAILED, "not-started", next_step=f"the log is in {log}")
+
+
+def down(state: State) -> None:
+    """Stop the `muster up` of this folder, wherever it runs. Raises CliError when there is none, or it does not end."""
+    from muster.cli.local_jobs import with_workers
+
+    here = running.who(state)
+    if here is None:
+        raise CliError(f"no `muster up` runs on {state.root}", Exit.FAILED, "not-running", next_step="muster up")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(here.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS_MAX + 5
+    while running.who(state) is not None:
+        if time.monotonic() > deadline:
+            raise CliError(
+                f"`muster up` (pid {here.pid}) does not end", code="not-stopped", next_step=f"kill -9 {here.pid}"
+            )
+        time.sleep(POLL_SECONDS)
+    names = with_workers(state)
+    if json_wanted():
+        print_json_line({"stopped": True, "pid": here.pid, "jobsTrainingOn": names})
+    say("Stopped." + (f" These jobs train on: {', '.join(names)}. The next `muster up` adopts them." if names else ""))

@@ -1,0 +1,160 @@
+"""Commands that look into a job: logs, events, metrics, why."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from muster.cli import words
+from muster.cli.errors import Exit
+from muster.cli.options import Job, Json, Server, connect
+from muster.cli.output import answers, json_wanted, print_json, say
+
+FollowStream = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
+
+
+def logs(
+    job: Job,
+    follow: FollowStream = False,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", "-a", min=1, help="Of this attempt; default: the newest.")
+    ] = None,
+    worker: Annotated[str, typer.Option("--worker", help="Of this worker, or all of them.")] = "0",
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines.")] = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Print what the workers wrote. Logs outlive their workers, attempt by attempt."""
+    from muster.cli.follow import follow_log
+
+    if worker != "all" and not worker.isdigit():
+        raise typer.BadParameter(f"a worker's number or all, not {worker!r}", param_hint="--worker")
+    with connect(server) as client:
+        job_id = client.job_id(job)
+        try:
+            if follow:
+                follow_log(client, job_id, {"attempt": attempt, "worker": worker, "tail": tail}, worker == "all")
+            else:
+                _print_logs(client, job_id, attempt, worker, tail)
+        except KeyboardInterrupt:
+            say(f"\nDetached; {job} goes on.")
+            raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+def _print_logs(client: Any, job_id: str, attempt: int | None, worker: str, tail: int | None) -> None:
+    first = client.get(f"jobs/{job_id}/logs", attempt=attempt, worker=0 if worker == "all" else worker, tail=tail)
+    numbers = first["workers"] if worker == "all" else [int(worker)]
+    documents = []
+    for number in numbers:
+        page = first if number == first["worker"] else None
+        page = page or client.get(f"jobs/{job_id}/logs", attempt=first["attempt"], worker=number, tail=tail)
+        text = page["text"]
+        while not page["complete"] and page["nextOffset"] > page["offset"] and page["text"]:
+            # Complete as of now: what a running worker writes meanwhile is for --follow.
+            page = client.get(f"jobs/{job_id}/logs", attempt=first["attempt"], worker=number, offset=page["nextOffset"])
+            text += page["text"]
+        documents.append({"attempt": first["attempt"], "worker": number, "text": text})
+        if not json_wanted():
+            if len(numbers) > 1:
+                say(f"--- worker {number} ---", "bold")
+            typer.echo(text, nl=not text.endswith("\n") and bool(text))
+            if not text:
+                say("Nothing is written yet.")
+    if json_wanted():
+        print_json({"items": documents, "attempts": first["attempts"], "workers": first["workers"]})
+
+
+def events(
+    job: Job,
+    follow: FollowStream = False,
+    kind: Annotated[
+        list[str] | None, typer.Option("--type", "-t", help="Only this type, such as attempt.failed.")
+    ] = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Print what happened to a job, in order."""
+    from muster.cli.follow import follow_events
+    from muster.cli.render import events_line
+
+    with connect(server) as client:
+        job_id = client.job_id(job)
+        try:
+            if follow:
+                follow_events(client, job_id, 0, kind or [])
+                return
+        except KeyboardInterrupt:
+            say(f"\nDetached; {job} goes on.")
+            raise typer.Exit(Exit.INTERRUPTED) from None
+        items = all_events(client, job_id, kind or [])
+    if json:
+        print_json({"items": items})
+        return
+    for event in items:
+        answers().print(events_line(event), soft_wrap=True)
+
+
+def all_events(client: Any, job_id: str, kinds: list[str] | None = None) -> list[dict[str, Any]]:
+    """Page by page."""
+    items: list[dict[str, Any]] = []
+    while True:
+        page = client.get(f"jobs/{job_id}/events", after=items[-1]["id"] if items else 0, limit=500, type=kinds or [])
+        items += page["items"]
+        if not page["items"]:
+            return items
+
+
+def metrics(
+    job: Job,
+    points: Annotated[int, typer.Option("--points", min=2, max=10_000, help="At most so many steps.")] = 500,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Plot the loss and list the evaluations."""
+    from muster.cli.render import plain_table, show_curve, step_points
+
+    with connect(server) as client:
+        document = client.get(f"jobs/{client.job_id(job)}/metrics", points=points)
+    if json:
+        print_json(document)
+        return
+    if not document["points"]:
+        say("No step is done yet.")
+        return
+    show_curve(step_points(document))
+    if document["evaluations"]:
+        table = plain_table(">STEP", ">EVALUATION LOSS", ">ATTEMPT", "AT")
+        for entry in document["evaluations"]:
+            attempt = words.NOTHING if entry.get("attempt") is None else str(entry["attempt"])
+            table.add_row(f"{entry['step']:,}", words.loss(entry["loss"]), attempt, words.clock(entry.get("at")))
+        answers().print()
+        answers().print(table)
+
+
+def why(job: Job, server: Server = None, json: Json = False) -> None:
+    """Say why a job is where it is: waiting for what, failed by what, and what to do."""
+    from muster.cli.render import phase_text, plain_table, show_failure
+
+    with connect(server) as client:
+        document = client.get(f"jobs/{client.job_id(job)}/why")
+    if json:
+        print_json(document)
+        return
+    table = plain_table("", "", header=False)
+    table.add_row("job", document["name"])
+    table.add_row("phase", phase_text(document["phase"]))
+    table.add_row("because", document["because"])
+    table.add_row("since", words.moment(document["since"]))
+    if queue := document.get("queue"):
+        table.add_row("queue", f"position {queue['position']} of {queue['queued']}")
+    if document.get("retryAt"):
+        table.add_row("next try", words.moment(document["retryAt"]))
+    answers().print(table)
+    failure = document.get("lastFailure")
+    if failure and document["phase"] != "Succeeded":
+        show_failure(failure)
+    if document.get("next"):
+        answers().print("\nwhat to do", style="bold")
+        for step in document["next"]:
+            answers().print(f"  {step.replace('{id}', document['id'])}", soft_wrap=True)
