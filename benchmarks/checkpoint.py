@@ -1,0 +1,160 @@
+"""Checkpoints against the field, in one run on one server: raw clients (the limit), torch.distributed.checkpoint,
+Muster.
+
+    python benchmarks/checkpoint.py [--megabytes 512] [--repeat 3] [--json FILE]
+
+Peers save and load the same bytes, one rank, on the same rclone S3 server over loopback and in the same folder; each
+runs in a process of its own, in turns. s3fs pins an older botocore, so it is installed into a folder of its own.
+Then two ranks of 256 MB save while they train: seconds that training was blocked, memory, bytes, and what the upload
+costs the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.s3_servers import BUCKET, TOOLS, Missing, rclone_server, s5cmd  # noqa: E402
+
+REMOTE = ("boto3", "s5cmd", "muster", "dcp-fsspec")
+LOCAL = ("copy", "muster", "dcp-sync", "dcp-async")
+S3FS = "s3fs==2025.9.0"
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--megabytes", type=int, default=512)
+    arguments.add_argument("--repeat", type=int, default=3)
+    arguments.add_argument("--saves", type=int, default=30, help="saves of each rank while training")
+    arguments.add_argument("--only", choices=("s3", "folder", "training"), help="one of the three parts")
+    arguments.add_argument("--json", type=Path)
+    chosen = arguments.parse_args()
+    results: dict[str, Any] = {"megabytes": chosen.megabytes, "cpus": os.cpu_count()}
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as place:
+        if chosen.only in (None, "s3"):
+            with rclone_server(Path(place) / "rclone") as server:
+                results["s3"] = compare(REMOTE, f"s3://{BUCKET}", server.environment(), place, chosen)
+        if chosen.only in (None, "folder"):
+            results["folder"] = compare(LOCAL, f"{place}/folder", {}, place, chosen)
+        if chosen.only in (None, "training"):
+            results["training"] = training(f"{place}/training", chosen)
+    print(table(results))
+    if chosen.json:
+        chosen.json.write_text(json.dumps(results, indent=1))
+    return 0
+
+
+def compare(
+    peers: tuple[str, ...], where: str, environment: dict[str, str], place: str, chosen: argparse.Namespace
+) -> dict[str, Any]:
+    """Median MB/s of each peer's save and load. Peers take turns, so that a slow minute of the machine hits all."""
+    runs: dict[str, list[dict[str, float]]] = {peer: [] for peer in peers}
+    skipped: dict[str, str] = {}
+    for turn in range(chosen.repeat):
+        for peer in peers:
+            if peer not in skipped:
+                try:
+                    runs[peer].append(one(peer, f"{where}/{peer}-{turn}", environment, chosen.megabytes, place))
+                except Missing as missing:
+                    skipped[peer] = str(missing)
+    medians = {
+        peer: {key: statistics.median(run[key] for run in found) for key in found[0]}
+        for peer, found in runs.items()
+        if found
+    }
+    return {"median": medians, "runs": runs, "skipped": skipped}
+
+
+def one(peer: str, where: str, environment: dict[str, str], megabytes: int, place: str) -> dict[str, float]:
+    extra = {"S5CMD": str(s5cmd())} if peer == "s5cmd" else {}
+    path = [str(ROOT)]
+    if peer == "dcp-fsspec":
+        path.insert(0, str(s3fs()))
+    env = {**os.environ, **environment, **extra, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("checkpoint_peers.py"))]
+    done = subprocess.run(
+        [*command, peer, where, str(megabytes), place], env=env, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise Missing(f"{peer}: {(done.stderr.strip().splitlines() or ['failed without a word'])[-1]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(
+        f"  {peer:12} {where.split(':')[0][:2]:2}  save {found['save']:7.0f}  load {found['load']:7.0f} MB/s",
+        flush=True,
+    )
+    return found
+
+
+def s3fs() -> Path:
+    folder = TOOLS / "s3fs"
+    if not folder.exists():
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), S3FS],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise Missing(f"s3fs: {done.stderr.strip().splitlines()[-1:]}")
+    return folder
+
+
+def training(where: str, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Two ranks of 256 MB each that train and save; the figures are the worse rank's."""
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = str(Path(__file__).with_name("checkpoint_peers.py"))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*command, script, "training", where, "256", str(chosen.saves)], env=env, check=True, capture_output=True
+    )
+    ranks = [json.loads(Path(f"{where}-{rank}.json").read_text()) for rank in range(2)]
+    return {key: max(rank[key] for rank in ranks) for key in ranks[0]}
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = [f"{results['megabytes']} MB, one rank, {results['cpus']} cores; medians, MB/s"]
+    for place in ("s3", "folder"):
+        for peer, found in results.get(place, {"median": {}})["median"].items():
+            lines.append(f"  {place:7} {peer:12} save {found['save']:7.0f}   load {found['load']:7.0f}")
+        for peer, why in results.get(place, {"skipped": {}})["skipped"].items():
+            lines.append(f"  {place:7} {peer:12} not measured: {why}")
+    if "s3" in results:
+        lines += ratios(results["s3"]["median"])
+    if "training" in results:
+        lines += training_lines(results["training"])
+    return "\n".join(lines)
+
+
+def ratios(s3: dict[str, dict[str, float]]) -> list[str]:
+    lines = []
+    raw = [found for peer, found in s3.items() if peer in ("boto3", "s5cmd")]
+    for way in ("save", "load"):
+        if "muster" in s3 and raw:
+            best = max(found[way] for found in raw)
+            lines.append(f"  Muster's {way} is {s3['muster'][way] / best:.2f} × the best raw client's")
+        if "muster" in s3 and "dcp-fsspec" in s3:
+            lines.append(f"  Muster's {way} is {s3['muster'][way] / s3['dcp-fsspec'][way]:.2f} × DCP over s3fs")
+    return lines
+
+
+def training_lines(t: dict[str, float]) -> list[str]:
+    first, middle, last = (1e3 * t[f"blocked_{which}"] for which in ("first", "p50", "p99"))
+    return [
+        f"while training, 2 ranks × 256 MB, {t['saves']:.0f} saves, {t['committed']:.0f} committed",
+        f"  blocked p50 {middle:.0f} ms, p99 {last:.0f} ms; the first save {first:.0f} ms",
+        f"  step {1e3 * t['step_quiet']:.1f} ms without an upload, {1e3 * t['step_uploading']:.1f} ms beside one",
+        f"  extra memory {t['extra_memory']:.3f} × the shard",
+        f"  bytes written {t['bytes_written']:.4f} × the unique bytes",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""A cluster with hollow nodes and an operator in it, as the tests want to speak to it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.kubelet import Kubelets
+from tests.polling import eventually
+from tests.tidy.repository import ROOT
+
+from muster.contract.kubernetes import from_kubeconfig
+from muster.operator.kubernetes import paths
+from muster.operator.kubernetes.client import ApiError, Client, Object
+
+T = TypeVar("T")
+SYSTEM = "muster-system"
+CHART = ROOT / "helm" / "muster"
+
+
+class House:
+    """plane: started. Everything else is made here: CRD, RBAC, kubelets. Calls are made from the test's own thread."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self.plane, self.folder = plane, folder
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.client = Client(from_kubeconfig(yaml.safe_load, plane.kubeconfig), agent="tests")
+        self.do(self.client.__aenter__())
+        self.kubelets = Kubelets(self.client, folder / "pods")
+        self._kubelets = asyncio.run_coroutine_threadsafe(self.kubelets.run(), self._loop)
+        self.operators: list[subprocess.Popen[bytes]] = []
+
+    def do(self, work: Coroutine[Any, Any, T], timeout: float = 60.0) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+
+    def close(self) -> None:
+        self.stop_operators()
+        self._kubelets.cancel()
+        self.do(self.kubelets.close())
+        self.do(self.client.__aexit__())
+        self.do(_end_other_tasks())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    # --- the cluster ---
+
+    def install(self) -> None:
+        """What the chart brings: CRD and RBAC, as it is rendered for the namespace muster-system."""
+        self.namespace(SYSTEM)
+        self.apply(yaml.safe_load((CHART / "files" / "trainingjobs.yaml").read_text()))
+        text = (CHART / "templates" / "operator-rbac.yaml").read_text().replace("{{ .Release.Namespace }}", SYSTEM)
+        for document in yaml.safe_load_all(text):
+            self.apply(document)
+        crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.muster.dev"
+        eventually(lambda: _is_true(self.get(crd), "Established"), "an established CRD")
+        eventually(lambda: self.get(paths.JOBS) or True, "TrainingJobs to be served")
+
+    def apply(self, document: Object) -> None:
+        self.kubectl("apply", "--server-side", "-f", "-", given=json.dumps(document))
+
+    def kubectl(self, *words: str, given: str | None = None, check: bool = True) -> str:
+        done = subprocess.run(
+            ["kubectl", f"--kubeconfig={self.plane.kubeconfig}", *words], input=given, capture_output=True, text=True,
+            check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0 or not check, f"kubectl {' '.join(words)}: {done.stderr}"
+        return done.stdout + ("" if check else done.stderr)
+
+    def namespace(self, name: str) -> None:
+        """With the restricted Pod Security Standard enforced."""
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        with contextlib.suppress(ApiError):
+            self.do(self.client.create("/api/v1/namespaces", body))
+        path = paths.core(name, "serviceaccounts", "default")
+        eventually(lambda: self.find(path), f"the default service account of {name}")
+
+    def node(self, name: str, labels: dict[str, str] | None = None, **allocatable: str) -> None:
+        self.do(self.kubelets.add_node(name, labels, **allocatable))
+
+    def get(self, path: str) -> Object:
+        return self.do(self.client.get(path))
+
+    def find(self, path: str) -> Object | None:
+        try:
+            return self.get(path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    # --- the operator ---
+
+    def start_operator(self, identity: str = "first", server: str = "", **environment: str) -> subprocess.Popen[bytes]:
+        """With its own service account's token and the chart's RBAC; returns when it leads or waits."""
+        kubeconfig = self.folder / f"operator{'-by-proxy' if server else ''}.kubeconfig"
+        if not kubeconfig.exists():
+            request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+            path = f"{paths.core(SYSTEM, 'serviceaccounts', 'muster-operator')}/token"
+            token = self.do(self.client.create(path, request))["status"]["token"]
+            self.plane.write_kubeconfig(kubeconfig, {"token": token}, server)
+        settings = {
+            "MUSTER_OPERATOR_NAMESPACE": SYSTEM, "MUSTER_OPERATOR_IDENTITY": identity, "MUSTER_OPERATOR_PORT": "0",
+            "MUSTER_OPERATOR_HOST": "127.0.0.1", "MUSTER_OPERATOR_LOG_FORMAT": "json",
+            "MUSTER_OPERATOR_LOG_LEVEL": "debug", "MUSTER_OPERATOR_IMAGE": "quick",
+            "MUSTER_OPERATOR_CHECKPOINT_URI": f"file://{self.checkpoints}",
+        }  # fmt: skip
+        with open(self.log, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "muster.operator", "--world", "kubernetes", "--kubeconfig", str(kubeconfig)],
+                env=os.environ | settings | environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        self.operators.append(process)
+        return process
+
+    def stop_operators(self, how: signal.Signals = signal.SIGTERM) -> None:
+        for process in self.operators:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(how)
+        for process in self.operators:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.operators = []
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "operator.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        place = self.folder / "checkpoints"
+        place.mkdir(exist_ok=True)
+        return place
+
+    # --- jobs ---
+
+    def submit(self, document: Object) -> str:
+        """Returns its uid."""
+        namespace = document["metadata"].get("namespace", "default")
+        made = self.do(self.client.create(paths.jobs(namespace), document))
+        return str(made["metadata"]["uid"])
+
+    def job(self, name: str, namespace: str = "team") -> Object:
+        return self.get(paths.job(namespace, name))
+
+    def status(self, name: str, namespace: str = "team") -> Object:
+        status: Object = (self.find(paths.job(namespace, name)) or {}).get("status") or {}
+        return status
+
+    def change(self, name: str, spec: Object, namespace: str = "team") -> None:
+        self.do(self.client.patch(paths.job(namespace, name), {"spec": spec}))
+
+    def pods(self, name: str, namespace: str = "team") -> list[Object]:
+        query = f"?labelSelector=muster.dev%2Fjob%3D{name}"
+        items: list[Object] = self.get(paths.core(namespace, "pods") + query)["items"]
+        return items
+
+    def reaches(self, name: str, phase: str, timeout: float = 60.0, namespace: str = "team") -> Object:
+        """The status when it has that phase."""
+
+        def look() -> Object | None:
+            status = self.status(name, namespace)
+            assert status.get("phase") == phase, (
+                f"{status.get('phase')} ({status.get('code')}): {status.get('because')}"
+            )
+            return status
+
+        return eventually(look, f"{name} to be {phase}\n{self.tail()}", timeout)
+
+    def steps(self, name: str, at_least: int, timeout: float = 60.0) -> int:
+        """Steps that a quick job has trained, once they are so many."""
+        uid = self.job(name)["metadata"]["uid"]
+
+        def look() -> int | None:
+            trace = self.trace(uid)
+            return trace[-1][2] if trace and trace[-1][2] >= at_least else None
+
+        return eventually(look, f"{name} to train {at_least} steps\n{self.tail()}", timeout)
+
+    def trace(self, uid: str) -> list[tuple[int, int, int, float]]:
+        """(attempt, worker, step, when) of everything that quick workers trained."""
+        path = self.checkpoints / f"trace-{uid}"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(int(a), int(w), int(s), float(t)) for a, w, s, t in (line.split() for line in lines)]
+
+    def tail(self, lines: int = 15) -> str:
+        text = self.log.read_text() if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def quick_job(name: str, nodes: int = 2, steps: int = 30, **changes: Any) -> Object:
+    """A TrainingJob whose pods run `pod_worker.py`. changes: parts of the spec."""
+    spec: Object = {
+        "training": {
+            "model": {"preset": "muster-1m"},
+            "data": {"train": [{"source": "builtin://python-stdlib"}], "sequenceLength": 64},
+            "batch": {"tokensPerStep": 64 * nodes},
+            "length": {"steps": steps},
+        },
+        "gang": {"nodes": nodes, "resources": {"cpu": "1", "memory": "1Gi"}},
+        "recovery": {"backoffSeconds": 0.2},
+    }
+    for key, value in changes.items():
+        spec[key] = spec.get(key, {}) | value if isinstance(value, dict) else value
+    return {
+        "apiVersion": "muster.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "team"},
+        "spec": spec,
+    }
+
+
+async def _end_other_tasks() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _is_true(item: Object, condition: str) -> bool:
+    return any(c["type"] == condition and c["status"] == "True" for c in item.get("status", {}).get("conditions", ()))

@@ -1,0 +1,96 @@
+"""A worker without a model, for pods: fence, heartbeats, commits and exit record as `muster.trainer.launch` has them.
+
+QUICK_STEP_SECONDS   how long a step takes
+QUICK_EXIT           `attempt:worker:step:code`: that worker ends there with that code
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from muster.contract.base import dump_json
+from muster.contract.fence import FenceUnreachable, StaleAttempt, confirm
+from muster.contract.names import ExitCode
+from muster.contract.signals import Heartbeat, TrainerPhase, WorkerExit
+from muster.trainer.report import leave_word, serve_reports
+
+FOLDER = Path(os.environ["MUSTER_WORKER_DIR"])
+ATTEMPT, WORKER = int(os.environ["MUSTER_ATTEMPT"]), int(os.environ["MUSTER_WORKER"])
+JOB = Path(os.environ["MUSTER_CHECKPOINT_URI"].removeprefix("file://"))
+STARTED = time.time()
+
+
+def write_whole(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def beat(phase: TrainerPhase, step: int, committed: int | None) -> None:
+    at = time.time()
+    told = Heartbeat(
+        attempt=ATTEMPT, rank=WORKER, pid=os.getpid(), phase=phase, step=step, at=at, progressed_at=at,
+        started_at=STARTED, last_commit_step=committed,
+    )  # fmt: skip
+    write_whole(FOLDER / f"rank-{WORKER}.json", dump_json(told))
+
+
+def pass_fence() -> None:
+    """As the trainer does it: while nobody can tell, wait, and don't commit."""
+    while True:
+        try:
+            return confirm(os.environ["MUSTER_FENCE"], os.environ["MUSTER_JOB_UID"], ATTEMPT)
+        except FenceUnreachable:
+            time.sleep(0.1)  # not a wait: the fence is asked again
+
+
+def commit(step: int) -> int:
+    if WORKER == 0:
+        pass_fence()
+        (JOB / "commits").mkdir(parents=True, exist_ok=True)
+        document = {"step": step, "attempt": ATTEMPT, "committedAt": time.time()}
+        write_whole(JOB / "commits" / f"step-{step:08d}.json", json.dumps(document))
+    return step
+
+
+def train() -> int:
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    pass_fence()
+    step, committed = int(os.environ["MUSTER_RESUME_STEP"]), None
+    steps = json.loads(os.environ["MUSTER_CONFIG"])["training"]["length"]["steps"]
+    told = [int(part) for part in os.environ.get("QUICK_EXIT", "0:0:0:0").split(":")]
+    beat(TrainerPhase.INIT, step, committed)
+    with open(JOB.parent / f"trace-{JOB.name}", "a") as trace:
+        while step < steps:
+            time.sleep(float(os.environ.get("QUICK_STEP_SECONDS", "0.1")))  # not a wait: the work itself
+            step += 1
+            trace.write(f"{ATTEMPT} {WORKER} {step} {time.time()}\n")
+            trace.flush()
+            if step % 5 == 0:
+                committed = commit(step)
+            beat(TrainerPhase.STEP, step, committed)
+            if told[:3] == [ATTEMPT, WORKER, step]:
+                return told[3]
+            if asked:
+                commit(step)
+                return ExitCode.PREEMPTED_COMMITTED
+    commit(step)
+    beat(TrainerPhase.DONE, step, step)
+    return 0
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    serve_reports(FOLDER)
+    try:
+        code, words = train(), ""
+    except StaleAttempt as stale:
+        code, words = int(ExitCode.STALE_ATTEMPT), str(stale)
+    if code:
+        words = words or f"worker {WORKER} was told to end with {code}"
+    leave_word(WorkerExit(exit_code=int(code), at=time.time(), rank=WORKER if code else None, message=words))
+    sys.exit(int(code))

@@ -1,0 +1,132 @@
+"""The REST API over TrainingJobs of a real API server: relay, mirror, jobs that were made with kubectl."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.controlplane import free_ports
+from tests.cluster.house import House, quick_job
+from tests.polling import eventually
+
+from muster.operator.kubernetes import paths
+
+KIND = {"node.kubernetes.io/instance-type": "rest"}
+
+
+class Rest:
+    def __init__(self, house: House, folder: Path) -> None:
+        self._house, self._folder = house, folder
+        (self._port,) = free_ports(1)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        settings = {
+            "MUSTER_API_CLUSTER": "kubernetes", "MUSTER_API_KUBECONFIG": str(self._house.plane.kubeconfig),
+            "MUSTER_API_AUTH": "false", "MUSTER_API_CHECKPOINT_URI": f"file://{self._house.checkpoints}",
+        }  # fmt: skip
+        arguments = ["--state", str(self._folder), "--host", "127.0.0.1", "--port", str(self._port)]
+        with open(self._folder / "api.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "muster.api", *arguments], env=os.environ | settings, stdout=log, stderr=log
+            )
+        eventually(self._answers, f"the API; its log: {self._folder / 'api.log'}")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(20)
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._port}/api/v1{path}", data, {"Content-Type": "application/json"}, method=method
+        )
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return json.load(reply)
+
+    def job(self, name: str) -> Any:
+        """By name; None while the API does not know it."""
+        items = self.ask("GET", "/jobs?namespace=team")["items"]
+        return next((item for item in items if item["name"] == name), None)
+
+    def phase(self, name: str) -> str:
+        return str((self.job(name) or {}).get("phase", ""))
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._folder / "api.log").read_text()[-2000:]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=5) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+@pytest.fixture(scope="module")
+def rest(house: House, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rest]:
+    for index in range(2):
+        house.node(f"rest-{index}", KIND)
+    house.start_operator()
+    rest = Rest(house, tmp_path_factory.mktemp("api"))
+    rest.start()
+    yield rest
+    rest.stop()
+    house.stop_operators()
+
+
+def job(name: str, **changes: object) -> dict[str, Any]:
+    document: dict[str, Any] = quick_job(name, gang={"instanceTypes": ["rest"]}, **changes)
+    return document
+
+
+def test_a_job_goes_in_by_rest_and_trains(house: House, rest: Rest) -> None:
+    made = rest.ask("POST", "/jobs", job("by-rest", steps=10))
+    house.reaches("by-rest", "Succeeded")
+    eventually(lambda: rest.phase("by-rest") == "Succeeded", "the mirror to tell")
+    there = house.job("by-rest")["metadata"]
+    assert there["labels"]["muster.dev/job-id"] == made["id"]
+    assert (house.checkpoints / made["id"] / "commits").is_dir()
+    assert rest.ask("GET", f"/jobs/{made['id']}/attempts")["items"][0]["number"] == 1
+
+
+def test_wishes_reach_the_cluster(house: House, rest: Rest) -> None:
+    made = rest.ask("POST", "/jobs", job("wished", steps=10_000))
+    house.reaches("wished", "Running")
+    rest.ask("POST", f"/jobs/{made['id']}:suspend")
+    house.reaches("wished", "Suspended")
+    rest.ask("POST", f"/jobs/{made['id']}:resume")
+    house.reaches("wished", "Running")
+    rest.ask("POST", f"/jobs/{made['id']}:cancel")
+    house.reaches("wished", "Cancelled")
+    eventually(lambda: rest.phase("wished") == "Cancelled", "the mirror to tell")
+
+
+def test_a_job_that_was_made_with_kubectl_appears(house: House, rest: Rest) -> None:
+    uid = house.submit(job("by-kubectl", steps=5))
+    house.reaches("by-kubectl", "Succeeded")
+    eventually(lambda: rest.phase("by-kubectl") == "Succeeded", "the job in the API")
+    assert rest.job("by-kubectl")["id"] == uid
+
+
+def test_what_happened_while_the_api_was_away_is_caught_up_with(house: House, rest: Rest) -> None:
+    rest.ask("POST", "/jobs", job("goes-on", steps=40))
+    rest.ask("POST", "/jobs", job("goes-away", steps=10_000, suspend=True))
+    house.reaches("goes-on", "Running")
+    house.reaches("goes-away", "Suspended")
+    eventually(lambda: rest.phase("goes-away") == "Suspended", "the mirror to tell")
+    rest.stop()
+    house.reaches("goes-on", "Succeeded")
+    house.kubectl("delete", "tj", "-n", "team", "goes-away", "--timeout=30s")
+    assert house.find(paths.job("team", "goes-away")) is None
+    rest.start()
+    eventually(lambda: rest.phase("goes-on") == "Succeeded", "the end to be told")
+    eventually(
+        lambda: rest.job("goes-away") is None or rest.phase("goes-away") == "Cancelled", "the deletion to be told"
+    )

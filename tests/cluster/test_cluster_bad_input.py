@@ -1,0 +1,151 @@
+"""What people and clusters get wrong: each is named where its author looks, and none stops the operator."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.cluster.house import House, quick_job
+from tests.polling import eventually
+
+from muster.operator.kubernetes import paths
+from muster.operator.kubernetes.client import ApiError, Object
+
+
+@pytest.fixture(scope="module")
+def cluster(house: House) -> Iterator[House]:
+    for index in range(4):
+        house.node(f"input-{index}", {"node.kubernetes.io/instance-type": "input"})
+    house.start_operator()
+    yield house
+    house.stop_operators()
+
+
+def job(name: str, **changes: object) -> Object:
+    return quick_job(name, gang={"instanceTypes": ["input"]}, **changes)
+
+
+def told(house: House, name: str, words: str, namespace: str = "team") -> Object:
+    """The status, once its reason has those words."""
+
+    def look() -> Object | None:
+        status = house.status(name, namespace)
+        assert words in status.get("because", ""), status.get("because")
+        return status
+
+    return eventually(look, f"{name} to say {words!r}")
+
+
+def cancel(house: House, name: str) -> None:
+    house.change(name, {"cancel": True})
+    house.reaches(name, "Cancelled")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gang": {"gpusPerNode": -1}}, "spec.gang.gpusPerNode: Invalid value: -1"),
+        ({"training": {"length": {"steps": 3, "epochs": 1}}}, "give exactly one of steps, tokens, epochs"),
+        ({"gang": {"scheduler": {"kind": "slurm"}}}, 'spec.gang.scheduler.kind: Unsupported value: "slurm"'),
+        ({"runtime": {"env": [{"name": "MUSTER_JOB", "value": "x"}]}}, "are set by Muster itself"),
+    ],
+)
+def test_the_schema_refuses_with_the_path(cluster: House, change: dict[str, object], words: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        cluster.submit(quick_job("refused", **change))
+    assert refused.value.status == 422
+    assert words in refused.value.message
+
+
+def test_what_the_schema_can_not_weigh_up_the_operator_does(cluster: House) -> None:
+    cluster.submit(quick_job("nobody", gang={"nodes": 0}))
+    assert "spec.gang.nodes" in cluster.reaches("nobody", "Failed")["because"]
+    cluster.kubectl("delete", "tj", "-n", "team", "nobody", "--timeout=20s")
+
+
+def test_a_batch_that_the_gang_can_not_divide_fails_with_its_path(cluster: House) -> None:
+    cluster.submit(quick_job("odd", gang={"nodes": 3, "instanceTypes": ["input"]}))
+    status = cluster.reaches("odd", "Failed")
+    assert status["code"] == "InvalidSpec"
+    assert "training.batch.tokensPerStep 128 can't be divided over 3 ranks" in status["because"]
+    failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
+    assert failed["status"] == "True"
+    cluster.kubectl("delete", "tj", "-n", "team", "odd", "--timeout=20s")
+
+
+def test_a_gang_larger_than_any_pool(cluster: House) -> None:
+    cluster.submit(quick_job("huge", nodes=64, gang={"instanceTypes": ["input"]}))
+    status = told(cluster, "huge", "gang needs 64 nodes; the largest pool has 4 such nodes")
+    assert (status["phase"], status["code"]) == ("Queued", "GangTooLarge")
+    cancel(cluster, "huge")
+
+
+def test_an_image_that_can_not_be_pulled(cluster: House) -> None:
+    cluster.submit(job("unpulled", runtime={"image": "registry.example/none:1"}))
+    told(cluster, "unpulled", 'ImagePullBackOff: Back-off pulling image "registry.example/none:1"')
+    cancel(cluster, "unpulled")
+
+
+def test_a_missing_secret_is_waited_for(cluster: House) -> None:
+    cluster.submit(job("secretive", steps=3, runtime={"envFrom": [{"secretRef": {"name": "keys"}}]}))
+    told(cluster, "secretive", 'CreateContainerConfigError: secret "keys" not found')
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"KEY": "value"}}
+    cluster.do(cluster.client.create(paths.core("team", "secrets"), secret))
+    cluster.reaches("secretive", "Succeeded")
+
+
+def test_a_missing_service_account_is_waited_for(cluster: House) -> None:
+    cluster.submit(job("accountless", steps=3, runtime={"serviceAccountName": "reader"}))
+    told(cluster, "accountless", 'serviceaccount "reader" not found')
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "reader"}}
+    cluster.do(cluster.client.create(paths.core("team", "serviceaccounts"), account))
+    cluster.reaches("accountless", "Succeeded", 90)
+
+
+def test_a_foreign_service_of_that_name(cluster: House) -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken-workers"}}
+    service["spec"] = {"clusterIP": "None", "selector": {"app": "other"}}  # type: ignore[assignment]
+    cluster.do(cluster.client.create(paths.core("team", "services"), service))
+    cluster.submit(job("taken"))
+    told(cluster, "taken", "a Service named taken-workers is there that does not belong to this job")
+    cancel(cluster, "taken")
+
+
+def test_a_spec_that_is_edited_while_it_runs(cluster: House) -> None:
+    cluster.submit(job("edited", steps=10_000))
+    cluster.reaches("edited", "Running")
+    with pytest.raises(ApiError) as refused:
+        cluster.change("edited", {"gang": {"nodes": 1}})
+    assert "gang is fixed at submission" in refused.value.message
+    cluster.change("edited", {"recovery": {"budgets": {"hang": 1}}, "priority": 5})
+    generation = cluster.job("edited")["metadata"]["generation"]
+    eventually(lambda: cluster.status("edited")["observedGeneration"] == generation, "the edit to be seen")
+    assert cluster.status("edited")["attempt"] == 1
+    cancel(cluster, "edited")
+
+
+def test_a_namespace_that_is_deleted_while_its_job_runs(cluster: House) -> None:
+    cluster.namespace("doomed")
+    document = job("doomed", steps=10_000)
+    document["metadata"]["namespace"] = "doomed"
+    cluster.submit(document)
+    cluster.reaches("doomed", "Running", namespace="doomed")
+    cluster.kubectl("delete", "namespace", "doomed", "--timeout=60s")
+    assert cluster.find("/api/v1/namespaces/doomed") is None
+    cluster.submit(job("after", steps=2))
+    cluster.reaches("after", "Succeeded")
+
+
+def test_words_of_a_newer_muster_are_left_alone(cluster: House) -> None:
+    """Its nodes stay held, and nothing is written; what it says goes back unchanged."""
+    cluster.submit(job("newer", steps=10_000))
+    cluster.reaches("newer", "Running")
+    path = f"{paths.job('team', 'newer')}/status"
+    change = {"status": {"schemaVersion": 99, "novelty": {"deep": True}}}
+    before = cluster.do(cluster.client.patch(path, change))["metadata"]["resourceVersion"]
+    cluster.submit(job("beside", steps=3))
+    cluster.reaches("beside", "Succeeded")
+    after = cluster.job("newer")
+    assert after["metadata"]["resourceVersion"] == before
+    assert after["status"]["novelty"] == {"deep": True}
+    back = {"status": {"schemaVersion": 1, "novelty": None}}
+    cluster.do(cluster.client.patch(path, back))
+    cancel(cluster, "newer")

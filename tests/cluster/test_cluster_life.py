@@ -1,0 +1,125 @@
+"""A job's life on a real API server, scheduler and controller manager, with the chart's RBAC: capacity and wishes."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.house import SYSTEM, House, quick_job
+from tests.polling import eventually
+
+from muster.operator.kubernetes import paths
+
+
+@pytest.fixture(scope="module")
+def life(house: House) -> Iterator[House]:
+    for index in range(3):
+        house.node(f"life-{index}", {"node.kubernetes.io/instance-type": "life"})
+    house.start_operator()
+    yield house
+    house.stop_operators()
+
+
+def on_life(**gang: object) -> dict[str, object]:
+    return {"instanceTypes": ["life"], **gang}
+
+
+def test_a_job_trains_to_its_end(life: House) -> None:
+    uid = life.submit(quick_job("plain", steps=10, gang=on_life()))
+    status = life.reaches("plain", "Succeeded")
+    assert status["attempt"] == 1
+    assert {(attempt, worker) for attempt, worker, _, _ in life.trace(uid)} == {(1, 0), (1, 1)}
+    assert life.pods("plain") == []
+    assert "condition met" in life.kubectl("wait", "-n", "team", "tj/plain", "--for=condition=Complete", "--timeout=5s")
+    told = life.kubectl(
+        "get", "events", "-n", "team", "--field-selector=regarding.name=plain", "-o", "name", check=False
+    )
+    reasons = life.get(paths.group("events.k8s.io/v1", "team", "events"))["items"]
+    mine = [entry["reason"] for entry in reasons if entry["regarding"]["name"] == "plain"]
+    assert {"CreatingWorkers", "Finished"} <= set(mine), told
+
+
+def test_a_gang_waits_for_capacity_and_starts_as_one(life: House) -> None:
+    """Three nodes; the first gang takes two, the second needs two: it gets none until it gets both."""
+    big = {"cpu": "6", "memory": "1Gi"}
+    life.submit(quick_job("holds", steps=10_000, gang=on_life(resources=big)))
+    life.reaches("holds", "Running")
+    uid = life.submit(quick_job("waits", steps=10, gang=on_life(resources=big)))
+
+    def waits() -> bool:
+        return life.status("waits").get("because") == "gang needs 2 nodes, 1 free in pool life"
+
+    eventually(waits, "the reason of the wait")
+    assert life.pods("waits") == []
+    life.change("holds", {"cancel": True})
+    life.reaches("waits", "Succeeded")
+    first = {worker: min(t for a, w, s, t in life.trace(uid) if w == worker) for worker in (0, 1)}
+    assert abs(first[0] - first[1]) < 5
+
+
+def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
+    """A quota refuses the second pod: the first one waits behind its gate, and the reason is told."""
+    life.namespace("tight")
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}, "spec": {"hard": {"pods": "1"}}}
+    life.do(life.client.create(paths.core("tight", "resourcequotas"), quota))
+    eventually(
+        lambda: "hard" in life.get(paths.core("tight", "resourcequotas", "two")).get("status", {}), "a counted quota"
+    )
+    document = quick_job("whole", steps=5, gang=on_life())
+    document["metadata"]["namespace"] = "tight"
+    life.submit(document)
+
+    def told() -> bool:
+        return "exceeded quota" in life.status("whole", "tight").get("because", "")
+
+    eventually(told, "the quota to be named")
+    (pod,) = life.pods("whole", "tight")
+    assert pod["spec"]["schedulingGates"] == [{"name": "muster.dev/gang"}]
+    assert "nodeName" not in pod["spec"]
+    more = {"spec": {"hard": {"pods": "2"}}}
+    life.do(life.client.patch(paths.core("tight", "resourcequotas", "two"), more))
+    life.reaches("whole", "Succeeded", namespace="tight")
+
+
+def test_suspend_and_resume(life: House) -> None:
+    uid = life.submit(quick_job("pausing", steps=40, gang=on_life()))
+    life.steps("pausing", 6)
+    life.change("pausing", {"suspend": True})
+    life.reaches("pausing", "Suspended")
+    assert life.pods("pausing") == []
+    stopped_at = life.status("pausing")["checkpoint"]["step"]
+    life.change("pausing", {"suspend": False})
+    status = life.reaches("pausing", "Succeeded")
+    assert status["attempt"] == 2
+    assert min(step for attempt, _, step, _ in life.trace(uid) if attempt == 2) == stopped_at + 1
+    assert not status["restarts"].get("byCause")
+
+
+def test_deleting_a_job_lets_its_gang_commit(life: House) -> None:
+    uid = life.submit(quick_job("leaving", steps=10_000, gang=on_life()))
+    reached = life.steps("leaving", 3)
+    life.kubectl("delete", "-n", "team", "tj/leaving", "--timeout=30s")
+    assert life.find(paths.job("team", "leaving")) is None
+    commits = sorted((life.checkpoints / uid / "commits").glob("*.json"))
+    assert int(commits[-1].stem.removeprefix("step-")) >= reached
+    eventually(lambda: not life.pods("leaving"), "its pods to be gone")
+
+
+def test_a_finished_job_goes_when_its_time_is_up(life: House) -> None:
+    life.submit(quick_job("brief", steps=2, gang=on_life(), ttlSecondsAfterFinished=1))
+    eventually(lambda: life.find(paths.job("team", "brief")) is None, "the job to be removed")
+
+
+def test_the_ledger_is_empty_when_nobody_holds_nodes(life: House) -> None:
+    held = life.get(paths.core(SYSTEM, "configmaps", "muster-reservations"))
+    assert set(held["binaryData"]) == {"entries"}
+
+
+def test_kubectl_get_shows_what_matters(life: House) -> None:
+    life.submit(quick_job("shown", steps=10_000, gang=on_life()))
+    life.reaches("shown", "Running")
+    eventually(lambda: life.status("shown")["gang"].get("ready") == 2, "both workers to be counted")
+    shown = re.sub(r"\S+$", "<age>", life.kubectl("get", "tj", "shown", "-n", "team").rstrip())
+    assert shown + "\n" == (Path(__file__).parent / "golden" / "get-tj.txt").read_text()
+    life.change("shown", {"cancel": True})
+    life.reaches("shown", "Cancelled")

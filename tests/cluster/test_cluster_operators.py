@@ -1,0 +1,131 @@
+"""The operator's own deaths and blindness: killed at every kind of write, handed over, cut off from its watches."""
+
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tests.cluster.house import House, quick_job
+from tests.cluster.proxy import Call, Proxy
+from tests.polling import eventually
+
+NODES = {"node.kubernetes.io/instance-type": "ops"}
+OPS = {"instanceTypes": ["ops"]}
+# Every kind of write that a job's life needs. method, and what the path contains.
+WRITES = {
+    "lease": ("PUT", "/leases/"),
+    "ledger": ("PUT", "/configmaps/"),
+    "status": ("PUT", "/status"),
+    "finalizer": ("PATCH", "/trainingjobs/"),
+    "service": ("POST", "/services"),
+    "pod": ("POST", "/pods"),
+    "gate": ("PATCH", "/pods/"),
+    "removal": ("DELETE", "/pods"),
+    "event": ("POST", "/events"),
+}
+
+
+@pytest.fixture(scope="module")
+def proxy(house: House) -> Iterator[Proxy]:
+    for index in range(2):
+        house.node(f"ops-{index}", NODES)
+    proxy = Proxy(house.plane)
+    house.do(proxy.start())
+    yield proxy
+    house.do(proxy.stop())
+
+
+@pytest.fixture(autouse=True)
+def alone(house: House, proxy: Proxy) -> Iterator[None]:
+    yield
+    proxy.heal()
+    house.stop_operators()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_operator_killed_at_every_kind_of_write_costs_the_job_nothing(house: House, proxy: Proxy, when: str) -> None:
+    """At the first write of each kind the operator is killed, before the API server got it or before the answer came;
+    the next operator goes on. The job must not lose an attempt, nor train twice.
+    """
+    left = dict(WRITES)
+    killed = threading.Event()
+    operators: list[subprocess.Popen[bytes]] = []
+
+    def trap(call: Call) -> bool:
+        for kind, (method, part) in left.items():
+            if call.method == method and part in call.path and (kind != "status" or "/trainingjobs/" in call.path):
+                del left[kind]
+                operators[-1].send_signal(signal.SIGKILL)
+                killed.set()
+                return True
+        return False
+
+    setattr(proxy, when, trap)
+    operators.append(house.start_operator(server=proxy.server))
+    name = f"killed-{when}"
+    uid = house.submit(quick_job(name, steps=25, gang=OPS))
+    deaths = 0
+    while house.status(name).get("phase") != "Succeeded" or left.keys() & {"removal"}:
+        eventually(
+            lambda: killed.is_set() or house.status(name).get("phase") == "Succeeded",
+            f"a death or the end; not met yet: {set(left)}\n{house.tail()}",
+            60,
+        )
+        if not killed.is_set():
+            break
+        killed.clear()
+        deaths += 1
+        operators[-1].wait()
+        operators.append(house.start_operator(server=proxy.server))
+    status = house.reaches(name, "Succeeded")
+    assert left == {}, f"never seen: {left}"
+    assert deaths == len(WRITES)
+    assert (status["attempt"], status["restarts"].get("total", 0)) == (1, 0)
+    steps = [(worker, step) for _, worker, step, _ in house.trace(uid)]
+    assert len(steps) == len(set(steps)) == 50
+    eventually(lambda: not house.pods(name), "its pods to be gone")
+
+
+def test_the_lead_is_handed_over_at_once_when_an_operator_is_told_to_stop(house: House) -> None:
+    first = house.start_operator("first")
+    house.submit(quick_job("handed", steps=60, gang=OPS))
+    house.steps("handed", 3)
+    house.start_operator("second")
+    eventually(lambda: "waiting to lead" in house.log.read_text(), "the second to wait")
+    first.terminate()
+    assert first.wait(15) == 0
+    assert house.reaches("handed", "Succeeded")["attempt"] == 1
+    assert '"identity": "second"' in house.log.read_text()
+
+
+def test_an_operator_that_loses_its_lease_ends(house: House) -> None:
+    first = house.start_operator("first")
+    lease = "/apis/coordination.k8s.io/v1/namespaces/muster-system/leases/muster-operator"
+    eventually(lambda: (house.find(lease) or {}).get("spec", {}).get("holderIdentity") == "first", "a lease")
+    house.do(house.client.patch(lease, {"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 1}}))
+    assert first.wait(30) == 1
+    assert "another operator has taken the lease" in house.log.read_text()
+
+
+def test_watches_that_fall_silent_are_noticed(house: House, proxy: Proxy) -> None:
+    """The streams stay open and say nothing; a job that is made meanwhile is found all the same."""
+    house.start_operator(server=proxy.server, MUSTER_OPERATOR_SILENCE_SECONDS="2")
+    eventually(lambda: sum(call.is_watch for call in proxy.calls) >= 4, "the watches")
+    proxy.silent.set()
+    house.submit(quick_job("unheard", steps=5, gang=OPS))
+    seen = len(proxy.calls)
+    eventually(lambda: sum(call.is_watch for call in proxy.calls[seen:]) >= 4, "the watches to be opened again")
+    proxy.silent.clear()
+    house.reaches("unheard", "Succeeded")
+
+
+def test_a_forgotten_past_is_listed_anew(house: House) -> None:
+    """etcd compacts and the API server restarts: every watch is answered with 410 Gone, and nothing is missed."""
+    house.start_operator()
+    house.submit(quick_job("compacted", steps=80, gang=OPS))
+    house.steps("compacted", 3)
+    house.plane.compact()
+    house.plane.restart_api_server()
+    status = house.reaches("compacted", "Succeeded", 90)
+    assert status["attempt"] == 1

@@ -1,0 +1,80 @@
+"""What holds for every test: a clean environment, no luck in the random numbers, and nothing left running."""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The machine's settings must not reach a test, nor a test the machine's accounts.
+for name in [name for name in os.environ if name.startswith(("MUSTER_", "PET_", "AWS_", "TORCHELASTIC_"))]:
+    del os.environ[name]
+os.environ.update(
+    AWS_ACCESS_KEY_ID="test",
+    AWS_SECRET_ACCESS_KEY="test",
+    AWS_DEFAULT_REGION="us-east-1",
+    AWS_EC2_METADATA_DISABLED="true",
+    HF_HUB_OFFLINE="1",
+    # Several ranks and several test processes share few cores; more threads than one only get in each other's way.
+    OMP_NUM_THREADS="1",
+    MKL_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+
+# No deadline: timing decides no test. On the build server the examples are the same every time; elsewhere they explore.
+explore = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", explore)
+settings.register_profile("ci", explore, derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "explore")
+
+# Inherited by every process that a test starts, however deep, and still there when its parent is dead.
+RUN_MARK = str(uuid.uuid4())
+os.environ["MUSTERTESTS_RUN"] = RUN_MARK
+
+# What a test has just told to end may need a moment.
+GRACE_SECONDS = 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the module that leaves one of Muster's own processes behind, and end that process."""
+    before = {process.pid for process in _muster_processes()}
+    yield
+    left = [process for process in _muster_processes() if process.pid not in before]
+    psutil.wait_procs(left, timeout=GRACE_SECONDS)
+    alive = [process for process in left if _is_ours(process)]  # a zombie that nobody reaps is no longer anything
+    if not alive:
+        return
+    lines = [_describe(process) for process in alive]
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    pytest.fail(f"{request.node.name} left {len(lines)} processes running (now killed):\n  " + "\n  ".join(lines))
+
+
+def _muster_processes() -> list[psutil.Process]:
+    """This test run's platforms, workers and ranks, but not what serves them (PostgreSQL, an S3 server)."""
+    return [process for process in psutil.process_iter() if _is_ours(process)]
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    try:
+        if process.pid == os.getpid() or process.environ().get("MUSTERTESTS_RUN") != RUN_MARK:
+            return False
+        return any(
+            word.startswith(("muster.", "torch.distributed", "from multiprocessing.spawn"))
+            or os.path.basename(word) in ("muster", "torchrun")
+            for word in process.cmdline()
+        )
+    except psutil.Error:  # gone, or somebody else's
+        return False
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid}: {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return str(process.pid)

@@ -1,0 +1,77 @@
+"""Every test that asks for `here` runs on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from tests.integration.api.platform import Platform, platform
+from tests.integration.api.postgres import PostgresServer, postgres_server
+
+from muster.api.db import Database
+from muster.api.log import without_secrets
+from muster.api.migrate import migrate
+from muster.api.settings import Settings
+
+
+@pytest.fixture(autouse=True, scope="session")
+def plain_logs() -> None:
+    """As `python -m muster.api` logs; structlog's default draws whole stacks with all their variables."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            without_secrets,
+            structlog.processors.JSONRenderer(),
+        ]
+    )
+
+
+BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def migrated(postgres: PostgresServer) -> str:
+    """The name of a database with today's tables, to copy from."""
+    name = postgres.new_database()
+
+    async def make() -> None:
+        database = Database(Settings(database_url=postgres.url(name)).database, 30.0)
+        await migrate(database)
+        await database.close()
+
+    asyncio.run(make())
+    return name
+
+
+@pytest.fixture(params=BACKENDS)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh database with today's tables where that is cheap."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state/muster.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url(server.new_database(request.getfixturevalue("migrated")))
+
+
+@pytest.fixture(params=BACKENDS)
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state/muster.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url(server.new_database())
+
+
+@pytest.fixture
+async def here(tmp_path: Path, database_url: str) -> AsyncIterator[Platform]:
+    async with platform(tmp_path / "state", database_url=database_url) as running:
+        yield running

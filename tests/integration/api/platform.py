@@ -1,0 +1,192 @@
+"""The API in the test's own process, and a stand-in for the operator that writes statuses as the real one does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import uvicorn
+from fastapi import FastAPI
+
+from muster.api.__main__ import Server
+from muster.api.app import create_app
+from muster.api.cluster import Cluster
+from muster.api.services import Services
+from muster.api.settings import Settings
+from muster.contract.base import dump
+from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key
+from muster.contract.cluster import LocalCluster
+from muster.contract.layout import State
+from muster.contract.status import JobStatus, Phase
+
+Answer = TypeVar("Answer")
+BASE = "http://127.0.0.1:8642"
+
+
+def document(name: str = "demo", **spec: Any) -> dict[str, Any]:
+    """A small valid job; keyword arguments replace parts of its spec."""
+    training = {
+        "model": {"preset": "muster-1m"},
+        "data": {"train": [{"source": "builtin://python-stdlib"}], "sequenceLength": 256},
+        "batch": {"tokensPerStep": 16_384, "microBatch": 8},
+        "length": {"steps": 200},
+    }
+    return {"metadata": {"name": name}, "spec": {"training": training, "gang": {"nodes": 2}, **spec}}
+
+
+async def until(
+    question: Callable[[], Awaitable[Answer]], what: str, seconds: float = 20.0, every: float = 0.02
+) -> Answer:
+    """The first truthy answer. The time-out bounds broken code and decides no passing test."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = await question()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds:g} s for {what}; the last answer was {answer!r}")
+        await asyncio.sleep(every)
+
+
+@dataclass
+class Platform:
+    settings: Settings
+    app: FastAPI
+    client: httpx2.AsyncClient
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def services(self) -> Services:
+        services: Services = self.app.state.services
+        return services
+
+    @property
+    def state(self) -> State:
+        return self.settings.layout
+
+    @property
+    def cluster(self) -> LocalCluster:
+        return LocalCluster(self.state.cluster)
+
+    async def get(self, path: str, **parameters: Any) -> Any:
+        reply = await self.client.get(f"/api/v1{path}", params=parameters)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    async def submit(self, name: str = "demo", **spec: Any) -> dict[str, Any]:
+        reply = await self.client.post("/api/v1/jobs", json=document(name, **spec))
+        assert reply.status_code == 201, reply.text
+        made: dict[str, Any] = reply.json()
+        return made
+
+    async def handed_over(self, uid: str) -> dict[str, Any]:
+        async def ask() -> Any:
+            job = await self.get(f"/jobs/{uid}")
+            return job if job["handedOver"] else None
+
+        return await until(ask, "the hand-over")
+
+    async def phase(self, uid: str, phase: str) -> dict[str, Any]:
+        async def ask() -> Any:
+            job = await self.get(f"/jobs/{uid}")
+            return job if job["status"]["phase"] == phase else None
+
+        return await until(ask, f"phase {phase}")
+
+    async def events(self, uid: str) -> list[str]:
+        return [event["type"] for event in (await self.get(f"/jobs/{uid}/events"))["items"]]
+
+    def operate(self, uid: str, **changes: Any) -> JobStatus:
+        """Write a status, as the operator would."""
+        job = self.cluster.get(uid)
+        status = job.status.model_copy(update=changes)
+        self.cluster.write_status(uid, status, job.metadata.resource_version)
+        return status
+
+    async def finish(self, uid: str, phase: Phase = Phase.SUCCEEDED) -> None:
+        await self.handed_over(uid)
+        self.operate(uid, phase=phase, code="Done", because="done", finished_at=time.time(), since=time.time())
+        await self.phase(uid, phase)
+
+    def commit(self, uid: str, step: int, attempt: int = 1, **more: Any) -> Path:
+        """Write a COMMIT file, as the trainer would."""
+        commit = Commit(
+            job="demo",
+            job_uid=uid,
+            attempt=attempt,
+            step=step,
+            committed_at=1_000.0 + step,
+            world_size=2,
+            files=(FileEntry(key="a", bytes=10, checksum=""), FileEntry(key="b", bytes=20, checksum="")),
+            tensors={},
+            cursor=DataCursor(seed=0, epoch=0, sample=step),
+            config={},
+            architecture={},
+            **more,
+        )
+        path = self.state.checkpoints / uid / commit_key(step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dump(commit)))
+        return path
+
+
+@contextlib.asynccontextmanager
+async def platform(state: Path, cluster: Cluster | None = None, **options: Any) -> AsyncIterator[Platform]:
+    """The whole API with its background work, reached without a socket."""
+    settings = Settings(**{"state": state, "auth": False, "mirror_seconds": 0.02, "relay_seconds": 0.1, **options})
+    app = create_app(settings, cluster)
+    async with app.router.lifespan_context(app):
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=30) as client:
+            yield Platform(settings, app, client)
+
+
+@contextlib.asynccontextmanager
+async def served(state: Path, **options: Any) -> AsyncIterator[tuple[Platform, Server]]:
+    """The same over a real socket, for what only a socket shows: streams, large bodies, cut connections."""
+    settings = Settings(
+        **{"state": state, "auth": False, "mirror_seconds": 0.02, "stream_poll_seconds": 0.02, **options}
+    )
+    app = create_app(settings)
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = Server(
+            uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5), app.state.hub
+        )
+        async with app.router.lifespan_context(app), httpx2.AsyncClient(base_url=url, timeout=30) as client:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                yield Platform(settings, app, client), server
+            finally:
+                server.end()
+                await serving
+
+
+@dataclass
+class Frame:
+    """One server-sent event."""
+
+    event: str
+    data: Any
+    id: str
+
+
+async def frames(reply: httpx2.Response) -> AsyncIterator[Frame]:
+    fields: dict[str, str] = {}
+    async for line in reply.aiter_lines():
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif fields:
+            yield Frame(fields["event"], json.loads(fields["data"]), fields.get("id", ""))
+            fields = {}

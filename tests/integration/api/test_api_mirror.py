@@ -1,0 +1,262 @@
+"""Cluster to rows and rows to cluster: each status once, each job once, whatever crashes in between."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.api.platform import Platform, document, platform, until
+
+from muster.api.cluster import Answer, Local, Wish
+from muster.api.jobs.submission import parse_submission
+from muster.contract.cluster import LocalCluster
+from muster.contract.layout import State
+from muster.contract.signals import Cause
+from muster.contract.status import Attempt, CheckpointStatus, ExcludedNode, Failure, Phase, Progress
+
+
+async def story(here: Platform, uid: str) -> None:
+    """A life with a failure in the middle, written as the operator would write it."""
+    first = Attempt(number=1, created_at=10.0, nodes=("node-0", "node-1"), world_size=2)
+    here.operate(uid, phase=Phase.QUEUED, code="AwaitingCapacity", because="gang needs 2 nodes, 1 free")
+    here.operate(
+        uid, phase=Phase.STARTING, code="CreatingWorkers", because="2 workers start", attempt=1, attempts=(first,)
+    )
+    first = first.model_copy(update={"first_step_at": 12.5})
+    here.operate(uid, phase=Phase.RUNNING, code="Training", because="2 of 2 workers train", attempts=(first,))
+    here.operate(uid, progress=Progress(step=20, steps=200, loss=3.0))
+    here.operate(uid, checkpoint=CheckpointStatus(step=20, committed_at=15.0, uri="file:///x", best_step=20))
+    here.operate(uid, progress=Progress(step=30, steps=200, loss=2.9, evaluation_loss=2.95))
+    failed = first.model_copy(
+        update={"ended_at": 20.0, "last_step": 33, "lost_steps": 13, "cause": Cause.INFRASTRUCTURE, "outcome": "failed"}
+    )
+    failure = Failure(cause=Cause.INFRASTRUCTURE, attempt=1, at=20.0, message="killed", worker=1, rank=1, exit_code=137)
+    here.operate(
+        uid, phase=Phase.RESTARTING, code="BackingOff", because="again in 1 s", attempts=(failed,), last_failure=failure
+    )
+    second = Attempt(number=2, created_at=21.0, resume_step=20, first_step_at=23.0, world_size=2)
+    excluded = (ExcludedNode(node="node-1", until=99.0, why="2 failures"),)
+    here.operate(
+        uid,
+        phase=Phase.RUNNING,
+        code="Training",
+        because="2 of 2 workers train",
+        attempt=2,
+        attempts=(failed, second),
+        excluded_nodes=excluded,
+    )
+    done = second.model_copy(update={"ended_at": 50.0, "last_step": 200, "outcome": "succeeded"})
+    here.operate(uid, attempts=(failed, done))
+    here.operate(uid, phase=Phase.SUCCEEDED, code="Finished", because="200 of 200 steps", finished_at=50.0)
+
+
+STORY = [
+    "job.created",
+    "job.queued",
+    "attempt.started",
+    "job.starting",
+    "attempt.running",
+    "job.running",
+    "checkpoint.committed",
+    "evaluation.completed",
+    "attempt.failed",
+    "job.restarting",
+    "attempt.started",
+    "attempt.running",
+    "node.excluded",
+    "job.running",
+    "attempt.succeeded",
+    "job.succeeded",
+]
+
+
+async def test_a_life_becomes_typed_events_and_attempts(here: Platform) -> None:
+    uid = (await here.submit())["id"]
+    await here.handed_over(uid)
+    await story(here, uid)
+    await here.phase(uid, "Succeeded")
+    events = (await here.get(f"/jobs/{uid}/events"))["items"]
+    assert [event["type"] for event in events] == STORY
+    assert [event["id"] for event in events] == list(range(1, len(STORY) + 1))
+    failed = next(event for event in events if event["type"] == "attempt.failed")
+    assert (failed["attempt"], failed["at"]) == (1, 20.0)
+    assert failed["data"] == {
+        "cause": "infrastructure",
+        "lastStep": 33,
+        "lostSteps": 13,
+        "seconds": {},
+        "worker": 1,
+        "rank": 1,
+        "exitCode": 137,
+    }
+    attempts = (await here.get(f"/jobs/{uid}/attempts"))["items"]
+    assert [(a["number"], a["outcome"], a["cause"], a["resumeStep"]) for a in attempts] == [
+        (1, "failed", "infrastructure", 0),
+        (2, "succeeded", None, 20),
+    ]
+    some = await here.get(f"/jobs/{uid}/events", after=2, limit=2)
+    assert ([event["id"] for event in some["items"]], some["lastId"]) == ([3, 4], 4)
+    chosen = await here.get(f"/jobs/{uid}/events", type=["attempt.failed", "job.succeeded"])
+    assert [event["type"] for event in chosen["items"]] == ["attempt.failed", "job.succeeded"]
+
+
+async def test_what_happened_while_the_api_was_away_is_told_once(tmp_path: Path, database_url: str) -> None:
+    state = tmp_path / "state"
+    async with platform(state, database_url=database_url) as here:
+        uid = (await here.submit())["id"]
+        await here.handed_over(uid)
+    await story(here, uid)
+    for _ in range(2):
+        async with platform(state, database_url=database_url) as here:
+            await here.phase(uid, "Succeeded")
+            assert await here.events(uid) == STORY
+
+
+async def test_a_crash_in_the_middle_of_a_batch_loses_and_repeats_nothing(
+    here: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit that would have held the batch fails: the events must come with the next try, and once."""
+    from muster.api import mirror
+
+    uid = (await here.submit())["id"]
+    await here.handed_over(uid)
+    real, crashes = mirror.events.append, []
+
+    async def crashing(session: Any, job_id: str, happened: Any) -> None:
+        await real(session, job_id, happened)
+        if len(crashes) < 2:
+            crashes.append(job_id)
+            raise RuntimeError("crash after the write, before the commit")
+
+    monkeypatch.setattr(mirror.events, "append", crashing)
+    await story(here, uid)
+    await here.phase(uid, "Succeeded")
+    assert len(crashes) == 2
+    assert await here.events(uid) == STORY
+
+
+async def test_two_apis_on_one_database_tell_everything_once(tmp_path: Path, database_url: str) -> None:
+    state = tmp_path / "state"
+    async with platform(state, database_url=database_url) as one, platform(state, database_url=database_url) as two:
+        uid = (await one.submit())["id"]
+        await two.handed_over(uid)
+        for _ in range(3):
+            one.operate(uid, progress=Progress(step=1))
+        await story(one, uid)
+        await one.phase(uid, "Succeeded")
+        await two.phase(uid, "Succeeded")
+        assert await two.events(uid) == STORY
+        assert len(one.cluster.jobs()) == 1
+
+
+async def test_a_status_of_a_newer_operator_is_kept_whole(here: Platform) -> None:
+    uid = (await here.submit())["id"]
+    await here.handed_over(uid)
+    newer = {
+        "phase": "Hibernating",
+        "code": "Cold",
+        "because": "it is winter",
+        "attempt": 3,
+        "hibernation": {"until": 7},
+    }
+    with closing(sqlite3.connect(here.state.cluster)) as db, db:
+        (version,) = db.execute("UPDATE counter SET version = version + 1 RETURNING version").fetchone()
+        row = (version, uid, time.time(), 0, json.dumps(newer))
+        db.execute("INSERT INTO history (version, uid, at, gone, status) VALUES (?, ?, ?, ?, ?)", row)
+    job = await here.phase(uid, "Hibernating")
+    assert job["status"]["hibernation"] == {"until": 7}
+    assert (await here.get(f"/jobs/{uid}/why"))["because"] == "it is winter"
+    assert (await here.get("/jobs", phase="Hibernating"))["items"][0]["code"] == "Cold"
+    assert (await here.events(uid))[-1] == "job.changed"
+    other = (await here.submit("other"))["id"]
+    await here.finish(other)  # the mirror goes on
+
+
+async def test_a_job_made_in_the_cluster_is_imported(here: Platform) -> None:
+    submission = parse_submission(document("by-hand"))
+    uid = here.cluster.create("by-hand", "default", submission.spec, {"team": "nlp"}).metadata.uid
+
+    async def ask() -> Any:
+        return (await here.get("/jobs", label="team=nlp"))["items"]
+
+    (job,) = await until(ask, "the import")
+    assert (job["id"], job["name"]) == (uid, "by-hand")
+    assert (await here.events(uid))[0] == "job.imported"
+    taken = await here.client.post("/api/v1/jobs", json=document("by-hand"))
+    assert taken.json()["code"] == "name_taken"
+
+
+async def test_a_job_removed_from_the_cluster_keeps_its_history(here: Platform) -> None:
+    uid = (await here.submit())["id"]
+    await here.handed_over(uid)
+    here.operate(uid, phase=Phase.RUNNING, code="Training", because="trains")
+    here.cluster.delete(uid)
+    here.cluster.remove(uid)
+    job = await here.phase(uid, "Cancelled")
+    assert job["status"]["code"] == "Deleted"
+    assert (await here.events(uid))[-1] == "job.deleted"
+    await here.submit()  # the name is free
+
+
+class FlakyCluster(Local):
+    """Does its work and then loses the answer, as often as told."""
+
+    def __init__(self, cluster: LocalCluster, losses: int) -> None:
+        super().__init__(cluster)
+        self.losses = losses
+
+    async def fulfil(self, wishes: Any) -> list[Answer]:
+        answers = await super().fulfil(wishes)
+        if self.losses:
+            self.losses -= 1
+            raise ConnectionError("the answer was lost")
+        return answers
+
+
+async def test_a_lost_answer_makes_no_second_job(tmp_path: Path, database_url: str) -> None:
+    state = tmp_path / "state"
+    cluster = FlakyCluster(LocalCluster(State(state).cluster), losses=3)
+    async with platform(state, cluster, database_url=database_url) as here:
+        uids = {(await here.submit(f"job-{number}"))["id"] for number in range(5)}
+        for uid in uids:
+            await here.handed_over(uid)
+        assert {job.metadata.uid for job in here.cluster.jobs()} == uids
+        assert cluster.losses == 0
+
+
+async def test_a_job_that_came_and_went_is_not_made_again(tmp_path: Path, database_url: str) -> None:
+    """Crash after the create, before the row knew: meanwhile the job ended and was swept away."""
+    state = tmp_path / "state"
+    async with platform(state, database_url=database_url) as here:
+        await here.services.background.stop()
+        uid = (await here.submit())["id"]
+    wish = Wish(uid, "demo", "default", {}, parse_submission(document()).spec, seen=False)
+    cluster = LocalCluster(State(state).cluster)
+    assert [answer.outcome for answer in await Local(cluster).fulfil([wish])] == ["done"]
+    job = cluster.get(uid)
+    cluster.write_status(uid, job.status.model_copy(update={"phase": Phase.SUCCEEDED}), job.metadata.resource_version)
+    cluster.remove(uid)
+    async with platform(state, database_url=database_url) as here:
+        await here.handed_over(uid)
+        assert (await here.get(f"/jobs/{uid}"))["status"]["phase"] == "Succeeded"
+        assert here.cluster.jobs() == []
+
+
+async def test_a_name_that_a_live_stranger_holds_fails_the_job(tmp_path: Path, database_url: str) -> None:
+    """Made in the cluster between the submission and the hand-over; the row must not wait for ever."""
+    state = tmp_path / "state"
+    async with platform(state, database_url=database_url) as here:
+        await here.services.background.stop()
+        uid = (await here.submit())["id"]
+        stranger = here.cluster.create("demo", "default", parse_submission(document()).spec, {}).metadata.uid
+    async with platform(state, database_url=database_url) as here:
+        job = await here.phase(uid, "Failed")
+        assert job["status"]["code"] == "NameTaken"
+        assert (await here.events(uid))[-1] == "job.failed"
+        assert [job.metadata.uid for job in here.cluster.jobs()] == [stranger]
+        assert (await here.events(stranger))[0] == "job.imported"

@@ -1,0 +1,75 @@
+"""Ten thousand jobs at once: all are handed over, each once, and the list stays whole. Speed: benchmarks/api.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.api.platform import Platform, document, platform, until
+
+from muster.api.events.types import EventType, Happening
+from muster.api.jobs import repository
+from muster.api.jobs.submission import parse_submission
+from muster.contract.base import dump
+from muster.contract.status import JobStatus
+
+JOBS, BY_HTTP = 10_000, 200
+
+
+async def store(here: Platform, numbers: range) -> list[str]:
+    """As submissions leave them, but many in one commit: what is tested is what comes after."""
+    spec, status = dump(parse_submission(document()).spec), dump(JobStatus(code="Submitted"))
+    created = Happening(EventType.JOB_CREATED, 1.0, "submitted")
+    uids = [str(uuid.uuid4()) for _ in numbers]
+    for start in range(0, len(uids), 1000):
+        async with here.services.database.write() as session:
+            for number, uid in list(zip(numbers, uids, strict=True))[start : start + 1000]:
+                labels = {"tenth": str(number % 10)}
+                job = repository.NewJob(uid, "default", f"job-{number}", labels, spec, 0, 1.0, status)
+                await repository.insert(session, job, created)
+    return uids
+
+
+async def walk(here: Platform, **filters: Any) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = await here.get("/jobs", limit=500, **filters, **cursor)
+        items += page["items"]
+        if page["nextCursor"] is None:
+            return items
+        cursor = {"cursor": page["nextCursor"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_ten_thousand_jobs(tmp_path: Path) -> None:
+    async with platform(tmp_path / "state", database_timeout_seconds=30.0, mirror_seconds=0.2) as here:
+        stored = await store(here, range(JOBS - BY_HTTP))
+        made = await asyncio.gather(*(here.submit(f"http-{number}") for number in range(BY_HTTP)))
+        uids = stored + [job["id"] for job in made]
+
+        async def all_there() -> bool:
+            return here.cluster.version() >= JOBS and not await waiting(here)
+
+        await until(all_there, "the hand-over of all", seconds=250, every=0.5)
+        in_cluster = await asyncio.to_thread(here.cluster.jobs)
+        assert sorted(job.metadata.uid for job in in_cluster) == sorted(uids)
+        listed = await walk(here)
+        assert sorted(item["id"] for item in listed) == sorted(uids)
+        assert len(await walk(here, label="tenth=3")) == (JOBS - BY_HTTP) // 10
+        began = time.monotonic()
+        why = await here.get(f"/jobs/{uids[-1]}/why")
+        assert why["queue"]["queued"] == JOBS
+        assert time.monotonic() - began < 30, "a bound for a query that walks everything several times"
+        assert [work.failures for work in here.services.background.works] == [0, 0, 0]
+
+
+async def waiting(here: Platform) -> int:
+    """Rows that are still to be handed over."""
+    text = (await here.client.get("/metrics")).text
+    return int(float(text.partition("\nmuster_api_relay_waiting ")[2].split()[0]))

@@ -1,0 +1,146 @@
+"""The API against its own OpenAPI document: no 5xx, no reply that the document does not promise (schemathesis)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+from tests.integration.api.platform import served
+from tests.integration.api.postgres import PostgresServer
+
+from muster.api.app import create_app
+from muster.api.settings import Settings
+from muster.contract.status import Phase
+
+TOKEN = "muster_" + "5c" * 20
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    unsupported_method,
+]
+EXAMPLES = 10
+
+schema = schemathesis.openapi.from_dict(create_app(Settings(state=Path("unused"), auth=True)).openapi())
+
+
+@dataclass
+class Server:
+    url: str
+    jobs: list[str]
+
+
+@contextmanager
+def in_thread(state: Path, **options: Any) -> Iterator[Server]:
+    """A served API in a loop of its own, with jobs in several phases: schemathesis itself is synchronous."""
+    started, stop = threading.Event(), threading.Event()
+    found: list[Server] = []
+    errors: list[BaseException] = []
+
+    async def run() -> None:
+        short = {"stream_seconds_max": 0.1, "stream_ping_seconds": 0.05}
+        async with served(state, auth=True, bootstrap_token=TOKEN, **short, **options) as (here, _):
+            here.client.headers.update(HEADERS)
+            jobs = [(await here.submit(name))["id"] for name in ("waiting", "running", "done")]
+            for uid in jobs:
+                await here.handed_over(uid)
+            here.operate(jobs[1], phase=Phase.RUNNING, code="Training", because="trains", attempt=1)
+            await here.finish(jobs[2])
+            here.commit(jobs[2], 20)
+            folder = here.state.worker(jobs[1], 1, 0)
+            folder.mkdir(parents=True)
+            (folder / "log").write_text("a line\n")
+            found.append(Server(str(here.client.base_url), jobs))
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    def main() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            errors.append(error)
+            started.set()
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    started.wait(60)
+    try:
+        if errors:
+            raise errors[0]
+        yield found[0]
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options: dict[str, Any] = {}
+    if request.param == "postgresql":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        options["database_url"] = postgres.url(postgres.new_database())
+    with in_thread(tmp_path_factory.mktemp("schema"), **options) as running:
+        yield running
+
+
+@schema.parametrize()
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_api_keeps_its_promises(case: Any, server: Server) -> None:
+    parameters = case.path_parameters or {}
+    if len(parameters.get("job_id", "x")) % 2 == 0:  # half of them about jobs that exist
+        parameters["job_id"] = server.jobs[len(parameters["job_id"]) // 2 % len(server.jobs)]
+    case.call_and_validate(base_url=server.url, headers=HEADERS, checks=CHECKS)
+
+
+def test_every_operation_is_described_and_has_an_example() -> None:
+    document = schema.raw_schema
+    missing: list[str] = []
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            where = f"{method.upper()} {path}"
+            if not operation.get("summary") or not operation.get("description"):
+                missing.append(f"{where}: summary or description")
+            good = [
+                reply for status, reply in operation["responses"].items() if status.startswith("2") and status != "204"
+            ]
+            shown = [content for reply in good for kind, content in reply.get("content", {}).items() if "json" in kind]
+            if any("example" not in content for content in shown):
+                missing.append(f"{where}: an example of its reply")
+            body = operation.get("requestBody", {}).get("content", {})
+            if any("example" not in content for content in body.values()):
+                missing.append(f"{where}: an example of its body")
+            missing += [
+                f"{where}: a problem for {s}"
+                for s, r in operation["responses"].items()
+                if s >= "400" and not r["content"]
+            ]
+    assert missing == []
+
+
+def test_the_example_job_is_accepted(server: Server) -> None:
+    body = schema.raw_schema["paths"]["/api/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]
+    reply = httpx2.post(f"{server.url}/api/v1/jobs?dryRun=true", json=body["example"], headers=HEADERS)
+    refusals = [refusal["code"] for refusal in reply.json()["refusals"]]
+    assert (reply.status_code, [code for code in refusals if code != "name_taken"]) == (200, [])

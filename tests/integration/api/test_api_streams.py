@@ -1,0 +1,211 @@
+"""Events and logs as they happen, over real sockets: resumed exactly, ended visibly, no connection of the pool held."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.integration.api.platform import Frame, Platform, document, frames, served, until
+
+from muster.api.__main__ import Server
+from muster.contract.status import Phase
+
+STREAM = {"accept": "text/event-stream"}
+
+
+@pytest.fixture
+async def live(tmp_path: Path, database_url: str) -> AsyncIterator[Platform]:
+    async with served(tmp_path / "state", database_url=database_url) as (here, _):
+        yield here
+
+
+async def collect(
+    here: Platform, path: str, headers: dict[str, str] | None = None, stop_after: int = 10**6
+) -> list[Frame]:
+    """Frames until the stream ends, or until so many have come; then the connection is cut."""
+    found: list[Frame] = []
+    async with here.client.stream("GET", f"/api/v1{path}", headers={**STREAM, **(headers or {})}) as reply:
+        assert reply.status_code == 200, await reply.aread()
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        async for frame in frames(reply):
+            found.append(frame)
+            if len(found) >= stop_after:
+                break
+    return found
+
+
+async def test_events_come_as_they_happen_and_end_with_the_job(live: Platform) -> None:
+    uid = (await live.submit())["id"]
+    await live.handed_over(uid)
+    stream = asyncio.create_task(collect(live, f"/jobs/{uid}/events"))
+    live.operate(uid, phase=Phase.RUNNING, code="Training", because="trains")
+    await live.finish(uid)
+    found = await asyncio.wait_for(stream, 20)
+    assert [frame.event for frame in found] == ["job.created", "job.running", "job.succeeded", "end"]
+    assert [frame.id for frame in found[:3]] == ["1", "2", "3"]
+    assert found[1].data["message"] == "trains"
+    assert found[-1].data == {"phase": "Succeeded"}
+
+
+async def test_a_cut_event_stream_resumes_where_it_was(live: Platform) -> None:
+    uid = (await live.submit())["id"]
+    await live.handed_over(uid)
+    live.operate(uid, phase=Phase.RUNNING, code="Training", because="trains")
+    first = await collect(live, f"/jobs/{uid}/events", stop_after=2)
+    await live.finish(uid)
+    rest = await collect(live, f"/jobs/{uid}/events", {"last-event-id": first[-1].id})
+    assert [frame.event for frame in first + rest] == ["job.created", "job.running", "job.succeeded", "end"]
+    over = await live.client.get(f"/api/v1/jobs/{uid}/events", headers={**STREAM, "last-event-id": rest[-1].id})
+    assert over.status_code == 204, "a browser's EventSource stops at 204"
+    wrong = await live.client.get(f"/api/v1/jobs/{uid}/events", headers={**STREAM, "last-event-id": "x"})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_parameter")
+
+
+async def test_chosen_types_only(live: Platform) -> None:
+    uid = (await live.submit())["id"]
+    await live.finish(uid)
+    found = await collect(live, f"/jobs/{uid}/events?type=job.succeeded")
+    assert [frame.event for frame in found] == ["job.succeeded", "end"]
+
+
+def write(here: Platform, uid: str, attempt: int, worker: int, text: str) -> None:
+    folder = here.state.worker(uid, attempt, worker)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log").open("a") as file:
+        file.write(text)
+
+
+async def open_streams(here: Platform, number: int) -> None:
+    async def counted() -> bool:
+        return f"muster_api_streams {number}.0" in (await here.client.get("/metrics")).text
+
+    await until(counted, f"{number} open streams")
+
+
+def lines(found: list[Frame]) -> list[str]:
+    return [frame.data["line"] for frame in found if frame.event == "log"]
+
+
+async def test_logs_are_followed_through_the_attempts(live: Platform) -> None:
+    uid = (await live.submit())["id"]
+    await live.handed_over(uid)
+    write(live, uid, 1, 0, "one\ntwo\nhalf")
+    async with live.client.stream("GET", f"/api/v1/jobs/{uid}/logs", headers=STREAM) as reply:
+        coming = frames(reply)
+        found = [await anext(coming), await anext(coming)]
+        write(live, uid, 1, 0, " and half")
+        write(live, uid, 2, 0, "three\n")
+        found.append(await anext(coming))
+        write(live, uid, 2, 0, "the end")
+        await live.finish(uid)
+        found += [frame async for frame in coming]
+    assert lines(found) == ["one", "two", "half and half", "three", "the end"]
+    assert [frame.event for frame in found] == ["log", "log", "log", "attempt", "log", "log", "end"]
+    assert [frame.data["attempt"] for frame in found] == [1, 1, 1, 2, 2, 2, 2]
+
+
+async def test_a_cut_log_stream_loses_and_repeats_nothing(live: Platform) -> None:
+    uid = (await live.submit())["id"]
+    await live.handed_over(uid)
+    for worker in (0, 1):
+        for attempt in (1, 2):
+            write(live, uid, attempt, worker, "".join(f"{attempt}.{worker}.{n} größer\n" for n in range(20)))
+    await live.finish(uid)
+    whole = await collect(live, f"/jobs/{uid}/logs?worker=all&attempt=1")
+    assert len(lines(whole)) == 40
+    found: list[Frame] = []
+    while not found or found[-1].event != "end":
+        headers = {"last-event-id": found[-1].id} if found else {}
+        found += await collect(live, f"/jobs/{uid}/logs?worker=all&attempt=1", headers, stop_after=7)
+    assert [(frame.event, frame.data, frame.id) for frame in found] == [(f.event, f.data, f.id) for f in whole]
+    over = await live.client.get(f"/api/v1/jobs/{uid}/logs", headers={**STREAM, "last-event-id": found[-1].id})
+    assert over.status_code == 200, "worker 0 of attempt 2 is still to be told"
+    both = await collect(live, f"/jobs/{uid}/logs?worker=all", {"last-event-id": whole[-1].id})
+    assert len(lines(both)) == 40
+    assert {frame.data["attempt"] for frame in both if frame.event == "log"} == {2}
+
+
+async def test_tail_and_pinned_attempt(live: Platform) -> None:
+    uid = (await live.submit())["id"]
+    await live.handed_over(uid)
+    write(live, uid, 1, 0, "".join(f"{n}\n" for n in range(100)))
+    write(live, uid, 2, 0, "later\n")
+    pinned = await collect(live, f"/jobs/{uid}/logs?attempt=1&tail=2")
+    assert (lines(pinned), pinned[-1].event) == (["98", "99"], "end"), "an attempt that is over ends its stream"
+
+
+async def test_a_line_without_end_comes_in_pieces(live: Platform) -> None:
+    uid = (await live.submit())["id"]
+    write(live, uid, 1, 0, "x" * 1_000_000)
+    await live.finish(uid)
+    found = await collect(live, f"/jobs/{uid}/logs")
+    assert "".join(lines(found)) == "x" * 1_000_000
+
+
+async def test_fifty_streams_leave_the_pool_to_others(live: Platform) -> None:
+    uid = (await live.submit())["id"]
+    await live.handed_over(uid)
+    streams = [
+        asyncio.create_task(collect(live, f"/jobs/{uid}/{what}")) for what in ("events", "logs") for _ in range(25)
+    ]
+    await open_streams(live, 50)
+    await asyncio.gather(*(live.submit(f"other-{n}") for n in range(20)))
+    await live.finish(uid)
+    ends = await asyncio.wait_for(asyncio.gather(*streams), 30)
+    assert {found[-1].event for found in ends} == {"end"}
+
+
+async def test_streams_end_when_the_process_is_asked_to(tmp_path: Path) -> None:
+    async with served(tmp_path / "state") as (here, server):
+        uid = (await here.submit())["id"]
+        stream = asyncio.create_task(collect(here, f"/jobs/{uid}/events"))
+        await open_streams(here, 1)
+        began = time.monotonic()
+        server.end()
+        found = await asyncio.wait_for(stream, 20)
+        assert "end" not in {frame.event for frame in found}, "the job goes on: the reader is to come again"
+        assert time.monotonic() - began < 4, "not only when the grace is over"
+
+
+async def test_a_silent_stream_pings(tmp_path: Path) -> None:
+    async with served(tmp_path / "state", stream_ping_seconds=0.05) as (here, _):
+        uid = (await here.submit())["id"]
+        pings = 0
+        async with here.client.stream("GET", f"/api/v1/jobs/{uid}/events", headers=STREAM) as reply:
+            async for line in reply.aiter_lines():
+                pings += line == ": ping"
+                if pings == 3:
+                    break
+        assert pings == 3
+
+
+async def test_a_stream_outlives_an_outage_of_the_database(tmp_path: Path) -> None:
+    async with served(tmp_path / "state", database_timeout_seconds=3.0) as (here, _):
+        uid = (await here.submit())["id"]
+        await here.handed_over(uid)
+        stream = asyncio.create_task(collect(here, f"/jobs/{uid}/events"))
+        await open_streams(here, 1)
+        aside = here.state.database.with_name("aside.db")
+        here.state.database.rename(aside)
+        assert (await here.client.get("/readyz")).status_code == 503
+        aside.rename(here.state.database)
+        await here.finish(uid)
+        found = await asyncio.wait_for(stream, 20)
+        assert [frame.event for frame in found] == ["job.created", "job.succeeded", "end"]
+
+
+async def test_a_body_of_fifty_megabytes_is_refused_and_the_sender_hears_why(tmp_path: Path) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(50):
+            yield b" " * 1_000_000
+
+    async with served(tmp_path / "state") as (here, server):
+        assert isinstance(server, Server)
+        headers = {"content-type": "application/json"}
+        for content in (chunks(), b" " * 50_000_000):
+            reply = await here.client.post("/api/v1/jobs", content=content, headers=headers)
+            assert (reply.status_code, reply.json()["code"]) == (413, "body_too_large")
+        assert (await here.client.post("/api/v1/jobs", json=document())).status_code == 201

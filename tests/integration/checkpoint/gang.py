@@ -1,0 +1,241 @@
+"""Ranks for tests: one process imports torch, then forks itself into as many ranks as wanted, each doing one thing.
+
+python -m tests.integration.checkpoint.gang '{"do": "train", "world": 4, "shard": "fsdp", …}'
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+VOCABULARY = 37
+SAMPLES_PER_STEP, SAMPLES_PER_EPOCH = 24, 100
+
+
+def run_gang(
+    world: int, shard: str, do: str, folder: str, timeout: float = 120, **options: Any
+) -> list[dict[str, Any]]:
+    """What each rank says. Raises AssertionError with their words where one fails."""
+    with tempfile.TemporaryDirectory() as meeting:
+        order = {"world": world, "shard": shard, "do": do, "folder": folder, "meeting": meeting, **options}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.integration.checkpoint.gang", json.dumps(order)],
+            cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+        results = [Path(meeting, f"rank-{rank}.json") for rank in range(world)]
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return [json.loads(path.read_text()) for path in results]
+
+
+def main() -> int:
+    order = json.loads(sys.argv[1])
+    import torch.distributed.fsdp  # noqa: F401  (before the fork, so that it costs once)
+
+    import muster.trainer.checkpoint.loader
+    import muster.trainer.checkpoint.saver  # noqa: F401
+
+    children = {}
+    for rank in range(order["world"]):
+        if (pid := os.fork()) == 0:
+            code = 1
+            try:
+                _rank(rank, order)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        children[pid] = rank
+    failed = 0
+    while children:
+        pid, status = os.wait()
+        del children[pid]
+        if os.waitstatus_to_exitcode(status) != 0 and not failed:
+            failed = 1
+            for other in children:
+                os.kill(other, 9)
+    return failed
+
+
+def _rank(rank: int, order: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    world = order["world"]
+    if world > 1 or order["shard"] != "none":
+        store = dist.FileStore(f"{order['meeting']}/store", world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    said = {"train": _train, "load": _load, "resume": _load}[order["do"]](rank, order)
+    Path(order["meeting"], f"rank-{rank}.json").write_text(json.dumps(said))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _train(rank: int, order: dict[str, Any]) -> dict[str, Any]:
+    """Train and save after each step; the outcomes, a digest of the state at each, and the samples of each step."""
+    from muster.contract.spec import Keep
+    from muster.trainer.checkpoint import Saver, TrainState
+
+    model, optimizer = build(order["shard"], seed=0)
+    loader = samples(rank, order["world"], None)
+    saver = Saver(identity(order), Keep(last=order.get("last", 3)), {"shard": order["shard"]})
+    saver.prepare(model, optimizer)
+    outcomes, digests, blocked, ids = [], {}, [], {}
+    for step in range(1, order["steps"] + 1):
+        batch = loader.next()
+        step_once(model, optimizer, step)
+        ids[step] = batch.sample_ids
+        state = TrainState(
+            model, optimizer, step, 8 * step, batch.cursor, {"step": step, "nothing": None}, {"rank": rank},
+            {"evaluation_loss": 1.0 / step, "broken": float("nan")}, best=False,
+        )  # fmt: skip
+        blocked.append(saver.save(state, urgent=True))
+        digests[step] = digest(model, optimizer)
+        outcomes += saver.finished()
+        if step == order.get("kill_uploader_at"):
+            os.kill(saver._process.pid, 9)
+    outcomes += saver.drain(60)
+    saver.close()
+    loader.close()
+    return {"outcomes": [asdict(outcome) for outcome in outcomes], "digests": digests, "blocked": blocked, "ids": ids}
+
+
+def _load(rank: int, order: dict[str, Any]) -> dict[str, Any]:
+    from muster.trainer.checkpoint import load, resume
+    from muster.trainer.errors import StorageError, UserError
+
+    model, optimizer = build(order["shard"], seed=1, extra=order.get("extra", False))
+    before = digest(model, optimizer)
+    notes: list[str] = []
+    try:
+        if order["do"] == "load":
+            commit = load(order["folder"], order["step"], model, None if order.get("weights_only") else optimizer)
+        else:
+            commit = resume(order["folder"], order["step"], model, optimizer, notes.append)
+    except (StorageError, UserError) as error:
+        untouched = digest(model, optimizer) == before
+        return {"error": str(error), "kind": type(error).__name__, "untouched": untouched, "notes": notes}
+    loaded = digest(model, optimizer)
+    loader = samples(rank, order["world"], commit.cursor)
+    ids = [loader.next().sample_ids for _ in range(2)]
+    loader.close()
+    step_once(model, optimizer, commit.step + 1)
+    said = {"step": commit.step, "state": commit.state, "rng": commit.rng, "ids": ids, "notes": notes}
+    return {**said, "digest": loaded, "next_digest": digest(model, optimizer)}
+
+
+def identity(order: dict[str, Any]) -> Any:
+    from muster.trainer.checkpoint import Identity
+
+    return Identity(
+        "job", "uid", order.get("attempt", 1), order.get("fence"), order["folder"], {"seed": 0}, {"dim": 16}, {}
+    )
+
+
+def build(shard: str, seed: int, extra: bool = False) -> tuple[Any, Any]:
+    """A small net with a tied head, shapes that no world size divides, and an integer buffer; and its AdamW."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(16)
+            self.up, self.down = nn.Linear(16, 13), nn.Linear(13, 16, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(torch.relu(self.up(self.norm(x))))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, 16)
+            self.blocks = nn.ModuleList(Block() for _ in range(4 if extra else 3))
+            self.head = nn.Linear(16, VOCABULARY, bias=False)
+            self.head.weight = self.embedding.weight
+            self.register_buffer("steps_seen", torch.full((5,), seed, dtype=torch.int64))
+            self.register_buffer("not_kept", torch.full((2,), float(seed)), persistent=False)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    torch.manual_seed(seed)
+    model: nn.Module = Net()
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if shard == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif shard != "none":
+        replicas = 2 if shard == "hsdp" else 1
+        mesh = (
+            init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
+            if shard == "hsdp"
+            else init_device_mesh("cpu", (world,))
+        )
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, reshard_after_forward=shard != "zero2")
+        fully_shard(model, mesh=mesh, reshard_after_forward=shard != "zero2")
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def step_once(model: Any, optimizer: Any, step: int) -> None:
+    """One optimizer step on every rank's copy of the same batch, so that no reduction rounds differently."""
+    import torch
+    from torch import nn
+
+    tokens = torch.randint(0, VOCABULARY, (4, 6), generator=torch.Generator().manual_seed(step))
+    logits = model(tokens)
+    nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), tokens.roll(1, 1).reshape(-1)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def digest(model: Any, optimizer: Any) -> dict[str, str]:
+    """By name: the hash of the whole tensor's bytes. Collective."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from muster.trainer.checkpoint.tensors import model_tensors, optimizer_tensors
+
+    found = {}
+    for name, tensor in [*model_tensors(model), *optimizer_tensors(model, optimizer)]:
+        whole = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().contiguous()
+        found[name] = hashlib.sha256(bytes(whole.view(-1).view(torch.uint8).numpy())).hexdigest()[:16]
+    return found
+
+
+def samples(rank: int, ranks: int, cursor: Any) -> Any:
+    """The data loader of the trainer over a data set whose samples are nothing but their number."""
+    import numpy as np
+
+    from muster.contract.checkpoint import DataCursor
+    from muster.trainer.data.loader import Loader
+    from muster.trainer.data.packing import Sample
+
+    class Numbered:
+        seed, samples_per_epoch = 0, SAMPLES_PER_EPOCH
+
+        def sample(self, epoch: int, index: int) -> Sample:
+            row = np.full(2, epoch * SAMPLES_PER_EPOCH + index, np.int32)
+            return Sample(row, row, row, row)
+
+    start = cursor or DataCursor(seed=0, epoch=0, sample=0)
+    return Loader(Numbered(), start, SAMPLES_PER_STEP, 1, rank, ranks, "cpu")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

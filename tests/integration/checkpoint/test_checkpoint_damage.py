@@ -1,0 +1,122 @@
+"""200 of 200 random flips, cuts and losses are caught before a tensor changes, and the commit before is found."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.drills.checkpoint.damage import damage
+from tests.integration.checkpoint import gang
+from tests.integration.checkpoint.one_rank import trained
+
+from muster.contract.checkpoint import QUARANTINE, commit_key, step_name
+from muster.trainer.checkpoint import CheckpointError, DamagedCommit, list_commits, load, newest_readable, resume
+from muster.trainer.checkpoint.checksum import PART_BYTES
+from muster.trainer.checkpoint.commits import commit_in
+from muster.trainer.checkpoint.file_store import FileStore
+from muster.trainer.checkpoint.local_tier import LocalTier
+from muster.trainer.checkpoint.readers import being_read, reading
+
+DAMAGES = 200
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, dict[str, str]]]:
+    folder = tmp_path_factory.mktemp("damage") / "uid"
+    return folder, trained(folder.as_uri(), steps=3)
+
+
+@pytest.fixture
+def folder(saved: tuple[Path, dict[int, dict[str, str]]], tmp_path: Path) -> Path:
+    shutil.copytree(saved[0], tmp_path / "uid")
+    return tmp_path / "uid"
+
+
+def test_every_damage_is_caught_before_a_tensor_changes(
+    saved: tuple[Path, dict[int, dict[str, str]]], tmp_path: Path
+) -> None:
+    dice, folder = random.Random(7), tmp_path / "uid"
+    model, optimizer = gang.build("none", seed=1)
+    untouched = gang.digest(model, optimizer)
+    for number in range(DAMAGES):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(saved[0], folder)
+        files = [*folder.glob(f"{step_name(3)}/*/*"), folder / commit_key(3)]
+        kind, path = damage(files, dice)
+        with pytest.raises(CheckpointError):
+            load(folder.as_uri(), 3, model, optimizer)
+        assert gang.digest(model, optimizer) == untouched, f"{number}: {kind} of {path.name} changed a tensor"
+        restarted, fresh = gang.build("none", seed=2)
+        words: list[str] = []
+        commit = resume(folder.as_uri(), 3, restarted, fresh, words.append)
+        assert (commit.step, gang.digest(restarted, fresh)) == (2, saved[1][2]), f"{number}: {kind} of {path.name}"
+        # A COMMIT that is gone altogether is no damage: then step 3 is not committed.
+        expected = 0 if kind == "remove" and path == folder / commit_key(3) else 1
+        assert len(words) == expected
+        assert list_commits(folder.as_uri()) == (1, 2)
+        assert (folder / QUARANTINE / f"{step_name(3)}.json").exists() == bool(expected)
+
+
+def test_the_words_name_file_and_reason(folder: Path) -> None:
+    shard = next(folder.glob(f"{step_name(3)}/*/*"))
+    shard.unlink()
+    model, optimizer = gang.build("none", seed=1)
+    with pytest.raises(DamagedCommit, match=rf"{shard}: the COMMIT names this file, but it is not there"):
+        load(folder.as_uri(), 3, model, optimizer)
+    (folder / commit_key(3)).write_bytes(b'{"version": 99}')
+    with pytest.raises(DamagedCommit, match="its format version is 99, and this Muster reads up to 1; upgrade Muster"):
+        load(folder.as_uri(), 3, model, optimizer)
+    with pytest.raises(CheckpointError, match="step 9 is not committed"):
+        load(folder.as_uri(), 9, model, optimizer)
+
+
+def test_where_nothing_is_left_it_says_so(folder: Path) -> None:
+    for shard in folder.glob("step-*/*/*"):
+        shard.write_bytes(b"")
+    model, optimizer = gang.build("none", seed=1)
+    with pytest.raises(CheckpointError, match="no commit up to step 3 can be read"):
+        resume(folder.as_uri(), 3, model, optimizer, lambda words: None)
+    assert list_commits(folder.as_uri()) == ()
+
+
+def test_the_newest_readable_commit_is_found_past_damaged_ones(folder: Path) -> None:
+    words: list[str] = []
+    assert newest_readable(folder.as_uri(), 3, words.append).step == 3
+    (folder / commit_key(3)).write_bytes((folder / commit_key(3)).read_bytes()[:-2])
+    assert newest_readable(folder.as_uri(), 3, words.append).step == 2
+    assert len(words) == 1
+    assert list_commits(folder.as_uri()) == (1, 2)
+    with pytest.raises(CheckpointError, match="no commit up to step 0"):
+        newest_readable(folder.as_uri(), 0, words.append)
+
+
+def test_a_commit_is_not_collected_while_it_is_read(folder: Path) -> None:
+    store = FileStore(folder)
+    with reading(store, 2):
+        assert being_read(store, 0.0) == {2}
+        assert being_read(store, 4e9) == set(), "a reader that died holds its commit for ever"
+    assert being_read(store, 0.0) == set()
+
+
+def test_a_copy_on_the_node_is_used_when_it_is_good_and_not_when_it_is_not(
+    saved: tuple[Path, dict[int, dict[str, str]]], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_LOCAL_TIER_DIR", str(tmp_path / "tier"))
+    store = FileStore(folder)
+    (entry,) = commit_in(store, 3).files
+    data = bytearray((folder / entry.key).read_bytes())
+    tier = LocalTier(tmp_path / "tier" / "uid")
+    (folder / entry.key).write_bytes(b"\0" * entry.bytes)  # the truth is damaged, the copy is good
+    assert tier.keep(entry.key, memoryview(bytes(data)))
+    model, optimizer = gang.build("none", seed=1)
+    load(folder.as_uri(), 3, model, optimizer)
+    assert gang.digest(model, optimizer) == saved[1][3]
+    (folder / entry.key).write_bytes(data)
+    data[len(data) // 2] ^= 1  # now the copy is damaged, and the truth is good
+    assert tier.keep(entry.key, memoryview(bytes(data)))
+    model, optimizer = gang.build("none", seed=1)
+    load(folder.as_uri(), 3, model, optimizer)
+    assert gang.digest(model, optimizer) == saved[1][3]
+    assert entry.bytes < PART_BYTES
+    tier.drop_all_but(4)
+    assert list((tmp_path / "tier").rglob("*.safetensors")) == []

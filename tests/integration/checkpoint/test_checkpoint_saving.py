@@ -1,0 +1,231 @@
+"""A save happens or says that it did not: killed and hanging upload processes, stores that refuse, stale attempts."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
+from tests.integration.checkpoint import gang
+from tests.integration.checkpoint.one_rank import fence, outcomes, saver, state
+from tests.polling import eventually
+from tests.s3_servers import BUCKET, S3Server
+
+from muster.contract.checkpoint import commit_key, parse_commit
+from muster.contract.spec import Keep
+from muster.trainer.checkpoint import list_commits, load, read_commit
+from muster.trainer.errors import StaleAttempt
+
+
+def test_a_commit_says_what_was_saved(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    model, optimizer = gang.build("none", seed=0)
+    with saver(folder) as saving:
+        # The optimizer has no state yet; NaN is no metric.
+        blocked = saving.save(state(model, optimizer, 7, metrics={"loss": 2.5, "broken": float("nan")}, best=True))
+        assert 0 < blocked < 60
+        assert outcomes(saving) == [(7, True, None)]
+    commit = read_commit(folder, "best")
+    assert commit == parse_commit((tmp_path / "uid" / commit_key(7)).read_bytes())
+    assert (commit.job, commit.job_uid, commit.attempt, commit.step, commit.world_size) == ("job", "uid", 1, 7, 1)
+    assert (commit.metrics, commit.best, commit.tokens, commit.cursor.sample) == ({"loss": 2.5}, True, 70, 7)
+    assert (commit.config, commit.architecture, commit.tokenizer) == ({"seed": 0}, {"dim": 16}, {"kind": "bytes"})
+    assert not any(name.startswith("optimizer/") for name in commit.tensors)
+    loaded, fresh = gang.build("none", seed=1)
+    gang.step_once(loaded, fresh, 1)
+    load(folder, 7, loaded, fresh)
+    assert gang.digest(loaded, fresh) == gang.digest(model, optimizer), "state that the commit lacks must go"
+
+
+def test_training_may_change_the_weights_while_they_are_uploaded(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    model, optimizer = gang.build("none", seed=0)
+    with saver(folder) as saving:
+        gang.step_once(model, optimizer, 1)
+        saved = gang.digest(model, optimizer)
+        saving.save(state(model, optimizer, 1))
+        for step in range(2, 6):
+            gang.step_once(model, optimizer, step)
+        assert outcomes(saving) == [(1, True, None)]
+    loaded, fresh = gang.build("none", seed=1)
+    load(folder, 1, loaded, fresh)
+    assert gang.digest(loaded, fresh) == saved != gang.digest(model, optimizer)
+
+
+def test_a_regular_save_is_skipped_while_one_is_in_flight_and_an_urgent_one_waits(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    model, optimizer = gang.build("none", seed=0)
+    with saver(folder) as saving:
+        uploader = psutil.Process(saving._process.pid)
+        uploader.suspend()
+        saving.save(state(model, optimizer, 1))
+        saving.save(state(model, optimizer, 2))
+        assert [(o.step, o.committed, o.error) for o in saving.finished()] == [
+            (2, False, "skipped: the upload of an earlier checkpoint is still under way")
+        ]
+        uploader.resume()
+        saving.save(state(model, optimizer, 3), urgent=True)
+        assert outcomes(saving) == [(1, True, None), (3, True, None)]
+    assert list_commits(folder) == (1, 3)
+
+
+def test_a_save_that_is_not_over_in_time_is_given_up_and_never_mixed_with_the_next(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    model, optimizer = gang.build("none", seed=0)
+    with saver(folder) as saving:
+        psutil.Process(saving._process.pid).suspend()
+        saving.save(state(model, optimizer, 1))
+        assert outcomes(saving, 0.2) == [(1, False, "not uploaded within the 0.2 s that were left")]
+        gang.step_once(model, optimizer, 2)
+        saving.save(state(model, optimizer, 2))
+        assert outcomes(saving) == [(2, True, None)]
+    assert list_commits(folder) == (2,)
+    loaded, fresh = gang.build("none", seed=1)
+    load(folder, 2, loaded, fresh)
+    assert gang.digest(loaded, fresh) == gang.digest(model, optimizer)
+
+
+def test_the_upload_process_is_replaced_and_the_save_goes_on(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    model, optimizer = gang.build("none", seed=0)
+    with saver(folder) as saving:
+        for step in (1, 2, 3):
+            gang.step_once(model, optimizer, step)
+            pid = saving._process.pid
+            if step == 2:
+                psutil.Process(pid).suspend()
+            saving.save(state(model, optimizer, step), urgent=True)
+            os.kill(pid, signal.SIGKILL)
+            assert outcomes(saving) == [(step, True, None)]
+            assert saving._process.pid != pid or step == 3
+    assert list_commits(folder) == (1, 2, 3)
+
+
+def test_an_upload_process_that_keeps_dying_is_a_failed_save(tmp_path: Path) -> None:
+    model, optimizer = gang.build("none", seed=0)
+    with saver((tmp_path / "uid").as_uri()) as saving:
+        psutil.Process(saving._process.pid).suspend()
+        saving.save(state(model, optimizer, 1))
+        found = []
+        killed: set[int] = set()
+
+        def kill_each() -> bool:
+            if (pid := saving._process.pid) not in killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            found.extend(saving.finished())
+            return bool(found)
+
+        eventually(kill_each, "the save to be given up")
+        assert (found[0].committed, found[0].error) == (
+            False, "the upload process died 3 times, the last time with exit code -9; see this rank's log",
+        )  # fmt: skip
+        gang.step_once(model, optimizer, 2)
+        saving.save(state(model, optimizer, 2))
+        assert outcomes(saving) == [(2, True, None)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_to_the_group_do_not_end_the_upload(tmp_path: Path, number: int) -> None:
+    model, optimizer = gang.build("none", seed=0)
+    with saver((tmp_path / "uid").as_uri()) as saving:
+        saving.save(state(model, optimizer, 1))
+        assert outcomes(saving) == [(1, True, None)]
+        pid = saving._process.pid
+        os.kill(pid, number)
+        saving.save(state(model, optimizer, 2))
+        assert outcomes(saving) == [(2, True, None)]
+        assert saving._process.pid == pid
+
+
+def test_a_stale_attempt_neither_commits_nor_goes_on(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    model, optimizer = gang.build("none", seed=0)
+    address = fence(tmp_path / "cluster.db", 1)
+    with saver(folder, fence=address) as saving:
+        saving.save(state(model, optimizer, 1))
+        assert outcomes(saving) == [(1, True, None)]
+        fence(tmp_path / "cluster.db", 2)
+        saving.save(state(model, optimizer, 2))
+        with pytest.raises(StaleAttempt, match="attempt 1 of job uid is not current: attempt 2 is"):
+            saving.drain(60)
+    assert list_commits(folder) == (1,)
+
+
+def test_a_fence_that_can_not_be_read_commits_nothing(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    model, optimizer = gang.build("none", seed=0)
+    with saver(folder, fence=f"sqlite://{tmp_path}/nothing.db") as saving:
+        saving.save(state(model, optimizer, 1))
+        ((_, committed, error),) = outcomes(saving)
+    assert not committed
+    assert "can't read the job's status" in (error or "")
+    assert list_commits(folder) == ()
+
+
+def test_a_newer_attempt_takes_a_step_over_and_an_older_one_can_not(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    model, optimizer = gang.build("none", seed=0)
+    for attempt in (1, 2):
+        with saver(folder, attempt=attempt) as saving:
+            saving.save(state(model, optimizer, 5))
+            assert outcomes(saving) == [(5, True, None)]
+        assert read_commit(folder, 5).attempt == attempt
+    with saver(folder, attempt=1) as saving:
+        saving.save(state(model, optimizer, 5))
+        with pytest.raises(StaleAttempt, match="already committed by attempt 2"):
+            saving.drain(60)
+    assert read_commit(folder, 5).attempt == 2
+
+
+def test_a_folder_that_can_not_be_written_is_an_outcome(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    model, optimizer = gang.build("none", seed=0)
+    with saver((tmp_path / "file" / "uid").as_uri()) as saving:
+        saving.save(state(model, optimizer, 1))
+        ((_, committed, error),) = outcomes(saving)
+    assert not committed
+    assert "a part of the path is a file; choose another checkpoint.uri" in (error or "")
+
+
+def test_state_that_json_can_not_hold_is_an_outcome(tmp_path: Path) -> None:
+    model, optimizer = gang.build("none", seed=0)
+    with saver((tmp_path / "uid").as_uri()) as saving:
+        saving.save(state(model, optimizer, 1, state={"best": float("inf")}))
+        ((_, committed, error),) = outcomes(saving)
+        assert not committed
+        assert "TrainState.state or .rng holds what JSON can't" in (error or "")
+        saving.save(state(model, optimizer, 2))
+        assert outcomes(saving) == [(2, True, None)]
+
+
+def test_retention_runs_after_each_commit(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    model, optimizer = gang.build("none", seed=0)
+    with saver(folder, Keep(last=2, best=1)) as saving:
+        for step in range(1, 6):
+            loss = {1: 3.0, 2: 1.0}.get(step, 2.0)
+            saving.save(state(model, optimizer, step, metrics={"evaluation_loss": loss}, best=step == 2), urgent=True)
+        assert [committed for _, committed, _ in outcomes(saving)] == [True] * 5
+    assert list_commits(folder) == (2, 4, 5)
+    assert sorted(path.name for path in (tmp_path / "uid").glob("step-*")) == [f"step-0000000{n}" for n in (2, 4, 5)]
+
+
+def test_a_store_that_goes_away_fails_the_save_and_not_the_training(
+    rclone_s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan()
+    with faulty_proxy(rclone_s3.url, plan) as url:
+        for name, value in {**S3Server(url).environment(), "MUSTER_S3_RETRY_SECONDS": "0.5"}.items():
+            monkeypatch.setenv(name, value)
+        model, optimizer = gang.build("none", seed=0)
+        with saver(f"s3://{BUCKET}/away") as saving:
+            found = []
+            for step, plan.gone in ((1, False), (2, True), (3, False)):
+                gang.step_once(model, optimizer, step)
+                saving.save(state(model, optimizer, step))
+                found += outcomes(saving)
+            assert [(step, committed) for step, committed, _ in found] == [(1, True), (2, False), (3, True)]
+            assert "the store can't be reached" in (found[1][2] or "")
+        assert list_commits(f"s3://{BUCKET}/away") == (1, 3)

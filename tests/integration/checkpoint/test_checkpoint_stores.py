@@ -1,0 +1,292 @@
+"""Every store keeps the same promises: a folder, both kinds of S3 server, and one that checks CRC-32 as AWS does."""
+
+import errno
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
+from tests.s3_servers import S3Server
+
+from muster.contract.spec import Keep
+from muster.trainer.checkpoint.checksum import PART_BYTES, combine, crc32, parts_of
+from muster.trainer.checkpoint.collect import collect
+from muster.trainer.checkpoint.file_store import FileStore
+from muster.trainer.checkpoint.retry import Retry
+from muster.trainer.checkpoint.s3_probe import Server
+from muster.trainer.checkpoint.s3_settings import S3Settings
+from muster.trainer.checkpoint.s3_store import S3Store, upload_part_bytes
+from muster.trainer.checkpoint.store import NotFound, Store, StoreError, Truncated, open_store
+from muster.trainer.errors import UserError
+
+SERVERS = {
+    "rclone": Server(conditional=False, integrity="md5"),
+    "moto": Server(conditional=True, integrity="read_back"),
+    "like-aws": Server(conditional=True, integrity="crc32"),
+}
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "muster")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "muster-secret")
+
+
+def s3_store(url: str, retry: Retry | None = None) -> S3Store:
+    settings = S3Settings(endpoint=url, addressing="path", streams=4)
+    return S3Store(f"s3://checkpoints/{uuid.uuid4().hex}", settings, retry or Retry(5))
+
+
+@pytest.fixture(params=["folder", "rclone", "moto", "like-aws"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, keys: None) -> Iterator[Store]:
+    if request.param == "folder":
+        yield FileStore(tmp_path / "uid")
+        return
+    server: S3Server = request.getfixturevalue("rclone_s3" if request.param == "rclone" else "moto_s3")
+    if request.param != "like-aws":
+        made = s3_store(server.url)
+        assert made.server == SERVERS[request.param]
+        yield made
+        return
+    with faulty_proxy(server.url, Plan(checks_crc32=True)) as url:
+        made = s3_store(url)
+        assert made.server == SERVERS["like-aws"]
+        yield made
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, 2 * PART_BYTES + 12_345])
+def test_a_large_object_comes_back_whole_and_in_ranges(store: Store, size: int) -> None:
+    data = memoryview(os.urandom(size))
+    entry = store.write("step-00000001/attempt-1/x", data)
+    store.verify(entry)
+    assert (entry.bytes, entry.checksum) == (size, crc32(data))
+    assert entry.checksum == combine([(c, n) for c, (_, n) in zip(entry.parts, parts_of(size), strict=True)])
+    for start, length in ((0, size), (size // 3, size // 2), (max(size - 1, 0), min(size, 1))):
+        into = memoryview(bytearray(length))
+        store.read_into(entry.key, start, into)
+        assert into == data[start : start + length]
+
+
+def test_files_that_only_another_rank_sees_are_found_out(store: Store) -> None:
+    entry = store.write("step-00000001/attempt-1/x", memoryview(b"123"))
+    store.see_all([entry], "step-00000001/attempt-1/")
+    other = entry.model_copy(update={"key": "step-00000001/attempt-1/y"})
+    if isinstance(store, S3Store) and store.server.integrity == "md5":
+        pytest.skip(reason="servers of this kind hash all objects to list them, and all ranks use the same address")
+    with pytest.raises(StoreError, match="y: is not there, although its rank has written it; all ranks must see"):
+        store.see_all([other], "step-00000001/attempt-1/")
+
+
+def test_creation_is_exclusive(store: Store) -> None:
+    assert store.create("commits/a", b"first")
+    assert not store.create("commits/a", b"second")
+    assert store.read("commits/a") == b"first"
+    store.replace("commits/a", b"third")
+    assert store.read("commits/a") == b"third"
+
+
+def test_of_many_creators_one_wins(store: Store) -> None:
+    if isinstance(store, S3Store) and not store.server.conditional:
+        pytest.skip(reason="this server ignores If-None-Match: the attempt's fence alone must hold")
+    start = threading.Barrier(8)
+
+    def race(number: int) -> bool:
+        start.wait()
+        return store.create("commits/race", str(number).encode())
+
+    with ThreadPoolExecutor(8) as threads:
+        won = list(threads.map(race, range(8)))
+    assert won.count(True) == 1
+    assert store.read("commits/race") == str(won.index(True)).encode()
+
+
+def test_listing_and_deleting(store: Store) -> None:
+    for key in ("commits/a", "commits/b", "step-1/x", "step-10/y"):
+        store.create(key, b"12")
+    assert [(o.key, o.bytes) for o in store.objects("commits/")] == [("commits/a", 2), ("commits/b", 2)]
+    assert [o.key for o in store.objects("step-1")] == ["step-1/x", "step-10/y"]
+    store.delete("commits/a")
+    store.delete("commits/a")
+    assert [o.key for o in store.objects("")] == ["commits/b", "step-1/x", "step-10/y"]
+    assert not list(store.objects("nothing/"))
+
+
+def test_what_is_missing_or_too_short_is_told_apart(store: Store) -> None:
+    store.write("step-00000001/attempt-1/x", memoryview(b"0123456789"))
+    with pytest.raises(NotFound, match="there is no such"):
+        store.read("nothing")
+    with pytest.raises(NotFound, match="there is no such"):
+        store.read_into("nothing", 0, memoryview(bytearray(1)))
+    for start in (5, 20):
+        with pytest.raises(Truncated, match=r"x: .*truncated"):
+            store.read_into("step-00000001/attempt-1/x", start, memoryview(bytearray(8)))
+
+
+def test_a_listing_of_many_pages(keys: None, moto_s3: S3Server) -> None:
+    store, client = s3_store(moto_s3.url), moto_s3.client()
+    folder = store.uri.removeprefix("s3://checkpoints/")
+    with ThreadPoolExecutor(4) as threads:
+        put = lambda n: client.put_object(Bucket="checkpoints", Key=f"{folder}/step-{n:08d}/x", Body=b"")  # noqa: E731
+        list(threads.map(put, range(2_100)))
+    assert [o.key for o in store.objects("step-")] == [f"step-{n:08d}/x" for n in range(2_100)]
+
+
+def test_ten_thousand_remnants_are_swept(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    for step in range(1, 101):
+        folder = tmp_path / f"step-{step:08d}" / "attempt-1"
+        folder.mkdir(parents=True)
+        for shard in range(100):
+            (folder / f"shard-{shard:05d}-of-00100.safetensors").touch()
+    assert sum(1 for _ in store.objects("step-")) == 10_000
+    collect(store, attempt=2, newest_step=0, keep=Keep())
+    assert list(store.objects("")) == []
+
+
+@pytest.mark.parametrize("kind", ["rclone", "moto"])
+def test_interrupted_uploads_are_given_up(request: pytest.FixtureRequest, keys: None, kind: str) -> None:
+    server: S3Server = request.getfixturevalue(f"{kind}_s3")
+    store, client = s3_store(server.url), server.client()
+    folder = store.uri.removeprefix("s3://checkpoints/")
+    for attempt in (1, 2):
+        client.create_multipart_upload(Bucket="checkpoints", Key=f"{folder}/step-00000001/attempt-{attempt}/x")
+    store.drop_unfinished(lambda key: key == "step-00000001/attempt-1/x")
+    left = client.list_multipart_uploads(Bucket="checkpoints", Prefix=f"{folder}/").get("Uploads", [])
+    assert [upload["Key"] for upload in left] == [f"{folder}/step-00000001/attempt-2/x"]
+
+
+@pytest.mark.parametrize("fault", ["slow_down", "error", "reset_before", "reset_after", "truncated", "late"])
+def test_each_fault_of_the_network_is_survived(keys: None, rclone_s3: S3Server, fault: str) -> None:
+    data = memoryview(os.urandom(2 * PART_BYTES + 5))
+    plan = Plan(seed=7)
+    with faulty_proxy(rclone_s3.url, plan) as url:
+        store = s3_store(url, Retry(30))
+        store.warm_up()
+        plan.rates = {fault: 0.4}
+        entry = store.write("step-00000001/attempt-1/x", data)
+        store.verify(entry)
+        store.create("commits/a", b"1" * 100)
+        into = memoryview(bytearray(len(data)))
+        store.read_into(entry.key, 0, into)
+        assert store.read("commits/a") == b"1" * 100
+        plan.rates = {}
+    assert into == data
+    assert plan.done[fault] > 0
+
+
+@pytest.mark.parametrize("integrity", ["md5", "crc32"])
+def test_a_bit_flipped_on_the_way_up_is_refused_and_sent_again(
+    request: pytest.FixtureRequest, keys: None, integrity: str
+) -> None:
+    server: S3Server = request.getfixturevalue("rclone_s3" if integrity == "md5" else "moto_s3")
+    data, plan = memoryview(os.urandom(3 * PART_BYTES)), Plan(seed=3, checks_crc32=integrity == "crc32")
+    with faulty_proxy(server.url, plan) as url:
+        store = s3_store(url, Retry(30))
+        assert store.server.integrity == integrity
+        plan.rates = {"flipped_request": 0.5}
+        store.write("step-00000001/attempt-1/x", data)
+        plan.rates = {}
+        into = memoryview(bytearray(len(data)))
+        store.read_into("step-00000001/attempt-1/x", 0, into)
+    assert plan.done["flipped_request"] > 0
+    assert into == data
+
+
+def test_where_the_server_checks_nothing_a_flip_is_found_by_reading_back(keys: None, moto_s3: S3Server) -> None:
+    plan = Plan(seed=1)
+    with faulty_proxy(moto_s3.url, plan) as url:
+        store = s3_store(url)
+        assert store.server.integrity == "read_back"
+        plan.rates = {"flipped_request": 1.0}
+        entry = store.write("step-00000001/attempt-1/x", memoryview(os.urandom(1_000)))
+        plan.rates = {}
+        with pytest.raises(StoreError, match="read back differently"):
+            store.verify(entry)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "says"),
+    [
+        ((403, "AccessDenied"), "access denied; the worker's role needs s3:ListBucket"),
+        ((404, "NoSuchBucket"), "the bucket does not exist; create it"),
+        ((400, "ExpiredToken"), "the credentials have expired"),
+        ((403, "RequestTimeTooSkewed"), "this machine's clock is wrong"),
+        ((400, "AuthorizationHeaderMalformed"), "the bucket is in another region; set AWS_REGION"),
+        ((503, "SlowDown"), "the store asks to slow down"),
+    ],
+)
+def test_a_refusal_says_cause_place_and_next_step(
+    keys: None, moto_s3: S3Server, refusal: tuple[int, str], says: str
+) -> None:
+    with faulty_proxy(moto_s3.url, Plan(refuse_with=refusal)) as url:
+        store = s3_store(url, Retry(0.3))
+        with pytest.raises(StoreError, match=says) as caught:
+            store.read("commits/a")
+        assert str(caught.value).startswith(f"{store.uri}/commits/a: can't read it: ")
+
+
+def test_a_store_that_is_gone_is_given_up_in_time(keys: None) -> None:
+    with pytest.raises(StoreError, match="the store can't be reached"):
+        s3_store("http://127.0.0.1:9", Retry(0.3)).read("commits/a")
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "the disk is full; free space"),
+        (errno.EROFS, "the file system is read-only"),
+        (errno.EACCES, "permission denied"),
+        (errno.EIO, "the disk reports an error"),
+    ],
+)
+def test_a_failing_disk_leaves_nothing_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+) -> None:
+    store = FileStore(tmp_path)
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", fail)
+    with pytest.raises(StoreError, match=says):
+        store.write("step-00000001/attempt-1/x", memoryview(b"123"))
+    with pytest.raises(StoreError, match=says):
+        store.create("commits/a", b"1")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="a part of the path is a file"):
+        FileStore(tmp_path / "file" / "uid").create("commits/a", b"1")
+
+
+@pytest.mark.parametrize("key", ["../x", "a/../../x", "/etc/passwd", ""])
+def test_no_key_leads_out_of_the_folder(tmp_path: Path, key: str) -> None:
+    with pytest.raises(StoreError, match="is no key inside the checkpoint folder"):
+        FileStore(tmp_path).read(key)
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("gs://bucket/x", "has an unknown scheme"),
+        ("s3:///x", "names no bucket"),
+        ("file://server/x", "names the host 'server'"),
+    ],
+)
+def test_an_address_that_can_not_be_is_refused(uri: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        open_store(uri)
+
+
+@pytest.mark.parametrize(
+    ("size", "part_mib"), [(1, 16), (16 << 30, 32), (200 << 30, 64), (620 << 30, 64), (5 << 40, 528)]
+)
+def test_parts_fit_the_file_and_the_limit_of_s3(size: int, part_mib: int) -> None:
+    assert upload_part_bytes(size) == part_mib << 20
+    assert -(-size // upload_part_bytes(size)) <= 10_000

@@ -1,0 +1,190 @@
+"""Jobs by the command line, on a real platform with real gangs: from bad input to a finished model."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.integration.cli.house import House
+from tests.polling import eventually
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def finished(platform: House) -> str:
+    """A job that was submitted, watched and has succeeded."""
+    file = platform.job_file("first")
+    result = platform.muster("submit", str(file), "--yes", "--follow", "--json")
+    job = json.loads(result.stdout)
+    assert job["status"]["phase"] == "Succeeded"
+    assert job["status"]["progress"]["step"] == 12
+    assert "first succeeded: step 12/12, loss" in result.stderr
+    assert "step 12 is committed" in result.stderr
+    return "first"
+
+
+def test_a_finished_job_in_every_view(platform: House, finished: str) -> None:
+    assert [job["name"] for job in platform.ask("ls", "--phase", "succeeded")["items"]] == ["first"]
+    assert platform.ask("ls", "--live")["items"] == []
+    table = platform.muster("ls").stdout.splitlines()
+    assert table[0].split()[:4] == ["NAME", "PHASE", "STEP", "LOSS"]
+    assert table[1].split()[:3] == ["first", "Succeeded", "12/12"]
+
+    shown = platform.muster("get", finished).stdout
+    for word in ("Succeeded", "step 12/12", "GOODPUT", "productive", "checkpoints/", "step 12"):
+        assert word in shown
+    steps = platform.ask("metrics", finished)
+    assert [point["step"] for point in steps["points"]] == list(range(1, 13))
+    assert [entry["step"] for entry in steps["evaluations"]] == [0, 6, 12]
+    assert "EVALUATION LOSS" in platform.muster("metrics", finished).stdout
+    commits = platform.ask("checkpoints", "ls", finished)
+    assert [commit["step"] for commit in commits["items"]][-1] == 12
+    assert "best" in platform.muster("checkpoints", "ls", finished).stdout
+    assert platform.ask("why", finished)["phase"] == "Succeeded"
+
+
+def test_logs_of_every_worker_outlive_it(platform: House, finished: str) -> None:
+    logs = platform.ask("logs", finished, "--worker", "all")
+    assert [page["worker"] for page in logs["items"]] == [0, 1]
+    records = [json.loads(line) for line in logs["items"][0]["text"].splitlines() if line.startswith("{")]
+    assert [record["step"] for record in records if record.get("type") == "step"][-1] == 12
+    assert platform.muster("logs", finished, "--tail", "1").stdout.count("\n") == 1
+    followed = platform.muster("logs", finished, "--follow")
+    assert followed.stdout.splitlines() == logs["items"][0]["text"].splitlines()
+    assert followed.stderr.splitlines()[-1] == "--- Succeeded ---"
+    assert "error: " in platform.muster("logs", finished, "--attempt", "9", expect=1).stderr
+
+
+def test_events_tell_the_story_in_order(platform: House, finished: str) -> None:
+    events = platform.ask("events", finished)["items"]
+    kinds = [event["type"] for event in events]
+    assert [event["id"] for event in events] == sorted(event["id"] for event in events)
+    story = ["job.created", "attempt.started", "checkpoint.committed", "attempt.succeeded", "job.succeeded"]
+    assert [kind for kind in dict.fromkeys(kinds) if kind in story] == story
+    followed = platform.muster("events", finished, "--follow", "--json").stdout.splitlines()
+    assert [json.loads(line)["type"] for line in followed] == kinds
+    commits = platform.muster("events", finished, "--type", "checkpoint.committed").stdout.splitlines()
+    assert len(commits) == kinds.count("checkpoint.committed")
+
+
+def test_commits_are_looked_after(platform: House, finished: str, tmp_path: Path) -> None:
+    """By the trainer's tools, which this command starts: their documents and exit codes come through."""
+    folder = platform.ask("checkpoints", "ls", finished)["uri"]
+    last = platform.ask("checkpoints", "ls", finished)["items"][-1]["step"]
+    assert "verified" in platform.muster("checkpoints", "verify", finished).stdout
+    assert platform.ask("checkpoints", "inspect", folder)["step"] == last
+    platform.muster("checkpoints", "pin", finished, str(last))
+    assert "step 99 is not committed" in platform.muster("checkpoints", "rm", finished, "99", expect=1).stderr
+    platform.muster("export", finished, "--to", str(tmp_path / "model"), "--step", str(last))
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["num_hidden_layers"] == 1
+
+
+def test_its_file_can_be_submitted_again(platform: House, finished: str, tmp_path: Path) -> None:
+    again = tmp_path / "again.yaml"
+    again.write_text(platform.muster("get", finished, "--spec").stdout)
+    plan = platform.ask("submit", str(again), "--name", "again", "--dry-run")
+    assert plan["accepted"]
+    assert plan["worldSize"] == {"min": 2, "max": 2}
+    shown = platform.muster("submit", str(again), "--name", "again", "--dry-run").stdout
+    for line in (
+        "2 workers × 1 CPU process = world size 2",
+        "256 tokens = 8 samples per step; 2 micro-steps on 2 ranks",
+    ):
+        assert line in shown
+    assert len(platform.ask("ls")["items"]) == 1, "a dry run submits nothing"
+
+
+def test_a_live_name_is_taken(platform: House) -> None:
+    file = str(platform.job_file("waits"))
+    platform.ask("submit", file, "--set", "suspend=true")
+    for more in ([], ["--dry-run"]):
+        result = platform.muster("submit", file, "--yes", *more, expect=1)
+        assert "waits" in result.stderr.splitlines()[0]
+        assert result.stderr.splitlines()[-1] == "next:  choose another name with --name"
+    platform.muster("cancel", "waits", "--wait")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message", "line"),
+    [
+        ("evaluation:", "evalution:", "spec.training.evalution: unknown key. Did you mean 'evaluation'?", "evalution:"),
+        ("lr: 0.003", "lr: high", "spec.training.optimizer.lr: ", "lr: high"),
+        ("shard: fsdp", "shard: fdsp", "spec.training.parallel.shard: must be", "shard: fdsp"),
+        ("tokensPerStep: 256", "tokensPerStep: 250", "spec.training: batch.tokensPerStep 250 is not", "training:"),
+        ("sequenceLength: 32", "sequenceLength: 128", "spec.training: data.sequenceLength 128 is longer", "training:"),
+        ("name: bad", "name: Bad_Name", "metadata.name: must be", "name: Bad_Name"),
+        ("nodes: 2", "nodes: 3", "spec: training.batch.tokensPerStep 256 can't be divided over 3 ranks", "spec:"),
+    ],
+)
+def test_bad_input_is_named_with_its_line(
+    platform: House, tmp_path: Path, before: str, after: str, message: str, line: str
+) -> None:
+    text = platform.job_file("bad").read_text()
+    assert before in text
+    file = tmp_path / "bad.yaml"
+    file.write_text(text.replace(before, after))
+    jobs = len(platform.ask("ls")["items"])
+    result = platform.muster("submit", str(file), "--yes", expect=2)
+    lines = [entry.strip() for entry in result.stderr.splitlines()]
+    assert any(entry.startswith(message) for entry in lines), result.stderr
+    number = next(n for n, entry in enumerate(file.read_text().splitlines(), 1) if line in entry)
+    assert any(entry.startswith(f"{file}:{number}:") for entry in lines), result.stderr
+    assert len(platform.ask("ls")["items"]) == jobs
+
+
+def test_a_job_that_fails_by_its_own_fault_is_exit_code_1_with_the_reason(platform: House) -> None:
+    file = platform.job_file("faulty", data={"train": [{"source": "nothing-here/*.txt"}], "sequenceLength": 32})
+    result = platform.muster("submit", str(file), "--yes", "--wait", expect=1)
+    assert "faulty failed: " in result.stderr
+    assert "user_error in attempt 1: " in result.stderr
+    assert f"{platform.root}/nothing-here" in result.stderr
+    why = platform.ask("why", "faulty")
+    assert why["lastFailure"]["exitCode"] == 80
+    assert "nothing-here" in platform.muster("why", "faulty").stdout
+    assert platform.ask("get", "faulty")["status"]["attempt"] == 1, "a user's fault is not tried again"
+
+
+def test_a_long_job_watched_left_suspended_resumed_and_cancelled(platform: House) -> None:
+    """Ctrl-C leaves it alone; suspend commits; resume goes on from there; cancel ends it and says so to a watcher."""
+    file = platform.job_file("long", length={"steps": 100_000}, evaluation=None)
+    with platform.start("submit", str(file), "--yes", "--follow") as watcher:
+        eventually(lambda: [job for job in platform.ask("ls")["items"] if job["name"] == "long"], "the job", 60)
+        platform.wait_for_step("long", 5)
+        watcher.send_signal(signal.SIGINT)
+        _, errors = watcher.communicate(timeout=30)
+    assert watcher.returncode == 130
+    assert "Detached; long goes on." in errors
+    assert "muster get long --follow" in errors
+    assert platform.phase("long") == "Running"
+
+    suspended = platform.ask("suspend", "long", "--wait")
+    assert suspended["status"]["phase"] == "Suspended"
+    step = suspended["status"]["checkpoint"]["step"]
+    assert step >= 5
+    platform.muster("resume", "long", "--wait")
+    attempts = platform.ask("get", "long")["status"]["attempts"]
+    assert [attempt["resumeStep"] for attempt in attempts] == [0, step]
+
+    with platform.start("get", "long", "--follow", "--json") as watcher:
+        platform.wait_for_step("long", step + 5)
+        both = platform.ask("cancel", "long", "nobody", "--wait", expect=1)
+        assert [job["status"]["phase"] for job in both["items"]] == ["Cancelled"]
+        assert both["errors"][0]["error"]["code"] == "job_not_found"
+        output, _ = watcher.communicate(timeout=60)
+    assert watcher.returncode == 1
+    assert json.loads(output)["status"]["phase"] == "Cancelled"
+    assert "can't be" in platform.muster("suspend", "long", expect=1).stderr
+
+
+def test_a_clone_is_a_new_job_with_changes(platform: House, finished: str) -> None:
+    clone = platform.ask(
+        "clone", finished, "--name", "copy", "--set", "training.length.steps=100", "--set", "suspend=true"
+    )
+    assert clone["spec"]["training"]["length"] == {"steps": 100}
+    assert clone["spec"]["suspend"] is True
+    eventually(lambda: platform.phase("copy") == "Suspended", "the copy to wait")
+    original = platform.ask("get", finished)["spec"]
+    assert yaml.safe_dump(original["training"]["data"]) == yaml.safe_dump(clone["spec"]["training"]["data"])
+    platform.muster("cancel", "copy", "--wait")

@@ -1,0 +1,91 @@
+"""The platform stops or is killed mid-job, then `muster up`: the job finishes, and never in two gangs."""
+
+from typing import Any
+
+import psutil
+import pytest
+from tests.integration.cli.house import House
+from tests.polling import eventually
+
+pytestmark = pytest.mark.timeout(240)
+
+STEPS = 240
+
+
+def submit(house: House) -> str:
+    """A job that has a commit and much to do yet; returns its id."""
+    file = house.job_file("survivor", length={"steps": STEPS}, evaluation=None)
+    uid = str(house.ask("submit", str(file), "--set", "checkpoint.every=20")["id"])
+    house.wait_for_step("survivor", 24)
+    return uid
+
+
+def finish(house: House, uid: str) -> dict[str, Any]:
+    """Watch it to its end, then stop the platform; returns the status."""
+    status: dict[str, Any] = house.ask("get", "survivor", "--follow")["status"]
+    assert (status["phase"], status["progress"]["step"]) == ("Succeeded", STEPS)
+    assert [point["step"] for point in house.ask("metrics", uid)["points"]] == list(range(1, STEPS + 1))
+    code, errors = house.stop()
+    assert code == 0, errors
+    assert house.processes() == []
+    return status
+
+
+def gang(house: House) -> set[int]:
+    """Pids of launchers and ranks."""
+    return {process.pid for process in house.processes() if "muster.trainer" in " ".join(process.cmdline())}
+
+
+def test_a_gang_outlives_its_platform_and_is_adopted(house: House) -> None:
+    """First after a goodbye, then after a `kill -9`; it is the same gang all the time."""
+    house.up()
+    uid = submit(house)
+    members = gang(house)
+    assert len(members) >= 4, "two launchers, two ranks and their helpers"
+
+    code, errors = house.stop()
+    assert code == 0
+    assert "These jobs train on: survivor." in errors
+    assert {process.pid for process in house.processes()} == members
+    house.up()
+    assert gang(house) <= members
+    house.wait_for_step("survivor", 60)
+
+    house.kill()
+    assert {process.pid for process in house.processes()} <= members
+    house.up()
+    assert gang(house) <= members
+    status = finish(house, uid)
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+
+
+def test_a_gang_that_ended_with_its_platform_is_followed_by_one_other(house: House) -> None:
+    """First by --stop-jobs, which loses nothing, then by a `kill -9` of every process at once."""
+    house.up("--stop-jobs")
+    uid = submit(house)
+    code, errors = house.stop()
+    assert code == 0
+    assert "Stopping, and with it after a commit: survivor" in errors
+    assert house.processes() == []
+
+    house.up()
+    eventually(lambda: any(beat.attempt == 2 and beat.step >= 60 for beat in house.beats(uid)), "attempt 2", 90)
+    everything = house.processes()
+    house.kill()
+    for process in everything:
+        if process.is_running():
+            process.kill()
+    psutil.wait_procs(everything, timeout=10)
+    assert house.processes() == []
+
+    house.up()
+    status = finish(house, uid)
+    first, second, third = status["attempts"]
+    assert (first["outcome"], first["lostSteps"], second["resumeStep"]) == ("preempted", 0, first["lastStep"])
+    assert (second["outcome"], second["cause"]) == ("failed", "infrastructure")
+    assert third["resumeStep"] >= 40, "from a commit of attempt 2"
+    assert third["resumeStep"] % 20 == 0
+    beats = house.beats(uid)
+    for attempt in (1, 2):
+        last_sign = max(beat.at for beat in beats if beat.attempt == attempt)
+        assert all(beat.started_at > last_sign for beat in beats if beat.attempt > attempt), "one gang at any time"

@@ -1,0 +1,105 @@
+"""The real trainer under the real operator: real gangs die and come back, and never two at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.local.house import House
+from tests.polling import eventually
+
+from muster.contract.names import STEP_LOG, ExitCode
+from muster.contract.signals import StepRecord
+from muster.contract.status import Phase
+from muster.operator.local import processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+STEPS = 60
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path, worker_command=None)
+    yield house
+    house.close()
+
+
+def submit(house: House, **spec: object) -> str:
+    text = house.state.root / "text.txt"
+    text.write_text("".join(path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py"))))
+    shape = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 64, "vocabSize": 260, "maxPositions": 256}
+    training = {
+        "model": {"architecture": shape},
+        "data": {"train": [{"source": str(text)}], "sequenceLength": 128},
+        "batch": {"tokensPerStep": 1024, "microBatch": 1},
+        "parallel": {"shard": "fsdp"},
+        "length": {"steps": STEPS},
+    }
+    return house.submit(training=training, checkpoint={"every": 5}, **spec)
+
+
+def records(house: House, uid: str, attempt: int) -> list[StepRecord]:
+    path = house.state.worker(uid, attempt, 0) / STEP_LOG
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [StepRecord.model_validate_json(line) for line in lines]
+
+
+def reaches(house: House, uid: str, attempt: int, step: int) -> None:
+    eventually(
+        lambda: any(record.step >= step for record in records(house, uid, attempt)),
+        f"step {step} of attempt {attempt}; {house.status(uid).because}",
+        120,
+    )
+
+
+def test_a_rank_dies_then_the_operator_then_everything(house: House) -> None:
+    house.start()
+    uid = submit(house)
+    reaches(house, uid, 1, 8)
+    rank = house.trees(uid)[1, 1][1]
+    rank.send_signal(signal.SIGKILL)
+
+    reaches(house, uid, 2, 16)
+    status = house.status(uid)
+    assert status.last_failure is not None
+    assert (status.last_failure.cause, status.last_failure.exit_code) == ("infrastructure", 137)
+    assert status.resume_step >= 5
+    house.signal(signal.SIGKILL)
+    gang = {process.pid for tree in house.trees(uid).values() for process in tree}
+    assert gang, "it trains on alone"
+    house.start()
+    eventually(lambda: house.log.count("adopted a running worker") == 2, "the gang to be adopted")
+    assert {attempt for attempt, _ in house.trees(uid)} == {2}
+
+    house.signal(signal.SIGKILL)
+    processes.kill_all([process for tree in house.trees(uid).values() for process in tree])
+    eventually(lambda: not house.trees(uid), "everything to be dead")
+    house.start()
+    status = house.becomes(uid, Phase.SUCCEEDED, timeout=150)
+    assert not processes.scan(house.state), "nothing stays behind"
+    assert status.attempt == 3
+    for attempt in status.attempts:
+        steps = [record.step for record in records(house, uid, attempt.number)]
+        assert steps == list(range(attempt.resume_step + 1, steps[-1] + 1)), "each goes on from what was committed"
+    assert records(house, uid, 3)[-1].step == STEPS
+
+
+def test_a_suspended_gang_commits_where_it_stands(house: House) -> None:
+    house.start()
+    uid = submit(house, gang={"nodes": 1, "processesPerNode": 2})
+    reaches(house, uid, 1, 7)
+    house.set_spec(uid, suspend=True)
+    status = house.becomes(uid, Phase.SUSPENDED, timeout=120)
+    last = records(house, uid, 1)[-1].step
+    assert status.checkpoint is not None
+    assert status.checkpoint.step == last, "nothing is lost"
+    ended = json.loads((house.state.worker(uid, 1, 0) / "exit.json").read_text())
+    assert ended["exitCode"] == ExitCode.PREEMPTED_COMMITTED
+    house.set_spec(uid, suspend=False)
+    reaches(house, uid, 2, last + 1)
+    house.set_spec(uid, cancel=True)
+    house.becomes(uid, Phase.CANCELLED, timeout=120)
+    assert not processes.scan(house.state)

@@ -1,0 +1,245 @@
+"""Real gangs for tests: a launcher as the operator starts it, or many short runs in one set of ranks."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.polling import eventually
+
+from muster.contract.names import EXIT_RECORD, HEARTBEAT, STEP_LOG, Env
+from muster.contract.signals import Heartbeat, StepRecord, WorkerExit
+
+ARCHITECTURE = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "ffnDim": 64, "vocabSize": 260, "maxPositions": 32}
+PATIENCE_SECONDS = 200.0
+
+
+def write_corpus(folder: Path, documents: int = 60) -> str:
+    """Files of made-up words with a pattern to learn, the same in every call; a source that matches them all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dice = random.Random(4)
+    words = ["".join(dice.choices("abcdefghij", k=dice.randint(2, 7))) for _ in range(40)]
+    for number in range(documents):
+        text = " ".join(dice.choices(words, weights=range(1, 41), k=dice.randint(30, 120)))
+        (folder / f"{number:03d}.txt").write_text(text)
+    return str(folder / "*.txt")
+
+
+def training(source: str, **changes: Any) -> dict[str, Any]:
+    """A TrainingConfig document: 16 samples of 32 tokens a step."""
+    document: dict[str, Any] = {
+        "model": {"architecture": ARCHITECTURE},
+        "data": {"train": [{"source": source}], "sequenceLength": 32},
+        "batch": {"tokensPerStep": 512, "microBatch": 4},
+        "optimizer": {"lr": 1e-3, "schedule": {"warmupSteps": 3}},
+        "length": {"steps": 10},
+        "seed": 3,
+    }
+    return document | changes
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Job:
+    """One job's folders; each attempt has its own worker folders."""
+
+    root: Path
+    training: dict[str, Any]
+    checkpoint: dict[str, Any] = field(default_factory=lambda: {"every": 1000})
+    fence: str | None = None
+    uid: str = "job-uid"
+    device: str = "cpu"
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "checkpoints" / self.uid
+
+    def worker_dir(self, attempt: int, worker: int = 0) -> Path:
+        return self.root / f"attempt-{attempt}" / f"worker-{worker}"
+
+    def environment(self, attempt: int, worker: int, resume_step: int) -> dict[str, str]:
+        found = {
+            Env.JOB: "job",
+            Env.JOB_UID: self.uid,
+            Env.ATTEMPT: str(attempt),
+            Env.WORKER: str(worker),
+            Env.RESUME_STEP: str(resume_step),
+            Env.CHECKPOINT_URI: f"file://{self.folder}",
+            Env.CONFIG: json.dumps({"training": self.training, "checkpoint": self.checkpoint}),
+            Env.WORKER_DIR: str(self.worker_dir(attempt, worker)),
+            Env.CACHE_DIR: str(self.root / "cache"),
+            Env.DEVICE: self.device,
+        }
+        return found | ({Env.FENCE: self.fence} if self.fence else {})
+
+    def start(
+        self, attempt: int = 1, resume_step: int = 0, workers: int = 1, ranks: int = 1, port: int | None = None
+    ) -> "Gang":
+        """Start an attempt as the operator does: a launcher per worker, each in a session of its own."""
+        port = port or free_port()
+        launchers = []
+        for worker in range(workers):
+            directory = self.worker_dir(attempt, worker)
+            directory.mkdir(parents=True)
+            rendezvous = {
+                "PET_NNODES": str(workers),
+                "PET_NPROC_PER_NODE": str(ranks),
+                "PET_NODE_RANK": str(worker),
+                "PET_MASTER_ADDR": "127.0.0.1",
+                "PET_MASTER_PORT": str(port),
+            }
+            with (directory / "log").open("ab") as log:
+                launchers.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "muster.trainer.launch"],
+                        env={**os.environ, **self.environment(attempt, worker, resume_step), **rendezvous},
+                        cwd=directory,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                )
+        return Gang(self, attempt, ranks, launchers)
+
+    def steps(self, *attempts: int) -> list[StepRecord]:
+        """Rank 0's records of these attempts, in the order written; without step 0."""
+        lines = [
+            line
+            for attempt in attempts
+            for line in (self.worker_dir(attempt) / STEP_LOG).read_text().splitlines(keepends=True)
+        ]
+        records = [StepRecord.model_validate_json(line) for line in lines if line.endswith("\n")]
+        return [record for record in records if record.step]
+
+    def commits(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("step-")) for path in (self.folder / "commits").glob("*.json"))
+
+    def commit(self, step: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "commits" / f"step-{step:08d}.json").read_text())
+        return found
+
+
+@dataclass
+class Gang:
+    job: Job
+    attempt: int
+    ranks: int
+    launchers: list["subprocess.Popen[bytes]"]
+
+    def heartbeat(self, rank: int = 0) -> Heartbeat:
+        directory = self.job.worker_dir(self.attempt, rank // self.ranks)
+        return Heartbeat.model_validate_json((directory / HEARTBEAT.format(rank=rank)).read_text())
+
+    def reaches(self, step: int, rank: int = 0) -> Heartbeat:
+        """Wait until a rank has finished that step."""
+
+        def there() -> Heartbeat | None:
+            assert self.launchers[0].poll() is None, self.log()
+            beat = self.heartbeat(rank) if self._has_beat(rank) else None
+            return beat if beat and beat.step >= step else None
+
+        found = eventually(there, f"step {step}", PATIENCE_SECONDS)
+        assert found is not None
+        return found
+
+    def _has_beat(self, rank: int) -> bool:
+        return (self.job.worker_dir(self.attempt, rank // self.ranks) / HEARTBEAT.format(rank=rank)).exists()
+
+    def ends(self) -> list[WorkerExit]:
+        """Wait for every launcher; what each left behind (a killed one: only its code)."""
+        found = []
+        for worker, launcher in enumerate(self.launchers):
+            code = launcher.wait(PATIENCE_SECONDS)
+            record = self.job.worker_dir(self.attempt, worker) / EXIT_RECORD
+            if record.exists():
+                found.append(WorkerExit.model_validate_json(record.read_text()))
+                assert found[-1].exit_code == code
+            else:
+                found.append(WorkerExit(exit_code=code, at=0.0))
+        return found
+
+    def ends_well(self) -> None:
+        assert [end.exit_code for end in self.ends()] == [0] * len(self.launchers), self.log()
+
+    def log(self) -> str:
+        return "\n".join(
+            (self.job.worker_dir(self.attempt, worker) / "log").read_text() for worker in range(len(self.launchers))
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One attempt of a job in `train_many`. stop_after: the last rank is asked to stop while it trains that step."""
+
+    job: Job
+    attempt: int = 1
+    resume_step: int = 0
+    stop_after: int | None = None
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return {
+            "environment": self.job.environment(self.attempt, 0, self.resume_step),
+            "stop_after": self.stop_after,
+        }
+
+
+def train_many(root: Path, ranks: int, parts: list[Part]) -> list[int]:
+    """Train each part on the same ranks, one after the other; their exit codes. Raises when a rank fails."""
+    root.mkdir(parents=True, exist_ok=True)
+    plan, port = root / f"plan-{free_port()}.json", free_port()
+    plan.write_text(json.dumps([part.plan for part in parts]))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.trainer.many_runs", str(plan)],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=plan.with_suffix(f".{rank}.log").open("wb"),
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        codes = [process.wait(500) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0] * ranks, plan.with_suffix(".0.log").read_text()
+    found: list[int] = json.loads(plan.with_suffix(".codes").read_text())
+    return found
+
+
+def samples(job: Job, attempt: int, ranks: int, micro_batch: int) -> dict[int, list[int]]:
+    """The sample ids of each step in their global order, from what each rank wrote down."""
+    by_rank = [
+        [json.loads(line) for line in (job.worker_dir(attempt) / f"samples-{rank}.jsonl").read_text().splitlines()]
+        for rank in range(ranks)
+    ]
+    found = {}
+    for lines in zip(*by_rank, strict=True):
+        assert len({line["step"] for line in lines}) == 1
+        passes = len(lines[0]["ids"]) // micro_batch
+        found[lines[0]["step"]] = [
+            sample
+            for number in range(passes)
+            for line in lines
+            for sample in line["ids"][number * micro_batch : (number + 1) * micro_batch]
+        ]
+    return found

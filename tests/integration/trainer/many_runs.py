@@ -1,0 +1,54 @@
+"""A rank that trains several parts one after the other: `python -m tests.integration.trainer.many_runs PLAN`.
+
+The ranks meet once and load torch once. Each writes down the samples that it trains on: the loader is watched, nothing
+else of the trainer is changed.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from muster.trainer import loop
+from muster.trainer.config import Ranks, read_ranks, read_run
+from muster.trainer.data import Loader, StepBatch
+from muster.trainer.health import Life
+from muster.trainer.lifeline import process_started_at
+
+
+def watched(life: Life, ranks: Ranks, path: Path, stop_after: int | None) -> type[Loader]:
+    class Watched(Loader):
+        def next(self) -> StepBatch:
+            batch = super().next()
+            step = life.step + 1
+            with path.open("a") as file:
+                file.write(json.dumps({"step": step, "ids": batch.sample_ids}) + "\n")
+            if step == stop_after and ranks.rank == ranks.world - 1:
+                life.stop_wanted = True
+            return batch
+
+    return Watched
+
+
+def main() -> int:
+    ranks, plan = read_ranks(), Path(sys.argv[1])
+    codes = []
+    part: dict[str, Any]
+    for part in json.loads(plan.read_text()):
+        os.environ.update(part["environment"])
+        run = read_run()
+        run.worker_dir.mkdir(parents=True, exist_ok=True)
+        life = Life(run.worker_dir, run.attempt, ranks.rank, process_started_at())
+        loop.Loader = watched(life, ranks, run.worker_dir / f"samples-{ranks.rank}.jsonl", part["stop_after"])  # type: ignore[misc]
+        codes.append(int(loop.train(run, ranks, life)))
+    if ranks.rank == 0:
+        plan.with_suffix(".codes").write_text(json.dumps(codes))
+    return 0
+
+
+if __name__ == "__main__":
+    result = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(result)

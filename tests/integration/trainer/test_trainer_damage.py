@@ -1,0 +1,51 @@
+"""A resume trusts neither the bytes on storage nor that the data is still what it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.integration.trainer.gangs import Job, training, write_corpus
+
+from muster.contract.names import ExitCode
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Job:
+    """A job of 12 steps as its first attempt left it, with two commits at least (a busy uploader skips a save)."""
+    document = training(write_corpus(tmp_path / "corpus"), length={"steps": 12})
+    job = Job(tmp_path / "job", document, {"every": 4})
+    job.start().ends_well()
+    assert job.commits()[0] == 4
+    assert job.commits()[-1] == 12
+    return job
+
+
+def flip_a_bit(job: Job, step: int) -> None:
+    shard = job.folder / job.commit(step)["files"][0]["key"]
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 0b100
+    shard.chmod(0o644)
+    shard.write_bytes(data)
+
+
+def test_a_damaged_commit_is_set_aside_and_the_one_before_is_used(stopped: Job) -> None:
+    before, (*_, older, newest) = stopped.steps(1), stopped.commits()
+    flip_a_bit(stopped, newest)
+    gang = stopped.start(attempt=2, resume_step=newest)
+    gang.ends_well()
+    after = stopped.steps(2)
+    assert [record.step for record in after] == list(range(older + 1, 13))
+    assert [record.loss for record in after] == [record.loss for record in before[older:]]
+    assert f"commit {newest} is damaged and set aside" in gang.log()
+    assert (stopped.folder / "quarantine" / f"step-{newest:08d}.json").exists()
+
+
+def test_other_data_than_the_commit_saw_is_refused(stopped: Job) -> None:
+    (Path(stopped.training["data"]["train"][0]["source"]).parent / "000.txt").write_text("quite another text " * 40)
+    gang = stopped.start(attempt=2, resume_step=4)
+    (end,) = gang.ends()
+    assert end.exit_code == ExitCode.USER_ERROR
+    assert "training.data holds other contents than when step 4 was committed" in end.message

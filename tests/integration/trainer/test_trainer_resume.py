@@ -1,0 +1,95 @@
+"""Resume is exact: the same bits at the same world size, every sample once at any other."""
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.trainer.gangs import Job, Part, samples, train_many, training, write_corpus
+
+from muster.contract.names import ExitCode
+from muster.contract.signals import StepRecord
+
+# Real ranks on a machine that may be busy with others: the bound is for broken code only.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def deterministic(source: str, shard: str, steps: int) -> dict[str, Any]:
+    return training(
+        source,
+        batch={"tokensPerStep": 32 * 12, "microBatch": 2},
+        length={"steps": steps},
+        parallel={"shard": shard},
+        deterministic=True,
+        evaluation={"every": 20, "holdout": 0.2, "samples": 8},
+    )
+
+
+def computed(records: list[StepRecord]) -> list[tuple[Any, ...]]:
+    """What must not change by a bit."""
+    return [(r.step, r.loss, r.grad_norm, r.lr, r.tokens, r.evaluation_loss) for r in records]
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    steps = 60
+    document = deterministic(write_corpus(tmp_path / "corpus"), "fsdp", steps)
+    calm = Job(tmp_path / "calm", document, {"every": 5}, uid="calm")
+    calm.start(workers=2).ends_well()
+    expected = calm.steps(1)
+    assert [record.step for record in expected] == list(range(1, steps + 1))
+
+    job = Job(tmp_path / "killed", document, {"every": 5})
+    gang = job.start(attempt=1, workers=2)
+    moment = random.randint(8, 45)
+    beat = gang.reaches(moment, rank=1)
+    os.kill(beat.pid, signal.SIGKILL)
+    bystander, killed = gang.ends()
+    assert (killed.exit_code, killed.rank, killed.signal) == (137, 1, signal.SIGKILL)
+    assert bystander.exit_code == ExitCode.PEER_LOST, gang.log()
+
+    resumed_from = job.commits()[-1]
+    assert 0 < resumed_from < steps
+    job.start(attempt=2, resume_step=resumed_from, workers=2).ends_well()
+    before, after = job.steps(1), job.steps(2)
+    assert computed(before) == computed(expected[: len(before)])
+    assert computed(after) == computed(expected[resumed_from:])
+
+
+@pytest.mark.parametrize("shard", ["ddp", "zero2"])
+def test_three_ranks_go_on_bit_for_bit(tmp_path: Path, shard: str) -> None:
+    """From three ranks on, the order of a sum shows in its last bit: DDP must lay out its buckets as before."""
+    document = deterministic(write_corpus(tmp_path / "corpus"), shard, 25)
+    calm, job = Job(tmp_path / "calm", document, uid="calm"), Job(tmp_path / "stopped", document)
+    parts = [Part(calm), Part(job, 1, 0, stop_after=11), Part(job, 2, 11)]
+    assert train_many(tmp_path, 3, parts) == [ExitCode.DONE, ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE]
+    assert computed(job.steps(1, 2)) == computed(calm.steps(1))
+
+
+def test_two_ranks_then_one_then_two_use_every_sample_once_in_the_same_order(tmp_path: Path) -> None:
+    document = training(
+        write_corpus(tmp_path / "corpus"),
+        batch={"tokensPerStep": 512, "microBatch": 4},
+        length={"steps": 30},
+        parallel={"shard": "fsdp"},
+    )
+    calm = Job(tmp_path / "calm", document, uid="calm")
+    job = Job(tmp_path / "changed", document)
+    first, second, third = Part(job, 1, 0, stop_after=7), Part(job, 2, 7, stop_after=19), Part(job, 3, 19)
+    assert train_many(tmp_path, 2, [first]) == [ExitCode.PREEMPTED_COMMITTED]
+    assert train_many(tmp_path, 1, [Part(calm), second]) == [ExitCode.DONE, ExitCode.PREEMPTED_COMMITTED]
+    assert train_many(tmp_path, 2, [third]) == [ExitCode.DONE]
+    assert job.commits() == [7, 19, 30]
+
+    expected = samples(calm, 1, ranks=1, micro_batch=4)
+    found = {
+        **samples(job, 1, ranks=2, micro_batch=4),
+        **samples(job, 2, ranks=1, micro_batch=4),
+        **samples(job, 3, ranks=2, micro_batch=4),
+    }
+    assert found == expected
+    assert list(found) == list(range(1, 31))
+    ids = [sample for step in range(1, 31) for sample in found[step]]
+    assert len(ids) == 30 * 16 == len(set(ids))
+    assert [r.loss for r in job.steps(1, 2, 3)] == pytest.approx([r.loss for r in calm.steps(1)], rel=1e-5)

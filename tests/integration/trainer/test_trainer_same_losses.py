@@ -1,0 +1,73 @@
+"""Sharding and accumulation change how the work is done, never what comes out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.trainer.gangs import Job, Part, train_many, training, write_corpus
+
+from muster.contract.signals import StepRecord
+
+# Real ranks on a machine that may be busy with others: the bound is for broken code only.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STEPS = 50
+TOLERANCE = 1e-5
+
+
+def variant(root: Path, name: str, source: str, shard: str, micro_batch: int, **parallel: Any) -> Job:
+    document = training(
+        source,
+        batch={"tokensPerStep": 512, "microBatch": micro_batch},
+        length={"steps": STEPS},
+        parallel={"shard": shard, **parallel},
+    )
+    return Job(root / name, document, uid=name)
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[StepRecord]]:
+    """The same 50 steps of 16 samples in many ways. With 2 ranks microBatch 8, 4, 2 is accumulation 1, 2, 4."""
+    root = tmp_path_factory.mktemp("same-losses")
+    source = write_corpus(root / "corpus")
+    two = {
+        f"{shard}-{16 // (2 * micro_batch)}": variant(
+            root, f"{shard}-{16 // (2 * micro_batch)}", source, shard, micro_batch
+        )
+        for shard in ("ddp", "zero2", "fsdp")
+        for micro_batch in (8, 4, 2)
+    }
+    two["selective"] = variant(root, "selective", source, "fsdp", 8, activationCheckpointing="selective")
+    two["full"] = variant(root, "full", source, "ddp", 8, activationCheckpointing="full")
+    two["compiled"] = variant(root, "compiled", source, "fsdp", 4, compile=True)
+    four = {
+        f"hsdp-{16 // (4 * micro_batch)}": variant(
+            root, f"hsdp-{16 // (4 * micro_batch)}", source, "hsdp", micro_batch, replicas=2
+        )
+        for micro_batch in (4, 2, 1)
+    }
+    one = {"alone": variant(root, "alone", source, "ddp", 16)}
+    for ranks, jobs in ((1, one), (2, two), (4, four)):
+        train_many(root, ranks, [Part(job) for job in jobs.values()])
+    return {name: job.steps(1) for name, job in {**one, **two, **four}.items()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{shard}-{accumulation}" for shard in ("ddp", "zero2", "fsdp", "hsdp") for accumulation in (1, 2, 4)),
+        "selective",
+        "full",
+        "compiled",
+    ],
+)
+def test_the_losses_are_those_of_one_rank(losses: dict[str, list[StepRecord]], name: str) -> None:
+    reference, found = losses["alone"], losses[name]
+    assert [record.step for record in found] == list(range(1, STEPS + 1))
+    assert [record.loss for record in found] == pytest.approx([record.loss for record in reference], rel=TOLERANCE)
+    assert [record.grad_norm for record in found] == pytest.approx([r.grad_norm for r in reference], rel=1e-3)
+
+
+def test_the_loss_falls(losses: dict[str, list[StepRecord]]) -> None:
+    alone = losses["alone"]
+    assert alone[-1].loss < 0.8 * alone[0].loss

@@ -1,0 +1,331 @@
+"""Who lives in a world: its nodes, its jobs, and the users who change their minds."""
+
+from __future__ import annotations
+
+import functools
+
+from muster.contract.signals import Cause, Signal, SignalKind
+from muster.contract.spec import CapacityPreference, Gang, JobSpec, Nodes, Recovery, Topology, parse_job
+from muster.contract.status import JobStatus
+from tests.sim.faults import Weather
+from tests.sim.physics import SimJob, SimNode
+from tests.sim.world import SimWorld
+
+RACK = "example.com/rack"
+
+_BASE = parse_job(
+    {
+        "metadata": {"name": "base"},
+        "spec": {
+            "training": {
+                "model": {"preset": "muster-1m"},
+                "data": {"train": [{"source": "builtin://python-stdlib"}], "sequenceLength": 16},
+                "batch": {"tokensPerStep": 16 * 8 * 12},
+                "length": {"steps": 100},
+            }
+        },
+    }
+).spec
+
+
+@functools.lru_cache(maxsize=4096)
+def make_spec(
+    low: int,
+    high: int,
+    gpus: int,
+    prefer: str,
+    topology: str,
+    priority: int,
+    recovery: str,
+    deadline: int | None,
+    ttl: int | None,
+) -> JobSpec:
+    """A validated spec; the same arguments give the same object."""
+    gang = Gang(
+        nodes=Nodes(min=low, max=high),
+        gpus_per_node=gpus,
+        capacity=CapacityPreference(prefer=prefer, fall_back_after_preemptions=2),  # type: ignore[arg-type]
+        topology=Topology(
+            required=RACK if topology == "required" else None, preferred=RACK if topology == "preferred" else None
+        ),
+    )
+    policies = {
+        "default": Recovery(),
+        "strict": Recovery(
+            budgets={"infrastructure": 2, "unknown": 1, "hang": 1}, backoff_seconds=2.0, exclude_node_after=1
+        ),
+        "patient": Recovery(
+            budgets={"infrastructure": 50, "unknown": 50, "user_error": 1},
+            backoff_seconds=0.0,
+            stop_after_no_progress=50,
+        ),
+        "short": Recovery(budgets={"infrastructure": 0}, stop_after_no_progress=2, window_hours=1, exclude_hours=1),
+    }
+    return _BASE.model_copy(
+        update={
+            "gang": gang,
+            "priority": priority,
+            "recovery": policies[recovery],
+            "active_deadline_seconds": deadline,
+            "ttl_seconds_after_finished": ttl,
+        }
+    )
+
+
+def settle_nodes(world: SimWorld) -> None:
+    rng = world.rng
+    for pool in range(rng.randint(1, 2)):
+        capacity, gpus = rng.choice(("spot", "on-demand")), rng.choice((4, 8))
+        for index in range(rng.randint(2, 5)):
+            name = f"n{pool}{index}"
+            world.nodes[name] = SimNode(name, f"pool-{pool}", capacity, gpus, {RACK: f"r{pool}{index // 2}"})
+    world.fleet_changed()
+    world.grow_after_seconds = rng.choice((30.0, 30.0, 600.0))
+    if rng.random() < 0.2:
+        world.limits["team-a"] = rng.choice((8, 16))
+
+
+def settle_jobs(world: SimWorld) -> None:
+    rng = world.rng
+    for index in range(rng.randint(1, 4)):
+        at = 0.0 if rng.random() < 0.5 else rng.uniform(0.0, world.weather.seconds / 2)
+        world.at(at, functools.partial(submit, world, f"job{index}"))
+
+
+def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
+    """kind `small`: one of a stream that fills every hole, with a part of a node. `large`: all of the largest pool."""
+    rng = world.rng
+    largest = max(
+        len([n for n in world.nodes.values() if n.pool == pool]) for pool in {n.pool for n in world.nodes.values()}
+    )
+    low = min(rng.choice((1, 1, 2, 2, 3, 4)), largest + (rng.random() < 0.05))
+    high = low if rng.random() < 0.6 else min(low + rng.randint(1, 3), max(largest, low))
+    spec = make_spec(
+        low,
+        high,
+        rng.choice((0, 2, 4, 4)),
+        rng.choice(("any", "any", "spot", "on-demand")),
+        rng.choice(("", "", "", "required", "preferred")),
+        rng.choice((0, 0, 0, 5)),
+        rng.choice(("default", "default", "strict", "patient", "short")),
+        rng.choice((None, None, None, None, 300)),
+        rng.choice((None, None, None, 60)),
+    )
+    if kind == "small":
+        low = high = 1
+        spec = make_spec(1, 1, rng.choice((2, 4)), "any", "", -9, "default", None, None)
+    elif kind == "large":
+        low = high = max(size for size in range(1, largest + 1) if _BASE.training.samples_per_step() % (4 * size) == 0)
+        spec = make_spec(low, high, 4, "any", "", -9, "default", None, None)
+    namespace = rng.choice(("team-a", "team-b"))
+    uid = f"{name}-{len(world.jobs)}"
+    job = SimJob(
+        uid,
+        namespace,
+        name,
+        world.wall,
+        spec,
+        JobStatus(queued_at=world.wall, since=world.wall),
+        steps=rng.choice((5, 20, 60)) if high == low else rng.choice((20, 60, 150)),
+        step_seconds=rng.choice((1.0, 4.0, 10.0)),
+        commit_every=rng.choice((2, 5, 20)),
+        load_seconds=rng.uniform(0.5, 10.0),
+    )
+    world.create_job(job)
+    return job
+
+
+class Mischief:
+    """Whatever goes wrong by itself, at the rates of the weather."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self.world = world
+        weather: Weather = world.weather
+        self._kinds = {
+            "node_death": self._node_death,
+            "node_flap": self._node_flap,
+            "partition": self._partition,
+            "drain": self._drain,
+            "spot": self._spot,
+            "crash": lambda: self._crash((1, 139, 134, 137, 2), ""),
+            "user_error": lambda: self._crash((80, 80, 82, 83), ""),
+            "out_of_memory": lambda: self._crash((137, 81), "OOMKilled"),
+            "hang": self._hang,
+            "pod_deleted": self._pod_deleted,
+            "signals": self._signal,
+            "user": self._user,
+            "newer": self._newer,
+            "clock_jump": self._clock_jump,
+            "outage": self._outage,
+        }
+        for name in self._kinds:
+            if getattr(weather, name) > 0:
+                self._schedule(name)
+
+    def _schedule(self, name: str) -> None:
+        seconds = self.world.rng.expovariate(getattr(self.world.weather, name))
+        if self.world.t + seconds < self.world.weather.seconds:
+            self.world.after(seconds, lambda: self._strike(name))
+
+    def _strike(self, name: str) -> None:
+        self._kinds[name]()
+        self._schedule(name)
+
+    def _node(self) -> SimNode:
+        return self.world.rng.choice(list(self.world.nodes.values()))
+
+    def _job(self) -> SimJob | None:
+        jobs = [job for job in self.world.jobs.values() if not job.removed]
+        return self.world.rng.choice(jobs) if jobs else None
+
+    def _node_death(self) -> None:
+        node = self._node()
+        self.world.node_down(node)
+        self.world.after(self.world.rng.uniform(30.0, 600.0), lambda: self.world.node_up(node))
+
+    def _node_flap(self) -> None:
+        node = self._node()
+        for index in range(self.world.rng.randint(1, 4)):
+            self.world.after(index * 20.0, lambda: self.world.partition(node, self.world.rng.uniform(1.0, 15.0)))
+
+    def _partition(self) -> None:
+        self.world.partition(self._node(), self.world.rng.uniform(10.0, 300.0))
+
+    def _drain(self) -> None:
+        self.world.drain_node(self._node(), SignalKind.NODE_DRAIN, self.world.rng.uniform(100.0, 400.0))
+
+    def _spot(self) -> None:
+        spot = [node for node in self.world.nodes.values() if node.capacity == "spot"]
+        if spot:
+            self.world.drain_node(self.world.rng.choice(spot), SignalKind.SPOT_NOTICE, 120.0)
+
+    def _crash(self, codes: tuple[int, ...], reason: str) -> None:
+        alive = [p for job in self.world.jobs.values() for p in job.live() if self.world.nodes[p.node].reachable]
+        if alive:
+            process, code = self.world.rng.choice(alive), self.world.rng.choice(codes)
+            self.world.end(process, code, reason, code - 128 if code > 128 else None)
+
+    def _hang(self) -> None:
+        live = [
+            t for job in self.world.jobs.values() for t in job.trainings.values() if t.broken_at is None and not t.over
+        ]
+        if live:
+            training = self.world.rng.choice(live)
+            training.silent = self.world.rng.random() < 0.3
+            job = self.world.jobs[training.uid]
+            self.world.log(lambda: f"gang {job.name}-{training.attempt} hangs{', silently' if training.silent else ''}")
+            self.world.break_gang(job, training.attempt, peers_notice=False)
+
+    def _pod_deleted(self) -> None:
+        """Somebody with kubectl: the worker is ended, and its object with it."""
+        alive = [
+            (job, p)
+            for job in self.world.jobs.values()
+            for p in job.live()
+            if p.visible and self.world.nodes[p.node].reachable
+        ]
+        if alive:
+            job, process = self.world.rng.choice(alive)
+            self.world.log(lambda: f"somebody deletes {job.name}-{process.attempt}-{process.index}")
+            job.allow(process.attempt, Cause.INFRASTRUCTURE, Cause.PREEMPTION, Cause.EVICTION)
+            process.removing = process.told_to_stop = True
+            self.world.end(process, 143, signal=15)
+            self.world.forget(job, process)
+
+    def _signal(self) -> None:
+        """About the current attempt or an old one; the old ones must change nothing."""
+        job = self._job()
+        if job is None or job.status.attempt == 0:
+            return
+        world, rng = self.world, self.world.rng
+        attempt = max(1, job.status.attempt - rng.choice((0, 1, 1, 2)))
+        kind = rng.choice(
+            (
+                SignalKind.ALERT,
+                SignalKind.STRAGGLER,
+                SignalKind.REBALANCE,
+                SignalKind.GPU_FAULT,
+                SignalKind.COLLECTIVE_HANG,
+            )
+        )
+        causes = {SignalKind.GPU_FAULT: Cause.INFRASTRUCTURE, SignalKind.COLLECTIVE_HANG: Cause.HANG}
+        nodes = job.status.gang.nodes
+        node = rng.choice(nodes) if nodes and attempt == job.status.attempt else None
+        signal = Signal.model_construct(
+            kind=kind,
+            attempt=attempt,
+            at=world.wall,
+            worker=None,
+            rank=None,
+            node=node,
+            message=f"{kind}",
+            source="prometheus",
+        )
+        if kind in causes:
+            job.allow(attempt, causes[kind])
+        world.signal(job, signal)
+        if world.chance(world.weather.late_signal):
+            world.after(rng.uniform(5.0, 200.0), lambda: world.signal(job, signal))
+
+    def _user(self) -> None:
+        job = self._job()
+        if job is None:
+            return
+        match self.world.rng.choice(
+            ("suspend", "suspend", "resume", "resume", "cancel", "delete", "priority", "budget", "deadline")
+        ):
+            case "suspend":
+                self.world.edit(job.uid, suspend=True)
+            case "resume":
+                self.world.edit(job.uid, suspend=False)
+            case "cancel":
+                self.world.edit(job.uid, cancel=True)
+            case "delete":
+                self.world.edit(job.uid, deleting=True)
+                if self.world.rng.random() < 0.5:
+                    name = job.name  # a second job of the same name, as soon as the first is gone
+                    self.world.after(1.0, lambda: self._resubmit(job, name))
+            case "priority":
+                self.world.edit(job.uid, priority=self.world.rng.randint(-3, 9))
+            case "budget":
+                budget = self.world.rng.choice((0, 1, 30))
+                self.world.edit(
+                    job.uid, recovery=job.spec.recovery.model_copy(update={"budgets": {"infrastructure": budget}})
+                )
+            case "deadline":
+                self.world.edit(job.uid, active_deadline_seconds=self.world.rng.choice((None, 200, 5000)))
+
+    def _resubmit(self, old: SimJob, name: str) -> None:
+        if old.removed:
+            submit(self.world, name)
+        elif self.world.t < self.world.weather.seconds:
+            self.world.after(5.0, lambda: self._resubmit(old, name))
+
+    def _newer(self) -> None:
+        """A newer operator was here, and will take its mark away later."""
+        job = self._job()
+        if job is None or job.status.phase.terminal or job.status.schema_version != 1:
+            return
+        self._mark(job, 2)
+        self.world.after(self.world.rng.uniform(10.0, 60.0), lambda: self._mark(job, 1))
+
+    def _mark(self, job: SimJob, version: int) -> None:
+        if not job.removed:
+            job.status = job.status.model_copy(update={"schema_version": version})
+            job.version += 1
+            self.world.log(lambda: f"the status of {job.name} gets schema version {version}")
+            self.world.stored(job)
+
+    def _clock_jump(self) -> None:
+        world = self.world
+        seconds = world.rng.choice((-7200.0, -600.0, -30.0, 30.0, 400.0, 3600.0, 90_000.0))
+        world.offset += seconds
+        world.check.jumped = True
+        world.log(lambda: f"the clock jumps by {seconds:.0f} s")
+        for job in world.jobs.values():
+            # Between the jump and the next step a gang looks stalled; two jumps in a row can make it look so for long.
+            job.allow(job.status.attempt, Cause.INFRASTRUCTURE)
+
+    def _outage(self) -> None:
+        self.world.outage_until = self.world.t + self.world.rng.uniform(2.0, 60.0)
+        self.world.log(lambda: f"the API does not answer until {self.world.outage_until:.0f}")

@@ -1,0 +1,241 @@
+"""The simulated things: nodes, worker processes, gangs that train, jobs and their stored history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from muster.contract.signals import Cause, Heartbeat, Signal, StepRecord, TrainerPhase, TrainerSeconds, WorkerExit
+from muster.contract.spec import JobSpec
+from muster.contract.status import JobStatus
+from muster.operator.core.observed import Worker, WorkerState
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def fast(model: type[M], defaults: M | None = None, **values: Any) -> M:
+    """A pydantic model without validation, as fast as Python allows: heartbeats are made by the million here."""
+    made = model.__new__(model)
+    fields = {**defaults.__dict__, **values} if defaults is not None else values
+    object.__setattr__(made, "__dict__", fields)
+    object.__setattr__(made, "__pydantic_fields_set__", set(values))
+    object.__setattr__(made, "__pydantic_extra__", {})
+    object.__setattr__(made, "__pydantic_private__", None)
+    return made
+
+
+_NO_SECONDS = TrainerSeconds()
+_NO_STEP = StepRecord(
+    attempt=0,
+    step=0,
+    at=0,
+    loss=1,
+    grad_norm=1,
+    lr=1,
+    tokens=1,
+    tokens_per_second=1,
+    step_seconds=1,
+    data_wait_seconds=0,
+    memory_bytes=1,
+)
+_NO_BEAT = Heartbeat(attempt=0, rank=0, pid=1, phase=TrainerPhase.INIT, step=0, at=0, progressed_at=0, started_at=0)
+
+
+@dataclass
+class SimNode:
+    """up: it runs. reachable: its kubelet answers. draining: nothing new may go there. gone: taken away for good."""
+
+    name: str
+    pool: str
+    capacity: str
+    gpus: int
+    labels: dict[str, str]
+    up: bool = True
+    reachable: bool = True
+    draining: bool = False
+    gone: bool = False
+    down_since: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        return self.up and self.reachable and not self.draining and not self.gone
+
+
+@dataclass
+class Process:
+    """One worker: the object that the operator sees, and the process behind it. visible: the object exists."""
+
+    uid: str
+    attempt: int
+    index: int
+    node: str
+    wanted: int
+    resume_step: int
+    created_at: float  # world time, as are all times here
+    state: WorkerState = WorkerState.STARTING
+    since: float = 0.0
+    visible: bool = True
+    alive: bool = False  # a process runs
+    joined: bool = False  # it has passed the fence and is at the rendezvous
+    removing: bool = False
+    kill_at: float | None = None
+    told_to_stop: bool = False
+    exit: WorkerExit | None = None
+    reason: str = ""
+    ghost: bool = False  # its object was forced away from a node that does not answer
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.attempt, self.index
+
+
+@dataclass
+class Training:
+    """A gang whose ranks have met. Its step follows from the time, so no step costs an event."""
+
+    uid: str
+    attempt: int
+    members: tuple[Process, ...]
+    met_at: float
+    load_seconds: float
+    resume_step: int
+    steps: int
+    step_seconds: float
+    broken_at: float | None = None  # nobody moves from here on
+    silent: bool = False  # and nobody writes heartbeats
+    drain_at: float | None = None
+    committed_step: int = 0
+    over: bool = False
+
+    def stepped(self, now: float) -> int:
+        """Steps finished by `now`."""
+        until = now if self.broken_at is None else min(now, self.broken_at)
+        return min(
+            self.steps, self.resume_step + max(0, int((until - self.met_at - self.load_seconds) / self.step_seconds))
+        )
+
+    def trained_seconds(self, now: float) -> float:
+        return (self.stepped(now) - self.resume_step) * self.step_seconds
+
+    def finishes_at(self) -> float:
+        return self.met_at + self.load_seconds + (self.steps - self.resume_step) * self.step_seconds
+
+    def progressed_at(self, now: float) -> float:
+        step = self.stepped(now)
+        loaded = self.met_at + self.load_seconds
+        if step > self.resume_step:
+            return loaded + (step - self.resume_step) * self.step_seconds
+        return self.met_at if now < loaded or (self.broken_at is not None and self.broken_at < loaded) else loaded
+
+
+@dataclass
+class SimJob:
+    """A stored TrainingJob: its versions, its processes, its commits, and what was done to it (for the checkers)."""
+
+    uid: str
+    namespace: str
+    name: str
+    created_at: float  # wall clock
+    spec: JobSpec
+    status: JobStatus
+    steps: int
+    step_seconds: float
+    commit_every: int
+    load_seconds: float
+    generation: int = 1
+    deleting: bool = False
+    version: int = 1
+    removed: bool = False
+    processes: dict[tuple[int, int], Process] = field(default_factory=dict)
+    trainings: dict[int, Training] = field(default_factory=dict)
+    commits: list[tuple[int, int, float, float]] = field(default_factory=list)  # step, attempt, world time, wall clock
+    signals: list[Signal] = field(default_factory=list)
+    # snapshots for cached reads, oldest first
+    versions: list[tuple[int, JobSpec, JobStatus, int, bool]] = field(default_factory=list)
+    crews: list[tuple[Worker, ...]] = field(default_factory=list)
+    # what happened in truth
+    allowed: dict[int, set[Cause]] = field(default_factory=dict)  # attempt -> causes that would be a true explanation
+    minted_at: dict[int, float] = field(default_factory=dict)
+    closed: list[tuple[float, int, Cause]] = field(default_factory=list)  # wall clock, attempt, cause charged
+    finished_training: bool = False
+    trained_seconds: float = 0.0
+    wished: set[str] = field(default_factory=set)
+
+    def allow(self, attempt: int, *causes: Cause) -> None:
+        self.allowed.setdefault(attempt, set()).update(causes)
+
+    def live(self) -> list[Process]:
+        return [process for process in self.processes.values() if process.alive]
+
+    def newest_commit(self) -> int:
+        return max((commit[0] for commit in self.commits), default=0)
+
+
+def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Worker:
+    """What the API says of a worker; times by the wall clock, which is `offset` off the world's."""
+    beats: tuple[Heartbeat, ...] = ()
+    if process.joined:
+        beats = (_beat(job, process, now, offset),)
+    return Worker(
+        process.index,
+        process.attempt,
+        process.node,
+        process.state,
+        process.created_at + offset,
+        process.exit,
+        beats,
+        process.removing,
+        process.reason,
+        process.since + offset,
+    )
+
+
+def _beat(job: SimJob, process: Process, now: float, offset: float) -> Heartbeat:
+    training = job.trainings.get(process.attempt)
+    started = process.created_at + offset
+    if training is None or process not in training.members:
+        return fast(
+            Heartbeat,
+            _NO_BEAT,
+            attempt=process.attempt,
+            rank=process.index,
+            at=now + offset,
+            progressed_at=process.since + offset,
+            started_at=started,
+        )
+    at = now if training.broken_at is None or not training.silent else min(now, training.broken_at)
+    step, loaded_at = training.stepped(now), training.met_at + training.load_seconds
+    until = at if training.broken_at is None else min(at, training.broken_at)
+    phase = TrainerPhase.LOAD if until < loaded_at else TrainerPhase.STEP
+    seconds = fast(
+        TrainerSeconds,
+        _NO_SECONDS,
+        load=max(0.0, min(until, loaded_at) - training.met_at),
+        productive=training.trained_seconds(now),
+    )
+    last = None
+    if process.index == 0 and step > training.resume_step:
+        last = fast(
+            StepRecord,
+            _NO_STEP,
+            attempt=process.attempt,
+            step=step,
+            steps=training.steps,
+            at=training.progressed_at(now) + offset,
+            step_seconds=training.step_seconds,
+        )
+    return fast(
+        Heartbeat,
+        _NO_BEAT,
+        attempt=process.attempt,
+        rank=process.index,
+        phase=phase,
+        step=step,
+        at=at + offset,
+        progressed_at=training.progressed_at(now) + offset,
+        started_at=started,
+        seconds=seconds,
+        last_step=last,
+    )

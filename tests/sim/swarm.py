@@ -1,0 +1,267 @@
+"""One seed, one world: the production runner driven by hand through bad weather, then healed and asked for progress."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from muster.contract.status import Phase
+from muster.operator.core.audit import AuditFailed
+from muster.operator.core.codes import Code
+from muster.operator.core.decision import Action
+from muster.operator.core.observed import WorkerState
+from muster.operator.runner import Listener, Runner
+from muster.operator.world import FLEET
+from tests.sim.checkers import Violation
+from tests.sim.faults import draw, heal
+from tests.sim.people import Mischief, settle_jobs, settle_nodes, submit
+from tests.sim.view import View
+from tests.sim.world import SimWorld
+
+RESYNC_SECONDS = 120.0
+HEALED_SECONDS_MAX = 9_000.0  # from fair weather until every job is where it should be
+CROWDED_SECONDS_MAX = 5_000.0  # the same where small jobs keep coming (the passes are many)
+OBEYED_SECONDS_MAX = 900.0  # within which a cancelled or deleted job has ended
+PASSES_MAX = 60_000  # an operator that spins is broken too
+# A job that waits for one of these can wait for ever: nothing in this world will change it.
+HOPELESS = frozenset({Code.GANG_TOO_LARGE, Code.TOPOLOGY_UNSATISFIABLE, Code.NAMESPACE_LIMIT})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """failure: the broken promise, or empty. history: what happened, if it was traced."""
+
+    seed: int
+    failure: str
+    history: tuple[str, ...]
+    passes: int
+    counts: dict[str, int]
+
+
+class _Ears(Listener):
+    """An audit that fails is our mistake; any other error is the world's weather."""
+
+    def __init__(self, world: SimWorld, who: str) -> None:
+        self.world, self.who = world, who
+
+    def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
+        self.world.log(lambda: f"{self.who}: {key or 'admission'} failed: {error}; again in {retry_seconds:.2f} s")
+        if isinstance(error, AuditFailed):
+            raise Violation(f"every decision passes audit: {error}")
+        if type(error).__name__ != "ApiError":
+            raise error
+
+
+class Operator:
+    """An operator process: a Runner, its one coroutine in flight, and the chance to die between any two awaits."""
+
+    def __init__(self, world: SimWorld, who: str) -> None:
+        self.world, self.who = world, who
+        self.passes = 0
+        self._life = 0
+        self._wake_at: float | None = None
+        self.start()
+        world.listeners.append(self._hear)
+
+    def start(self) -> None:
+        self._life += 1
+        self.view = View(self.world, self.who)
+        self.runner = Runner(self.view, _Ears(self.world, self.who))
+        self._task: Coroutine[Any, Any, Any] | None = None
+        self._wake_at = None
+        self.world.log(lambda: f"{self.who} starts")
+        self._resync(self._life)
+
+    def crash(self) -> None:
+        """Die here and now. A call that was on its way may still arrive."""
+        self.world.log(lambda: f"{self.who} crashes")
+        if self._task is not None:
+            for uid, action in self.view.in_flight:
+                if self.world.rng.random() < 0.5:
+                    self.world.after(self.world.rng.uniform(0.1, 90.0), functools.partial(self._late, uid, action))
+            self._task.close()
+        self._task = None
+        self._life += 1
+        life = self._life
+        self.world.after(self.world.rng.uniform(0.5, 40.0), lambda: self.start() if self._life == life else None)
+
+    def _late(self, uid: str, action: Action) -> None:
+        job = self.world.jobs.get(uid)
+        if job is not None and not job.removed:
+            self.world.act(uid, action, f"{self.who} (late)")
+
+    def _resync(self, life: int) -> None:
+        if life != self._life:
+            return
+        for uid, job in self.world.jobs.items():
+            if not job.removed:
+                self.runner.notice(uid, self.world.t)
+        self.runner.notice(FLEET, self.world.t)
+        self._poke()
+        self.world.after(RESYNC_SECONDS, lambda: self._resync(life))
+
+    def _hear(self, key: str) -> None:
+        if self.world.chance(self.world.weather.lost_news):
+            return
+        life = self._life
+        self.world.after(self.world.rng.uniform(0.0, 2.0 * self.world.weather.latency), lambda: self._notice(key, life))
+
+    def _notice(self, key: str, life: int) -> None:
+        if life == self._life:
+            self.runner.notice(key, self.world.t)
+            self._poke()
+
+    def _poke(self) -> None:
+        """Take up work as soon as something is due."""
+        if self._task is not None:
+            return
+        due = self.runner.agenda.next_at()
+        if due is None or (self._wake_at is not None and self._wake_at <= max(due, self.world.t)):
+            return
+        self._wake_at, life = max(due, self.world.t), self._life
+        self.world.at(self._wake_at, lambda: self._work(life))
+
+    def _work(self, life: int) -> None:
+        if life != self._life or self._task is not None:
+            return
+        self._wake_at = None
+        self._task = self.runner.turn(self.world.t)
+        self.passes += 1
+        if self.passes > PASSES_MAX:
+            raise Violation(f"an operator does not spin: {self.passes} passes")
+        self._advance(life)
+
+    def _advance(self, life: int) -> None:
+        if life != self._life or self._task is None:
+            return
+        try:
+            self._task.send(None)
+        except StopIteration:
+            self._task = None
+            self._poke()
+            return
+        latency = self.world.weather.latency
+        self.world.after(self.world.rng.expovariate(1 / latency), lambda: self._advance(life))
+
+
+def run_seed(seed: int, trace: bool = False) -> Verdict:
+    rng = random.Random(seed)
+    weather = draw(rng)
+    world = SimWorld(rng, weather, trace)
+    operators: list[Operator] = []
+    failure = ""
+    try:
+        settle_nodes(world)
+        settle_jobs(world)
+        operators += [Operator(world, f"op{index}") for index in range(weather.operators)]
+        Mischief(world)
+        _schedule_crashes(world, operators)
+        world.run_until(weather.seconds)
+        _heal(world, operators)
+        _demand_progress(world)
+    except Violation as violation:
+        failure = str(violation)
+    except Exception as error:
+        failure = f"an exception got out: {type(error).__name__}: {error}"
+        if trace:
+            raise
+    finally:
+        for operator in operators:
+            if operator._task is not None:
+                operator._task.close()
+    counts = {phase.value: sum(job.status.phase is phase for job in world.jobs.values()) for phase in Phase}
+    counts["attempts"] = sum(job.status.attempt for job in world.jobs.values())
+    history = tuple(f"{t:9.2f}  {text}" for t, text in world.history)
+    return Verdict(seed, failure, history, sum(operator.passes for operator in operators), counts)
+
+
+def _schedule_crashes(world: SimWorld, operators: list[Operator]) -> None:
+    def crash() -> None:
+        world.rng.choice(operators).crash()
+        again()
+
+    def again() -> None:
+        if world.weather.operator_crash > 0:
+            world.after(world.rng.expovariate(world.weather.operator_crash), crash)
+
+    again()
+
+
+def _heal(world: SimWorld, operators: list[Operator]) -> None:
+    """Fair weather: every machine is back, everything that was stuck moves, users want their jobs to run."""
+    world.weather = heal(world.weather)
+    world.outage_until = 0.0
+    world.log(lambda: "--- the weather clears ---")
+    for node in world.nodes.values():
+        node.draining = node.gone = False
+        world.node_up(node)
+    for job in list(world.jobs.values()):
+        if job.status.schema_version != 1:
+            job.status = job.status.model_copy(update={"schema_version": 1})
+            job.version += 1
+        if job.spec.suspend:
+            world.edit(job.uid, suspend=False)
+        world.stored(job)
+        for process in list(job.processes.values()):
+            stuck = process.state is WorkerState.STARTING and process.visible and not process.removing
+            if stuck and not process.reason:  # what can't be pulled stays so: the operator must give up on it
+                world._start(job, process)
+    world.fleet_changed()
+
+
+def _demand_progress(world: SimWorld) -> None:
+    """Liveness. A large gang must also get its turn while small jobs keep coming."""
+    rng = world.rng
+    waiting = {uid for uid, job in world.jobs.items() if _expected(world, uid)}
+    patience = HEALED_SECONDS_MAX
+    if rng.random() < 0.1:
+        patience = CROWDED_SECONDS_MAX
+        waiting.add(submit(world, "large", "large").uid)
+        _keep_coming(world, waiting)
+    world.run_until(world.t + OBEYED_SECONDS_MAX, stop=lambda: not any(_expected(world, uid) for uid in waiting))
+    for job in world.jobs.values():
+        if _expected(world, job.uid) and (job.spec.cancel or job.deleting):
+            raise Violation(
+                f"the user is obeyed: {job.name} is {job.status.phase} ({job.status.code}) although unwanted"
+            )
+    world.run_until(world.t + patience, stop=lambda: not any(_expected(world, uid) for uid in waiting))
+    for job in (world.jobs[uid] for uid in waiting if _expected(world, uid)):
+        raise Violation(
+            f"in fair weather every job gets on: {job.name} is {job.status.phase} "
+            f"({job.status.code}: {job.status.because}) after {patience:.0f} s"
+        )
+    _demand_order(world)
+
+
+def _keep_coming(world: SimWorld, waiting: set[str]) -> None:
+    """Small jobs, more than fit, for as long as somebody waits."""
+    if any(_expected(world, uid) and world.jobs[uid].status.phase is Phase.QUEUED for uid in waiting):
+        if sum(job.status.phase is Phase.QUEUED for job in world.jobs.values()) < 6:
+            submit(world, f"small{len(world.jobs)}", "small")
+        world.after(world.rng.uniform(1.0, 10.0), lambda: _keep_coming(world, waiting))
+
+
+def _demand_order(world: SimWorld) -> None:
+    """Nothing is left lying about."""
+    world.run_until(world.t + 120.0)
+    for job in world.jobs.values():
+        world.check.goodput_is_true(job)
+        left = [p.key for p in job.processes.values() if p.visible]
+        if left and (job.removed or job.status.phase.terminal):
+            raise Violation(f"terminal jobs keep sweeping: {job.name} is {job.status.phase} and has {left}")
+        if job.deleting and not job.removed:
+            raise Violation(f"a deleted job goes: {job.name} is {job.status.phase} ({job.status.code})")
+        held = [e for e in world.ledger if e.uid == job.uid]
+        if held and (job.removed or job.status.phase.terminal):
+            raise Violation(f"no reservation is left behind: {held}")
+
+
+def _expected(world: SimWorld, uid: str) -> bool:
+    """The job still has to get somewhere."""
+    job = world.jobs[uid]
+    return not (
+        job.removed or job.status.phase.terminal or (job.status.phase is Phase.QUEUED and job.status.code in HOPELESS)
+    )

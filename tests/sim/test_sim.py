@@ -1,0 +1,65 @@
+"""A short run of `make sim` and `make sim-mutants`, in every test run."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+
+from tests.sim import mutants
+from tests.sim.run import kept_seeds, tell
+from tests.sim.swarm import run_seed
+
+SEEDS = 120
+# Mistakes of each kind that come to light within a few worlds; `make sim-mutants` plants them all.
+QUICK = (
+    "terminal before cleanup",
+    "absence is believed from a cached read",
+    "signals of any attempt count",
+    "workers newer than the status are swept",
+    "an attempt resumes where the last one did",
+    "the ledger drops a gang that restarts",
+    "held nodes count as free",
+    "a failure is charged twice",
+    "goodput books more than there was",
+    "a paused restart is never resumed",
+)
+
+
+@pytest.mark.parametrize("seed", kept_seeds())
+def test_what_failed_once_does_not_fail_again(seed: int) -> None:
+    verdict = run_seed(seed)
+    assert not verdict.failure, tell(verdict)
+
+
+@pytest.mark.timeout(170)
+def test_no_promise_breaks_in_any_of_many_worlds() -> None:
+    attempts = ended = 0
+    for seed in range(SEEDS):
+        verdict = run_seed(seed)
+        assert not verdict.failure, tell(verdict)
+        attempts += verdict.counts["attempts"]
+        ended += verdict.counts["Succeeded"]
+    assert attempts > SEEDS, "there was little to break"
+    assert ended > SEEDS / 2, "hardly anything got done"
+
+
+def test_a_world_is_the_same_each_time() -> None:
+    first, second = run_seed(7, trace=True), run_seed(7, trace=True)
+    assert first == second
+    assert len(first.history) > 50
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    """In a process of its own: what is planted must not outlive it."""
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        _, seeds, promise = pool.apply(mutants._hunt_by_name, ((name, 60),))
+    assert seeds, f"{name} got away with it in 60 worlds"
+    assert promise
+
+
+def test_every_mutant_still_changes_something() -> None:
+    assert len(mutants.MUTANTS) >= 15
+    assert len({mutant.name for mutant in mutants.MUTANTS}) == len(mutants.MUTANTS)
+    assert set(QUICK) <= {mutant.name for mutant in mutants.MUTANTS}

@@ -1,0 +1,134 @@
+"""A room needs only what its extra brings: the trainer image carries no FastAPI, the API image no torch."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from tests.tidy.repository import ROOMS, ROOT, SOURCE_ROOTS, expect_none, imported_names, parse, plant, python_files
+
+# What may not even be loaded, however indirectly, by importing every module of the room.
+FOREIGN = {
+    "contract": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml"),
+    "api": ("torch", "numpy", "kubernetes", "typer", "transformers"),
+    "cli": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "kubernetes", "transformers"),
+    "agent": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "kubernetes"),
+    "operator": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "typer"),
+    "trainer": ("fastapi", "uvicorn", "sqlalchemy", "kubernetes", "typer", "transformers"),
+}
+
+# Import names that belong to the documented interface of another distribution, which requires and documents them.
+COMPANIONS = {
+    "botocore": ["boto3"],  # boto3's exceptions and configuration live there
+    "pydantic_core": ["pydantic"],
+    "starlette": ["fastapi"],
+    "typing_extensions": ["pydantic"],
+    "urllib3": ["boto3"],  # its exceptions come through botocore unwrapped
+}
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+room = importlib.import_module(sys.argv[1])
+for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+loaded = sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2:]))
+print("loaded:", *loaded)
+"""
+
+
+def foreign_modules_loaded(room: str, foreign: Sequence[str], source_roots: Sequence[Path] = ()) -> list[str]:
+    """Import every module of the room in a fresh interpreter; return which of `foreign` came along."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, source_roots))}
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, f"muster.{room}", *foreign],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        cwd="/",
+    )
+    assert result.returncode == 0, f"muster.{room} does not import:\n{result.stderr}"
+    return result.stdout.rpartition("loaded:")[2].split()
+
+
+def undeclared_imports(root: Path, room: str, distributions: Mapping[str, Sequence[str]]) -> list[str]:
+    """Imports of the room that neither the base requirements nor the room's extra name.
+
+    `distributions` maps a top-level import name to the distributions that provide it.
+    """
+    declared = requirements(root, room)
+    faults = []
+    for source_root in SOURCE_ROOTS:
+        for path in python_files(root, f"{source_root}/muster/{room}"):
+            for line, name in sorted(imported_names(parse(path), f"muster.{room}")):
+                top = name.partition(".")[0]
+                providers = {normal(provider) for provider in distributions.get(top, [])}
+                if top in sys.stdlib_module_names or top in ("muster", "") or providers & declared:
+                    continue
+                faults.append(
+                    f"{path.relative_to(root)}:{line}: '{top}' is not in the extra '{room}' of pyproject.toml"
+                )
+    return list(dict.fromkeys(faults))
+
+
+def requirements(root: Path, room: str) -> set[str]:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"].get(room, [])]
+    return {normal(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_importing_a_room_loads_nothing_foreign(room: str) -> None:
+    expect_none(foreign_modules_loaded(room, FOREIGN[room]))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_declares_what_it_imports(room: str) -> None:
+    distributions = {**importlib.metadata.packages_distributions(), **COMPANIONS}
+    expect_none(undeclared_imports(ROOT, room, distributions))
+
+
+def test_a_foreign_module_is_found(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        {
+            "services/muster/api/__init__.py": "",
+            "services/muster/api/jobs/__init__.py": "",
+            "services/muster/api/jobs/service.py": "import muster.api.helper\n",
+            "services/muster/api/helper.py": "import wave, sqlite3\n",
+        },
+    )
+    found = foreign_modules_loaded("api", ["wave", "sqlite3", "turtle"], [tmp_path / "services"])
+    assert found == ["sqlite3", "wave"]
+
+
+def test_a_broken_room_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, {"services/muster/api/__init__.py": "", "services/muster/api/jobs.py": "import no_such_module\n"})
+    with pytest.raises(AssertionError, match=r"muster\.api does not import"):
+        foreign_modules_loaded("api", [], [tmp_path / "services"])
+
+
+def test_an_undeclared_import_is_found(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        {
+            "pyproject.toml": '[project]\ndependencies = ["pydantic>=2"]\n'
+            '[project.optional-dependencies]\napi = ["PyYAML>=6", "sqlalchemy[asyncio]<3"]\ncli = ["rich"]\n',
+            "services/muster/api/jobs.py": "import yaml\nimport sqlalchemy.orm\nimport rich.table\nimport absent\n",
+        },
+    )
+    distributions = {"yaml": ["pyyaml"], "pydantic": ["pydantic"], "sqlalchemy": ["SQLAlchemy"], "rich": ["rich"]}
+    assert undeclared_imports(tmp_path, "api", distributions) == [
+        "services/muster/api/jobs.py:3: 'rich' is not in the extra 'api' of pyproject.toml",
+        "services/muster/api/jobs.py:4: 'absent' is not in the extra 'api' of pyproject.toml",
+    ]

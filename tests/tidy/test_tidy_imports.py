@@ -1,0 +1,93 @@
+"""Who may import whom: import-linter's contracts hold here, and each of them breaks when its rule is broken."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.tidy.repository import ROOT, SOURCE_ROOTS, plant
+
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+
+EMPTY_HOUSE = {
+    "services/muster/contract/__init__.py": "",
+    "services/muster/contract/spec.py": "import pydantic\n",
+    "services/muster/api/__init__.py": "",
+    "services/muster/agent/__init__.py": "",
+    "services/muster/cli/__init__.py": "",
+    "operator/muster/operator/__init__.py": "",
+    "operator/muster/operator/runner.py": "import muster.operator.world\n",
+    "operator/muster/operator/world.py": "import muster.operator.core.decide\n",
+    "operator/muster/operator/local.py": "import muster.operator.runner\n",
+    "operator/muster/operator/replay.py": "import muster.operator.runner\n",
+    "operator/muster/operator/core/__init__.py": "",
+    "operator/muster/operator/core/decide.py": "import muster.contract.spec\n",
+    "trainer_image/muster/trainer/__init__.py": "",
+    "trainer_image/muster/trainer/config.py": "import muster.contract.spec\n",
+    "trainer_image/muster/trainer/model.py": "import torch, muster.trainer.config\n",
+    "trainer_image/muster/trainer/data.py": "import muster.trainer.config\n",
+    "trainer_image/muster/trainer/metrics.py": "",
+}
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter over the source roots of `root`, which come before the installed ones."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(root / source_root) for source_root in SOURCE_ROOTS),
+        "COLUMNS": "200",  # or the names of contracts are broken over two lines
+    }
+    return subprocess.run(
+        [LINT_IMPORTS, "--no-logo", "--no-cache"],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_import_rules_hold() -> None:
+    result = lint_imports(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return plant(tmp_path, EMPTY_HOUSE)
+
+
+def test_an_empty_house_keeps_the_rules(house: Path) -> None:
+    result = lint_imports(house)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "broken"),
+    [
+        ("services/muster/api/jobs.py", "import muster.operator.core", "The rooms share the contract"),
+        ("services/muster/contract/spec.py", "import muster.trainer.config", "The rooms share the contract"),
+        ("services/muster/cli/main.py", "import torch", "Only the trainer imports torch"),
+        ("services/muster/contract/spec.py", "import yaml", "The contract needs pydantic"),
+        ("operator/muster/operator/runner.py", "import muster.operator.local", "The operator: worlds over"),
+        ("operator/muster/operator/replay.py", "import muster.operator.local", "The operator: worlds over"),
+        ("operator/muster/operator/core/decide.py", "import random", "The operator's core is pure"),
+        (
+            "operator/muster/operator/core/decide.py",
+            "from concurrent.futures import Future",
+            "The operator's core is pure",
+        ),
+        ("trainer_image/muster/trainer/model.py", "import muster.trainer.metrics", "The trainer: the loop over"),
+        ("trainer_image/muster/trainer/data.py", "import muster.trainer.metrics", "The trainer: the loop over"),
+    ],
+)
+def test_a_broken_rule_is_found(house: Path, module: str, code: str, broken: str) -> None:
+    plant(house, {module: code + "\n"})
+    result = lint_imports(house)
+    assert result.returncode == 1, result.stdout + result.stderr
+    verdicts = [line for line in result.stdout.splitlines() if line.endswith("BROKEN")]
+    assert [line[: len(broken)] for line in verdicts] == [broken]

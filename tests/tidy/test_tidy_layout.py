@@ -1,0 +1,100 @@
+"""The rooms stand where the house plan puts them, and no file grows past what a person reads in one go."""
+
+from pathlib import Path
+
+import pytest
+from tests.tidy.repository import CODE_FOLDERS, ROOMS, ROOT, SOURCE_ROOTS, expect_none, plant, python_files
+
+LINES_MAX = 500
+# A ratchet: files that were longer when this check came. A number may only go down; a new file may not be added.
+LONG_FILES: dict[str, int] = {}
+
+
+def misplaced(root: Path) -> list[str]:
+    """Files that would shadow the standard library's `operator` or close the namespace, and rooms that stand twice."""
+    faults = [
+        f"{path.relative_to(root)}: {source_root}/ is a source root, never a package; Python modules go into muster/"
+        for source_root in SOURCE_ROOTS
+        for path in sorted((root / source_root).glob("*.py"))
+    ]
+    for source_root in SOURCE_ROOTS:
+        namespace = root / source_root / "muster"
+        faults += [
+            f"{path.relative_to(root)}: muster is a namespace over three source roots, so it holds rooms and no modules"
+            for path in sorted(namespace.glob("*.py"))
+        ]
+        faults += [
+            f"{path.relative_to(root)}: not a room; the rooms are {', '.join(ROOMS)}"
+            for path in sorted(namespace.glob("*/"))
+            if path.name not in ROOMS and path.name != "__pycache__"
+        ]
+    for room in ROOMS:
+        places = [f"{base}/muster/{room}" for base in SOURCE_ROOTS if (root / base / "muster" / room).is_dir()]
+        if len(places) > 1:
+            faults.append(f"room '{room}' stands in {' and '.join(places)}; only one of them would be imported")
+    return faults
+
+
+def too_long(root: Path, known: dict[str, int]) -> list[str]:
+    faults = []
+    for path in python_files(root, *CODE_FOLDERS):
+        name, lines = str(path.relative_to(root)), len(path.read_text().splitlines())
+        if lines > known.get(name, LINES_MAX):
+            faults.append(f"{name}: {lines} lines, at most {known.get(name, LINES_MAX)}; split it by what it decides")
+    return faults
+
+
+def untyped_rooms(root: Path) -> list[str]:
+    """Rooms whose types nobody outside would see (PEP 561: a namespace package marks each part)."""
+    rooms = [path for base in SOURCE_ROOTS for path in (root / base / "muster").glob("*/") if path.name in ROOMS]
+    return [
+        f"{room.relative_to(root)}: py.typed is missing" for room in sorted(rooms) if not (room / "py.typed").exists()
+    ]
+
+
+def test_rooms_stand_where_the_plan_puts_them() -> None:
+    expect_none(misplaced(ROOT))
+
+
+def test_no_file_is_too_long() -> None:
+    expect_none(too_long(ROOT, LONG_FILES))
+
+
+def test_the_ratchet_only_turns_one_way() -> None:
+    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in LONG_FILES if (ROOT / name).exists()}
+    assert lengths == LONG_FILES, "lower the numbers in LONG_FILES, or take the files out"
+
+
+def test_every_room_shows_its_types() -> None:
+    expect_none(untyped_rooms(ROOT))
+
+
+@pytest.mark.parametrize(
+    ("planted", "fault"),
+    [
+        ("operator/helpers.py", "operator/helpers.py: operator/ is a source root"),
+        ("operator/__init__.py", "operator/__init__.py: operator/ is a source root"),
+        ("services/muster/__init__.py", "services/muster/__init__.py: muster is a namespace"),
+        ("services/muster/billing/__init__.py", "services/muster/billing: not a room"),
+        (
+            "trainer_image/muster/api/__init__.py",
+            "room 'api' stands in services/muster/api and trainer_image/muster/api",
+        ),
+    ],
+)
+def test_a_misplaced_file_is_found(tmp_path: Path, planted: str, fault: str) -> None:
+    plant(tmp_path, {"services/muster/api/__init__.py": "", "operator/muster/operator/__init__.py": ""})
+    assert misplaced(tmp_path) == []
+    plant(tmp_path, {planted: ""})
+    assert [found[: len(fault)] for found in misplaced(tmp_path)] == [fault]
+
+
+def test_a_long_file_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, {"tools/short.py": "x = 1\n" * LINES_MAX, "tools/long.py": "x = 1\n" * (LINES_MAX + 1)})
+    assert [fault.split(":")[0] for fault in too_long(tmp_path, {})] == ["tools/long.py"]
+    assert too_long(tmp_path, {"tools/long.py": LINES_MAX + 1}) == []
+
+
+def test_a_room_without_types_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, {"services/muster/api/__init__.py": "", "services/muster/cli/py.typed": ""})
+    assert untyped_rooms(tmp_path) == ["services/muster/api: py.typed is missing"]

@@ -1,0 +1,157 @@
+"""Events, advice, cursors, settings: small pure parts."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from muster.api.auth import ANONYMOUS, Principal, Scope, hash_of, is_acceptable, new_token
+from muster.api.errors import KINDS, ApiError, problem_body
+from muster.api.events.types import EventType, happenings
+from muster.api.jobs.clone import merge_patch
+from muster.api.paging import cursor_of, seq_of
+from muster.api.settings import Settings, is_loopback
+from muster.api.why.advice import advice
+from muster.contract.signals import Cause
+from muster.contract.status import Attempt, CheckpointStatus, Failure, JobStatus, Phase
+
+
+def test_every_step_from_phase_to_phase_is_an_event() -> None:
+    for old, new in itertools.permutations(Phase, 2):
+        found = happenings(
+            JobStatus(phase=old, code="A"), JobStatus(phase=new, code="B", because="why", since=7.0), 9.0
+        )
+        assert [(event.type, event.message, event.at) for event in found] == [(f"job.{new.lower()}", "why", 7.0)]
+
+
+def test_every_outcome_of_an_attempt_is_an_event() -> None:
+    for outcome in ("succeeded", "failed", "suspended", "cancelled", "preempted"):
+        running = Attempt(number=1, created_at=1.0, first_step_at=2.0)
+        ended = running.model_copy(update={"outcome": outcome, "ended_at": 3.0})
+        found = happenings(JobStatus(attempt=1, attempts=(running,)), JobStatus(attempt=1, attempts=(ended,)), 9.0)
+        assert [(event.type, event.at) for event in found] == [(f"attempt.{outcome}", 3.0)]
+
+
+def test_the_same_status_twice_is_no_event() -> None:
+    status = JobStatus(
+        phase=Phase.RUNNING,
+        attempt=1,
+        attempts=(Attempt(number=1, created_at=1.0),),
+        checkpoint=CheckpointStatus(step=5, committed_at=1.0, uri="x"),
+    )
+    assert happenings(status, status, 1.0) == ()
+
+
+def test_an_attempt_is_told_before_its_row_is_there() -> None:
+    (event,) = happenings(JobStatus(), JobStatus(attempt=3, resume_step=40), 5.0)
+    assert (event.type, event.attempt, event.data["resumeStep"]) == (EventType.ATTEMPT_STARTED, 3, 40)
+    again = JobStatus(attempt=3, attempts=(Attempt(number=3, created_at=4.0),))
+    assert happenings(JobStatus(attempt=3, resume_step=40), again, 6.0) == ()
+
+
+def test_a_new_reason_of_waiting_is_an_event() -> None:
+    queued = JobStatus(code="AwaitingCapacity", because="a")
+    (event,) = happenings(queued, JobStatus(code="GangTooLarge", because="b"), 1.0)
+    assert (event.type, event.message) == (EventType.JOB_WAITING, "b")
+    running = JobStatus(phase=Phase.RUNNING, code="Preparing")
+    assert happenings(running, JobStatus(phase=Phase.RUNNING, code="Training"), 1.0) == ()
+
+
+def test_there_is_advice_for_every_state_and_cause() -> None:
+    for phase, cause in itertools.product(Phase, [None, *Cause]):
+        failure = Failure(cause=cause, attempt=1, at=1.0, message="x") if cause else None
+        status = JobStatus(phase=phase, code="X", last_failure=failure)
+        found = advice(status, suspend=False, cancel=False, handed_over=True, ahead=0)
+        running = phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING) or (
+            phase == Phase.RESTARTING and failure is None
+        )
+        assert bool(found) != running, (phase, cause)
+
+
+def test_a_job_that_is_being_cancelled_needs_nothing() -> None:
+    (only,) = advice(JobStatus(), suspend=True, cancel=True, handed_over=False, ahead=3)
+    assert only.startswith("Nothing")
+
+
+@given(st.integers(0, 10**17))
+def test_cursors_come_back(seq: int) -> None:
+    assert seq_of(cursor_of(seq)) == seq
+
+
+@given(st.text(max_size=40))
+def test_other_cursors_are_refused(text: str) -> None:
+    with pytest.raises(ApiError, match="invalid_cursor"):
+        seq_of(text)
+
+
+# RFC 7396, appendix A.
+@pytest.mark.parametrize(
+    ("target", "patch", "result"),
+    [
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b"}, {"a": None}, {}),
+        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+        (["a", "b"], ["c", "d"], ["c", "d"]),
+        ({"a": "b"}, ["c"], ["c"]),
+        ({"a": "foo"}, None, None),
+        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+        ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ],
+)
+def test_merge_patch(target: object, patch: object, result: object) -> None:
+    assert merge_patch(target, patch) == result
+
+
+def test_tokens() -> None:
+    tokens = {new_token() for _ in range(100)}
+    assert len(tokens) == 100
+    assert all(is_acceptable(token) for token in tokens)
+    assert not is_acceptable("muster_short")
+    assert not is_acceptable("x" * 60)
+    assert len(hash_of("x")) == 64
+    assert all(ANONYMOUS.may(scope) for scope in Scope)
+    writer = Principal("x", frozenset({Scope.WRITE}))
+    assert [writer.may(scope) for scope in Scope] == [True, True, False]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org", ""])
+def test_without_tokens_only_loopback(host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(ValidationError, match="authentication is off"):
+        Settings(host=host, auth=False)
+    Settings(host=host or "0.0.0.0", auth=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
+def test_loopback(host: str) -> None:
+    assert is_loopback(host)
+    Settings(host=host, auth=False)
+
+
+def test_database_addresses(tmp_path: Path) -> None:
+    assert Settings(state=tmp_path).database == f"sqlite+aiosqlite:///{tmp_path}/muster.db"
+    assert Settings(database_url="postgres://a@b/c").database == "postgresql+asyncpg://a@b/c"
+    assert "hunter2" not in repr(Settings(database_url="postgresql://me:hunter2@b/c"))
+
+
+def test_every_problem_reads_as_rfc_9457_and_as_openai() -> None:
+    for code, kind in KINDS.items():
+        body = problem_body(ApiError(code, "what happened"), "/x", "id")
+        assert (body["status"], body["code"], body["error"]["code"], body["requestId"]) == (
+            kind.status,
+            code,
+            code,
+            "id",
+        )
+        assert body["type"].endswith(code)

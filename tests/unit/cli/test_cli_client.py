@@ -1,0 +1,206 @@
+"""The client: one submission however often it is retried, and the server's problems in our words."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from muster.cli import client as module
+from muster.cli.address import Server
+from muster.cli.client import Client, problem_error
+from muster.cli.errors import CliError, Exit, Unreachable
+from muster.contract.base import Problem
+
+JOB_ID = "6f1f7a0e-8f0a-4c6e-9a55-0d0f3c1c3a11"
+
+
+def client(answer: Callable[[httpx2.Request], httpx2.Response], token: str | None = None, **more: Any) -> Client:
+    return Client(Server("http://127.0.0.1:1", "test", token), transport=httpx2.MockTransport(answer), **more)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(module, "PAUSE_SECONDS_MAX", 0.001)
+
+
+def test_a_lost_answer_is_asked_for_again_with_the_same_key() -> None:
+    seen: list[tuple[str, bytes]] = []
+    waits: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append((request.headers["idempotency-key"], request.content))
+        if len(seen) == 1:
+            raise httpx2.ReadError("the connection broke")
+        if len(seen) == 2:
+            return httpx2.Response(503, headers={"retry-after": "0"})
+        return httpx2.Response(201, json={"id": JOB_ID})
+
+    assert client(answer, waiting=waits.append).submit({"spec": 1}) == {"id": JOB_ID}
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+    assert waits == ["the connection broke"]
+
+
+def test_two_submissions_have_two_keys() -> None:
+    keys = set()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        keys.add(request.headers["idempotency-key"])
+        return httpx2.Response(201, json={})
+
+    one = client(answer)
+    one.submit({})
+    one.submit({})
+    assert len(keys) == 2
+
+
+def test_no_server_is_said_at_once() -> None:
+    calls = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        calls.append(1)
+        raise httpx2.ConnectError("[Errno 111] Connection refused")
+
+    with pytest.raises(Unreachable, match=r"no Muster answers at http://127.0.0.1:1: connection refused") as raised:
+        client(answer).get("jobs")
+    assert (raised.value.exit_code, len(calls)) == (Exit.UNREACHABLE, 1)
+
+
+def test_a_server_that_was_there_is_waited_for_as_long_as_patience_lasts() -> None:
+    calls: list[int] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        calls.append(1)
+        if 1 < len(calls) < 5:
+            raise httpx2.ConnectError("refused")
+        return httpx2.Response(200, json={"n": len(calls)})
+
+    patient = client(answer)
+    assert [patient.get("x")["n"], patient.get("x")["n"]] == [1, 5]
+    impatient = client(lambda _: httpx2.Response(503, json={"detail": "the database is away"}), patience_seconds=0)
+    with pytest.raises(CliError, match="the database is away") as raised:
+        impatient.get("x")
+    assert raised.value.exit_code == Exit.UNREACHABLE
+
+
+def test_a_token_is_sent_and_nothing_where_there_is_none() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json=request.headers.get("authorization"))
+
+    assert client(answer, "abc").get("x") == "Bearer abc"
+    assert client(answer).get("x") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code"),
+    [
+        (400, Exit.USAGE),
+        (413, Exit.USAGE),
+        (415, Exit.USAGE),
+        (422, Exit.USAGE),
+        (401, Exit.FAILED),
+        (403, Exit.FAILED),
+        (404, Exit.FAILED),
+        (409, Exit.FAILED),
+        (500, Exit.FAILED),
+        (503, Exit.UNREACHABLE),
+    ],
+)
+def test_every_refusal_has_an_exit_code(status: int, exit_code: Exit) -> None:
+    assert problem_error(status, {}, Server("http://x", "test")).exit_code == exit_code
+
+
+def test_a_problem_keeps_all_that_the_server_said() -> None:
+    body = {
+        "code": "invalid_job",
+        "detail": "the job is invalid",
+        "requestId": "r-1",
+        "errors": [{"path": "spec.x", "message": "unknown key", "didYouMean": "y"}, {"path": "", "message": "z"}],
+    }
+    error = problem_error(422, body, Server("http://x", "test"))
+    assert (error.what, error.code) == ("the job is not valid: 2 problems", "invalid_job")
+    assert [fault.problem for fault in error.faults] == [Problem("spec.x", "unknown key", "y"), Problem("", "z")]
+    assert error.document()["error"]["requestId"] == "r-1"
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>gateway</html>", b"[1]", b'"text"'])
+def test_an_answer_that_is_no_problem_document_is_still_an_error(body: bytes) -> None:
+    with pytest.raises(CliError, match=r"http://127.0.0.1:1 answered with status 500"):
+        client(lambda _: httpx2.Response(500, content=body)).get("x")
+
+
+def test_jobs_are_found_by_name_or_id() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        assert request.url.params["limit"] == "1"
+        items = [{"id": JOB_ID}] if request.url.params["name"] == "mine" else []
+        return httpx2.Response(200, json={"items": items, "nextCursor": None})
+
+    one = client(answer)
+    assert one.job_id("mine") == JOB_ID
+    assert one.job_id(JOB_ID.upper()) == JOB_ID
+    with pytest.raises(CliError, match="there is no job 'other'"):
+        one.job_id("other")
+
+
+def test_lists_follow_their_cursor_up_to_the_limit() -> None:
+    asked: list[tuple[str | None, str]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        cursor, limit = request.url.params.get("cursor"), request.url.params["limit"]
+        asked.append((cursor, limit))
+        start = int(cursor or 0)
+        items = [{"n": n} for n in range(start, min(start + int(limit), 450))]
+        return httpx2.Response(200, json={"items": items, "nextCursor": str(start + 200) if start < 400 else None})
+
+    one = client(answer)
+    assert [job["n"] for job in one.jobs(1000)] == list(range(450))
+    assert asked == [(None, "200"), ("200", "200"), ("400", "200")]
+    asked.clear()
+    assert [job["n"] for job in one.jobs(3)] == [0, 1, 2]
+    assert asked == [(None, "3")]
+
+
+def events(*parts: str) -> httpx2.Response:
+    return httpx2.Response(200, content="".join(parts).encode(), headers={"content-type": "text/event-stream"})
+
+
+def test_a_broken_stream_goes_on_after_the_last_event() -> None:
+    asked: list[str | None] = []
+    waits: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.headers.get("last-event-id"))
+        if len(asked) == 1:
+            return events("id: 1\nevent: log\ndata: {}\n\n", ": ping\n\n", "id: 2\nevent: log\ndata: {}\n\n")
+        if len(asked) == 2:
+            raise httpx2.ReadTimeout("silence")
+        if len(asked) == 3:
+            return httpx2.Response(503)
+        return events("id: 3\nevent: log\ndata: {}\n\n", 'event: end\ndata: {"phase": "Failed"}\n\n', "data: no\n\n")
+
+    found = list(client(answer, waiting=waits.append).stream("jobs/x/logs"))
+    assert [(event.event, event.id) for event in found] == [("log", "1"), ("log", "2"), ("log", "3"), ("end", "3")]
+    assert asked == [None, "2", "2", "2"]
+    assert waits == ["the server closed the stream"]
+
+
+def test_a_stream_with_nothing_left_ends() -> None:
+    assert list(client(lambda _: httpx2.Response(204)).stream("jobs/x/events", last_id="9")) == []
+
+
+def test_a_refused_stream_is_an_error() -> None:
+    problem = json.dumps({"code": "job_not_found", "detail": "no such job"}).encode()
+    with pytest.raises(CliError, match="no such job") as raised:
+        list(client(lambda _: httpx2.Response(404, content=problem)).stream("jobs/x/events"))
+    assert raised.value.next_step == "`muster ls` lists the jobs"
+
+
+def test_a_stream_of_nobody_is_unreachable() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("refused")
+
+    with pytest.raises(Unreachable):
+        list(client(answer).stream("jobs/x/events"))

@@ -1,0 +1,61 @@
+"""Every example is a valid job, reads as the command reads it, and what it names is there."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from muster.cli.documents import read_document
+from muster.cli.paths import make_absolute
+from muster.contract.spec import parse_job
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+FILES = sorted(EXAMPLES.glob("*.yaml"))
+
+
+def test_there_are_examples() -> None:
+    assert {"pretrain-stdlib.yaml", "sft-chat.yaml", "pretrain-llama-8b.yaml"} <= {file.name for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_an_example_is_a_valid_job(file: Path) -> None:
+    document = read_document(str(file))
+    make_absolute(document, local=True)
+    job = parse_job(document.data)
+    sources = [source.source for source in job.spec.training.data.train]
+    for source in sources:
+        assert "://" in source or Path(source).exists(), source
+    for nodes in job.spec.gang_sizes():
+        assert job.spec.training.accumulation(nodes * job.spec.gang.ranks_per_node) >= 1
+    assert job.spec.gang.nodes.max in job.spec.gang_sizes()
+
+
+def test_the_fine_tuning_example_starts_from_the_pretraining_example() -> None:
+    base = parse_job(read_document(str(EXAMPLES / "pretrain-stdlib.yaml")).data)
+    tuned = parse_job(read_document(str(EXAMPLES / "sft-chat.yaml")).data)
+    origin = tuned.spec.training.model.from_
+    assert origin is not None
+    assert origin.job == base.name
+    assert tuned.spec.training.data.tokenizer == base.spec.training.data.tokenizer
+
+
+def test_the_demo_has_an_evaluation_and_commits_before_its_middle() -> None:
+    spec = parse_job(read_document(str(EXAMPLES / "pretrain-stdlib.yaml")).data).spec
+    steps = spec.training.length.steps
+    assert steps is not None
+    assert spec.training.evaluation is not None
+    assert isinstance(spec.checkpoint.every, int)
+    assert spec.checkpoint.every < steps / 2
+    assert (spec.gang.nodes.min, spec.gang.gpus_per_node, spec.training.parallel.shard) == (2, 0, "fsdp")
+
+
+def test_the_conversations_are_what_the_script_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = runpy.run_path(str(EXAMPLES / "make_chat.py"))
+    module["main"].__globals__["TARGET"] = tmp_path / "chat.jsonl"
+    module["main"]()
+    written = (tmp_path / "chat.jsonl").read_text()
+    assert written == (EXAMPLES / "chat.jsonl").read_text()
+    for line in written.splitlines():
+        roles = [message["role"] for message in json.loads(line)["messages"]]
+        assert roles[-1] == "assistant"

@@ -1,0 +1,152 @@
+"""From a file to the document that is sent: overrides, paths, the plan, and faults with their lines."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from muster.cli import submit
+from muster.cli.address import Server
+from muster.cli.client import Client
+from muster.cli.documents import read_document
+from muster.cli.errors import CliError, Exit
+
+TEXT = """\
+metadata: {name: mine}
+spec:
+  training:
+    data:
+      train:
+        - {source: texts/*.txt}
+        - source: ~/more.jsonl
+        - {source: s3://bucket/x}
+        - {source: builtin://python-stdlib}
+      tokenizer: tok/tokenizer.json
+    evaluation:
+      data: [{source: /absolute}, {source: held-out}]
+"""
+PLAN = {
+    "accepted": True,
+    "job": {
+        "name": "mine",
+        "namespace": "default",
+        "spec": {
+            "training": {
+                "task": "pretrain",
+                "model": {"preset": "muster-1m"},
+                "data": {"train": [{"source": "/a"}, {"source": "/b"}]},
+                "batch": {"tokensPerStep": 16_384},
+                "length": {"steps": 2_000},
+                "precision": "bf16",
+                "parallel": {"shard": "fsdp"},
+            },
+            "gang": {"nodes": {"min": 2, "max": 4}, "gpusPerNode": 8},
+            "checkpoint": {"uri": "s3://ckpt/team", "every": "auto"},
+        },
+    },
+    "parameters": 1_017_728,
+    "ranksPerNode": 8,
+    "worldSize": {"min": 16, "max": 32},
+    "accumulation": [{"nodes": 2, "ranks": 16, "microSteps": 2}, {"nodes": 4, "ranks": 32, "microSteps": 1}],
+    "samplesPerStep": 64,
+    "refusals": [],
+    "warnings": [{"path": "spec.checkpoint.uri", "message": "is not versioned"}],
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_paths_are_relative_to_the_file(file: Path) -> None:
+    document = submit.prepare(str(file), None, [], local=True)
+    training = document.data["spec"]["training"]
+    folder = str(file.parent)
+    assert [source["source"] for source in training["data"]["train"]] == [
+        f"{folder}/texts/*.txt",
+        str(Path.home() / "more.jsonl"),
+        "s3://bucket/x",
+        "builtin://python-stdlib",
+    ]
+    assert training["data"]["tokenizer"] == f"{folder}/tok/tokenizer.json"
+    assert [source["source"] for source in training["evaluation"]["data"]] == ["/absolute", f"{folder}/held-out"]
+
+
+def test_a_relative_path_to_another_machine_is_refused_with_its_line(file: Path) -> None:
+    with pytest.raises(CliError, match="a relative path does not reach the workers") as raised:
+        submit.prepare(str(file), None, [], local=False)
+    (fault,) = raised.value.faults
+    assert (fault.problem.path, fault.line) == ("spec.training.data.train[0].source", 6)
+    assert raised.value.exit_code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 1",
+        "spec: 1",
+        "spec: {training: []}",
+        "spec: {training: {data: {train: 3}}}",
+        "spec: {training: {data: {train: [1, null, {source: 5}], tokenizer: 7}, evaluation: {data: x}}}",
+    ],
+)
+def test_nonsense_is_left_for_the_server_to_refuse(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    before = read_document(str(path)).data
+    assert submit.prepare(str(path), None, [], local=False).data == before
+
+
+def test_the_name_and_the_settings_win(file: Path) -> None:
+    document = submit.prepare(str(file), "other", ["training.length.steps=5"], local=True)
+    assert document.data["metadata"]["name"] == "other"
+    assert document.data["spec"]["training"]["length"] == {"steps": 5}
+
+
+def test_the_plan_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    submit.show_plan(PLAN)
+    shown = capsys.readouterr()
+    rows = [" ".join(line.split()) for line in shown.out.splitlines()]
+    assert rows == [
+        "job mine (default)",
+        "training pretrain muster-1m, 1.02M parameters",
+        "data /a",
+        "/b",
+        "gang 2 to 4 workers × 8 GPUs = world size 16 to 32",
+        "batch 16,384 tokens = 64 samples per step; 2 micro-steps on 16 ranks, 1 micro-step on 32 ranks",
+        "length 2,000 steps",
+        "precision bf16, shard: fsdp",
+        "checkpoints s3://ckpt/team (every: auto)",
+    ]
+    assert shown.err == "warning: spec.checkpoint.uri: is not versioned\n"
+
+
+def answering(status: int, body: dict[str, Any]) -> Client:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(status, json=body))
+    return Client(Server("http://127.0.0.1:1", "test"), transport=transport)
+
+
+def test_what_the_server_refuses_gets_file_and_line(file: Path) -> None:
+    body = {
+        "code": "invalid_job",
+        "errors": [{"path": "spec.training.data.train[1].source", "message": "is not there"}],
+    }
+    document = submit.prepare(str(file), None, [], local=True)
+    with pytest.raises(CliError) as raised:
+        submit.ask_for_plan(answering(422, body), document)
+    (fault,) = raised.value.faults
+    assert (raised.value.file, fault.line, fault.column) == (str(file), 7, 11)
+    assert fault.excerpt == "        - source: ~/more.jsonl"
+
+
+def test_what_a_submission_would_be_refused_for_stops_it(file: Path) -> None:
+    refusal = {"code": "name_taken", "path": "metadata.name", "message": "job mine exists already"}
+    document = submit.prepare(str(file), None, [], local=True)
+    with pytest.raises(CliError, match="the server would refuse mine: job mine exists already") as raised:
+        submit.ask_for_plan(answering(200, {**PLAN, "accepted": False, "refusals": [refusal]}), document)
+    assert (raised.value.exit_code, raised.value.code) == (Exit.FAILED, "name_taken")
+    assert raised.value.faults[0].line == 1

@@ -1,0 +1,66 @@
+"""What `muster up` makes of its command line, and what it refuses before anything is started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from muster.cli import up
+from muster.cli.errors import CliError, Exit
+from muster.contract.layout import State
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "loopback"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:7", True),
+        ("0.0.0.0", "http://127.0.0.1:7", False),
+        ("::", "http://[::1]:7", False),
+        ("10.0.0.5", "http://10.0.0.5:7", False),
+    ],
+)
+def test_the_address_as_seen_from_here(host: str, url: str, loopback: bool) -> None:
+    wish = up.Wish(State(Path("/s")), host, 7)
+    assert (wish.url, wish.loopback) == (url, loopback)
+    api = up._children(wish)[0].arguments
+    assert ("--no-auth" in api) is loopback, "only loopback goes without tokens"
+
+
+def test_children_are_told_what_was_asked_for() -> None:
+    api, operator = up._children(up.Wish(State(Path("/s")), "127.0.0.1", 7, nodes=3, gpus_per_node=2, stop_jobs=True))
+    assert (api.module, list(api.arguments)) == (
+        "muster.api",
+        ["--state", "/s", "--host", "127.0.0.1", "--port", "7", "--no-auth"],
+    )
+    assert (operator.module, list(operator.arguments)) == (
+        "muster.operator",
+        ["--world", "local", "--state", "/s", "--nodes", "3", "--gpus-per-node", "2", "--stop-workers"],
+    )
+    assert list(up._children(up.Wish(State(Path("/s"))))[1].arguments) == ["--world", "local", "--state", "/s"]
+
+
+def test_detaching_asks_for_the_same() -> None:
+    wish = up.Wish(State(Path("/s")), "127.0.0.1", 7, nodes=3, stop_jobs=True)
+    words = wish.command()[3:]
+    assert words == ["up", "--state", "/s", "--host", "127.0.0.1", "--port", "7", "--nodes", "3", "--stop-jobs"]
+
+
+def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    up.refuse_missing_extras()
+    monkeypatch.setattr(up, "NEEDED", {"no_such_module": "trainer", "nor_this": "api", "socket": "operator"})
+    with pytest.raises(CliError, match="the extras api, trainer are not installed") as raised:
+        up.refuse_missing_extras()
+    assert (raised.value.exit_code, raised.value.next_step) == (Exit.USAGE, "pip install 'muster-train[all]'")
+
+
+def test_ports() -> None:
+    assert up.free_port("127.0.0.1", 0) > 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        taken.listen()
+        with pytest.raises(CliError, match="is in use"):
+            up.free_port("127.0.0.1", port)
+    assert up.free_port("127.0.0.1", port) == port
+    with pytest.raises(CliError, match=r"port 1 on 192\.0\.2\.1 can't be had"):
+        up.free_port("192.0.2.1", 1)

@@ -1,0 +1,132 @@
+"""The local cluster keeps the Kubernetes API's habits: compare-and-swap, generations, marked deletion, history."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from muster.contract.cluster import AlreadyExists, Conflict, LocalCluster, NotFound
+from muster.contract.fence import FenceUnreachable, StaleAttempt, confirm, current_attempt
+from muster.contract.spec import JobSpec, parse_job
+from muster.contract.status import Phase
+
+DOCUMENT = {
+    "metadata": {"name": "tiny"},
+    "spec": {
+        "training": {
+            "model": {"preset": "muster-1m"},
+            "data": {"train": [{"source": "x.txt"}]},
+            "batch": {"tokensPerStep": 512},
+            "length": {"steps": 1},
+        }
+    },
+}
+
+
+@pytest.fixture
+def spec() -> JobSpec:
+    return parse_job(DOCUMENT).spec
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> LocalCluster:
+    return LocalCluster(tmp_path / "cluster.db")
+
+
+def test_status_is_written_by_compare_and_swap(cluster: LocalCluster, spec: JobSpec) -> None:
+    job = cluster.create("a", "default", spec, {"team": "nlp"})
+    running = job.status.model_copy(update={"phase": Phase.RUNNING, "attempt": 1})
+    cluster.write_status(job.metadata.uid, running, job.metadata.resource_version)
+    with pytest.raises(Conflict):
+        cluster.write_status(job.metadata.uid, job.status, job.metadata.resource_version)
+    seen = cluster.get(job.metadata.uid)
+    assert (seen.status, seen.spec, seen.metadata.labels) == (running, spec, {"team": "nlp"})
+
+
+def test_spec_writes_move_the_generation_only_when_something_changed(cluster: LocalCluster, spec: JobSpec) -> None:
+    job = cluster.create("a", "default", spec, {})
+    cluster.write_spec(job.metadata.uid, spec)
+    assert cluster.get(job.metadata.uid).metadata.generation == 1
+    cluster.write_spec(job.metadata.uid, spec.model_copy(update={"suspend": True}))
+    assert cluster.get(job.metadata.uid).metadata.generation == 2
+    with pytest.raises(Conflict):
+        cluster.write_spec(job.metadata.uid, spec, job.metadata.resource_version)
+
+
+def test_a_repeated_create_is_recognised(cluster: LocalCluster, spec: JobSpec) -> None:
+    cluster.create("a", "default", spec, {}, uid="u-1")
+    with pytest.raises(AlreadyExists) as taken:
+        cluster.create("a", "default", spec, {}, uid="u-1")
+    assert taken.value.uid == "u-1"
+    with pytest.raises(AlreadyExists):
+        cluster.create("a", "default", spec, {}, uid="u-2")
+    assert cluster.create("a", "elsewhere", spec, {}).metadata.namespace == "elsewhere"
+
+
+def test_deletion_marks_first_and_history_outlives_removal(cluster: LocalCluster, spec: JobSpec) -> None:
+    job = cluster.create("a", "default", spec, {})
+    cluster.delete(job.metadata.uid)
+    marked = cluster.get(job.metadata.uid).metadata.deletion_timestamp
+    cluster.delete(job.metadata.uid)
+    assert marked
+    assert cluster.get(job.metadata.uid).metadata.deletion_timestamp == marked
+    cluster.remove(job.metadata.uid)
+    cluster.remove(job.metadata.uid)
+    with pytest.raises(NotFound):
+        cluster.get(job.metadata.uid)
+    assert [change.gone for change in cluster.changes(0)] == [False, True]
+
+
+def test_list_after_a_version_tells_what_is_new(cluster: LocalCluster, spec: JobSpec) -> None:
+    first = cluster.create("a", "default", spec, {})
+    seen = cluster.version()
+    assert cluster.jobs(seen) == []
+    second = cluster.create("b", "default", spec, {})
+    assert [job.metadata.name for job in cluster.jobs(seen)] == ["b"]
+    cluster.write_status(first.metadata.uid, first.status, first.metadata.resource_version)
+    assert [job.metadata.name for job in cluster.jobs(seen)] == ["b", "a"]
+    assert second.metadata.uid != first.metadata.uid
+
+
+def test_of_many_writers_at_one_version_one_wins(cluster: LocalCluster, spec: JobSpec) -> None:
+    job = cluster.create("a", "default", spec, {})
+    outcomes: list[str] = []
+
+    def write(attempt: int) -> None:
+        try:
+            cluster.write_status(
+                job.metadata.uid, job.status.model_copy(update={"attempt": attempt}), job.metadata.resource_version
+            )
+            outcomes.append(f"won {attempt}")
+        except Conflict:
+            outcomes.append("lost")
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("lost") == 7
+    assert f"won {cluster.get(job.metadata.uid).status.attempt}" in outcomes
+
+
+def test_the_fence_lets_only_the_current_attempt_pass(cluster: LocalCluster, spec: JobSpec) -> None:
+    job = cluster.create("a", "default", spec, {})
+    uid = job.metadata.uid
+    cluster.write_status(uid, job.status.model_copy(update={"attempt": 7}), job.metadata.resource_version)
+    confirm(cluster.fence, uid, 7)
+    for stale in (6, 8):
+        with pytest.raises(StaleAttempt, match="attempt 7 is"):
+            confirm(cluster.fence, uid, stale)
+    cluster.remove(uid)
+    with pytest.raises(StaleAttempt, match="no longer exists"):
+        confirm(cluster.fence, uid, 7)
+
+
+def test_an_unreadable_fence_is_not_a_stale_attempt(tmp_path: Path) -> None:
+    with pytest.raises(FenceUnreachable):
+        current_attempt(f"sqlite://{tmp_path}/absent.db", "u")
+    with pytest.raises(FenceUnreachable):
+        current_attempt("http://127.0.0.1:9/none", "u")

@@ -1,0 +1,74 @@
+"""The CRD says what the models say, in the dialect that a real API server takes (tests/cluster asks one)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from muster.contract.base import dump
+from muster.contract.schema import RULES, definition, document_schema
+from muster.contract.spec import MUTABLE, JobSpec, parse_job
+
+FORBIDDEN = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "additionalItems", "const", "title", "prefixItems"}
+
+
+def nodes(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema inside a schema."""
+    yield path, schema
+    for key, inner in schema.get("properties", {}).items():
+        yield from nodes(inner, f"{path}.{key}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from nodes(schema[key], f"{path}[]")
+
+
+def test_the_schema_is_structural() -> None:
+    typed = ("type", "x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
+    for path, schema in nodes(document_schema()):
+        assert not FORBIDDEN & set(schema), path
+        assert any(key in schema for key in typed), path
+        assert not ("properties" in schema and "additionalProperties" in schema), path
+
+
+def test_its_defaults_are_the_models_defaults() -> None:
+    """What the API server fills in is what the parser would have filled in."""
+
+    def fill(schema: dict[str, Any], value: Any) -> Any:
+        if isinstance(value, dict):
+            inner = schema.get("properties", {})
+            value = {**{k: s["default"] for k, s in inner.items() if "default" in s}, **value}
+            return {key: fill(inner.get(key, {}), part) for key, part in value.items()}
+        return [fill(schema.get("items", {}), part) for part in value] if isinstance(value, list) else value
+
+    written = {
+        "training": {
+            "model": {"preset": "muster-1m"},
+            "data": {"train": [{"source": "x"}]},
+            "batch": {"tokensPerStep": 512},
+            "length": {"steps": 1},
+            "evaluation": {"every": 1, "holdout": 0.1},
+        }
+    }
+    document = {"metadata": {"name": "x"}, "spec": written}
+    filled = fill(document_schema()["properties"]["spec"], written)
+    assert filled == dump(parse_job(document).spec)
+
+
+def test_what_may_not_change_is_said_for_each_key() -> None:
+    rules = " ".join(rule["rule"] for rule in document_schema()["properties"]["spec"]["x-kubernetes-validations"])
+    for name, field in JobSpec.model_fields.items():
+        assert (f"self.{field.alias} == oldSelf.{field.alias}" in rules) == (name not in MUTABLE), name
+
+
+@pytest.mark.parametrize(("path", "rule"), [(path, rule) for path, rule, _ in RULES])
+def test_rules_stand_where_they_belong(path: str, rule: str) -> None:
+    schemas = dict(nodes(document_schema()["properties"]["spec"]))
+    assert rule in [entry["rule"] for entry in schemas[f".{path}"]["x-kubernetes-validations"]]
+
+
+def test_kubectl_prints_the_columns_of_the_plan() -> None:
+    columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
+    wide = [column["name"] for column in columns if not column.get("priority")]
+    assert wide == ["Phase", "Ready", "Attempt", "Step", "Restarts", "Queue", "Age"]

@@ -1,0 +1,171 @@
+"""What a person writes is refused early, with the path of every fault; what passes is filled in with every default."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.contract.base import InvalidDocument, dump, dump_json
+from muster.contract.signals import Cause
+from muster.contract.spec import DEFAULT_BUDGETS, JobSpec, changed_immutables, parse_job, seconds_of
+
+DOCUMENT: dict[str, Any] = {
+    "apiVersion": "muster.dev/v1alpha1",
+    "kind": "TrainingJob",
+    "metadata": {"name": "demo"},
+    "spec": {
+        "training": {
+            "model": {"preset": "muster-1m"},
+            "data": {"train": [{"source": "builtin://python-stdlib"}], "sequenceLength": 256},
+            "optimizer": {"lr": 1e-3},
+            "batch": {"tokensPerStep": 8192, "microBatch": 4},
+            "length": {"steps": 200},
+        },
+        "gang": {"nodes": 2},
+        "checkpoint": {"every": 20},
+    },
+}
+
+
+def edited(edit: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    document = copy.deepcopy(DOCUMENT)
+    edit(document)
+    return document
+
+
+def put(path: str, value: object) -> Callable[[dict[str, Any]], object]:
+    def edit(document: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        for key in parents:
+            document = document.setdefault(key, {}) if isinstance(document, dict) else document[int(key)]
+        document[last] = value
+
+    return edit
+
+
+def test_defaults_are_filled_in() -> None:
+    resolved = dump(parse_job(DOCUMENT).spec)
+    assert resolved["training"]["optimizer"]["betas"] == [0.9, 0.95]
+    assert resolved["gang"]["nodes"] == {"min": 2, "max": 2}
+    assert resolved["checkpoint"] == {"every": 20, "keep": {"last": 3, "best": 1}}
+
+
+def test_a_resolved_spec_parses_to_itself() -> None:
+    spec = parse_job(DOCUMENT).spec
+    again = parse_job({**DOCUMENT, "spec": dump(spec)}).spec
+    assert again == spec
+    assert JobSpec.model_validate_json(dump_json(spec)) == spec
+
+
+REFUSED = [
+    ("spec.training.optimizer.lrr", put("spec.training.optimizer.lrr", 1), "lr"),
+    ("spec.training.batch.tokens_per_step", put("spec.training.batch.tokens_per_step", 1), "tokensPerStep"),
+    ("spec.gang.scheduler.kindd", put("spec.gang.scheduler.kindd", "kueue"), "kind"),
+    ("spec.trainning", put("spec.trainning", {}), "training"),
+    ("specs", put("specs", {}), None),
+    ("spec.training.batch.tokensPerStep", put("spec.training.batch.tokensPerStep", "8192"), None),
+    ("spec.training.batch.microBatch", put("spec.training.batch.microBatch", True), None),
+    ("spec.training.batch.microBatch", put("spec.training.batch.microBatch", -1), None),
+    ("spec.training.optimizer.lr", put("spec.training.optimizer.lr", float("nan")), None),
+    ("spec.training.task", put("spec.training.task", "pretran"), None),
+    ("spec.training.model", put("spec.training.model", {"preset": "muster-9z"}), None),
+    ("spec.training.model", put("spec.training.model", {}), None),
+    ("spec.training.model", put("spec.training.model.from", {"job": "base"}), None),
+    ("spec.training.length", put("spec.training.length", {"steps": 1, "epochs": 1}), None),
+    ("spec.training.data.train", put("spec.training.data.train", []), None),
+    ("spec.training", put("spec.training.data.sequenceLength", 8192), None),
+    ("spec.training", put("spec.training.batch.tokensPerStep", 8191), None),
+    ("spec.training", put("spec.training.task", "sft"), None),
+    ("spec", put("spec.gang.nodes", 3), None),
+    ("spec.gang.nodes", put("spec.gang.nodes", {"min": 3, "max": 2}), None),
+    ("spec.gang.nodes.max", put("spec.gang.nodes", {"min": 3}), None),
+    ("spec.gang.resources.memory", put("spec.gang.resources.memory", "lots"), None),
+    ("spec.checkpoint.every", put("spec.checkpoint.every", "10 minutes"), None),
+    ("spec.checkpoint.every", put("spec.checkpoint.every", 0), None),
+    ("spec.recovery", put("spec.recovery.budgets", {"preemption": 3}), None),
+    ("spec.recovery", put("spec.recovery.budgets", {"bad_luck": 3}), None),
+    ("spec.recovery.budgets.hang", put("spec.recovery.budgets", {"hang": -1}), None),
+    ("spec.runtime.env[0]", put("spec.runtime.env", [{"name": "MUSTER_ATTEMPT", "value": "9"}]), None),
+    ("metadata.name", put("metadata.name", "Llama 8B"), None),
+    ("metadata.name", put("metadata.name", "x" * 49), None),
+    ("metadata.namespace", put("metadata.namespace", "Team NLP"), None),
+    ("metadata.labels", put("metadata.labels", {"a": 1}), None),
+    ("apiVersion", put("apiVersion", "muster.dev/v2"), None),
+    ("kind", put("kind", "TrainJob"), None),
+    ("spec", put("spec", []), None),
+]
+
+
+@pytest.mark.parametrize(("path", "edit", "hint"), REFUSED, ids=[f"{i}-{row[0]}" for i, row in enumerate(REFUSED)])
+def test_refused_with_its_path(path: str, edit: Callable[[dict[str, Any]], object], hint: str | None) -> None:
+    with pytest.raises(InvalidDocument) as refused:
+        parse_job(edited(edit))
+    found = {problem.path: problem for problem in refused.value.problems}
+    assert path in found, refused.value
+    assert found[path].did_you_mean == hint
+    assert found[path].message
+
+
+def test_every_fault_is_named_at_once() -> None:
+    document = edited(put("spec.training.optimizer.lrr", 1))
+    put("spec.gang.nodez", 2)(document)
+    put("metadata.name", "")(document)
+    with pytest.raises(InvalidDocument) as refused:
+        parse_job(document)
+    assert {p.path for p in refused.value.problems} == {
+        "metadata.name",
+        "spec.gang.nodez",
+        "spec.training.optimizer.lrr",
+    }
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)
+    )
+)
+def test_any_document_parses_or_is_refused(document: object) -> None:
+    with pytest.raises(InvalidDocument):
+        parse_job({"spec": document, "metadata": {"name": "x"}})
+
+
+def test_gang_sizes_keep_the_batch_whole() -> None:
+    spec = parse_job(edited(put("spec.gang.nodes", {"min": 1, "max": 6}))).spec
+    assert spec.gang_sizes() == (1, 2, 4)
+
+
+def test_accumulation_is_derived() -> None:
+    training = parse_job(DOCUMENT).spec.training
+    assert [training.accumulation(ranks) for ranks in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    with pytest.raises(ValueError, match="can't be divided over 16 ranks"):
+        training.accumulation(16)
+
+
+def test_only_what_decides_nothing_may_change() -> None:
+    old = parse_job(DOCUMENT).spec
+    assert changed_immutables(old, old.model_copy(update={"suspend": True, "priority": 7})) == ()
+    moved = parse_job(edited(put("spec.training.seed", 5))).spec
+    assert changed_immutables(old, moved) == ("training",)
+
+
+def test_each_budget_has_a_default_but_the_free_causes() -> None:
+    recovery = parse_job(edited(put("spec.recovery.budgets", {"hang": 1}))).spec.recovery
+    assert recovery.budget(Cause.HANG) == 1
+    assert recovery.budget(Cause.NUMERIC) == DEFAULT_BUDGETS[Cause.NUMERIC]
+    assert {cause for cause in Cause if recovery.budget(cause) is None} == {Cause.PREEMPTION, Cause.EVICTION}
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200)])
+def test_durations(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+
+
+def test_dump_is_canonical() -> None:
+    shuffled = json.loads(json.dumps(DOCUMENT, sort_keys=True))
+    assert dump_json(parse_job(shuffled).spec) == dump_json(parse_job(DOCUMENT).spec)

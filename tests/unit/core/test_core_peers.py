@@ -1,0 +1,68 @@
+"""A rank that lost a peer often speaks before the peer's own launcher does: the cause is still the peer's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.core.seen import NOW, crew, exited, running, with_status
+
+from muster.contract.signals import Cause
+from muster.contract.status import Failure, Phase
+from muster.operator.core.audit import audit
+from muster.operator.core.decide import decide
+from muster.operator.core.observed import Observed
+
+PEER_LOST = exited(0, 88, at=NOW - 0.1, message="lost another rank")
+
+
+def after(seen: Observed) -> Observed:
+    decision = decide(seen)
+    assert audit(seen, decision) == ()
+    return with_status(seen, decision.status)
+
+
+def failure_of(seen: Observed) -> Failure:
+    assert seen.status.phase in (Phase.RESTARTING, Phase.STOPPING)
+    assert seen.status.last_failure is not None
+    return seen.status.last_failure
+
+
+def survivors_word() -> Observed:
+    """Worker 0 has ended for want of its peer; of worker 1 nothing is known yet."""
+    seen = running()
+    return after(with_status(seen, seen.status, workers=(PEER_LOST, crew()[1])))
+
+
+def test_a_lost_peer_is_the_infrastructures_fault_until_more_is_known() -> None:
+    failure = failure_of(survivors_word())
+    assert (failure.cause, failure.exit_code, failure.worker) == (Cause.INFRASTRUCTURE, 88, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"), [(137, Cause.INFRASTRUCTURE), (82, Cause.NUMERIC), (80, Cause.USER_ERROR), (1, Cause.UNKNOWN)]
+)
+def test_the_peers_own_end_explains_it_although_it_is_told_later(code: int, cause: Cause) -> None:
+    told = exited(1, code, at=NOW + 0.2, message="its own word")
+    failure = failure_of(after(replace(survivors_word(), now=NOW + 0.3, workers=(PEER_LOST, told))))
+    assert (failure.cause, failure.exit_code, failure.worker) == (cause, code, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "at"),
+    [(85, NOW + 0.2), (86, NOW + 0.2), (143, NOW + 0.2), (137, NOW + 5.0)],
+    ids=["committed when told", "stopped when told", "SIGTERM", "killed after the grace"],
+)
+def test_a_peer_that_ended_because_we_stopped_it_explains_nothing(code: int, at: float) -> None:
+    seen = survivors_word()
+    later = after(replace(seen, now=at + 0.1, workers=(PEER_LOST, exited(1, code, at=at))))
+    assert failure_of(later) == failure_of(seen)
+
+
+def test_nobodys_node_is_charged_for_a_lost_peer() -> None:
+    seen = after(replace(survivors_word(), now=NOW + 1.0, workers=()))
+    assert seen.status.node_faults == ()
+    seen = survivors_word()
+    seen = after(replace(seen, now=NOW + 0.3, workers=(PEER_LOST, exited(1, 137, at=NOW + 0.2))))
+    seen = after(replace(seen, workers=()))
+    assert [fault.node for fault in seen.status.node_faults] == ["b"]

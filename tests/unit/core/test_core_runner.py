@@ -1,0 +1,290 @@
+"""One pass of the operator, the agenda behind it, and the asyncio shell around it: over a world of one dictionary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.core.seen import UID, fleet, node, observed, starting, summary, with_status, worker
+
+from muster.contract.status import JobStatus, Phase
+from muster.operator import runner as runner_module
+from muster.operator.core.agenda import RETRY_SECONDS, RETRY_SECONDS_MAX, Agenda
+from muster.operator.core.decision import Action, Decision
+from muster.operator.core.fleet import Fleet
+from muster.operator.core.observed import Observed, Reservation
+from muster.operator.runner import Listener, Runner, serve
+from muster.operator.world import FLEET, Conflict, Reservations
+
+Step = tuple[str, Any]
+
+
+class Shelf:
+    """A world that holds one job, remembers every call, and raises what it is told to."""
+
+    def __init__(self, seen: Observed | None, stale: Observed | None = None) -> None:
+        self.seen, self.stale = seen, stale
+        self.calls: list[Step] = []
+        self.errors: dict[str, list[Exception]] = {}
+        self.ledger: tuple[Reservation, ...] = ()
+        self.version = 1
+        self.applied = asyncio.Event()
+
+    def _call(self, name: str, argument: Any = None) -> None:
+        self.calls.append((name, argument))
+        if self.errors.get(name):
+            raise self.errors[name].pop(0)
+
+    def now(self) -> float:
+        return self.seen.now if self.seen else 0.0
+
+    async def watch(self) -> AsyncIterator[str]:
+        yield UID
+        await asyncio.Event().wait()
+
+    async def jobs(self) -> tuple[str, ...]:
+        self._call("jobs")
+        return (UID,) if self.seen else ()
+
+    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+        self._call("observe", fresh)
+        if self.stale is not None and not fresh:
+            return replace(self.stale, fresh=False)
+        return replace(self.seen, fresh=fresh, reservations=self.ledger) if self.seen else None
+
+    async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
+        self._call("write_status", status.phase)
+        assert self.seen is not None
+        self.seen = with_status(self.seen, status)
+
+    async def apply(self, uid: str, action: Action) -> None:
+        self._call("apply", action)
+        self.applied.set()
+
+    async def fleet(self, fresh: bool = False) -> Fleet:
+        self._call("fleet", fresh)
+        jobs = [summary(UID, self.seen.spec, status=self.seen.status)] if self.seen else []
+        return fleet([node("a"), node("b")], jobs, fresh=fresh)
+
+    async def reservations(self) -> Reservations:
+        self._call("reservations")
+        return Reservations(self.ledger, str(self.version))
+
+    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
+        self._call("write_reservations", entries)
+        if version != str(self.version):
+            raise Conflict("ledger")
+        self.ledger, self.version = entries, self.version + 1
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+
+class Notes(Listener):
+    def __init__(self) -> None:
+        self.written: list[Decision] = []
+        self.errors: list[str] = []
+
+    def wrote(self, seen: Observed, decision: Decision) -> None:
+        self.written.append(decision)
+
+    def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
+        self.errors.append(f"{key}: {error}")
+
+
+def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The runner awaits only the world, and this one never waits: no event loop is needed."""
+    with pytest.raises(StopIteration) as end:
+        coroutine.send(None)
+    return end.value.value
+
+
+def make(seen: Observed | None, stale: Observed | None = None) -> tuple[Shelf, Notes, Runner]:
+    world, notes = Shelf(seen, stale), Notes()
+    return world, notes, Runner(world, notes)
+
+
+def test_a_pass_writes_or_acts_but_never_both() -> None:
+    world, notes, runner = make(observed())
+    runner.notice(UID, 0.0)
+    assert drive(runner.turn(0.0))
+    assert world.names() == ["observe", "write_status"]
+    assert len(notes.written) == 1
+    world, notes, runner = make(starting())
+    runner.notice(UID, 0.0)
+    drive(runner.turn(0.0))
+    assert world.names() == ["observe", "apply", "apply"]
+    assert notes.written == []
+
+
+def test_the_queue_is_served_and_the_job_starts() -> None:
+    world, _, runner = make(observed())
+    drive(runner.resync(0.0))
+    while drive(runner.turn(0.0)):
+        pass
+    assert world.seen is not None
+    assert (world.seen.status.phase, world.seen.status.gang.nodes) == (Phase.STARTING, ("a", "b"))
+    assert world.ledger[0].nodes == ("a", "b")
+    assert ("fleet", True) in world.calls, "nothing is granted on a stale view"
+
+
+def test_absence_is_looked_for_again_in_a_fresh_read() -> None:
+    """A cached read shows no worker; the fresh one shows that they are there, so nothing is minted."""
+    seen = starting()
+    stopping = with_status(seen, seen.status.model_copy(update={"phase": Phase.RESTARTING}))
+    there = replace(stopping, workers=(worker(0), worker(1)))
+    world, notes, runner = make(there, stale=stopping)
+    runner.notice(UID, 0.0)
+    drive(runner.turn(0.0))
+    assert [call for call in world.calls if call[0] == "observe"] == [("observe", False), ("observe", True)]
+    assert notes.written == []
+
+
+def test_a_conflict_is_looked_at_again_freshly_and_counts_nothing() -> None:
+    world, notes, runner = make(observed())
+    world.errors["write_status"] = [Conflict("somebody was faster")]
+    runner.notice(UID, 0.0)
+    drive(runner.turn(0.0))
+    assert notes.written == []
+    drive(runner.turn(0.0))
+    assert [call for call in world.calls if call[0] == "observe"] == [("observe", False), ("observe", True)]
+    assert len(notes.written) == 1
+    assert notes.errors == []
+
+
+def test_an_error_is_told_and_the_job_is_tried_again_later() -> None:
+    world, notes, runner = make(starting())
+    world.errors["apply"] = [OSError("503")] * 3
+    runner.notice(UID, 0.0)
+    now = 0.0
+    for attempt in range(3):
+        assert drive(runner.turn(now))
+        assert not drive(runner.turn(now)), "not at once"
+        runner.notice(UID, now)
+        assert not drive(runner.turn(now)), "not on news either"
+        now += RETRY_SECONDS * 2**attempt
+    drive(runner.turn(now))
+    assert notes.errors == [f"{UID}: 503"] * 3
+    assert world.names().count("apply") == 5
+
+
+def test_a_decision_that_audit_refuses_is_not_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, notes, runner = make(starting())
+    monkeypatch.setattr(runner_module, "audit", lambda seen, decision: ("this is wrong",))
+    runner.notice(UID, 0.0)
+    drive(runner.turn(0.0))
+    assert world.names() == ["observe"]
+    assert notes.errors == [f"{UID}: this is wrong"]
+
+
+def test_a_job_that_is_gone_is_believed_only_freshly() -> None:
+    world, _, runner = make(None)
+    runner.notice(UID, 0.0)
+    drive(runner.turn(0.0))
+    assert world.calls == [("observe", False), ("observe", True)]
+
+
+async def test_serve_runs_until_it_is_cancelled() -> None:
+    world, _, runner = make(observed())
+    task = asyncio.create_task(serve(runner, workers=3))
+    async with asyncio.timeout(20):
+        await world.applied.wait()
+    assert world.seen is not None
+    assert world.seen.status.phase is Phase.STARTING
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# --- the agenda ---
+
+
+def test_a_key_is_in_one_pair_of_hands() -> None:
+    agenda = Agenda()
+    agenda.notice("x", 0.0)
+    assert agenda.take(0.0) == "x"
+    agenda.notice("x", 0.0)
+    assert agenda.take(5.0) is None
+    agenda.done("x", 5.0, None)
+    assert agenda.take(5.0) == "x", "news that came meanwhile is not lost"
+
+
+def test_it_wakes_when_asked_or_when_there_is_news() -> None:
+    agenda = Agenda()
+    agenda.notice("x", 0.0)
+    agenda.take(0.0)
+    agenda.done("x", 0.0, 30.0)
+    assert (agenda.take(29.9), agenda.next_at()) == (None, 30.0)
+    agenda.notice("x", 10.0)
+    assert (agenda.next_at(), agenda.take(10.0)) == (10.0, "x")
+    agenda.done("x", 10.0, None)
+    assert (agenda.take(1e9), len(agenda)) == (None, 0)
+
+
+def test_retries_slow_down_to_a_limit() -> None:
+    agenda, now = Agenda(), 0.0
+    agenda.notice("x", now)
+    pauses = []
+    for _ in range(12):
+        assert agenda.take(now) == "x"
+        pauses.append(agenda.failed("x", now))
+        now += pauses[-1]
+    assert pauses[:3] == [RETRY_SECONDS, 2 * RETRY_SECONDS, 4 * RETRY_SECONDS]
+    assert pauses[-1] == RETRY_SECONDS_MAX
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(("notice", "take", "done", "failed", "prefer")), st.sampled_from("abc"), st.floats(0, 50)
+    ),
+    max_size=60,
+)
+
+
+@given(OPERATIONS)
+def test_no_key_is_ever_lost(operations: list[tuple[str, str, float]]) -> None:
+    """Every key that was noticed since it was last seen to comes up again, once, whatever happens."""
+    agenda, now = Agenda(), 0.0
+    hand: list[str] = []
+    owed: set[str] = set()
+    for what, key, seconds in operations:
+        now += seconds
+        if what == "notice":
+            agenda.notice(key, now)
+            owed.add(key)
+        elif what == "prefer":
+            agenda.prefer(key, seconds > 25)
+        elif what == "take" and (taken := agenda.take(now)) is not None:
+            assert taken not in hand
+            hand.append(taken)
+            owed.discard(taken)
+        elif what in ("done", "failed") and hand:
+            key = hand.pop()
+            if what == "failed":
+                agenda.failed(key, now)
+                owed.add(key)
+            else:
+                agenda.done(key, now, None)
+    for key in hand:
+        agenda.done(key, now, None)
+    due = set()
+    while (taken := agenda.take(now + 1e6)) is not None:
+        assert taken not in due
+        due.add(taken)
+        agenda.done(taken, now, None)
+    assert owed <= due
+
+
+def test_admission_is_a_key_like_any_other() -> None:
+    world, notes, runner = make(observed())
+    world.errors["reservations"] = [OSError("down")]
+    runner.notice(FLEET, 0.0)
+    drive(runner.turn(0.0))
+    assert notes.errors == [f"{FLEET}: down"]
+    drive(runner.turn(RETRY_SECONDS))
+    assert world.ledger

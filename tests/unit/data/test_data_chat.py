@@ -1,0 +1,185 @@
+"""Chat: the loss is on what the assistant says and how it ends its turn, and malformed records say where."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from tests.unit.data.making import (
+    CHATML,
+    GEMMA,
+    LLAMA3,
+    chat_record,
+    config,
+    opened,
+    stored,
+    write_jsonl,
+    write_tokenizer,
+)
+
+from muster.trainer.data import chat_prompt, load_tokenizer
+from muster.trainer.data.chat import conversation
+from muster.trainer.errors import UserError
+
+EOT, USER, ASSISTANT = 257, 258, 259
+
+
+def test_a_conversation_as_bytes_and_what_of_it_is_scored(tmp_path: Path) -> None:
+    record = chat_record(("system", "S"), ("user", "hi"), ("assistant", "yo"), ("user", "?"), ("assistant", "!"))
+    store = stored(write_jsonl(tmp_path / "a.jsonl", [record]), tmp_path / "cache", format="openai-chat")
+    expected = [ord("S"), EOT, USER, *b"hi", EOT, ASSISTANT, *b"yo", EOT, USER, *b"?", EOT, ASSISTANT, *b"!", EOT]
+    assert store.tokens.tolist() == expected
+    assert store.scored is not None
+    assert store.scored.tolist() == [0] * 7 + [1, 1, 1] + [0] * 4 + [1, 1]
+    assert store.firsts is not None
+    assert store.firsts.tolist() == [7]
+
+
+def test_labels_are_only_the_assistants(tmp_path: Path) -> None:
+    record = chat_record(("user", "abc"), ("assistant", "de"))
+    source = {"source": str(write_jsonl(tmp_path / "a.jsonl", [record])), "format": "openai-chat"}
+    sample = opened(config([source], length=12), tmp_path / "cache").train.sample(0, 0)
+    tokens = [USER, *b"abc", EOT, ASSISTANT, *b"de", EOT, 256, 256, 256]
+    assert sample.tokens.tolist() == tokens
+    assert sample.labels.tolist() == [-100] * 5 + [*b"de", EOT] + [-100] * 4
+    assert sample.documents.tolist() == [0] * 9 + [-1] * 3
+    assert sample.positions.tolist() == [*range(9), 0, 1, 2]
+
+
+def test_weight_zero_and_text_parts(tmp_path: Path) -> None:
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "no", "weight": 0},
+        {"role": "assistant", "content": "", "weight": 1},
+    ]
+    assert conversation({"messages": messages}) == (
+        ("system", "ab", False),
+        ("assistant", "no", False),
+        ("assistant", "", True),
+    )
+
+
+def test_only_the_end_of_turn_is_learnt_of_a_longer_closing(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", CHATML)
+    path = write_jsonl(tmp_path / "a.jsonl", [chat_record(("user", "fox"), ("assistant", "dog"))])
+    store = stored(path, tmp_path / "cache", str(tokenizer), format="openai-chat")
+    loaded = load_tokenizer(str(tokenizer))
+    assert loaded.chat is not None
+    assert store.scored is not None
+    scored = store.tokens[np.flatnonzero(store.scored)].tolist()
+    assert scored == [*loaded.encode("dog"), loaded.chat.end_of_turn]
+    assert store.tokens.tolist()[-2:] == list(loaded.chat.closing)
+
+
+def test_a_prompt_ends_where_the_assistant_speaks() -> None:
+    tokenizer = load_tokenizer("bytes")
+    assert chat_prompt(tokenizer, [{"role": "user", "content": "hi"}]) == [USER, *b"hi", EOT, ASSISTANT]
+    with pytest.raises(UserError, match=r"messages\[0\]\.role is 'robot'"):
+        chat_prompt(tokenizer, [{"role": "robot", "content": "hi"}])
+
+
+GOOD = {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ([], 'is not {"messages"'),
+        ({"message": []}, 'is not {"messages"'),
+        ({"messages": []}, "has no assistant message"),
+        (chat_record(("user", "only")), "has no assistant message"),
+        ({"messages": [{**GOOD, "weight": 0}]}, "has no assistant message"),
+        ({"messages": [GOOD, "hello"]}, r"messages\[1\] is not"),
+        ({"messages": [{"content": "x"}]}, r"messages\[0\]\.role is None"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, r"messages\[0\]\.role is \['user'\]"),
+        (chat_record(("tool", "x")), "role is 'tool'; known are"),
+        ({"messages": [{"role": "assistant"}]}, r"messages\[0\]\.content is missing"),
+        ({"messages": [{"role": "assistant", "content": 3}]}, "content is a int"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, GOOD]}, "a part that is not text"),
+        ({"messages": [{**GOOD, "tool_calls": [{}]}]}, "tool calls can't be trained on yet"),
+        ({"messages": [{**GOOD, "weight": 0.5}]}, "weight is 0.5"),
+    ],
+)
+def test_a_malformed_conversation_names_its_line(tmp_path: Path, record: Any, message: str) -> None:
+    path = write_jsonl(tmp_path / "chats.jsonl", [chat_record(("assistant", "fine")), record])
+    with pytest.raises(UserError, match=rf"chats\.jsonl, line 2: .*{message}"):
+        stored(path, tmp_path / "cache", format="openai-chat")
+
+
+def test_half_a_character_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(chat_record(("assistant", "x\ud83d"))) + "\n")
+    with pytest.raises(UserError, match=r"line 1: has half a character \(\\ud83d alone\)"):
+        stored(path, tmp_path / "cache", format="openai-chat")
+
+
+def test_a_tokenizer_without_chat_marks_is_refused(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", ["</s>"])
+    path = write_jsonl(tmp_path / "a.jsonl", [chat_record(("assistant", "x"))])
+    with pytest.raises(UserError, match="has no chat marks that Muster knows"):
+        stored(path, tmp_path / "cache", str(tokenizer), format="openai-chat")
+
+
+def test_a_long_conversation_is_truncated_and_counted(tmp_path: Path) -> None:
+    records = [
+        chat_record(("user", "u"), ("assistant", "a" * 100)),
+        chat_record(("user", "u" * 100), ("assistant", "too late")),
+        chat_record(("user", "u"), ("assistant", "fits")),
+        chat_record(("user", "u"), ("assistant", "a" * 12)),  # 17 tokens: all of them inputs or labels
+    ]
+    source = {"source": str(write_jsonl(tmp_path / "a.jsonl", records)), "format": "openai-chat"}
+    lines: list[str] = []
+    train = opened(config([source], length=16), tmp_path / "cache", lines).train
+    assert any("1 documents are longer than 16 tokens and are truncated" in line for line in lines)
+    assert any("1 conversations are left out" in line for line in lines)
+    samples = [train.sample(0, index) for index in range(train.samples_per_epoch)]
+    assert sum(int((sample.labels != -100).sum()) for sample in samples) == (16 - 3) + 5 + 13
+
+
+@pytest.mark.parametrize(
+    ("user", "labels"),
+    [
+        ("u" * 13, [ord("a")]),  # the assistant's first word is the label of the last input
+        ("u" * 12, [ord("a"), ord("b")]),
+        ("u" * 11, [ord("a"), ord("b"), EOT]),
+        ("u" * 10, [ord("a"), ord("b"), EOT]),  # what follows the cut is the next user's mark: not a label
+    ],
+)
+def test_where_a_conversation_is_cut(tmp_path: Path, user: str, labels: list[int]) -> None:
+    record = chat_record(("user", user), ("assistant", "ab"), ("user", "more"), ("assistant", "more"))
+    source = {"source": str(write_jsonl(tmp_path / "a.jsonl", [record])), "format": "openai-chat"}
+    sample = opened(config([source], length=16), tmp_path / "cache").train.sample(0, 0)
+    assert sample.labels[sample.labels != -100].tolist() == labels
+
+
+def test_conversations_that_are_all_too_long_are_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [chat_record(("user", "u" * 50), ("assistant", "x"))])
+    source = {"source": str(path), "format": "openai-chat"}
+    with pytest.raises(UserError, match=r"within the first 16 tokens; raise data\.sequenceLength"):
+        opened(config([source], length=16), tmp_path / "cache")
+
+
+TURN = {
+    "ChatML": (CHATML, "<|im_start|>{role}\n{content}<|im_end|>\n"),
+    "Llama 3": (LLAMA3, "<|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|>"),
+    "Gemma": (GEMMA, "<start_of_turn>{role}\n{content}<end_of_turn>\n"),
+}
+
+
+@pytest.mark.parametrize("family", TURN)
+def test_a_prompt_is_what_the_familys_own_template_writes(tmp_path: Path, family: str) -> None:
+    """The templates are those of the published instruct models (Qwen 2.5, Llama 3.1, Gemma 2), one turn each."""
+    marks, template = TURN[family]
+    path = write_tokenizer(tmp_path / "tokenizer.json", marks)
+    messages = [
+        {"role": "user", "content": "The quick fox?"},
+        {"role": "assistant", "content": " jumps\n\nover ⟨it⟩"},
+        {"role": "user", "content": ""},
+    ]
+    names = {"assistant": "model"} if family == "Gemma" else {}
+    said = [template.format(role=names.get(m["role"], m["role"]), content=m["content"]) for m in messages]
+    opening = template.partition("{content}")[0].format(role=names.get("assistant", "assistant"))
+    theirs = tokenizers.Tokenizer.from_file(str(path)).encode("".join(said) + opening).ids
+    assert chat_prompt(load_tokenizer(str(path)), messages) == theirs

@@ -1,0 +1,116 @@
+"""Tokenizers: what goes in comes out, marks are Muster's alone, and a commit carries all of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.data.making import CHATML, GEMMA, LLAMA3, write_tokenizer
+
+from muster.contract.architecture import BYTE_VOCABULARY
+from muster.trainer.data import load_tokenizer, tokenizer_from_commit
+from muster.trainer.errors import StorageError, UserError
+
+
+@pytest.fixture(scope="module")
+def chatml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", CHATML)
+
+
+@given(st.text())
+def test_bytes_come_back(text: str) -> None:
+    tokenizer = load_tokenizer("bytes")
+    ids = tokenizer.encode(text)
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert [many.tolist() for many in tokenizer.encode_many([text, "", text])] == [ids, [], ids]
+
+
+def test_the_marks_of_the_byte_tokenizer_stand_behind_the_bytes() -> None:
+    tokenizer = load_tokenizer("bytes")
+    assert tokenizer.chat is not None
+    marks = (tokenizer.end_of_document, tokenizer.chat.end_of_turn, *tokenizer.chat.opening["user"])
+    assert (*marks, *tokenizer.chat.opening["assistant"]) == (256, 257, 258, 259)
+    assert tokenizer.vocab_size == BYTE_VOCABULARY == 260
+    assert tokenizer.decode([104, 256, 258, 105, 257]) == "hi"
+    assert tokenizer.decode([0xE2, 0x82]) == "\ufffd"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_hugging_face_file_gives_the_text_back(chatml: Path, text: str) -> None:
+    tokenizer = load_tokenizer(str(chatml))
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert [many.tolist() for many in tokenizer.encode_many([text])] == [tokenizer.encode(text)]
+
+
+def test_a_mark_spelt_in_a_document_stays_text(chatml: Path) -> None:
+    tokenizer = load_tokenizer(f"file://{chatml}")
+    assert tokenizer.chat is not None
+    ids = tokenizer.encode("<|im_end|><|endoftext|>")
+    assert not {tokenizer.end_of_document, tokenizer.chat.end_of_turn} & set(ids)
+    assert tokenizer.decode(ids) == "<|im_end|><|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("marks", "end_of_document", "opening", "closing"),
+    [
+        (CHATML, "<|endoftext|>", "<|im_start|>user\n", "<|im_end|>\n"),
+        (LLAMA3, "<|end_of_text|>", "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
+        (GEMMA, "<eos>", "<start_of_turn>user\n", "<end_of_turn>\n"),
+    ],
+)
+def test_the_chat_marks_of_each_family(
+    tmp_path: Path, marks: list[str], end_of_document: str, opening: str, closing: str
+) -> None:
+    tokenizer = load_tokenizer(str(write_tokenizer(tmp_path / "tokenizer.json", marks).parent))
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    spelt = {number: name.replace("Ċ", "\n") for name, number in vocabulary.items()}
+    assert tokenizer.chat is not None
+    assert spelt[tokenizer.end_of_document] == end_of_document
+    assert "".join(spelt[number] for number in tokenizer.chat.opening["user"]) == opening
+    assert "".join(spelt[number] for number in tokenizer.chat.closing) == closing
+
+
+def test_a_commit_carries_the_whole_tokenizer(chatml: Path) -> None:
+    described = json.loads(json.dumps(load_tokenizer(str(chatml)).describe()))
+    again = tokenizer_from_commit(described)
+    assert again.describe() == described
+    assert again.encode("the lazy fox") == load_tokenizer(str(chatml)).encode("the lazy fox")
+    assert tokenizer_from_commit({"kind": "bytes"}).describe() == {"kind": "bytes"}
+
+
+def test_a_damaged_tokenizer_in_a_commit_is_refused(chatml: Path) -> None:
+    described = load_tokenizer(str(chatml)).describe()
+    with pytest.raises(StorageError, match="SHA-256 does not match"):
+        tokenizer_from_commit(described | {"json": described["json"] + " "})
+    with pytest.raises(StorageError, match="kind 'sentencepiece'"):
+        tokenizer_from_commit({"kind": "sentencepiece"})
+
+
+def test_an_end_of_document_is_taken_from_the_configuration_beside(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json", ["<stop>"])
+    with pytest.raises(UserError, match=r"no token for the end of a document .*tokenizer_config\.json"):
+        load_tokenizer(str(path))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<stop>"}}))
+    tokenizer = load_tokenizer(str(path))
+    assert tokenizer.decode([tokenizer.end_of_document]) == ""
+    again = tokenizer_from_commit(tokenizer.describe())  # without the file beside
+    assert again.end_of_document == tokenizer.end_of_document
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("{folder}/none.json", "does not exist"),
+        ("{folder}", "does not exist"),
+        ("hf://meta-llama/Llama-3.1-8B", "can't read 'hf://"),
+        ("{folder}/broken.json", "is not a Hugging Face tokenizer.json"),
+        ("{folder}/latin.json", "can't read"),
+    ],
+)
+def test_a_bad_tokenizer_is_a_clear_error(tmp_path: Path, spec: str, message: str) -> None:
+    (tmp_path / "broken.json").write_text('{"version": "1.0"')
+    (tmp_path / "latin.json").write_bytes(b"\xff{}")
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(spec.format(folder=tmp_path))

@@ -1,0 +1,199 @@
+"""Heartbeats by our own clock, the lease by our own clock, jobs that are understood once, credentials that change."""
+
+import base64
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.kubernetes.making import job_item, pod_item
+
+from muster.contract import kubernetes
+from muster.contract.kubernetes import Credentials, NoCluster, from_kubeconfig
+from muster.contract.status import Phase
+from muster.operator.core.observed import Reservation
+from muster.operator.kubernetes.client import ApiError
+from muster.operator.kubernetes.heartbeats import Heartbeats
+from muster.operator.kubernetes.jobs import Jobs
+from muster.operator.kubernetes.leader import Leader
+from muster.operator.kubernetes.ledger import Ledger
+from muster.operator.kubernetes.pods import Pods, read_pod
+from muster.operator.world import Conflict, Unreadable
+
+
+class Store:
+    """One object, with the API server's compare-and-swap."""
+
+    def __init__(self) -> None:
+        self.item: dict[str, Any] | None = None
+
+    async def get(self, path: str) -> dict[str, Any]:
+        if self.item is None:
+            raise ApiError(404, "NotFound", path)
+        return self.item
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self.item is not None:
+            raise ApiError(409, "AlreadyExists", path)
+        return self._keep(body, 1)
+
+    async def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert self.item is not None
+        version = self.item["metadata"]["resourceVersion"]
+        if body["metadata"].get("resourceVersion") != version:
+            raise ApiError(409, "Conflict", "it changed")
+        return self._keep(body, int(version) + 1)
+
+    def _keep(self, body: dict[str, Any], version: int) -> dict[str, Any]:
+        self.item = body | {"metadata": body["metadata"] | {"resourceVersion": str(version)}}
+        return self.item
+
+
+def beat(at: float, progressed_at: float) -> dict[str, Any]:
+    return {
+        "attempt": 1, "rank": 0, "pid": 1, "phase": "step", "step": 4, "at": at, "progressedAt": progressed_at,
+        "startedAt": at,
+    }  # fmt: skip
+
+
+def test_a_worker_whose_clock_is_an_hour_off_is_heard_right() -> None:
+    heartbeats = Heartbeats(Jobs(lambda uid: None), Pods(lambda uid: None), lambda uid: None)
+    pod = read_pod(pod_item())
+    assert pod is not None
+    wrong = time.time() - 3600
+    heartbeats._hear(pod, beat(wrong, wrong - 7))
+    (heard,) = heartbeats.of(pod)
+    assert abs(heard.at - time.time()) < 5
+    assert heard.at - heard.progressed_at == pytest.approx(7)
+
+
+def test_a_heartbeat_that_is_told_again_is_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeats = Heartbeats(Jobs(lambda uid: None), Pods(lambda uid: None), lambda uid: None)
+    pod = read_pod(pod_item())
+    assert pod is not None
+    heartbeats._hear(pod, beat(100.0, 99.0))
+    first = heartbeats.of(pod)
+    monkeypatch.setattr(time, "time", lambda: 1e10)
+    heartbeats._hear(pod, beat(100.0, 99.0))
+    assert heartbeats.of(pod) == first
+
+
+@pytest.mark.parametrize("rubbish", [None, {}, {"attempt": "x"}, beat(1.0, 1.0) | {"attempt": 2}])
+def test_rubbish_and_other_attempts_are_no_news(rubbish: object) -> None:
+    heartbeats = Heartbeats(Jobs(lambda uid: None), Pods(lambda uid: None), lambda uid: None)
+    pod = read_pod(pod_item())
+    assert pod is not None
+    heartbeats._hear(pod, rubbish)
+    assert heartbeats.of(pod) == ()
+
+
+async def test_the_lead_is_taken_from_one_who_shows_no_sign_for_the_leases_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, clock = Store(), [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    first, second = (Leader(store, "system", name) for name in ("first", "second"))  # type: ignore[arg-type]
+    assert await first._try()
+    assert not await second._try()
+    clock[0] += 14
+    await first._renew()
+    assert not await second._try()
+    clock[0] += 14
+    assert not await second._try()
+    clock[0] += 2
+    assert await second._try()
+    with pytest.raises(ApiError):
+        await first._renew()
+
+
+async def test_a_released_lead_is_free_at_once() -> None:
+    store = Store()
+    first, second = (Leader(store, "system", name) for name in ("first", "second"))  # type: ignore[arg-type]
+    assert await first._try()
+    await first.release()
+    assert await second._try()
+
+
+async def test_the_ledger_is_written_by_compare_and_swap() -> None:
+    store = Store()
+    one, other = Ledger(store, "system"), Ledger(store, "system")  # type: ignore[arg-type]
+    entry = Reservation("uid", 3, "team", ("a", "b"), "pool", "spot", gpus=8)
+    empty = await other.read()
+    await one.write((entry,), (await one.read()).version)
+    with pytest.raises(Conflict):
+        await other.write((), empty.version)
+    assert (await other.read()).entries == (entry,)
+    assert other.of("uid") == (entry,)
+
+
+async def test_a_ledger_that_makes_no_sense_is_not_overwritten() -> None:
+    store = Store()
+    await store.create("", {"metadata": {"name": "x", "namespace": "system"}, "binaryData": {"entries": "AAAA"}})
+    with pytest.raises(Unreadable):
+        await Ledger(store, "system").read()  # type: ignore[arg-type]
+
+
+def test_equal_specs_are_kept_once() -> None:
+    jobs = Jobs(lambda uid: None)
+    first, second = job_item(), job_item()
+    second["metadata"] = second["metadata"] | {"uid": "other"}
+    assert jobs.keep(first).spec is jobs.keep(second).spec
+
+
+def test_a_spec_that_the_schema_let_in_and_we_do_not_is_told_with_its_path() -> None:
+    job = Jobs(lambda uid: None).keep(job_item(gang={"nodes": 3}))
+    assert "tokensPerStep 524288 can't be divided over 3 ranks" in job.invalid
+
+
+def test_words_of_a_newer_muster_keep_their_nodes_held() -> None:
+    status = {"phase": "Levitating", "attempt": 2, "reservation": 5, "gang": {"nodes": ["a"], "wanted": 1}}
+    job = Jobs(lambda uid: None).keep(job_item(status))
+    assert job.unreadable
+    assert (job.status.phase, job.status.reservation, job.status.gang.nodes) == (Phase.RUNNING, 5, ("a",))
+
+
+def test_a_rotated_token_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    path = tmp_path / "token"
+    path.write_text("first\n")
+    credentials = Credentials(token_file=path)
+    assert credentials.bearer() == "first"
+    path.write_text("second\n")
+    assert credentials.bearer() == "first"
+    clock[0] += kubernetes.TOKEN_SECONDS + 1
+    assert credentials.bearer() == "second"
+    path.write_text("third\n")
+    credentials.forget()
+    assert credentials.bearer() == "third"
+
+
+def test_a_credential_plugin_is_asked_again_before_its_token_ends(tmp_path: Path) -> None:
+    script = tmp_path / "plugin"
+    script.write_text(
+        "#!/bin/sh\necho x >>" + str(tmp_path / "calls") + "\n"
+        'echo \'{"status": {"token": "t", "expirationTimestamp": "2020-01-01T00:00:00Z"}}\'\n'
+    )
+    script.chmod(0o755)
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(script)}
+    credentials = Credentials(plugin=plugin)
+    assert [credentials.bearer(), credentials.bearer()] == ["t", "t"]
+    assert (tmp_path / "calls").read_text() == "x\nx\n"
+
+
+def test_a_kubeconfig_is_read_and_a_broken_one_named(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    cluster = {"server": "https://host:6443/", "insecure-skip-tls-verify": True}
+    document = {
+        "current-context": "a",
+        "contexts": [{"name": "a", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {"token": base64.b64encode(b"x").decode()}}],
+    }
+    path.write_text(json.dumps(document))
+    connection = from_kubeconfig(json.loads, path)
+    assert (connection.server, connection.namespace) == ("https://host:6443", "team")
+    path.write_text("{}")
+    with pytest.raises(NoCluster, match="no kubeconfig with a current context"):
+        from_kubeconfig(json.loads, path)

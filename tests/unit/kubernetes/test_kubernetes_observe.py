@@ -1,0 +1,177 @@
+"""Pods and nodes as the core sees them."""
+
+import json
+
+import pytest
+from tests.unit.kubernetes.making import ended, make_job, node_item, pod_item
+
+from muster.contract.signals import SignalKind, WorkerExit
+from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.kubernetes import observe
+from muster.operator.kubernetes.creation import Refused
+from muster.operator.kubernetes.nodes import NodeFacts, Others, read_node
+from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+
+RUNNING = {"phase": "Running", "attempt": 1, "gang": {"wanted": 2, "nodes": ["node-0", "node-1"]}}
+
+
+def pod(**changes: object) -> Pod:
+    made = read_pod(pod_item(**changes))  # type: ignore[arg-type]
+    assert made is not None
+    return made
+
+
+def facts(**changes: object) -> NodeFacts:
+    return read_node(node_item(**changes), ("nvidia.com/gpu",), now=100.0)  # type: ignore[arg-type]
+
+
+def disrupted(code: int, reason: str, kind: str = "DisruptionTarget") -> dict[str, object]:
+    return ended(code) | {"conditions": [{"type": kind, "status": "True", "reason": reason}]}
+
+
+def see(seen: Pod, node: NodeFacts | None = None, env: list[dict[str, str]] | None = None) -> Worker:
+    job = make_job(RUNNING, runtime={"image": "x", "env": env or []})
+    (worker,) = observe.workers(job, (seen,), (), lambda name: node or facts(), lambda pod: ())
+    return worker
+
+
+def test_a_running_pod() -> None:
+    worker = see(pod())
+    assert (worker.state, worker.node, worker.exit, worker.reason) == (WorkerState.RUNNING, "node-0", None, "")
+
+
+def test_the_exit_record_is_read_from_the_termination_message() -> None:
+    record = {"exitCode": 82, "at": 1.0, "rank": 3, "message": "loss is not a number"}
+    worker = see(pod(status=ended(82, json.dumps(record))))
+    assert worker.state is WorkerState.EXITED
+    assert worker.exit == WorkerExit(exit_code=82, at=1.0, rank=3, message="loss is not a number")
+
+
+def test_the_last_heartbeat_comes_with_the_exit_record() -> None:
+    beat = {"attempt": 1, "rank": 0, "pid": 1, "phase": "done", "step": 9, "at": 1, "progressedAt": 1, "startedAt": 1}
+    record = {"exitCode": 0, "at": 1.0, "lastHeartbeat": beat}
+    (last,) = see(pod(status=ended(0, json.dumps(record)))).heartbeats
+    assert last.step == 9
+    assert see(pod(status=ended(0, json.dumps(record | {"lastHeartbeat": beat | {"attempt": 2}})))).heartbeats == ()
+
+
+def test_a_log_that_took_the_records_place_becomes_the_tail() -> None:
+    worker = see(pod(status=ended(137, "line\nlast line")))
+    assert worker.exit is not None
+    assert (worker.exit.exit_code, worker.exit.signal, worker.exit.log_tail) == (137, 9, "line\nlast line")
+
+
+def test_the_kubelets_exit_code_wins_over_an_older_record() -> None:
+    record = json.dumps({"exitCode": 0, "at": 1.0})
+    worker = see(pod(status=ended(137, record)))
+    assert worker.exit is not None
+    assert worker.exit.exit_code == 137
+
+
+def test_a_secret_never_gets_into_a_status() -> None:
+    record = json.dumps({"exitCode": 80, "at": 1.0, "message": "bad token hunter22"})
+    worker = see(pod(status=ended(80, record)), env=[{"name": "HF_TOKEN", "value": "hunter22"}])
+    assert worker.exit is not None
+    assert worker.exit.message == "bad token ***"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (ended(137, reason="OOMKilled"), "OOMKilled"),
+        (ended(1), ""),
+        (disrupted(85, "EvictionByEvictionAPI"), "EvictionByEvictionAPI"),
+        (disrupted(143, "PreemptionByScheduler"), "PreemptionByScheduler"),
+        (disrupted(143, "WorkloadEvictedDueToPreempted", "TerminationTarget"), "PreemptionByScheduler"),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory", "containerStatuses": []}, "Evicted"),
+        (disrupted(0, "DeletionByTaintManager"), ""),
+    ],
+)
+def test_the_reason_of_an_end(status: dict[str, object], reason: str) -> None:
+    assert see(pod(status=status)).reason == reason
+
+
+def test_nobody_knows_of_a_worker_whose_node_does_not_answer() -> None:
+    dark = facts(ready="Unknown")
+    worker = see(pod(), dark)
+    assert (worker.state, worker.since) == (WorkerState.UNREACHABLE, dark.silent_since)
+
+
+def test_an_end_that_was_told_before_the_node_fell_silent_stands() -> None:
+    assert see(pod(status=ended(82)), facts(ready="Unknown")).state is WorkerState.EXITED
+
+
+def test_what_the_api_server_refuses_is_a_worker_that_starts() -> None:
+    refused = Refused(1, 1, "node-1", "exceeded quota", 5.0)
+    workers = observe.workers(make_job(RUNNING), (pod(),), (refused,), lambda name: facts(), lambda pod: ())
+    assert [(w.worker, w.state, w.reason) for w in workers] == [
+        (0, WorkerState.RUNNING, ""),
+        (1, WorkerState.STARTING, "exceeded quota"),
+    ]
+
+
+@pytest.mark.parametrize("grace", [0, 30])
+def test_a_deleted_pod_that_only_a_finalizer_keeps_is_gone(grace: int) -> None:
+    meta = {"deletionTimestamp": "2026-11-20T09:00:00Z", "deletionGracePeriodSeconds": grace}
+    assert pod(meta=meta).gone == (grace == 0)
+    assert pod(meta=meta, status=ended(85)).gone
+
+
+def test_announcements_become_signals_of_the_attempt() -> None:
+    taint = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+    leaving = facts(spec={"taints": [taint]})
+    (signal,) = observe.signals(make_job(RUNNING), (pod(),), lambda name: leaving)
+    assert (signal.kind, signal.attempt, signal.worker, signal.node) == (SignalKind.SPOT_NOTICE, 1, 0, "node-0")
+    assert leaving.unfit
+
+
+def test_a_pod_that_somebody_else_deletes_is_announced_without_blaming_its_node() -> None:
+    going = pod(meta={"deletionTimestamp": "2026-11-20T09:00:00Z", "deletionGracePeriodSeconds": 30})
+    (signal,) = observe.signals(make_job(RUNNING), (going,), lambda name: facts())
+    assert (signal.kind, signal.node) == (SignalKind.NODE_DRAIN, None)
+    assert observe.signals(make_job(RUNNING | {"phase": "Stopping"}), (going,), lambda name: facts()) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "unfit"),
+    [
+        ({}, ""),
+        ({"ready": "False"}, "it is not ready"),
+        ({"spec": {"unschedulable": True}}, "it is cordoned"),
+        ({"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}, ""),
+        ({"spec": {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}}, "it has the taint dedicated"),
+        ({"spec": {"taints": [{"key": "dedicated", "effect": "PreferNoSchedule"}]}}, ""),
+        ({"labels": {"sagemaker.amazonaws.com/node-health-status": "Unschedulable"}}, "its health is Unschedulable"),
+    ],
+)
+def test_which_nodes_are_fit(changes: dict[str, object], unfit: str) -> None:
+    assert facts(**changes).unfit == unfit
+
+
+def test_a_quantity_in_a_strange_spelling_stops_nothing() -> None:
+    item = node_item()
+    item["status"]["allocatable"]["memory"] = "1e3Foo"
+    assert read_node(item, (), 0.0).node.memory_bytes == 0
+
+
+def test_what_others_use_is_held_and_what_daemons_use_is_gone() -> None:
+    others = Others(lambda: None)
+    container = {"resources": {"requests": {"cpu": "500m", "nvidia.com/gpu": "2"}}}
+    for uid, kind in (("a", "DaemonSet"), ("b", "Job")):
+        meta = {"uid": uid, "ownerReferences": [{"kind": kind}]}
+        others.put({"metadata": meta, "spec": {"nodeName": "node-0", "containers": [container]}})
+    node = others.without_daemons(facts().node)
+    assert (node.gpus, node.cpus, node.slots) == (6, 95.5, 108)
+    assert [(entry.nodes, entry.gpus, entry.cpus) for entry in others.held()] == [(("node-0",), 2, 0.5)]
+    others.keep_only({"a"})
+    assert others.held() == ()
+
+
+def test_an_older_version_never_replaces_a_newer_one() -> None:
+    told: list[str] = []
+    pods = Pods(told.append)
+    pods.put(pod_item(version=5, status=ended(1)))
+    pods.put(pod_item(version=4))
+    (kept,) = pods.of(pod().job_uid)
+    assert kept.version == 5
+    assert len(told) == 1

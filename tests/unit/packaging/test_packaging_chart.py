@@ -1,0 +1,390 @@
+"""The chart as helm renders it: valid for Kubernetes, least privilege, no switch without effect, no typo unnoticed."""
+
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from pydantic import ValidationError
+from tests.tidy.repository import ROOT
+from tests.unit.packaging.chart import (
+    CHART,
+    Chart,
+    Object,
+    Refused,
+    environment,
+    leaves,
+    merged,
+    placed,
+    pod_specs,
+)
+from tests.unit.packaging.value_sets import EVERYTHING, SETS
+
+from muster.contract.spec import TrainingJob
+from muster.operator.kubernetes.settings import TOLERATIONS, KubernetesSettings
+
+KUBERNETES = ("1.29", "1.34", "1.37")  # the oldest that the chart takes, one between, the newest known
+# A value other than EVERYTHING has it, for each switch in values.yaml.
+CHANGES: dict[str, Any] = {
+    "global.imageRegistry": "other.example.com",
+    "global.imagePullSecrets": ["other"],
+    "crds.install": False,
+    "crds.keep": False,
+    "operator.replicas": 3,
+    "operator.image.repository": "other",
+    "operator.image.tag": "9",
+    "operator.image.digest": f"sha256:{'b' * 64}",
+    "operator.image.pullPolicy": "Always",
+    "operator.logLevel": "debug",
+    "operator.logFormat": "console",
+    "operator.awsRoleArn": "",
+    "operator.env": [],
+    "operator.envFrom": [],
+    "operator.resources.requests.cpu": "2",
+    "operator.resources.requests.memory": "1Gi",
+    "operator.resources.limits.memory": "1Gi",
+    "operator.podSecurityContext.runAsNonRoot": False,
+    "operator.podSecurityContext.seccompProfile.type": "Unconfined",
+    "operator.podAnnotations": {"b": "2"},
+    "operator.podLabels": {"b": "2"},
+    "operator.nodeSelector": {"b": "2"},
+    "operator.tolerations": [],
+    "operator.affinity": {"podAntiAffinity": {}},
+    "operator.priorityClassName": "",
+    "operator.pdb.enabled": False,
+    "operator.pdb.maxUnavailable": "50%",
+    "workers.image.repository": "other",
+    "workers.image.tag": "9",
+    "workers.image.digest": f"sha256:{'b' * 64}",
+    "workers.checkpointUri": "",
+    "workers.serviceAccount": "other",
+    "workers.imagePullSecrets": [],
+    "workers.tolerations": [],
+    "workers.namespaceLimits": {"team": 8},
+    "workers.apiServer": "https://10.0.0.1",
+    "api.enabled": False,
+    "api.image.repository": "other",
+    "api.image.tag": "9",
+    "api.image.digest": f"sha256:{'b' * 64}",
+    "api.image.pullPolicy": "Always",
+    "api.database.existingSecret": "",
+    "api.database.key": "other",
+    "api.bootstrapToken.existingSecret": "",
+    "api.bootstrapToken.key": "other",
+    "api.checkpointUri": "",
+    "api.persistence.enabled": False,
+    "api.persistence.size": "9Gi",
+    "api.persistence.storageClassName": "other",
+    "api.persistence.existingClaim": "other",
+    "api.env": [],
+    "api.envFrom": [],
+    "api.resources.requests.cpu": "2",
+    "api.resources.requests.memory": "1Gi",
+    "api.resources.limits.memory": "1Gi",
+    "api.podSecurityContext.runAsNonRoot": False,
+    "api.podSecurityContext.fsGroup": 7,
+    "api.podSecurityContext.seccompProfile.type": "Unconfined",
+    "api.podAnnotations": {"b": "2"},
+    "api.podLabels": {"b": "2"},
+    "api.nodeSelector": {"b": "2"},
+    "api.tolerations": [],
+    "api.affinity": {"podAntiAffinity": {}},
+    "api.service.type": "LoadBalancer",
+    "api.service.port": 8080,
+    "api.service.annotations": {"b": "2"},
+    "api.ingress.enabled": False,
+    "api.ingress.className": "other",
+    "api.ingress.host": "other.example.com",
+    "api.ingress.tlsSecretName": "",
+    "api.ingress.annotations": {"b": "2"},
+    "rbac.aggregateToDefaultRoles": False,
+    "networkPolicy.enabled": False,
+    "networkPolicy.metricsFrom": [],
+    "networkPolicy.apiFrom": [],
+    "metrics.podMonitor.enabled": False,
+    "metrics.podMonitor.interval": "7s",
+    "metrics.podMonitor.additionalLabels": {"b": "2"},
+    "metrics.serviceMonitor.enabled": False,
+    "metrics.serviceMonitor.interval": "7s",
+    "metrics.serviceMonitor.additionalLabels": {"b": "2"},
+    "metrics.prometheusRule.enabled": False,
+    "metrics.prometheusRule.additionalLabels": {"b": "2"},
+    "metrics.prometheusRule.runbookUrl": "https://other.example.com/",
+    "grafana.dashboards.enabled": False,
+    "grafana.dashboards.labels.grafana_dashboard": "2",
+    "grafana.dashboards.annotations": {"b": "2"},
+    "extraObjects": [],
+}
+
+
+@pytest.fixture(scope="module")
+def rendered(chart: Chart) -> dict[str, list[Object]]:
+    return {name: chart.objects(values) for name, values in SETS.items()}
+
+
+def test_helm_has_nothing_to_complain(helm: Path) -> None:
+    for name, values in SETS.items():
+        done = subprocess.run(
+            [helm, "lint", "--strict", CHART, "--values", "-"],
+            input=json.dumps(values), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        told = [line for line in done.stdout.splitlines() if re.match(r"\[(WARNING|ERROR)\]", line)]
+        assert (done.returncode, told) == (0, []), name
+
+
+@pytest.fixture(scope="module", autouse=True)
+def schemas_are_read_once() -> Iterator[None]:
+    """Each is some megabytes of JSON, and the library reads it anew for every object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
+        yield
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_object_is_what_kubernetes_expects(rendered: dict[str, list[Object]], version: str) -> None:
+    judged = 0
+    for name, objects in rendered.items():
+        for item in objects:
+            if item["apiVersion"].startswith("monitoring.coreos.com/"):
+                continue  # judged below
+            place = f"{name}: {item['kind']} {item['metadata']['name']}"
+            try:
+                kubernetes_validate.validate(item, version, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                pytest.fail(f"{place}: {'.'.join(map(str, error.absolute_path))}: {error.message}")
+            judged += 1
+    assert judged > 8 * len(rendered) - 8
+
+
+def test_the_schemas_would_notice(rendered: dict[str, list[Object]]) -> None:
+    deployment = next(item for item in rendered["defaults"] if item["kind"] == "Deployment")
+    wrong = merged(deployment, {"spec": {"replica": 2}})
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES[-1], strict=True)
+
+
+def test_monitoring_objects_are_what_the_prometheus_operator_expects(rendered: dict[str, list[Object]]) -> None:
+    folder = os.environ.get("MUSTERTESTS_CRDS")
+    if not folder:
+        pytest.skip("MUSTERTESTS_CRDS is not set: it names a folder with monitoring.coreos.com_*.yaml")
+    kinds = set()
+    for item in (i for objects in rendered.values() for i in objects):
+        if item["apiVersion"].startswith("monitoring.coreos.com/"):
+            plural = item["kind"].lower() + "s"
+            document = yaml.safe_load((Path(folder) / f"monitoring.coreos.com_{plural}.yaml").read_text())
+            schema = document["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+            jsonschema.validate(item, _closed(schema))
+            kinds.add(item["kind"])
+    assert kinds == {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
+
+
+def _closed(schema: Any) -> Any:
+    """The API server drops unknown fields; for us they are mistakes. Patterns in Go's own dialect are left out."""
+    if isinstance(schema, dict):
+        closed = {key: _closed(value) for key, value in schema.items() if "(?i)" not in str(value) or key != "pattern"}
+        if closed.get("properties") and schema.get("type") == "object" and "apiVersion" not in schema["properties"]:
+            closed.setdefault("additionalProperties", False)
+        return closed
+    return [_closed(entry) for entry in schema] if isinstance(schema, list) else schema
+
+
+def test_every_switch_does_something(chart: Chart) -> None:
+    switches = leaves(yaml.safe_load((CHART / "values.yaml").read_text()))
+    assert set(CHANGES) == set(switches), "each switch of values.yaml has an entry in CHANGES, and nothing else has"
+    base = chart.text(EVERYTHING)
+    # helm merges maps, so an emptied one has to be taken out, and an enclosing switch may hide another.
+    context = {"api.persistence.existingClaim": {"api": {"persistence": {"enabled": True}}}}
+
+    def changed(path: str) -> bool:
+        return chart.text(merged(merged(EVERYTHING, context.get(path, {})), placed(path, CHANGES[path]))) != base
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        idle = [path for path, other in zip(CHANGES, pool.map(changed, CHANGES), strict=True) if not other]
+    assert idle == []
+
+
+@pytest.mark.parametrize(
+    ("values", "place", "why"),
+    [
+        ({"operater": {}}, "operater", "not allowed"),
+        ({"operator": {"replica": 2}}, "replica", "not allowed"),
+        ({"operator": {"replicas": "two"}}, "/operator/replicas", "got string, want integer"),
+        ({"operator": {"image": {"digest": "sha256:1"}}}, "/operator/image/digest", "pattern"),
+        ({"operator": {"awsRoleArn": "muster"}}, "/operator/awsRoleArn", "pattern"),
+        ({"workers": {"checkpointUri": "/data"}}, "/workers/checkpointUri", "pattern"),
+        ({"workers": {"namespaceLimits": {"team": "64"}}}, "/workers/namespaceLimits/team", "want integer"),
+        ({"api": {"ingress": {"enabled": True}}}, "/api/ingress/host", "minLength"),
+        ({"metrics": {"podMonitor": {"interval": "30"}}}, "/metrics/podMonitor/interval", "pattern"),
+        ({"metrics": {"prometheusRule": {"enable": True}}}, "enable", "not allowed"),
+    ],
+)
+def test_a_mistake_in_the_values_is_refused(chart: Chart, values: Object, place: str, why: str) -> None:
+    with pytest.raises(Refused) as refused:
+        chart.text(values)
+    told = str(refused.value)
+    assert place in told
+    assert why in told
+
+
+def test_the_schema_knows_every_value_and_closes_every_room() -> None:
+    """Else a switch could be renamed in one of the two files only."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    jsonschema.validate(values, schema)
+    open_rooms = []
+    for path in {".".join(leaf.split(".")[:depth]) for leaf in leaves(values) for depth in range(leaf.count(".") + 1)}:
+        try:
+            jsonschema.validate(merged(values, placed(f"{path}.typo".removeprefix("."), 1)), schema)
+            open_rooms.append(path)
+        except jsonschema.ValidationError:
+            pass
+    # As a subchart we are handed other charts' globals; what a pod may ask for is Kubernetes' own, judged by it.
+    kubernetes = ("podSecurityContext", "podSecurityContext.seccompProfile", "resources.limits", "resources.requests")
+    assert set(open_rooms) == {"global"} | {f"{room}.{name}" for room in ("api", "operator") for name in kubernetes}
+
+
+def test_pods_pass_the_restricted_standard(rendered: dict[str, list[Object]]) -> None:
+    """As https://kubernetes.io/docs/concepts/security/pod-security-standards/ lists it; the cluster's tests ask the
+    API server itself.
+    """
+    for objects in rendered.values():
+        for name, spec in pod_specs(objects).items():
+            pod = spec["securityContext"]
+            assert pod["runAsNonRoot"] is True, name
+            assert pod["seccompProfile"] == {"type": "RuntimeDefault"}, name
+            assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec), name
+            for container in spec["containers"]:
+                assert container["securityContext"] == {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "runAsNonRoot": True,
+                    "capabilities": {"drop": ["ALL"]},
+                }, name
+            kinds = {key for volume in spec.get("volumes", ()) for key in volume} - {"name"}
+            assert kinds <= {"emptyDir", "projected", "persistentVolumeClaim"}, name
+
+
+def test_no_service_writes_into_our_environment(rendered: dict[str, list[Object]]) -> None:
+    """A Service named muster-api sets MUSTER_API_PORT=tcp://… in every pod beside it that does not decline."""
+    for objects in rendered.values():
+        specs = pod_specs(objects)
+        assert [name for name, spec in specs.items() if spec.get("enableServiceLinks") is not False] == []
+        assert specs
+
+
+def test_the_operator_reads_its_settings_as_meant(chart: Chart, monkeypatch: pytest.MonkeyPatch) -> None:
+    (container,) = pod_specs(chart.objects(EVERYTHING))["muster-operator"]["containers"]
+    for name, value in environment(container).items():
+        monkeypatch.setenv(name, value)
+    settings = KubernetesSettings()
+    assert settings.namespace == "muster-system"
+    assert settings.image == "registry.example.com/ml/muster-trainer:0.1.0"
+    assert settings.checkpoint_uri == "s3://ckpt/muster"
+    assert settings.namespace_limits == {"team": 64}
+    assert settings.image_pull_secrets == ("pull",)
+    assert settings.tolerations == ({"key": "gpu", "operator": "Exists"},)
+    assert (settings.port, settings.host) == (8080, "0.0.0.0")
+    known = {f"MUSTER_OPERATOR_{field.upper()}" for field in KubernetesSettings.model_fields}
+    told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_")}
+    assert told <= known, "pydantic-settings would silently ignore the others"
+
+
+def test_unset_values_leave_the_operators_defaults(chart: Chart, monkeypatch: pytest.MonkeyPatch) -> None:
+    (container,) = pod_specs(chart.objects({}))["muster-operator"]["containers"]
+    for name, value in environment(container).items():
+        monkeypatch.setenv(name, value)
+    settings = KubernetesSettings()
+    assert (settings.tolerations, settings.checkpoint_uri) == (TOLERATIONS, "")
+
+
+def test_the_api_reads_its_settings_as_meant(chart: Chart) -> None:
+    from muster.api.settings import Settings
+
+    (container,) = pod_specs(chart.objects(EVERYTHING))["muster-api"]["containers"]
+    told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_")}
+    assert told == {
+        f"MUSTER_API_{name}" for name in
+        ("STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN")
+    }  # fmt: skip
+    assert {name.removeprefix("MUSTER_API_").lower() for name in told} <= set(Settings.model_fields)
+
+
+def test_nothing_runs_as_an_install_hook(rendered: dict[str, list[Object]]) -> None:
+    """Hooks for migrations deadlock with --wait: the pods wait for the hook, and the hook for the pods."""
+    for objects in rendered.values():
+        hooks = {(item["metadata"].get("annotations") or {}).get("helm.sh/hook") for item in objects}
+        assert hooks == {None, "test"}
+
+
+def test_the_definition_is_the_models_own_and_is_kept(chart: Chart) -> None:
+    file = yaml.safe_load((CHART / "files" / "trainingjobs.yaml").read_text())
+    name = "trainingjobs.muster.dev"
+    kept = {"metadata": {"annotations": {"helm.sh/resource-policy": "keep"}}}
+    assert chart.find({}, "CustomResourceDefinition", name) == merged(file, kept)
+    assert chart.find({"crds": {"keep": False}}, "CustomResourceDefinition", name) == file
+
+
+def test_the_smoke_tests_job_is_a_job_and_its_mistake_the_only_one() -> None:
+    """Compiled out of the program, which would ask an API server when imported."""
+    source = (CHART / "files" / "smoke.py").read_text()
+    (function,) = re.findall(r"^def job\(.*?(?=^\S)", source, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(function, names)
+    assert TrainingJob.model_validate(names["job"]({"steps": 1})).metadata.name == "smoke"
+    with pytest.raises(ValidationError) as refused:
+        TrainingJob.model_validate(names["job"]({"steps": 1, "epochs": 1}))
+    assert [error["loc"] for error in refused.value.errors()] == [("spec", "training", "length")]
+
+
+def test_the_version_of_the_chart_is_the_programs() -> None:
+    import tomllib
+
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version
+
+
+def test_selectors_name_nothing_that_an_upgrade_changes(rendered: dict[str, list[Object]]) -> None:
+    """They are immutable: a version in one would make every upgrade fail."""
+    for item in rendered["everything"]:
+        if item["kind"] == "Deployment":
+            assert set(item["spec"]["selector"]["matchLabels"]) == {
+                "app.kubernetes.io/name",
+                "app.kubernetes.io/instance",
+                "app.kubernetes.io/component",
+            }
+
+
+def test_references_lead_to_objects_of_the_release(rendered: dict[str, list[Object]]) -> None:
+    for name, objects in rendered.items():
+        there = {(item["kind"], item["metadata"]["name"]) for item in objects}
+        wanted = {
+            (kind, item[key]["name"] if key == "roleRef" else item["metadata"]["name"])
+            for item in objects
+            for key, kind in (("roleRef", item.get("roleRef", {}).get("kind", "")),)
+            if key in item
+        }
+        wanted |= {("ServiceAccount", spec["serviceAccountName"]) for spec in pod_specs(objects).values()}
+        assert wanted <= there, name
+
+
+@cache
+def _operator_rules() -> tuple[Object, ...]:
+    text = (CHART / "templates" / "operator-rbac.yaml").read_text().replace("{{ .Release.Namespace }}", "x")
+    return tuple(rule for item in yaml.safe_load_all(text) for rule in item.get("rules", ()))
+
+
+def test_permissions_hold_no_wildcard_and_no_secret(rendered: dict[str, list[Object]]) -> None:
+    rules = [rule for item in rendered["everything"] for rule in item.get("rules") or () if "verbs" in rule]
+    assert len(rules) > len(_operator_rules())
+    for rule in rules:
+        assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]], rule
+        assert "secrets" not in rule["resources"], rule

@@ -1,0 +1,97 @@
+"""What people install: one set of values for each kind of cluster, and one that turns everything on."""
+
+from typing import Any
+
+MONITORED: dict[str, Any] = {
+    "metrics": {
+        "podMonitor": {"enabled": True, "additionalLabels": {"release": "kps"}},
+        "serviceMonitor": {"enabled": True, "additionalLabels": {"release": "kps"}},
+        "prometheusRule": {
+            "enabled": True,
+            "additionalLabels": {"release": "kps"},
+            "runbookUrl": "https://runbooks.example.com/",
+        },
+    },
+    "grafana": {"dashboards": {"enabled": True, "annotations": {"grafana_folder": "Muster"}}},
+}
+EVERYTHING: dict[str, Any] = MONITORED | {
+    "global": {"imageRegistry": "registry.example.com/ml", "imagePullSecrets": ["pull"]},
+    "operator": {
+        "awsRoleArn": "arn:aws:iam::123456789012:role/muster",
+        "env": [{"name": "AWS_REGION", "value": "eu-west-1"}],
+        "envFrom": [{"secretRef": {"name": "s3"}}],
+        "podAnnotations": {"a": "1"},
+        "podLabels": {"team": "infra"},
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [{"key": "infra", "operator": "Exists"}],
+        "priorityClassName": "infra",
+    },
+    "workers": {
+        "checkpointUri": "s3://ckpt/muster",
+        "imagePullSecrets": ["pull"],
+        "namespaceLimits": {"team": 64},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    },
+    "api": {
+        "enabled": True,
+        "database": {"existingSecret": "database"},
+        "bootstrapToken": {"existingSecret": "token"},
+        "checkpointUri": "s3://ckpt/muster",
+        "persistence": {"storageClassName": "gp3"},
+        "env": [{"name": "AWS_REGION", "value": "eu-west-1"}],
+        "envFrom": [{"secretRef": {"name": "s3"}}],
+        "podAnnotations": {"a": "1"},
+        "podLabels": {"team": "infra"},
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [{"key": "infra", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        "service": {"annotations": {"a": "1"}},
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "host": "muster.example.com",
+            "tlsSecretName": "tls",
+            "annotations": {"a": "1"},
+        },
+    },
+    "networkPolicy": {
+        "enabled": True,
+        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        "apiFrom": [{"podSelector": {"matchLabels": {"app": "gateway"}}}],
+    },
+    "extraObjects": [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "extra", "namespace": "{{ .Release.Namespace }}"},
+            "data": {"release": "{{ .Release.Name }}"},
+        }
+    ],
+}
+SETS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "eks": {
+        "operator": {"awsRoleArn": "arn:aws:iam::123456789012:role/muster"},
+        "workers": {"checkpointUri": "s3://ckpt/muster", "serviceAccount": "training"},
+    },
+    "other-s3": {
+        "operator": {
+            "env": [{"name": "AWS_ENDPOINT_URL_S3", "value": "http://s3.storage:8333"}],
+            "envFrom": [{"secretRef": {"name": "s3"}}],
+        },
+        "networkPolicy": {"enabled": True},
+    },
+    "one-small-cluster": {
+        "operator": {"replicas": 1, "pdb": {"enabled": False}, "affinity": {"podAntiAffinity": {}}},
+        "rbac": {"aggregateToDefaultRoles": False},
+        "crds": {"keep": False},
+    },
+    "api": {"api": {"enabled": True, "persistence": {"enabled": False}}, "networkPolicy": {"enabled": True}},
+    "monitored": MONITORED,
+    "air-gapped": {
+        "global": {"imageRegistry": "registry.local:5000", "imagePullSecrets": ["pull"]},
+        "operator": {"image": {"digest": f"sha256:{'a' * 64}"}},
+        "crds": {"install": False},
+    },
+    "everything": EVERYTHING,
+}

@@ -1,0 +1,241 @@
+"""The pure parts: learning rate, clipping, loss scale, best and early stopping, FLOPs, stopwatch, random states."""
+
+import itertools
+import json
+import math
+import random
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.contract.architecture import PRESETS, Architecture
+from muster.contract.training import EarlyStopping, OptimizerConfig, Schedule, TrainingConfig
+from muster.trainer import flops, randomness
+from muster.trainer.evaluation import Best
+from muster.trainer.optimizer import LossScale, clip_factor, make_optimizer, squared_norm
+from muster.trainer.schedule import learning_rate, total_steps
+from muster.trainer.stopwatch import ACCOUNTS, Stopwatch
+
+
+def optimizer(name: str, **changes: float) -> OptimizerConfig:
+    return OptimizerConfig.model_validate({"lr": 1.0, "schedule": {"name": name, "warmup_steps": 4, **changes}})
+
+
+def test_cosine() -> None:
+    config = optimizer("cosine", min_ratio=0.2)
+    rates = [learning_rate(config, step, 24) for step in (1, 2, 4, 14, 24)]
+    assert rates == pytest.approx([0.25, 0.5, 1.0, 0.6, 0.2])
+
+
+def test_linear() -> None:
+    config = optimizer("linear", min_ratio=0.0)
+    assert [learning_rate(config, step, 24) for step in (4, 14, 19, 24)] == pytest.approx([1.0, 0.5, 0.25, 0.0])
+
+
+def test_wsd_is_constant_then_falls_over_the_last_fraction() -> None:
+    config = optimizer("wsd", min_ratio=0.0, decay_fraction=0.5)
+    assert [learning_rate(config, step, 24) for step in (4, 8, 12, 18, 24)] == pytest.approx([1, 1, 1, 0.5, 0])
+
+
+def test_constant() -> None:
+    assert [learning_rate(optimizer("constant"), step, 24) for step in (1, 4, 12, 24)] == [0.25, 1, 1, 1]
+
+
+@given(
+    name=st.sampled_from(["cosine", "linear", "wsd", "constant"]),
+    warmup=st.integers(0, 30),
+    steps=st.integers(1, 100),
+    floor=st.floats(0, 1),
+    fraction=st.floats(0.01, 1),
+)
+def test_every_rate_is_between_nothing_and_the_peak(
+    name: str, warmup: int, steps: int, floor: float, fraction: float
+) -> None:
+    schedule = Schedule.model_validate(
+        {"name": name, "warmup_steps": warmup, "min_ratio": floor, "decay_fraction": fraction}
+    )
+    config = OptimizerConfig(lr=0.01, schedule=schedule)
+    rates = [learning_rate(config, step, steps) for step in range(1, steps + 1)]
+    assert all(0 <= rate <= 0.01 * (1 + 1e-9) for rate in rates)
+    after = rates[warmup:]
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(after))
+
+
+def document(**length: int) -> TrainingConfig:
+    return TrainingConfig.model_validate(
+        {
+            "model": {"preset": "muster-1m"},
+            "data": {"train": [{"source": "x"}], "sequenceLength": 100},
+            "batch": {"tokensPerStep": 800},
+            "length": length,
+        }
+    )
+
+
+def test_length_in_whole_steps() -> None:
+    assert total_steps(document(steps=7), 1000) == 7
+    assert total_steps(document(tokens=801), 1000) == 2
+    assert total_steps(document(epochs=3), 9) == 4  # 27 samples in steps of 8
+
+
+def test_norms_do_not_decay() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.LayerNorm(3, bias=False))
+    groups = make_optimizer(model, OptimizerConfig(weight_decay=0.3)).param_groups
+    assert [(group["weight_decay"], [tuple(p.shape) for p in group["params"]]) for group in groups] == [
+        (0.3, [(3, 3)]),
+        (0.0, [(3,)]),
+    ]
+
+
+def test_the_update_is_torchs_fused_one() -> None:
+    def weights() -> list[torch.nn.Parameter]:
+        torch.manual_seed(4)
+        return [
+            torch.nn.Parameter(torch.randn(5, 3)),
+            torch.nn.Parameter(torch.randn(7)),
+            torch.nn.Parameter(torch.ones(2)),
+        ]
+
+    ours, theirs = weights(), weights()
+    config = OptimizerConfig(lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    mine = make_optimizer(torch.nn.ParameterList(ours), config)
+    groups = [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    for _ in range(5):
+        for one, other in zip(ours[:2], theirs[:2], strict=True):  # the third never has a gradient
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        mine.step()
+        reference.step()
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+        for name, value in reference.state[other].items():
+            assert torch.equal(mine.state[one][name], value)
+
+
+def test_norm_and_clipping_are_torchs() -> None:
+    parameters = [torch.nn.Parameter(torch.randn(5, 3)), torch.nn.Parameter(torch.randn(7))]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    gradients = [p.grad.clone() for p in parameters if p.grad is not None]
+    norm = math.sqrt(squared_norm(gradients).item())
+    assert norm == pytest.approx(torch.nn.utils.clip_grad_norm_(parameters, 0.5).item())
+    for gradient, parameter in zip(gradients, parameters, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(gradient * clip_factor(norm, 0.5), parameter.grad)
+    assert clip_factor(0.1, 0.5) == clip_factor(1e9, 0) == 1.0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_norm_shows_what_is_not_finite(bad: float) -> None:
+    assert not math.isfinite(squared_norm([torch.ones(3), torch.tensor([1.0, bad])]).item())
+
+
+def test_loss_scale_halves_on_overflow_and_doubles_after_good_steps() -> None:
+    scale = LossScale(enabled=True, value=1024.0)
+    assert not scale.accepts(float("inf"))
+    assert scale.value == 512.0
+    assert all(scale.accepts(1.0) for _ in range(LossScale.GROW_AFTER))
+    assert scale.value == 1024.0
+    other = LossScale(enabled=True)
+    other.restore(json.loads(json.dumps(scale.state())))
+    assert other == scale
+    while not scale.exhausted:
+        assert not scale.accepts(float("nan"))
+
+
+def test_no_loss_scale_outside_fp16() -> None:
+    scale = LossScale(enabled=False)
+    assert scale.accepts(float("nan"))
+    assert scale.value == 1.0
+
+
+def test_early_stopping_counts_evaluations_that_do_not_improve() -> None:
+    best = Best(EarlyStopping(patience=2, min_delta=0.1))
+    judged = [best.judge(loss, step) for step, loss in enumerate([3.0, 2.0, 1.95, 1.7, 1.65, 1.8])]
+    assert judged == [True, True, False, True, False, False]
+    assert best.stop
+    assert (best.loss, best.step) == (1.7, 3)
+    other = Best(EarlyStopping(patience=2, min_delta=0.1))
+    other.restore(json.loads(json.dumps(best.state())))
+    assert other == best
+
+
+def test_without_a_rule_nothing_stops() -> None:
+    best = Best(None)
+    assert [best.judge(2.0, step) for step in range(9)] == [True] + [False] * 8
+    assert not best.stop
+
+
+def test_flops_of_a_known_model() -> None:
+    """Llama-3.1-8B at 8k: 6 x 7.5 G weights in products + 12 x 32 x 4096 x 8192."""
+    expected = 6 * (PRESETS["llama-8b"].parameters - 128_256 * 4096) + 12 * 32 * 4096 * 8192
+    assert flops.per_token(PRESETS["llama-8b"], 8192) == expected
+
+
+def test_a_tied_table_is_multiplied_once() -> None:
+    tied = Architecture(dim=8, layers=1, heads=2, kv_heads=2, ffn_dim=8, vocab_size=10, max_positions=8, tied_head=True)
+    untied = tied.model_copy(update={"tied_head": False})
+    assert flops.per_token(tied, 8) == flops.per_token(untied, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA H200", "fp16", 989e12),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
+        ("NVIDIA A10G", "bf16", 70e12),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA L4", "bf16", 121e12),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("Tesla T4", "fp16", 65e12),
+        ("Something New", "bf16", None),
+    ],
+)
+def test_peaks(name: str, precision: str, expected: float | None) -> None:
+    assert flops.peak(name, precision) == expected  # type: ignore[arg-type]
+
+
+def test_utilisation() -> None:
+    assert flops.utilisation(1e9, 1000.0, 1e12, 2) == 0.5
+    assert flops.utilisation(1e9, 1000.0, None, 2) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(ACCOUNTS), st.floats(0, 1000)), max_size=30))
+def test_every_second_is_in_one_account(spans: list[tuple[str, float]]) -> None:
+    clock = [100.0]
+    watch = Stopwatch(started_at=50.0, now=lambda: clock[0], epoch=lambda: 53.0)  # three seconds before we looked
+    expected = dict.fromkeys(ACCOUNTS, 0.0) | {"init": 3.0}
+    account = "init"
+    for following, seconds in spans:
+        clock[0] += seconds
+        expected[account] += seconds
+        watch.switch(following)
+        account = following
+    found = watch.seconds()
+    assert found == pytest.approx(expected)
+    assert sum(found.values()) == pytest.approx(3.0 + clock[0] - 100.0)
+
+
+def test_random_states_come_back_through_json() -> None:
+    randomness.seed(5, 1)
+    random.random()
+    torch.rand(3)
+    random.gauss(0, 1)
+    saved = json.loads(json.dumps(randomness.state()))
+    expected = (random.random(), random.gauss(0, 1), torch.rand(4).tolist(), numpy.random.rand(3).tolist())
+    randomness.seed(6, 2)
+    randomness.restore(saved)
+    assert (random.random(), random.gauss(0, 1), torch.rand(4).tolist(), numpy.random.rand(3).tolist()) == expected
+
+
+def test_ranks_have_different_random_numbers() -> None:
+    randomness.seed(5, 0)
+    first = torch.rand(3).tolist()
+    randomness.seed(5, 1)
+    assert torch.rand(3).tolist() != first

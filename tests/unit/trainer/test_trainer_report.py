@@ -1,0 +1,100 @@
+"""What a worker tells an operator that can't read its files, and what it looks at before it begins."""
+
+import json
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from muster.contract.signals import WorkerExit
+from muster.trainer import preflight, report
+from muster.trainer.preflight import Fault, verdict
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_heartbeats_are_served_and_rubbish_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rank-0.json").write_text('{"rank": 0}')
+    (tmp_path / "rank-1.json").write_text('{"rank')
+    (tmp_path / "rank-2.failure.json").write_text('{"rank": 2}')
+    port = free_port()
+    monkeypatch.setenv("MUSTER_REPORT_PORT", str(port))
+    monkeypatch.setenv("MUSTER_POD_IP", "127.0.0.1")
+    monkeypatch.setenv("MUSTER_JOB_UID", "uid")
+    report.serve_reports(tmp_path)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/heartbeats", timeout=10) as reply:
+        assert json.load(reply) == {"jobUid": "uid", "heartbeats": [{"rank": 0}]}
+
+
+def test_a_taken_port_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setenv("MUSTER_REPORT_PORT", str(taken.getsockname()[1]))
+        monkeypatch.setenv("MUSTER_POD_IP", "127.0.0.1")
+        report.serve_reports(tmp_path)
+    assert "can't report heartbeats" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "\x00", '"'])
+def test_a_long_record_fits_into_a_termination_message(letter: str) -> None:
+    end = WorkerExit(exit_code=82, at=1.0, rank=3, message=letter * 9_000, log_tail=letter * 90_000)
+    text = report.fitting(end, report.TERMINATION_BYTES_MAX)
+    assert len(text.encode()) <= report.TERMINATION_BYTES_MAX
+    kept = WorkerExit.model_validate_json(text)
+    assert (kept.exit_code, kept.rank) == (82, 3)
+    assert set(kept.message) <= {letter}
+    assert kept.message
+
+
+def test_the_record_is_filled_into_the_file_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "termination-log"
+    path.touch()
+    inode = path.stat().st_ino
+    monkeypatch.setenv("MUSTER_TERMINATION_LOG", str(path))
+    report.leave_word(WorkerExit(exit_code=83, at=1.0, message="the bucket is gone"))
+    assert WorkerExit.model_validate_json(path.read_text()).message == "the bucket is gone"
+    assert path.stat().st_ino == inode
+
+
+def test_the_last_heartbeat_goes_with_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "termination-log"
+    monkeypatch.setenv("MUSTER_TERMINATION_LOG", str(path))
+    monkeypatch.setenv("MUSTER_WORKER_DIR", str(tmp_path))
+    for rank in (1, 0):
+        (tmp_path / f"rank-{rank}.json").write_text(json.dumps({"rank": rank, "step": 7}))
+    report.leave_word(WorkerExit(exit_code=82, at=1.0, message="x" * 9_000, log_tail="y" * 9_000))
+    text = path.read_text()
+    assert json.loads(text)["lastHeartbeat"] == {"rank": 0, "step": 7}
+    assert len(text.encode()) <= report.TERMINATION_BYTES_MAX
+
+
+@pytest.mark.parametrize(("answer", "code"), [("warn", 0), ("retry", 84), ("exclude", 84), ("stop", 80)])
+def test_each_answer_of_the_preflight(answer: str, code: int) -> None:
+    end = verdict([Fault("disk", "is full")], {"disk": answer})
+    assert end.exit_code == code
+    assert ("disk: is full" in end.message) == bool(code)
+
+
+def test_the_worst_answer_decides() -> None:
+    faults = [Fault("network", "no name"), Fault("disk", "is full"), Fault("gpus", "7 of 8")]
+    end = verdict(faults, {"network": "warn", "disk": "retry", "gpus": "stop"})
+    assert (end.exit_code, end.message) == (80, "preflight failed (stop): gpus: 7 of 8")
+
+
+def test_a_disk_that_can_not_be_written_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("MUSTER_WORKER_DIR", str(blocked / "worker"))
+    assert "can't be written" in (preflight.disk() or "")
+    monkeypatch.setenv("MUSTER_WORKER_DIR", str(tmp_path / "worker"))
+    monkeypatch.setattr(preflight, "DISK_BYTES_MIN", 0)
+    assert preflight.disk() is None
