@@ -36,3 +36,33 @@ readOnlyRootFilesystem: true
 runAsNonRoot: true
 capabilities: {drop: [ALL]}
 {{- end }}
+
+{{/* The claim that the API's SQLite file lies in; nothing where a database is given, or where it may be forgotten. */}}
+{{- define "muster.apiClaim" -}}
+{{- with .Values.api }}
+{{- if and .persistence.enabled (not .database.existingSecret) }}{{ .persistence.existingClaim | default "muster-api" }}{{ end -}}
+{{- end }}
+{{- end }}
+
+{{/* What would otherwise end in a pod that never starts is refused here, with what to do. */}}
+{{- define "muster.judgeApi" -}}
+{{- $api := .Values.api }}
+{{- if $api.database.existingSecret }}
+{{- if not $api.bootstrapToken.existingSecret }}
+{{- fail "api.bootstrapToken.existingSecret: with a database the API keeps no volume to write its first token to; name a Secret that holds one (docs/install.md)" }}
+{{- end }}
+{{- else if gt (int $api.replicas) 1 }}
+{{- fail "api.replicas: SQLite has one writer; name a PostgreSQL database in api.database.existingSecret" }}
+{{- else if and (eq (include "muster.apiClaim" .) "muster-api") (not $api.persistence.storageClassName) }}
+{{- /* lookup finds nothing in `helm template` and Argo CD, where this can't be judged. */}}
+{{- if and (lookup "v1" "Namespace" "" "kube-system") (not (lookup "v1" "PersistentVolumeClaim" .Release.Namespace "muster-api")) }}
+{{- $default := false }}
+{{- range (lookup "storage.k8s.io/v1" "StorageClass" "" "").items }}
+{{- if eq (index (.metadata.annotations | default dict) "storageclass.kubernetes.io/is-default-class" | default "") "true" }}{{ $default = true }}{{ end }}
+{{- end }}
+{{- if not $default }}
+{{- fail "api.persistence.storageClassName: the API keeps its history in a volume, and this cluster has no default StorageClass; name one, or a PostgreSQL database in api.database.existingSecret, or set api.enabled=false" }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -20,7 +20,8 @@ class Settings(BaseSettings):
     cluster: what carries the jobs. kubeconfig: for a cluster, outside a pod; None: $KUBECONFIG.
     database_url: `sqlite:///path` or `postgresql://user:password@host/db`; None: a SQLite file in the state folder.
     bootstrap_token: the first admin token (`muster_…`); None: one is made and written to `<state>/admin-token`.
-    checkpoint_uri: where jobs that name no `checkpoint.uri` commit; None: a folder under the state folder.
+    checkpoint_uri: where jobs that name no `checkpoint.uri` commit; None: a folder under the state folder, or, in a
+    Kubernetes cluster, where its operator puts them.
     """
 
     model_config = SettingsConfigDict(env_prefix="MUSTER_API_", frozen=True)
@@ -70,8 +71,11 @@ class Settings(BaseSettings):
         return f"{drivers.get(scheme, scheme)}://{rest}"
 
     @property
-    def default_checkpoint_uri(self) -> str:
-        return self.checkpoint_uri or f"file://{self.layout.checkpoints.resolve()}"
+    def default_checkpoint_uri(self) -> str | None:
+        """None: left to the operator. Our own disk is none of the workers'."""
+        if self.checkpoint_uri or self.cluster == "kubernetes":
+            return self.checkpoint_uri
+        return f"file://{self.layout.checkpoints.resolve()}"
 
 
 def is_loopback(host: str) -> bool:

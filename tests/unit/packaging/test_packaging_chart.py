@@ -29,6 +29,7 @@ from tests.unit.packaging.chart import (
 )
 from tests.unit.packaging.value_sets import EVERYTHING, SETS
 
+from muster.api.settings import Settings as ApiSettings
 from muster.contract.spec import TrainingJob
 from muster.operator.kubernetes.settings import TOLERATIONS, KubernetesSettings
 
@@ -72,6 +73,7 @@ CHANGES: dict[str, Any] = {
     "workers.namespaceLimits": {"team": 8},
     "workers.apiServer": "https://10.0.0.1",
     "api.enabled": False,
+    "api.replicas": 3,
     "api.image.repository": "other",
     "api.image.tag": "9",
     "api.image.digest": f"sha256:{'b' * 64}",
@@ -80,7 +82,6 @@ CHANGES: dict[str, Any] = {
     "api.database.key": "other",
     "api.bootstrapToken.existingSecret": "",
     "api.bootstrapToken.key": "other",
-    "api.checkpointUri": "",
     "api.persistence.enabled": False,
     "api.persistence.size": "9Gi",
     "api.persistence.storageClassName": "other",
@@ -124,6 +125,7 @@ CHANGES: dict[str, Any] = {
     "grafana.dashboards.annotations": {"b": "2"},
     "extraObjects": [],
 }
+POSTGRESQL: Object = {"database": {"existingSecret": "muster"}, "bootstrapToken": {"existingSecret": "muster"}}
 
 
 @pytest.fixture(scope="module")
@@ -200,12 +202,20 @@ def _closed(schema: Any) -> Any:
 def test_every_switch_does_something(chart: Chart) -> None:
     switches = leaves(yaml.safe_load((CHART / "values.yaml").read_text()))
     assert set(CHANGES) == set(switches), "each switch of values.yaml has an entry in CHANGES, and nothing else has"
-    base = chart.text(EVERYTHING)
-    # helm merges maps, so an emptied one has to be taken out, and an enclosing switch may hide another.
-    context = {"api.persistence.existingClaim": {"api": {"persistence": {"enabled": True}}}}
+    # With a database there is no volume, and no first token to be found in it.
+    sqlite: Object = merged(EVERYTHING, {"api": {"replicas": 1, "database": {"existingSecret": ""}}})
+    hidden = ("api.persistence.", "api.bootstrapToken.existingSecret")
+
+    @cache
+    def base(path_is_hidden: bool) -> str:
+        return chart.text(sqlite if path_is_hidden else EVERYTHING)
 
     def changed(path: str) -> bool:
-        return chart.text(merged(merged(EVERYTHING, context.get(path, {})), placed(path, CHANGES[path]))) != base
+        below = sqlite if path.startswith(hidden) else EVERYTHING
+        above = placed(path, CHANGES[path])
+        if path == "api.database.existingSecret":
+            above = merged(above, {"api": {"replicas": 1}})
+        return chart.text(merged(below, above)) != base(path.startswith(hidden))
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         idle = [path for path, other in zip(CHANGES, pool.map(changed, CHANGES), strict=True) if not other]
@@ -306,16 +316,62 @@ def test_unset_values_leave_the_operators_defaults(chart: Chart, monkeypatch: py
     assert (settings.tolerations, settings.checkpoint_uri) == (TOLERATIONS, "")
 
 
-def test_the_api_reads_its_settings_as_meant(chart: Chart) -> None:
-    from muster.api.settings import Settings
-
+def test_the_api_reads_its_settings_as_meant(chart: Chart, monkeypatch: pytest.MonkeyPatch) -> None:
     (container,) = pod_specs(chart.objects(EVERYTHING))["muster-api"]["containers"]
     told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_")}
     assert told == {
         f"MUSTER_API_{name}" for name in
-        ("STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN")
+        ("CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN")
     }  # fmt: skip
-    assert {name.removeprefix("MUSTER_API_").lower() for name in told} <= set(Settings.model_fields)
+    for name, value in environment(container).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MUSTER_API_DATABASE_URL", "postgresql://muster:secret@db/muster")
+    monkeypatch.setenv("MUSTER_API_BOOTSTRAP_TOKEN", f"muster_{'a' * 32}")
+    settings = ApiSettings()
+    assert (settings.cluster, settings.auth, settings.port) == ("kubernetes", True, 8642)
+    assert settings.default_checkpoint_uri == "s3://ckpt/muster"
+    monkeypatch.delenv("MUSTER_API_CHECKPOINT_URI")
+    assert ApiSettings().default_checkpoint_uri is None, "the operator's own; never a folder of the API's pod"
+
+
+@pytest.mark.parametrize(
+    ("api", "replicas", "strategy", "claim"),
+    [
+        ({}, 1, "Recreate", "muster-api"),
+        ({"persistence": {"existingClaim": "mine"}}, 1, "Recreate", "mine"),
+        ({"persistence": {"enabled": False}}, 1, "Recreate", None),
+        ({"replicas": 2, **POSTGRESQL}, 2, "RollingUpdate", None),
+    ],
+)
+def test_the_api_keeps_its_history(chart: Chart, api: Object, replicas: int, strategy: str, claim: str | None) -> None:
+    """In a volume with one writer, or in a database, where replicas may replace each other without a pause."""
+    objects = chart.objects({"api": api})
+    (deployment,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == ("Deployment", "muster-api")]
+    spec = deployment["spec"]
+    assert (spec["replicas"], spec["strategy"]["type"]) == (replicas, strategy)
+    (state,) = [volume for volume in spec["template"]["spec"]["volumes"] if volume["name"] == "state"]
+    assert state.get("persistentVolumeClaim", {}).get("claimName") == claim
+    made = [o["metadata"]["name"] for o in objects if o["kind"] == "PersistentVolumeClaim"]
+    assert made == (["muster-api"] if claim == "muster-api" else [])
+
+
+@pytest.mark.parametrize(
+    ("api", "why"),
+    [
+        ({"replicas": 2}, "api.replicas: SQLite has one writer"),
+        ({"database": {"existingSecret": "muster"}}, "api.bootstrapToken.existingSecret: with a database"),
+    ],
+)
+def test_an_api_that_could_not_work_is_refused(chart: Chart, api: Object, why: str) -> None:
+    with pytest.raises(Refused, match=re.escape(why)):
+        chart.text({"api": api})
+
+
+def test_the_api_may_handle_jobs_and_nothing_else(chart: Chart) -> None:
+    (rule,) = chart.find({}, "ClusterRole", "muster-api")["rules"]
+    assert (rule["apiGroups"], rule["resources"]) == (["muster.dev"], ["trainingjobs"])
+    assert set(rule["verbs"]) == {"get", "list", "watch", "create", "patch", "delete"}
+    assert [o for o in chart.objects({}) if o["kind"] == "Role" and o["metadata"]["name"] == "muster-api"] == []
 
 
 def test_nothing_runs_as_an_install_hook(rendered: dict[str, list[Object]]) -> None:

@@ -33,10 +33,9 @@ EVERYTHING: dict[str, Any] = MONITORED | {
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
     },
     "api": {
-        "enabled": True,
+        "replicas": 2,
         "database": {"existingSecret": "database"},
         "bootstrapToken": {"existingSecret": "token"},
-        "checkpointUri": "s3://ckpt/muster",
         "persistence": {"storageClassName": "gp3"},
         "env": [{"name": "AWS_REGION", "value": "eu-west-1"}],
         "envFrom": [{"secretRef": {"name": "s3"}}],
@@ -86,7 +85,9 @@ SETS: dict[str, dict[str, Any]] = {
         "rbac": {"aggregateToDefaultRoles": False},
         "crds": {"keep": False},
     },
-    "api": {"api": {"enabled": True, "persistence": {"enabled": False}}, "networkPolicy": {"enabled": True}},
+    "without-the-api": {"api": {"enabled": False}, "networkPolicy": {"enabled": True}},
+    "forgetful": {"api": {"persistence": {"enabled": False}}, "networkPolicy": {"enabled": True}},
+    "postgresql": {"api": {"database": {"existingSecret": "muster"}, "bootstrapToken": {"existingSecret": "muster"}}},
     "monitored": MONITORED,
     "air-gapped": {
         "global": {"imageRegistry": "registry.local:5000", "imagePullSecrets": ["pull"]},

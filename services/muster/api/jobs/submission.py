@@ -50,11 +50,11 @@ def invalid_job(faults: tuple[Problem, ...]) -> ApiError:
     return ApiError("invalid_job", f"The job is not valid: {first}{rest}", errors=faults)
 
 
-async def draft(database: Database, submission: Submission, default_checkpoint_uri: str) -> Draft:
+async def draft(database: Database, submission: Submission, default_checkpoint_uri: str | None) -> Draft:
     """Fill in what depends on the platform. Reads the database, where it must, and commit files; writes nothing."""
     namespace = submission.namespace or "default"
     spec = submission.spec
-    if spec.checkpoint.uri is None:
+    if spec.checkpoint.uri is None and default_checkpoint_uri is not None:
         spec = _with(spec, checkpoint=_with(spec.checkpoint, uri=default_checkpoint_uri))
     faults: tuple[Problem, ...] = ()
     source = spec.training.model.from_
