@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 from tests.polling import eventually
 
+SERVICES = "10.97.0"  # the first is the API server's own
 WANTED = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 
@@ -32,11 +33,14 @@ def missing() -> str:
 
 class ControlPlane:
     """folder: for state, certificates and logs. features: of all components. serve: API versions to switch on. lenient:
-    hollow nodes need not report that they live.
+    hollow nodes need not report that they live. whole: for real nodes; all controllers run, and kubelets may be asked.
     """
 
-    def __init__(self, folder: Path, features: str = "", serve: str = "", lenient: bool = False) -> None:
-        self._grace = "1h" if lenient else "6s"
+    def __init__(
+        self, folder: Path, features: str = "", serve: str = "", lenient: bool = False, whole: bool = False
+    ) -> None:
+        self._grace = "1h" if lenient else "40s" if whole else "6s"
+        self._whole = whole
         self.folder, self._features, self._serve = folder, features, serve
         self._bin = Path(os.environ["KUBEBUILDER_ASSETS"])
         self._port, self._etcd, self._peer = free_ports(3)
@@ -58,13 +62,18 @@ class ControlPlane:
         self.write_kubeconfig(self.kubeconfig, user)
         config = f"--kubeconfig={self.kubeconfig}"
         gates = [f"--feature-gates={self._features}"] if self._features else []
+        idle = (
+            ""
+            if self._whole
+            else ",-endpoints-controller,-endpointslice-controller,-persistentvolume-binder-controller"
+        )
         self._run(
             "kube-controller-manager", config, "--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=0",
             f"--service-account-private-key-file={self._pem('sa.key')}", f"--root-ca-file={self.ca}",
             "--use-service-account-credentials=false", "--node-monitor-period=1s",
             f"--node-monitor-grace-period={self._grace}",
             *gates, "--kube-api-qps=500", "--kube-api-burst=1000",
-            "--controllers=*,-endpoints-controller,-endpointslice-controller,-persistentvolume-binder-controller",
+            f"--controllers=*{idle}",
         )  # fmt: skip
         self._run(
             "kube-scheduler",
@@ -125,13 +134,19 @@ class ControlPlane:
     def _start_api_server(self) -> None:
         extra = [f"--feature-gates={self._features}"] if self._features else []
         extra += [f"--runtime-config={self._serve}"] if self._serve else []
+        if self._whole:
+            extra += [
+                "--kubelet-preferred-address-types=InternalIP",
+                f"--kubelet-client-certificate={self._pem('admin.crt')}",
+                f"--kubelet-client-key={self._pem('admin.key')}",
+            ]
         self._run(
             "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{self._etcd}", f"--secure-port={self._port}",
             "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
             f"--tls-cert-file={self._pem('apiserver.crt')}", f"--tls-private-key-file={self._pem('apiserver.key')}",
             f"--client-ca-file={self.ca}", f"--service-account-key-file={self._pem('sa.key')}",
             f"--service-account-signing-key-file={self._pem('sa.key')}",
-            "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.96.0.0/16",
+            "--service-account-issuer=https://kubernetes.default.svc", f"--service-cluster-ip-range={SERVICES}.0/24",
             "--authorization-mode=Node,RBAC", "--endpoint-reconciler-type=none", *extra,
         )  # fmt: skip
         eventually(self._is_ready, f"an API server (its log: {self.folder / 'kube-apiserver.log'})", 90)
@@ -175,7 +190,7 @@ class ControlPlane:
         )
         openssl("ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", self._pem("sa.key"))
         names = self.folder / "names"
-        names.write_text("subjectAltName=IP:127.0.0.1,IP:10.96.0.1,DNS:localhost,DNS:kubernetes.default.svc")
+        names.write_text(f"subjectAltName=IP:127.0.0.1,IP:{SERVICES}.1,DNS:localhost,DNS:kubernetes.default.svc")
         for name, subject in (("apiserver", "/CN=kube-apiserver"), ("admin", "/O=system:masters/CN=admin")):
             request = self._pem(f"{name}.csr")
             openssl("req", *curve, "-keyout", self._pem(f"{name}.key"), "-out", request, "-subj", subject)
