@@ -42,6 +42,11 @@ class State:
         """Who runs here: JSON {pid, url}; locked (flock) as long as `muster up` lives."""
         return self.root / "up.json"
 
+    @property
+    def notices(self) -> Path:
+        """What virtual nodes have to say (notices.NodeNotices), as <node>.json."""
+        return self.root / "notices"
+
     def attempt(self, uid: str, attempt: int) -> Path:
         return self.root / "jobs" / uid / f"attempt-{attempt}"
 

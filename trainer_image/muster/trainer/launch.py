@@ -25,6 +25,7 @@ from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
 from muster.trainer.health import write_whole
 from muster.trainer.lifeline import LAUNCHER
+from muster.trainer.notices import watch_notices
 from muster.trainer.report import leave_word, serve_reports
 from muster.trainer.verdict import RankEnd, log_tail, read_end, worker_exit
 
@@ -40,6 +41,7 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     stop = Stop()
     serve_reports(directory)
+    watch_notices()
     try:
         run = read_run()
         pass_fence(run)

@@ -10,6 +10,7 @@ from muster.contract.base import dump_json
 from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
 from muster.contract.names import Env
+from muster.contract.notices import NOTICES_ENV
 from muster.contract.spec import JobSpec, Runtime, TrainingJob, WorkerConfig
 from muster.operator.core.decision import CreateWorker
 from muster.operator.local.processes import WorkerKey, marks
@@ -48,6 +49,7 @@ def worker_environment(
             Env.CONFIG: dump_json(WorkerConfig(training=job.spec.training, checkpoint=job.spec.checkpoint)),
             Env.CACHE_DIR: str(state.cache),
             Env.FENCE: cluster.fence,
+            NOTICES_ENV: str(state.notices / f"{action.node}.json"),
             "PET_NNODES": str(len(action.nodes)),
             "PET_NPROC_PER_NODE": str(gang.ranks_per_node),
             "PET_NODE_RANK": str(action.worker),

@@ -39,7 +39,8 @@ class VirtualNodes:
     def names(self) -> tuple[str, ...]:
         return tuple(f"local-{index}" for index in range(self.number))
 
-    def all(self) -> tuple[Node, ...]:
+    def all(self, unfit: frozenset[str] = frozenset()) -> tuple[Node, ...]:
+        """unfit: names of those where no new worker should go."""
         memory = psutil.virtual_memory().total
         return tuple(
             Node(
@@ -49,6 +50,7 @@ class VirtualNodes:
                 cpus=float(cores()),
                 memory_bytes=memory,
                 slots=_SLOTS_OF_A_GPU_NODE if self.gpus_per_node else 1,
+                ready=name not in unfit,
             )
             for name in self.names()
         )

@@ -9,15 +9,17 @@ from collections.abc import AsyncIterator, Callable
 from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
 from muster.operator.local import processes
+from muster.operator.local.notices import Notices, Stamp
 from muster.operator.local.processes import WorkerKey, WorkerRecord
 from muster.operator.local.reading import Heartbeats
 from muster.operator.local.workers import ended
+from muster.operator.world import FLEET
 
 Sign = tuple[object, ...]
 
 
 class Watch:
-    """Yields uids of jobs with news. on_error: told of a poll that failed; the next one is tried all the same.
+    """Yields uids of jobs with news, and FLEET for news of the nodes. on_error: told of a poll that failed; the next one is tried all the same.
 
     A launcher's death is heard through its pidfd the moment it happens (Linux); elsewhere at the next poll.
     """
@@ -36,6 +38,8 @@ class Watch:
         self._watched: dict[WorkerKey, WorkerRecord] = {}
         self._pidfds: dict[WorkerKey, int] = {}
         self._signs: dict[WorkerKey, Sign] = {}
+        self._notices = Notices(state.notices)
+        self._noticed: dict[str, Stamp] = {}
         self._version = 0
 
     def tell(self, uid: str) -> None:
@@ -89,7 +93,7 @@ class Watch:
             await asyncio.sleep(self._poll_seconds)
 
     def _poll(self) -> set[str]:
-        return self._changed_jobs() | self._changed_workers()
+        return self._changed_jobs() | self._changed_workers() | self._changed_nodes()
 
     def _changed_jobs(self) -> set[str]:
         version = self._cluster.version()
@@ -98,6 +102,15 @@ class Watch:
         changed = set(self._cluster.written_after(self._version))
         self._version = version
         return changed
+
+    def _changed_nodes(self) -> set[str]:
+        """The fleet, and who has a worker on a node that says something else than before."""
+        stamps = self._notices.stamps()
+        if stamps == self._noticed:
+            return set()
+        nodes = {name for name, _ in stamps.items() ^ self._noticed.items()}
+        self._noticed = stamps
+        return {FLEET, *(record.job_uid for record in list(self._watched.values()) if record.node in nodes)}
 
     def _changed_workers(self) -> set[str]:
         changed = set()

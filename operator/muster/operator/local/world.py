@@ -24,6 +24,7 @@ from muster.operator.core.observed import Committed, Observed, Reservation, Work
 from muster.operator.local import processes
 from muster.operator.local.environment import checkpoint_folder, ignored, worker_environment
 from muster.operator.local.nodes import VirtualNodes, rendezvous_port
+from muster.operator.local.notices import Notices
 from muster.operator.local.processes import WorkerKey, WorkerRecord
 from muster.operator.local.reading import Heartbeats, note
 from muster.operator.local.removal import Removals
@@ -57,6 +58,7 @@ class LocalWorld:
         self._commits = Commits()
         self._clock = clock
         heartbeats = Heartbeats(self.state, clock)
+        self._notices = Notices(self.state.notices)
         self._workers = Workers(self.state, heartbeats, reads_only)
         self._removals = Removals(self.state, self._removed)
         self._watch = Watch(self.state, self.cluster, heartbeats, poll_seconds, on_error)
@@ -147,6 +149,9 @@ class LocalWorld:
         meta, status = job.metadata, job.status
         folder = checkpoint_folder(self.state, job.spec, uid)
         environment = {variable.name: variable.value for variable in job.spec.runtime.env}
+        # After the object and before the commits: who is seen gone can commit nothing more.
+        workers = self._workers.of_job(uid, environment, removing, fresh)
+        unfit = self._notices.unfit(status.gang.nodes)
         return Observed(
             uid=uid,
             namespace=meta.namespace,
@@ -158,11 +163,11 @@ class LocalWorld:
             fresh=fresh,
             spec=job.spec,
             status=status,
-            # After the object and before the commits: who is seen gone can commit nothing more.
-            workers=self._workers.of_job(uid, environment, removing, fresh),
+            workers=workers,
             committed=self._committed(folder),
             checkpoint_uri=folder,
-            nodes_unfit=tuple(node for node in status.gang.nodes if node not in self._nodes.names()),
+            signals=self._notices.signals(status, workers),
+            nodes_unfit=tuple(n for n in status.gang.nodes if n in unfit or n not in self._nodes.names()),
             reservations=tuple(entry for entry in self._ledger.read().entries if entry.uid == uid),
             now=self.now(),
         )
@@ -200,7 +205,8 @@ class LocalWorld:
 
     def _fleet(self, fresh: bool) -> Fleet:
         jobs = self._jobs.refresh()
-        return Fleet(now=self.now(), fresh=fresh, nodes=self._nodes.all(), jobs=jobs)
+        nodes = self._nodes.all(self._notices.unfit(self._nodes.names()))
+        return Fleet(now=self.now(), fresh=fresh, nodes=nodes, jobs=jobs)
 
     def _follow(self, key: WorkerKey) -> None:
         if not self._watch.follows(key) and (record := processes.read_record(self.state, key)):

@@ -1,0 +1,83 @@
+"""What virtual nodes have to say: files in the state folder, by a node agent or by whoever plays one.
+
+`python -m muster.agent announce local-1 spot` writes such a file; docs/operations.md tells more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from muster.contract.notices import NodeNotices, Notice
+from muster.contract.signals import Signal
+from muster.contract.status import JobStatus, Phase
+from muster.operator.core.observed import Worker, WorkerState
+
+Stamp = tuple[int, int, int]
+_LIVING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
+
+
+class Notices:
+    """folder: holds `<node>.json`. A file is read again only when it was replaced; what makes no sense says nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[str, tuple[Stamp, tuple[Notice, ...]]] = {}
+
+    def stamps(self) -> dict[str, Stamp]:
+        """Of each node that has something to say; changes when that does."""
+        try:
+            with os.scandir(self._folder) as entries:
+                return {
+                    entry.name.removesuffix(".json"): _stamp(entry.stat())
+                    for entry in entries
+                    if entry.name.endswith(".json") and not entry.name.startswith(".")
+                }
+        except OSError:
+            return {}
+
+    def of(self, node: str) -> tuple[Notice, ...]:
+        path = self._folder / f"{node}.json"
+        try:
+            stamp = _stamp(path.stat())
+            known = self._read.get(node)
+            if known is None or known[0] != stamp:
+                known = self._read[node] = (stamp, NodeNotices.model_validate_json(path.read_bytes()).notices)
+            return known[1]
+        except (OSError, ValidationError):
+            return ()
+
+    def unfit(self, nodes: Iterable[str]) -> frozenset[str]:
+        """Those where no new worker should go."""
+        return frozenset(node for node in nodes if any(notice.keeps_out for notice in self.of(node)))
+
+    def signals(self, status: JobStatus, workers: Iterable[Worker]) -> tuple[Signal, ...]:
+        """What concerns the living attempt."""
+        if status.phase not in _LIVING:
+            return ()
+        return tuple(
+            signal_of(notice, worker)
+            for worker in workers
+            if worker.attempt == status.attempt and worker.state is not WorkerState.EXITED
+            for notice in self.of(worker.node)
+            if notice.concerns(worker.created_at)
+        )
+
+
+def signal_of(notice: Notice, worker: Worker) -> Signal:
+    return Signal(
+        kind=notice.kind,
+        attempt=worker.attempt,
+        at=notice.at,
+        worker=worker.worker,
+        node=worker.node,
+        message=f"node {worker.node}: {notice.message}",
+        source=notice.source,
+    )
+
+
+def _stamp(stat: os.stat_result) -> Stamp:
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)

@@ -1,0 +1,61 @@
+"""File systems: how much is left, and whether one has turned read-only under us (what the kernel does after errors)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.contract.notices import Notice, Remedy
+from muster.contract.signals import SignalKind
+
+PAUSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    bytes_free: int
+    bytes_total: int
+    inodes_free: int
+    read_only: bool
+
+
+class Disks:
+    """paths: one on each file system to watch, all of them meant to be written to."""
+
+    name = "disk"
+
+    def __init__(self, paths: tuple[Path, ...], stat: Callable[[Path], os.statvfs_result] = os.statvfs) -> None:
+        self.pause_seconds = PAUSE_SECONDS
+        self._paths, self._stat = paths, stat
+        self.spaces: dict[str, Space] = {}
+
+    def look(self) -> tuple[Notice, ...]:
+        self.spaces = {str(path): space for path in self._paths if (space := self._space(path)) is not None}
+        return tuple(_turned(path) for path, space in self.spaces.items() if space.read_only)
+
+    def forgive(self) -> None:
+        """It is looked at again anyway."""
+
+    def _space(self, path: Path) -> Space | None:
+        try:
+            found = self._stat(path)
+        except OSError:
+            return None
+        size = found.f_frsize
+        return Space(
+            found.f_bavail * size, found.f_blocks * size, found.f_favail, bool(found.f_flag & os.ST_RDONLY)
+        )  # fmt: skip
+
+
+def _turned(path: str) -> Notice:
+    return Notice(
+        kind=SignalKind.NODE_DRAIN,
+        remedy=Remedy.DRAIN,
+        at=time.time(),
+        message=f"the file system of {path} has turned read-only",
+        source="disk",
+        device=path,
+    )

@@ -1,0 +1,88 @@
+"""Xid errors from the kernel log. /dev/kmsg gives one record a read (`prio,seq,microseconds,flags;text`, see the
+kernel's dev-kmsg document); a file or FIFO with such lines, or with bare texts, is read alike.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from muster.agent.source import Teller
+from muster.agent.xid import Xids
+from muster.contract.notices import Notice
+
+PAUSE_SECONDS, ABSENT_SECONDS = 0.25, 60.0
+_RECORD_BYTES_MAX = 8192  # what the kernel gives in one read
+
+
+class KernelLog:
+    """What the log said before this process began is counted, but asks for nothing: it has been dealt with, or the
+    node's annotation still says so.
+    """
+
+    name = "xid"
+
+    def __init__(self, path: Path, xids: Xids) -> None:
+        self.pause_seconds = PAUSE_SECONDS
+        self._path, self._xids = path, xids
+        self._file: int | None = None
+        self._rest = b""
+        self._began = time.time()
+        self._teller = Teller(self.name)
+
+    def look(self) -> tuple[Notice, ...]:
+        if self._file is None and not self._open():
+            return self._xids.standing(time.time())
+        for line in self._lines():
+            at, text = record(line, _boot_at(), time.time())
+            self._xids.read(text, at, is_news=at >= self._began - 1.0)
+        return self._xids.standing(time.time())
+
+    def forgive(self) -> None:
+        self._xids.forgive()
+
+    def _open(self) -> bool:
+        try:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            self._teller.say(f"can't read {self._path}: {error.strerror}; Xid errors go unseen")
+            self.pause_seconds = ABSENT_SECONDS
+            return False
+        self._teller.fine(f"reads {self._path}")
+        self.pause_seconds = PAUSE_SECONDS
+        return True
+
+    def _lines(self) -> Iterator[str]:
+        """All whole lines that are there now. A reader that was overtaken (EPIPE) goes on with the oldest record."""
+        assert self._file is not None
+        while True:
+            try:
+                data = os.read(self._file, _RECORD_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                continue
+            except OSError as error:
+                self._teller.say(f"reading {self._path} failed: {error.strerror}")
+                os.close(self._file)
+                self._file = None
+                return
+            if not data:
+                return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+
+
+def record(line: str, boot_at: float, now: float) -> tuple[float, str]:
+    """When a record was written, and its text."""
+    head, separator, text = line.partition(";")
+    fields = head.split(",")
+    if not separator or len(fields) < 3 or not fields[2].isdecimal():
+        return now, line
+    return boot_at + int(fields[2]) / 1e6, text
+
+
+def _boot_at() -> float:
+    return time.time() - time.monotonic()  # the clock that the kernel stamps its records with

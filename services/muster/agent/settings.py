@@ -1,0 +1,48 @@
+"""Settings of the agent: from the command line, else from MUSTER_AGENT_*, else the defaults here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from muster.contract.notices import AGENT_PORT
+
+PREFIX = "MUSTER_AGENT_"
+
+
+class Settings(BaseModel):
+    """node: its name in the cluster. folder: also write the notices to <folder>/<node>.json. imds: the metadata
+    service; empty: none is asked. disks: a path on each file system to watch. kubernetes: write to the Node object.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    node: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+    host: str = "0.0.0.0"  # noqa: S104 - the node's workers are in networks of their own
+    port: Annotated[int, Field(ge=0, le=65535)] = AGENT_PORT
+    folder: Path | None = None
+    kernel_log: Path = Path("/dev/kmsg")
+    xid_table: Path | None = None
+    imds: str = "http://169.254.169.254"
+    sysfs: Path = Path("/sys")
+    disks: tuple[Path, ...] = (Path("/tmp"),)  # noqa: S108 - in a pod, a volume on the disk that the workers fill
+    kubernetes: bool = False
+
+
+def read(words: dict[str, Any], environment: dict[str, str] | None = None) -> Settings:
+    """words: from the command line, those that were given. Raises pydantic's ValidationError, which is a ValueError."""
+    environment = dict(os.environ) if environment is None else environment
+    found: dict[str, Any] = {"node": socket.gethostname().lower()}
+    for name in Settings.model_fields:
+        if (text := environment.get(PREFIX + name.upper())) is not None:
+            found[name] = text
+    found |= words
+    if isinstance(found.get("disks"), str):
+        found["disks"] = tuple(path for path in found["disks"].split(",") if path)
+    for optional in ("folder", "xid_table"):
+        found[optional] = found.get(optional) or None
+    return Settings.model_validate(found)

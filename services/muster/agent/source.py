@@ -1,0 +1,43 @@
+"""What a source is: looked at now and then, it says all that it finds at that moment."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from muster.contract.notices import Notice
+
+log = logging.getLogger("muster.agent")
+
+
+class Source(Protocol):
+    name: str
+    pause_seconds: float
+    """Until the next look; a source may change it, so that what is absent is not asked for every second."""
+
+    def look(self) -> tuple[Notice, ...]:
+        """All of its findings that hold now; what it no longer names is over. May block for a few seconds. An
+        exception is told once, and nothing is known until the next look.
+        """
+
+    def forgive(self) -> None:
+        """A person says that what was found is settled: forget what only memory holds."""
+
+
+class Teller:
+    """Says a thing once, until it changes: a missing driver is worth one line, not one a second."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._said = ""
+
+    def say(self, what: str, level: int = logging.WARNING) -> None:
+        if what != self._said:
+            self._said = what
+            log.log(level, "%s: %s", self._name, what)
+
+    def fine(self, what: str) -> None:
+        """The trouble is over; silent if there was none."""
+        if self._said:
+            self.say(what, logging.INFO)
+            self._said = ""

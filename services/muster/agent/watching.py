@@ -1,0 +1,122 @@
+"""The agent as threads: one per source, that looks and pauses; one for the Node object; one for the file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from muster.agent import folder as folders
+from muster.agent.board import Board
+from muster.agent.node import ApiError, NodeObject
+from muster.agent.source import Source, Teller
+
+HEARTBEAT_SECONDS = 300.0  # of the Node's conditions: each is a write to etcd, seen by all who watch nodes
+RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
+STUCK_SECONDS = 60.0  # past its pause: a source that hangs in the driver
+INHERITED = "before"
+
+
+class Watching:
+    """Looks at all sources until told to stop."""
+
+    def __init__(self, sources: Sequence[Source], board: Board) -> None:
+        self._sources, self._board = sources, board
+        self._looked: dict[str, float] = {source.name: time.monotonic() for source in sources}
+        self.stop = threading.Event()
+
+    def start(self) -> None:
+        for source in self._sources:
+            threading.Thread(target=self._watch, args=(source,), name=source.name, daemon=True).start()
+
+    def ages(self) -> dict[str, float]:
+        now = time.monotonic()
+        return {name: now - at for name, at in self._looked.items()}
+
+    def stuck(self) -> str:
+        """The sources that should have looked again long ago."""
+        ages = self.ages()
+        late = [s.name for s in self._sources if ages[s.name] > s.pause_seconds + STUCK_SECONDS]
+        return f"{', '.join(late)} did not come back from looking" if late else ""
+
+    def forgive(self) -> None:
+        for source in self._sources:
+            source.forgive()
+
+    def _watch(self, source: Source) -> None:
+        teller = Teller(source.name)
+        while not self.stop.is_set():
+            try:
+                self._board.put(source.name, source.look())
+                teller.fine("looks again")
+            except Exception as error:
+                teller.say(f"{type(error).__name__}: {error}")
+            self._looked[source.name] = time.monotonic()
+            self.stop.wait(source.pause_seconds)
+
+
+def keep_file(folder: Path, board: Board, stop: threading.Event) -> None:
+    """Until told to stop; the file is there while there is something to say."""
+    teller, version = Teller("folder"), -1
+    while not stop.is_set():
+        seen = board.wait(version, 0.5)
+        if seen == version:
+            continue
+        try:
+            folders.write(folder, board.now())
+            version = seen
+            teller.fine("written")
+        except OSError as error:
+            teller.say(f"can't write to {folder}: {error.strerror}; trying on")
+            stop.wait(RETRY_SECONDS)
+
+
+def keep_node(node: NodeObject, board: Board, stop: threading.Event, forgive: Callable[[], None]) -> None:
+    """Until told to stop: write what changes, and a heartbeat; then say that nobody watches any more."""
+    teller, version, retry, begun, due = Teller("kubernetes"), -1, RETRY_SECONDS, False, 0.0
+    while not stop.is_set():
+        try:
+            if not begun:
+                node.begin()
+                board.put(INHERITED, node.inherited)
+                begun = True
+            seen = board.wait(version, min(1.0, max(0.0, due - time.monotonic())))
+            if seen != version:
+                node.write(board.now())
+                version, due = seen, time.monotonic() + HEARTBEAT_SECONDS
+            elif time.monotonic() >= due:
+                if node.settled():
+                    board.put(INHERITED, ())
+                    forgive()
+                node.confirm(board.now())
+                due = time.monotonic() + HEARTBEAT_SECONDS
+            retry = RETRY_SECONDS
+            teller.fine("the API server answers")
+        except (ApiError, OSError, ValueError, KeyError) as error:
+            teller.say(f"the Node can't be written: {error}; trying on")
+            stop.wait(retry)
+            retry = min(2 * retry, RETRY_SECONDS_MAX)
+    try:
+        node.confirm(board.now(), ready=False)
+    except (ApiError, OSError):
+        pass  # the heartbeat's age says so too
+
+
+def boot_id() -> str:
+    """Of the running kernel; empty where it does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def end_at_once(code: int) -> NoReturn:
+    """Not through the interpreter's end: a thread may sit in the driver for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,72 @@
+"""What a node says of itself: faults and announcements, from its agent to those who train there and to the operator."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from muster.contract.base import Many, Record
+from muster.contract.names import GROUP
+from muster.contract.signals import SignalKind
+
+NOTICES = f"{GROUP}/notices"  # annotation of a node: NodeNotices, as JSON
+FAULT_CONDITION = "MusterNodeFault"  # True: something here is broken, or the node will go
+AGENT_CONDITION = "MusterAgentReady"  # its heartbeat is the agent's
+NOTICES_ENV = "MUSTER_NOTICES"  # set in a worker: where its node's notices are, a file or an address
+AGENT_PORT = 29_502  # of the agent's /notices, /metrics and /healthz, on the node's own address
+
+
+class Remedy(StrEnum):
+    """What a finding asks for, the weakest first."""
+
+    RECORD = "record"  # nothing: it is counted and told
+    RESTART = "restart"  # the processes on the device are lost, the device is not: restart in place
+    DRAIN = "drain"  # the node still works: commit, then leave it
+    RESET = "reset"  # leave it now; it may be used again when the device was reset
+    REBOOT = "reboot"  # leave it now; it may be used again after a reboot
+    EXCLUDE = "exclude"  # leave it now; a person says when it may be used again
+
+
+# The taint that keeps new work away as long as a notice stands, by the kind of the notice; the others need none.
+TAINTS = {
+    SignalKind.SPOT_NOTICE: f"{GROUP}/spot-notice",
+    SignalKind.NODE_DRAIN: f"{GROUP}/drain",
+    SignalKind.GPU_FAULT: f"{GROUP}/gpu-fault",
+}
+_KEEPS_OUT = frozenset({Remedy.DRAIN, Remedy.RESET, Remedy.REBOOT, Remedy.EXCLUDE})
+
+
+class Notice(Record):
+    """One finding. at: when it happened. until: when the node goes, where that is announced. device: a GPU's PCI
+    address, or what else is meant. All times in seconds since the epoch.
+    """
+
+    kind: SignalKind
+    remedy: Remedy
+    at: float
+    message: str
+    source: str
+    device: str = ""
+    until: float | None = None
+
+    @property
+    def keeps_out(self) -> bool:
+        """No new work may come here while this stands."""
+        return self.remedy in _KEEPS_OUT and self.kind in TAINTS
+
+    @property
+    def asks_to_leave(self) -> bool:
+        """Whoever trains here should commit and go, without waiting to be told by the operator."""
+        return self.remedy is Remedy.DRAIN and self.kind in (SignalKind.SPOT_NOTICE, SignalKind.NODE_DRAIN)
+
+    def concerns(self, worker_created_at: float) -> bool:
+        """Whether a worker of that age is hit: processes that came after a lost one never knew it."""
+        return self.keeps_out or (self.remedy is Remedy.RESTART and worker_created_at <= self.at)
+
+
+class NodeNotices(Record):
+    """All that a node has to say now. boot_id: of the kernel that it was found under; a reboot settles most of it."""
+
+    node: str
+    at: float
+    boot_id: str = ""
+    notices: Many[Notice] = ()
