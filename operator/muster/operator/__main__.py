@@ -58,6 +58,7 @@ def _run(words: Sequence[str]) -> int:
     parser.add_argument("--gpus-per-node", type=int, metavar="N", help="GPUs of each (default 0: a CPU worker each)")
     parser.add_argument("--host", help="where /metrics and /healthz listen (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="their port (default 0: any free one, told in DIR/operator.json)")
+    parser.add_argument("--prometheus-url", metavar="URL", help="ask this Prometheus about jobs too (default: none)")
     parser.add_argument("--log-format", choices=["auto", "console", "json"])
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
     parser.add_argument("--parent-pid", type=int, metavar="PID", help="end when that process does; the gangs go on")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
-import time
 from collections.abc import Callable, Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -16,10 +12,10 @@ from muster.contract.status import Phase
 from muster.operator.core.decision import Action, Decision
 from muster.operator.core.observed import Observed, Reservation
 from muster.operator.runner import Listener
+from muster.operator.server import Page
 
 # A recovery is seconds on a laptop and minutes in a cluster.
 _RECOVERY_BUCKETS = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800)
-_SILENCE_SECONDS_MAX = 30.0  # longer without a turn of the event loop, and /healthz says so
 
 
 class Metrics(Listener):
@@ -43,6 +39,20 @@ class Metrics(Listener):
             registry=self.registry,
             buckets=_RECOVERY_BUCKETS,
         )
+
+        self._alerts = self._counter("alerts", "Alerts received at the webhook, by what became of them", "outcome")
+        self._questions = self._counter("prometheus_queries", "Questions to Prometheus, by how they ended", "outcome")
+
+    def page(self) -> Page:
+        return Page(CONTENT_TYPE_LATEST, generate_latest(self.registry))
+
+    def alert(self, outcome: str) -> None:
+        """An alert came in at the webhook."""
+        self._alerts.labels(outcome).inc()
+
+    def asked(self, error: Exception | None) -> None:
+        """Prometheus was asked."""
+        self._questions.labels("failed" if error else "answered").inc()
 
     def decided(self, seen: Observed, decision: Decision) -> None:
         self._decisions.labels(decision.code or decision.status.code).inc()
@@ -85,47 +95,3 @@ class _Jobs(Collector):
         for phase, count in self._phases().items():
             family.add_metric([phase], count)
         return [family]
-
-
-class Pulse:
-    """Beaten by the event loop; read by /healthz from another thread."""
-
-    def __init__(self) -> None:
-        self._beat_at = time.monotonic()
-
-    def beat(self) -> None:
-        self._beat_at = time.monotonic()
-
-    def silence_seconds(self) -> float:
-        return time.monotonic() - self._beat_at
-
-
-def serve_metrics(metrics: Metrics, pulse: Pulse, host: str, port: int) -> ThreadingHTTPServer:
-    """/metrics and /healthz in a thread of their own. port 0: any free one. Raises OSError when the port is taken."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path.split("?")[0] == "/metrics":
-                self._answer(200, CONTENT_TYPE_LATEST, generate_latest(metrics.registry))
-            elif self.path == "/healthz":
-                silence = pulse.silence_seconds()
-                well = silence <= _SILENCE_SECONDS_MAX
-                told = {"status": "ok" if well else "stuck", "secondsSinceLastTurn": round(silence, 1)}
-                self._answer(200 if well else 503, "application/json", json.dumps(told).encode())
-            else:
-                self._answer(404, "text/plain", b"there are /metrics and /healthz\n")
-
-        def _answer(self, code: int, kind: str, body: bytes) -> None:
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """A scrape every few seconds is no news."""
-
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return server

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from muster.operator.sources.settings import SourceSettings
 
 DEFAULT_NODES = 4
 
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class Settings(BaseSettings):
+class Settings(SourceSettings):
     """nodes: virtual nodes of the local world. Without GPUs a node fits one worker; with GPUs, as many as they allow.
 
     worker_command: what runs as a worker (JSON list in the environment). poll_seconds: how often heartbeats are looked

@@ -27,8 +27,11 @@ from muster.operator.kubernetes.leader import Leader, LeadershipLost
 from muster.operator.kubernetes.settings import KubernetesSettings
 from muster.operator.kubernetes.world import KubernetesWorld
 from muster.operator.logs import All, Log, log, set_up_logs
-from muster.operator.metrics import Metrics, Pulse, serve_metrics
+from muster.operator.metrics import Metrics
 from muster.operator.runner import Runner, serve
+from muster.operator.server import Pulse, serve_pages
+from muster.operator.sources.alertmanager import PATH as ALERTS
+from muster.operator.sources.ears import Ears
 
 BAD_USAGE, LOST, NO_CLUSTER, PORT_TAKEN = 2, 1, 4, 5
 
@@ -76,7 +79,9 @@ def main(words: Sequence[str]) -> int:
 
 async def _operate(settings: KubernetesSettings, connection: Connection) -> None:
     metrics, pulse = Metrics(), Pulse()
-    server = serve_metrics(metrics, pulse, settings.host, settings.port)
+    ears = Ears(settings, metrics)
+    pages, posts = {"/metrics": metrics.page}, {ALERTS: ears.webhook}
+    server = serve_pages(pulse, settings.host, settings.port, pages, posts)
     namespace = settings.namespace or connection.namespace
     identity = settings.identity
     try:
@@ -86,7 +91,7 @@ async def _operate(settings: KubernetesSettings, connection: Connection) -> None
             stop = asyncio.create_task(_stop_signal())
             beat = asyncio.create_task(_beat(pulse))
             if await _until(stop, leader.acquire()):
-                await _lead(settings, client, namespace, identity, leader, stop, metrics, server)
+                await _lead(settings, client, namespace, identity, leader, stop, metrics, ears, server)
                 await leader.release()
             beat.cancel()
             log.info("operator stops", identity=identity)
@@ -102,6 +107,7 @@ async def _lead(
     leader: Leader,
     stop: asyncio.Task[None],
     metrics: Metrics,
+    ears: Ears,
     server: ThreadingHTTPServer,
 ) -> None:
     """Until told to stop. Raises LeadershipLost, and whatever ends the watch."""
@@ -118,21 +124,22 @@ async def _lead(
     events = Events(client, identity)
     port = server.server_address[1]
     log.info("operator leads", identity=identity, server=client.connection.server, pid=os.getpid(), port=port)
-    runner = Runner(world, All(Log(), metrics, events))
-    tasks = [
-        asyncio.create_task(serve(runner, settings.passes_at_once), name="serving"),
-        asyncio.create_task(leader.hold(), name="lease"),
-        asyncio.create_task(events.run(), name="events"),
-    ]
-    try:
-        done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await world.close()
+    async with ears.listening(world, world.current_attempt, world.tell) as heard:
+        runner = Runner(heard, All(Log(), metrics, events))
+        tasks = [
+            asyncio.create_task(serve(runner, settings.passes_at_once), name="serving"),
+            asyncio.create_task(leader.hold(), name="lease"),
+            asyncio.create_task(events.run(), name="events"),
+        ]
+        try:
+            done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await world.close()
 
 
 async def _until(stop: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> bool:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from muster.contract.kubernetes import SERVICE_ACCOUNT
 from muster.operator.kubernetes.render import REPORT_PORT, Site
 from muster.operator.kubernetes.watch import SILENCE_SECONDS
+from muster.operator.sources.settings import SourceSettings
 
 # Taints of accelerator nodes that are there to keep others out.
 TOLERATIONS: tuple[dict[str, Any], ...] = (
@@ -27,7 +28,7 @@ def _identity() -> str:
     return name if SERVICE_ACCOUNT.exists() else f"{name}-{uuid.uuid4().hex[:8]}"
 
 
-class KubernetesSettings(BaseSettings):
+class KubernetesSettings(SourceSettings):
     """namespace: where lease and ledger lie; None: the operator's own. identity: no two operators may share one.
     image, checkpoint_uri: where a job names none. api_server: as workers reach it. namespace_limits: accelerators that
     a namespace's jobs may hold together (JSON).
@@ -45,7 +46,7 @@ class KubernetesSettings(BaseSettings):
     tolerations: tuple[dict[str, Any], ...] = TOLERATIONS
     image_pull_secrets: tuple[str, ...] = ()
     service_account: str = "default"
-    namespace_limits: dict[str, int] = {}
+    namespace_limits: dict[str, int] = Field(default_factory=dict)
     preflight: bool = False
     preflight_answers: str = ""
     report_port: int = REPORT_PORT

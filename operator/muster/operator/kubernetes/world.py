@@ -191,6 +191,15 @@ class KubernetesWorld:
     async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
         await self._ledger.write(entries, version)
 
+    def current_attempt(self, uid: str) -> int | None:
+        """Of a job that is not over. From any thread."""
+        job = self.job_cache.get(uid)
+        return None if job is None or job.status.phase.terminal else job.status.attempt
+
+    def tell(self, uid: str) -> None:
+        """There is news about the job from elsewhere."""
+        self._notice(uid)
+
     def phases(self) -> dict[str, int]:
         """How many jobs are in each phase."""
         return Counter(str(job.status.phase) for job in self.job_cache.all())

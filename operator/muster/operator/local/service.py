@@ -7,7 +7,9 @@ without the goodbye.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import secrets
 import signal
 from http.server import ThreadingHTTPServer
 
@@ -18,11 +20,15 @@ from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.processes import is_running
 from muster.operator.local.world import LocalWorld
 from muster.operator.logs import All, Log, log
-from muster.operator.metrics import Metrics, Pulse, serve_metrics
+from muster.operator.metrics import Metrics
 from muster.operator.runner import Runner, serve
+from muster.operator.server import Pulse, serve_pages
 from muster.operator.settings import Settings
+from muster.operator.sources.alertmanager import PATH as ALERTS
+from muster.operator.sources.ears import Ears
 
 PARENT_POLL_SECONDS = 0.5
+WEBHOOK_TOKEN = "webhook-token"  # noqa: S105 - its file's name
 
 
 class PortTaken(Exception):
@@ -34,16 +40,20 @@ def operate(settings: Settings) -> None:
     claim = claim_folder(settings.folder)
     try:
         metrics, pulse = Metrics(), Pulse()
-        server = _serve_metrics(settings, metrics, pulse)
+        settings = _with_token(settings)
+        ears = Ears(settings, metrics)
+        server = _serve(settings, metrics, pulse, ears)
         try:
-            asyncio.run(_operate(settings, claim, metrics, pulse, server.server_address[1]))
+            asyncio.run(_operate(settings, claim, metrics, pulse, ears, server.server_address[1]))
         finally:
             server.server_close()  # its thread ends with the process; waiting for it would cost half a second
     finally:
         claim.release()
 
 
-async def _operate(settings: Settings, claim: Claim, metrics: Metrics, pulse: Pulse, port: int | str) -> None:
+async def _operate(
+    settings: Settings, claim: Claim, metrics: Metrics, pulse: Pulse, ears: Ears, port: int | str
+) -> None:
     world = LocalWorld(
         settings.folder,
         VirtualNodes(settings.nodes, settings.gpus_per_node),
@@ -55,7 +65,12 @@ async def _operate(settings: Settings, claim: Claim, metrics: Metrics, pulse: Pu
     claim.tell(url, settings.nodes, settings.gpus_per_node)
     metrics.show_jobs(world.phases)
     log.info("operator started", state=str(settings.folder), pid=os.getpid(), metrics=f"{url}/metrics")
-    runner = Runner(world, All(Log(), metrics))
+    async with ears.listening(world, world.current_attempt, world.tell) as heard:
+        await _serve_until_told(settings, world, Runner(heard, All(Log(), metrics)), pulse)
+    world.close()
+
+
+async def _serve_until_told(settings: Settings, world: LocalWorld, runner: Runner, pulse: Pulse) -> None:
     adopted, strays = await world.adopt()
     for record in adopted:
         runner.agenda.prefer(record.job_uid, True)
@@ -72,7 +87,6 @@ async def _operate(settings: Settings, claim: Claim, metrics: Metrics, pulse: Pu
     if settings.stop_workers:
         stopped = await world.stop_workers(settings.stop_grace_seconds)
         log.info("workers stopped", workers=stopped)
-    world.close()
 
 
 async def _first_of(*tasks: asyncio.Task[str | None]) -> str | None:
@@ -119,9 +133,22 @@ async def _parent_gone(pid: int) -> str:
         await asyncio.sleep(PARENT_POLL_SECONDS)
 
 
-def _serve_metrics(settings: Settings, metrics: Metrics, pulse: Pulse) -> ThreadingHTTPServer:
+def _with_token(settings: Settings) -> Settings:
+    """Alertmanager's token is made at the first start, where no file was named. Can it not be, the webhook is closed."""
+    if settings.webhook_token_file is not None:
+        return settings
+    path = settings.folder / WEBHOOK_TOKEN
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(f"{secrets.token_urlsafe(32)}\n")
+    return settings.model_copy(update={"webhook_token_file": path})
+
+
+def _serve(settings: Settings, metrics: Metrics, pulse: Pulse, ears: Ears) -> ThreadingHTTPServer:
     try:
-        return serve_metrics(metrics, pulse, settings.host, settings.port)
+        pages, posts = {"/metrics": metrics.page}, {ALERTS: ears.webhook}
+        return serve_pages(pulse, settings.host, settings.port, pages, posts)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise PortTaken(

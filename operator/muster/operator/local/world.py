@@ -111,6 +111,18 @@ class LocalWorld:
         """All jobs in short, as of now."""
         return self._jobs.refresh()
 
+    def current_attempt(self, uid: str) -> int | None:
+        """Of a job that is not over. From any thread."""
+        try:
+            status = self.cluster.get(uid).status
+        except (NotFound, ValidationError):
+            return None
+        return None if status.phase.terminal else status.attempt
+
+    def tell(self, uid: str) -> None:
+        """There is news about the job from elsewhere."""
+        self._watch.tell(uid)
+
     def phases(self) -> dict[str, int]:
         """How many jobs are in each phase, as of the last admission."""
         return Counter(str(job.status.phase) for job in self._jobs.known())

@@ -1,0 +1,123 @@
+"""The operator's own HTTP server: pages to scrape, a pulse to probe, and what may be posted. In threads of its own, so
+that a busy event loop still answers and a slow caller holds up nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
+
+CALLER_SECONDS_MAX = 10.0  # between two packets of a caller
+_SILENCE_SECONDS_MAX = 30.0  # longer without a turn of the event loop, and /healthz says so
+# Of a body that was refused so much is read and thrown away: a caller that is cut off in the middle of sending never
+# sees the reply, only a broken connection.
+_DISCARDED_BYTES_MAX, _CHUNK_BYTES = 16_000_000, 65_536
+
+
+class Pulse:
+    """Beaten by the event loop; read by /healthz from another thread."""
+
+    def __init__(self) -> None:
+        self._beat_at = time.monotonic()
+
+    def beat(self) -> None:
+        self._beat_at = time.monotonic()
+
+    def silence_seconds(self) -> float:
+        return time.monotonic() - self._beat_at
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a GET gets."""
+
+    kind: str  # its Content-Type
+    body: bytes
+
+
+@dataclass
+class Request:
+    """length: None where the caller did not say. body: read when it is wanted, once."""
+
+    headers: Message
+    length: int | None
+    stream: BufferedIOBase
+    read: bool = False
+
+    def body(self) -> bytes:
+        self.read = True
+        return self.stream.read(self.length or 0)
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def serve_pages(
+    pulse: Pulse,
+    host: str,
+    port: int,
+    pages: Mapping[str, Callable[[], Page]],
+    posts: Mapping[str, Callable[[Request], Reply]],
+) -> ThreadingHTTPServer:
+    """The pages, /healthz, and the posts. port 0: any free one. Raises OSError when the port is taken."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = CALLER_SECONDS_MAX
+
+        def do_GET(self) -> None:
+            path = self.path.split("?")[0]
+            if path == "/healthz":
+                silence = pulse.silence_seconds()
+                well = silence <= _SILENCE_SECONDS_MAX
+                told = {"status": "ok" if well else "stuck", "secondsSinceLastTurn": round(silence, 1)}
+                self._answer(200 if well else 503, "application/json", json.dumps(told).encode())
+            elif page := pages.get(path):
+                made = page()
+                self._answer(200, made.kind, made.body)
+            else:
+                there = ", ".join(["/healthz", *pages])
+                self._answer(404, "text/plain", f"there are {there}\n".encode())
+
+        def do_POST(self) -> None:
+            given = self.headers.get("Content-Length", "")
+            request = Request(self.headers, int(given) if given.isdecimal() else None, self.rfile)
+            post = posts.get(self.path.split("?")[0])
+            reply = post(request) if post else Reply(404, b"nothing is posted here\n")
+            self.close_connection = True
+            if not request.read:
+                self._discard(min(request.length or 0, _DISCARDED_BYTES_MAX))
+            kind = "application/json" if reply.body.startswith((b"{", b"[")) else "text/plain"
+            self._answer(reply.status, kind, reply.body, reply.headers)
+
+        def _discard(self, size: int) -> None:
+            with contextlib.suppress(OSError):
+                while size > 0 and (chunk := self.rfile.read(min(size, _CHUNK_BYTES))):
+                    size -= len(chunk)
+
+        def _answer(self, code: int, kind: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """A scrape every few seconds is no news."""
+
+    server = ThreadingHTTPServer((host, port), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server

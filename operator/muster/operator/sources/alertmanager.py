@@ -1,0 +1,103 @@
+"""Alertmanager's webhook: who may call it, what a call may hold, and what becomes of each alert in it.
+
+It answers 200 for every call that it understood, also where nothing followed: Alertmanager repeats what failed, and an
+alert about a gang that is gone would never succeed. https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from muster.operator.server import Reply, Request
+from muster.operator.sources.alerts import Outcome, report
+from muster.operator.sources.hub import Hub
+
+SOURCE = "alertmanager"
+PATH = "/alerts"
+BODY_BYTES_MAX = 1_000_000
+ALERTS_MAX = 2_000  # in one call; a megabyte holds no more
+
+
+class Webhook:
+    """token: read at every call, so that a Secret may be rotated under us; None or empty: nobody may call.
+    count: told what became of each alert. hub: None while another operator leads.
+    """
+
+    def __init__(self, token: Callable[[], str | None], count: Callable[[str], None]) -> None:
+        self._token, self._count = token, count
+        self.hub: Hub | None = None
+
+    def __call__(self, request: Request) -> Reply:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        hub = self.hub
+        if hub is None:
+            return Reply(503, _words("this operator does not lead; try again"))
+        body = request.body()
+        try:
+            alerts = json.loads(body)["alerts"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return Reply(400, _words("this is no Alertmanager notification: JSON with a list `alerts` is wanted"))
+        if not isinstance(alerts, list) or len(alerts) > ALERTS_MAX:
+            return Reply(400, _words(f"`alerts` must be a list of at most {ALERTS_MAX}"))
+        outcomes = Counter(str(self._take(hub, alert)) for alert in alerts)
+        for outcome, number in outcomes.items():
+            for _ in range(number):
+                self._count(outcome)
+        return Reply(200, json.dumps(outcomes).encode())
+
+    def _refusal(self, request: Request) -> Reply | None:
+        token = self._token()
+        if not token:
+            return Reply(404, _words("no webhook: this operator was given no token for it"))
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+            return Reply(401, _words("the bearer token is missing or wrong"), {"WWW-Authenticate": "Bearer"})
+        if request.length is None:
+            return Reply(411, _words("a Content-Length is wanted"))
+        if request.length > BODY_BYTES_MAX:
+            return Reply(413, _words(f"more than {BODY_BYTES_MAX} bytes"))
+        return None
+
+    def _take(self, hub: Hub, alert: Any) -> Outcome:
+        try:
+            labels = {str(name): str(value) for name, value in alert["labels"].items()}
+            notes = {str(name): str(value) for name, value in (alert.get("annotations") or {}).items()}
+            fingerprint, status, at = str(alert["fingerprint"]), str(alert["status"]), _seconds(alert["startsAt"])
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            return Outcome.MALFORMED
+        name = labels.get("alertname", "an alert")
+        message = f"{name}: {notes.get('summary') or notes.get('description') or 'fires'}"
+        found = report(labels, message, at, SOURCE, fingerprint)
+        if isinstance(found, Outcome):
+            return found
+        if status == "resolved":
+            return hub.withdraw(SOURCE, found.uid, found.key)
+        return hub.take(SOURCE, found) if status == "firing" else Outcome.MALFORMED
+
+
+def token_in(path: Path | None) -> Callable[[], str | None]:
+    """Reads the file anew each time."""
+
+    def read() -> str | None:
+        try:
+            return path.read_text().strip() if path else None
+        except OSError:
+            return None
+
+    return read
+
+
+def _seconds(text: Any) -> float:
+    """RFC 3339, as Go writes it: up to nine digits of a second."""
+    return datetime.fromisoformat(str(text)).timestamp()
+
+
+def _words(text: str) -> bytes:
+    return f"{text}\n".encode()

@@ -1,0 +1,74 @@
+"""All sources of one operator, opened when it begins to decide and closed with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlsplit
+
+from muster.operator.logs import log
+from muster.operator.metrics import Metrics
+from muster.operator.sources.alertmanager import Webhook, token_in
+from muster.operator.sources.hub import Hub
+from muster.operator.sources.prometheus import Prometheus
+from muster.operator.sources.settings import SourceSettings
+from muster.operator.sources.world import Listening
+from muster.operator.world import World
+
+
+class Ears:
+    """webhook: hang it under alertmanager.PATH. It answers from the start, and takes alerts while `listening`."""
+
+    def __init__(self, settings: SourceSettings, metrics: Metrics) -> None:
+        self._settings, self._metrics = settings, metrics
+        self.webhook = Webhook(token_in(settings.webhook_token_file), metrics.alert)
+        self._prometheus_down = False
+
+    @contextlib.asynccontextmanager
+    async def listening(
+        self, world: World, current: Callable[[str], int | None], tell: Callable[[str], None]
+    ) -> AsyncIterator[World]:
+        """The world with ears. current, tell: as Hub wants them, but `tell` is only called in the event loop."""
+        loop = asyncio.get_running_loop()
+        hub = Hub(current, lambda uid: _tell(loop, tell, uid))
+        asking = [asyncio.create_task(self._prometheus(hub).run(), name="prometheus")] if self._url else []
+        self.webhook.hub = hub
+        try:
+            yield Listening(world, hub)
+        finally:
+            self.webhook.hub = None
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    @property
+    def _url(self) -> str:
+        return self._settings.prometheus_url
+
+    def _prometheus(self, hub: Hub) -> Prometheus:
+        log.info("asking Prometheus", url=_shown(self._url))
+        return Prometheus(self._url, hub, self._asked, token_in(self._settings.prometheus_token_file))
+
+    def _asked(self, error: Exception | None) -> None:
+        self._metrics.asked(error)
+        if (error is not None) == self._prometheus_down:
+            return
+        self._prometheus_down = error is not None
+        if error is None:
+            log.info("Prometheus answers again", url=_shown(self._url))
+        else:
+            why = f"{type(error).__name__}: {error}"[:300].replace(self._url, _shown(self._url))
+            log.warning("Prometheus does not answer; heartbeats are enough", url=_shown(self._url), error=why)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, tell: Callable[[str], None], uid: str) -> None:
+    """An alert may come in at the very end of a loop."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(tell, uid)
+
+
+def _shown(url: str) -> str:
+    """Without the password that may be in it."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

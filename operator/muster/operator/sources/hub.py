@@ -1,0 +1,91 @@
+"""Where the signals of all sources meet, until they are withdrawn or their attempt is over.
+
+All of it is a cache: what a new operator has not heard yet, its sources will repeat.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from muster.contract.signals import Signal
+from muster.operator.sources.alerts import Outcome, Report
+
+# A storm of ever new alerts must not fill the memory; a real job has a handful.
+PER_JOB_MAX, JOBS_MAX = 64, 20_000
+
+Key = tuple[str, str]  # source, and the report's own
+
+
+class Hub:
+    """current: the attempt of a living job; None when there is no such job, or it is over. notice: told the uid of a
+    job about which something changed. Both may be called from any thread, as may everything here.
+    """
+
+    def __init__(self, current: Callable[[str], int | None], notice: Callable[[str], None]) -> None:
+        self._current, self._notice = current, notice
+        self._told: dict[str, dict[Key, Signal]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, source: str, report: Report) -> Outcome:
+        """Keep it, unless it is about what is gone. The same key again is a repetition."""
+        outcome = self._keep(source, report)
+        if outcome is Outcome.TAKEN:
+            self._notice(report.uid)
+        return outcome
+
+    def withdraw(self, source: str, uid: str, key: str) -> Outcome:
+        with self._lock:
+            told = self._told.get(uid, {})
+            known = told.pop((source, key), None)
+            if not told:
+                self._told.pop(uid, None)
+        if known is not None:
+            self._notice(uid)
+        return Outcome.RESOLVED
+
+    def replace(self, source: str, reports: Iterable[Report]) -> None:
+        """From now on this source says these and nothing else."""
+        wanted = {(report.uid, report.key): report for report in reports}
+        with self._lock:
+            here = [(uid, key) for uid, told in self._told.items() for from_, key in told if from_ == source]
+        for uid, key in here:
+            if (uid, key) not in wanted:
+                self.withdraw(source, uid, key)
+        for report in wanted.values():
+            self.take(source, report)
+
+    def signals(self, uid: str, attempt: int) -> tuple[Signal, ...]:
+        """What is known of this attempt. What was said of earlier ones is dropped."""
+        with self._lock:
+            told = self._told.get(uid)
+            if told is None:
+                return ()
+            for key in [key for key, signal in told.items() if signal.attempt < attempt]:
+                del told[key]
+            if not told:
+                del self._told[uid]
+            return tuple(signal for signal in told.values() if signal.attempt == attempt)
+
+    def forget(self, uid: str) -> None:
+        with self._lock:
+            self._told.pop(uid, None)
+
+    def _keep(self, source: str, report: Report) -> Outcome:
+        attempt = self._current(report.uid)
+        if attempt is None:
+            self.forget(report.uid)
+            return Outcome.JOB_GONE
+        if attempt != report.signal.attempt:
+            return Outcome.ATTEMPT_GONE
+        with self._lock:
+            if report.uid not in self._told and len(self._told) >= JOBS_MAX:
+                return Outcome.TOO_MANY
+            told = self._told.setdefault(report.uid, {})
+            key = (source, report.key)
+            if (known := told.get(key)) is not None and known.attempt == attempt:
+                return Outcome.REPEATED
+            if len(told) >= PER_JOB_MAX:
+                return Outcome.TOO_MANY
+            told[key] = report.signal
+            return Outcome.TAKEN

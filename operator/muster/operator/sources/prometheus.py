@@ -1,0 +1,204 @@
+"""Asks Prometheus about all jobs with one query: who has made no step for too long, and which rules want something.
+
+Prometheus may be down, slow, behind, doubled or wrong. So progress is judged by the samples' own times: a series that
+is no longer scraped does not age, a clock that differs from ours does not matter, and any change of a value, also
+backwards, is progress. What it said holds for a minute after its last answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from muster.contract.signals import Signal, SignalKind
+from muster.operator.sources.alerts import Report, report
+from muster.operator.sources.hub import Hub
+
+SOURCE, RULES = "prometheus", "prometheus-rule"
+TICK_SECONDS = 10.0
+ANSWER_SECONDS = 8.0
+ANSWER_BYTES_MAX = 64_000_000  # 10,000 gangs take about 8 MB
+HOLD_SECONDS = 60.0
+
+STEPS_MAX, STEP_SECONDS_MIN = 10.0, 120.0  # as with heartbeats: so many times the last step, and not before
+OTHER_SECONDS = 3600.0  # in evaluation, a save, loading, preparing data: the longest of their own deadlines
+CONFIRM_SECONDS = 30.0  # of samples that say the same
+
+_GANG = "max by (job_uid, attempt)"
+_STEP_AT = "muster_trainer_last_step_timestamp_seconds"
+QUERY = " or ".join(
+    [
+        f'label_replace({_GANG} ({_STEP_AT}), "is", "step_at", "", "")',
+        f'label_replace({_GANG} (timestamp({_STEP_AT})), "is", "seen_at", "", "")',
+        f'label_replace({_GANG} (muster_trainer_rank_step_seconds), "is", "step_seconds", "", "")',
+        f'label_replace({_GANG} (muster_trainer_phase{{phase="step"}}), "is", "stepping", "", "")',
+        # Rules with that label, and alerts that fire: so a muster_action works without an Alertmanager too.
+        '{muster_action!="", __name__!="ALERTS_FOR_STATE", alertstate!="pending"}',
+    ]
+)
+
+
+class BadAnswer(Exception):
+    """What came back is no answer to an instant query; the message says what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Gang:
+    """mark: whatever differs is progress. since: the sample at which that mark was first true, as far as is known.
+    first_at: the sample in which we saw it first. All by Prometheus' clock.
+    """
+
+    mark: tuple[float, float]
+    since: float
+    first_at: float
+
+
+class Progress:
+    """Whose last step lies too far back, by what was sampled so far."""
+
+    def __init__(self) -> None:
+        self._gangs: dict[tuple[str, str], _Gang] = {}
+
+    def stalled(self, samples: Iterable[Sample], now: float) -> tuple[Report, ...]:
+        """now: ours, for the signals."""
+        seen: dict[tuple[str, str], dict[str, float]] = {}
+        for sample in samples:
+            labels = sample.labels
+            if (part := labels.get("is")) and (uid := labels.get("job_uid")) and math.isfinite(sample.value):
+                parts = seen.setdefault((uid, labels.get("attempt", "")), {})
+                parts[part] = max(sample.value, parts.get(part, -math.inf))
+        whole = {gang: parts for gang, parts in seen.items() if {"step_at", "seen_at"} <= parts.keys()}
+        self._gangs = {gang: self._follow(self._gangs.get(gang), parts) for gang, parts in whole.items()}
+        found = (self._judge(gang, parts, now) for gang, parts in whole.items())
+        return tuple(each for each in found if each)
+
+    def _follow(self, known: _Gang | None, parts: dict[str, float]) -> _Gang:
+        step_at, seen_at, stepping = parts["step_at"], parts["seen_at"], parts.get("stepping", 0.0)
+        mark = (step_at, stepping)
+        if known is not None and known.mark == mark:
+            return known
+        # At first sight the rank's own clock is believed; later it is enough that the mark moved since the last look.
+        own_word = known is None and stepping > 0 and 0 < step_at < seen_at
+        return _Gang(mark, step_at if own_word else seen_at, seen_at)
+
+    def _judge(self, key: tuple[str, str], parts: dict[str, float], now: float) -> Report | None:
+        gang, (uid, attempt) = self._gangs[key], key
+        idle = parts["seen_at"] - gang.since
+        limit = OTHER_SECONDS
+        if parts.get("stepping", 0.0) > 0:
+            limit = max(STEP_SECONDS_MIN, STEPS_MAX * parts.get("step_seconds", 0.0))
+        if idle <= limit or parts["seen_at"] - gang.first_at < CONFIRM_SECONDS or not attempt.isdecimal():
+            return None
+        message = f"Prometheus has seen no step for {idle:.0f} s (limit {limit:.0f} s)"
+        signal = Signal(kind=SignalKind.STALL, attempt=int(attempt), at=now, message=message, source=SOURCE)
+        return Report(uid, f"stall/{attempt}", signal)
+
+
+def wishes(samples: Iterable[Sample], now: float) -> tuple[Report, ...]:
+    """Of rules that carry muster_action and hold: their value is a number and not 0."""
+    found = []
+    for sample in samples:
+        labels = sample.labels
+        if not labels.get("muster_action") or not sample.value or math.isnan(sample.value):
+            continue
+        name = labels.get("alertname") or labels.get("__name__", "a rule")
+        key = hashlib.blake2b(json.dumps(sorted(labels.items())).encode(), digest_size=8).hexdigest()
+        told = report(labels, f"{name}: holds in Prometheus", now, RULES, key)
+        if isinstance(told, Report):
+            found.append(told)
+    return tuple(found)
+
+
+def samples_in(body: bytes) -> tuple[Sample, ...]:
+    """Raises BadAnswer."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadAnswer(f"no JSON: {body[:80]!r}") from error
+    try:
+        if document["status"] != "success" or document["data"]["resultType"] != "vector":
+            raise BadAnswer(f"{document.get('errorType')}: {document.get('error')}"[:300])
+        found = [(entry["metric"], float(entry["value"][1])) for entry in document["data"]["result"]]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise BadAnswer(f"not the answer to an instant query: {type(error).__name__}: {error}"[:300]) from error
+    if not all(isinstance(labels, dict) for labels, _ in found):
+        raise BadAnswer("a series without labels")
+    return tuple(Sample(labels, value) for labels, value in found)
+
+
+class Prometheus:
+    """url: of its HTTP API, as far as /api/v1. token: for its bearer authentication, if it wants one. told: of every
+    question, with the error if there was one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        hub: Hub,
+        told: Callable[[Exception | None], None],
+        token: Callable[[], str | None] = lambda: None,
+        tick_seconds: float = TICK_SECONDS,
+    ) -> None:
+        self._url, self._hub, self._told, self._token = url.rstrip("/"), hub, told, token
+        self._tick_seconds = tick_seconds
+        self._progress = Progress()
+        self._answered_at = time.monotonic()
+
+    async def run(self) -> None:
+        limits = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        async with aiohttp.ClientSession(timeout=limits) as session:
+            while True:
+                began = time.monotonic()
+                await self.turn(session)
+                await asyncio.sleep(max(0.0, self._tick_seconds - (time.monotonic() - began)))
+
+    async def turn(self, session: aiohttp.ClientSession) -> None:
+        """Ask once, and tell the hub. No error gets out."""
+        try:
+            samples = await self._ask(session)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, BadAnswer) as error:
+            if time.monotonic() - self._answered_at > HOLD_SECONDS:
+                self._say((), ())
+            self._told(error)
+            return
+        self._answered_at, now = time.monotonic(), time.time()
+        self._say(self._progress.stalled(samples, now), wishes(samples, now))
+        self._told(None)
+
+    def _say(self, stalled: tuple[Report, ...], wished: tuple[Report, ...]) -> None:
+        self._hub.replace(SOURCE, stalled)
+        self._hub.replace(RULES, wished)
+
+    async def _ask(self, session: aiohttp.ClientSession) -> tuple[Sample, ...]:
+        token = self._token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        wanted = {"query": QUERY, "timeout": f"{ANSWER_SECONDS:g}s"}
+        async with session.get(f"{self._url}/api/v1/query", params=wanted, headers=headers) as reply:
+            body = await _read(reply)
+            if reply.status != 200:
+                raise BadAnswer(f"HTTP {reply.status}: {body[:200]!r}")
+        return await asyncio.to_thread(samples_in, body)
+
+
+async def _read(reply: aiohttp.ClientResponse) -> bytes:
+    """StreamReader.read(n) returns what is there; all of it is wanted, up to the limit."""
+    parts, size = [], 0
+    async for chunk in reply.content.iter_any():
+        size += len(chunk)
+        if size > ANSWER_BYTES_MAX:
+            raise BadAnswer(f"more than {ANSWER_BYTES_MAX} bytes")
+        parts.append(chunk)
+    return b"".join(parts)

@@ -1,0 +1,67 @@
+"""A world with ears: the same nine questions, and in what is observed also what the hub was told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from muster.contract.signals import Signal
+from muster.contract.status import JobStatus
+from muster.operator.core.decision import Action
+from muster.operator.core.fleet import Fleet
+from muster.operator.core.observed import Observed, Reservation
+from muster.operator.sources.hub import Hub
+from muster.operator.sources.prometheus import SOURCE as PROMETHEUS
+from muster.operator.world import Reservations, World
+
+# A rank rewrites its heartbeat every second. So long without one from anybody, and we are blind.
+HEARD_SECONDS = 60.0
+
+
+class Listening:
+    """Whom to believe: heartbeats are the authority on whether a gang moves. What Prometheus shows of its progress is
+    the second witness, asked only where no rank has been heard directly for a minute. An alert that somebody gave a
+    `muster_action` is his wish for the attempt that it names, and is passed on as it is.
+    """
+
+    def __init__(self, world: World, hub: Hub) -> None:
+        self._world, self._hub = world, hub
+
+    def now(self) -> float:
+        return self._world.now()
+
+    def watch(self) -> AsyncIterator[str]:
+        return self._world.watch()
+
+    async def jobs(self) -> tuple[str, ...]:
+        return await self._world.jobs()
+
+    async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
+        seen = await self._world.observe(uid, fresh)
+        if seen is None:
+            self._hub.forget(uid)
+            return None
+        told = self._hub.signals(uid, seen.status.attempt)
+        return replace(seen, signals=(*seen.signals, *believed(told, seen))) if told else seen
+
+    async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
+        await self._world.write_status(uid, status, version)
+
+    async def apply(self, uid: str, action: Action) -> None:
+        await self._world.apply(uid, action)
+
+    async def fleet(self, fresh: bool = False) -> Fleet:
+        return await self._world.fleet(fresh)
+
+    async def reservations(self) -> Reservations:
+        return await self._world.reservations()
+
+    async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
+        await self._world.write_reservations(entries, version)
+
+
+def believed(told: tuple[Signal, ...], seen: Observed) -> tuple[Signal, ...]:
+    """Without what Prometheus infers, where we see for ourselves."""
+    beats = (beat for worker in seen.workers for beat in worker.heartbeats if beat.attempt == seen.status.attempt)
+    heard = any(seen.now - beat.at <= HEARD_SECONDS for beat in beats)
+    return tuple(signal for signal in told if not (heard and signal.source == PROMETHEUS))
