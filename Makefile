@@ -8,6 +8,7 @@ BIN := .venv/bin
 TESTS ?= tests
 ARGS ?=
 SEEDS ?= 2000
+REGISTRY ?= localhost
 # Many tests start several ranks of their own, so more processes than two buy little and cost memory.
 TEST_PROCESSES ?= 2
 
@@ -17,7 +18,7 @@ unexport PYTHONHOME
 export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo up test test-cluster lint format types generated sim sim-mutants drill-checkpoint ci clean distclean
+.PHONY: help venv venv-run demo up test test-cluster lint format types generated images sim sim-mutants drill-checkpoint drill-faults ci clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -39,6 +40,9 @@ test: venv ## all tests; skipped ones are listed with their reasons
 
 test-cluster: venv ## the operator on a real control plane, whose binaries KUBEBUILDER_ASSETS names
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m cluster tests/cluster $(ARGS)
+
+images: ## the three container images: make images REGISTRY=registry.example.com/ml ARGS='--build-arg …'
+	@$(PYTHON) tools/build_images.py --registry $(REGISTRY) $(ARGS)
 
 lint: venv ## style, formatting and import rules
 	@failed=0; for check in "ruff check ." "ruff format --check ." "lint-imports --no-logo"; do \
@@ -63,6 +67,9 @@ sim-mutants: venv ## planted mistakes in the core; the simulation must find each
 
 drill-checkpoint: venv ## hundreds of seeded faults against checkpoints: make drill-checkpoint ARGS='--rounds 4'
 	$(BIN)/python -m tests.drills.checkpoint.drill $(ARGS)
+
+drill-faults: venv ## every kind of fault on a real platform: make drill-faults ARGS='--rounds 3 --only nan,hang'
+	$(BIN)/python -m tests.drills.faults.drill $(ARGS)
 
 ci: ## what the build server runs
 	.ci/run

@@ -1,0 +1,117 @@
+"""Faults from within a rank: Python imports this file by itself in workers whose PYTHONPATH names this folder.
+
+Nothing of Muster knows of it. A rank that finds an order, `<DRILL_ORDERS>/<job>/rank-<rank>.json`, obeys it in its next
+forward pass, where a fault of the user's code, the data or the machine would strike. An order is carried out once (the
+file is renamed first, so a restarted rank is healthy) unless it says how many passes it lasts.
+"""
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import resource
+import sys
+import time
+
+TARGET = "muster.trainer.objectives"
+PASSES_MEASURED = 20
+
+
+class Orders:
+    """One rank's orders. tensors are left to the caller, so that this file imports no torch."""
+
+    def __init__(self):
+        name = f"rank-{os.environ['RANK']}"
+        folder = os.path.join(os.environ["DRILL_ORDERS"], os.environ["MUSTER_JOB"])
+        self.order = os.path.join(folder, f"{name}.json")
+        self.done = os.path.join(folder, f"{name}.done.json")
+        self.lasting = None  # [order, passes left]
+        self.pace = []  # seconds between passes, while healthy
+        self.last = None
+
+    def next(self):
+        """The order that this pass obeys, if any."""
+        now = time.monotonic()
+        if self.lasting is None:
+            if self.last is not None:
+                self.pace = [*self.pace[-PASSES_MEASURED:], now - self.last]
+            if os.path.exists(self.order):
+                self.lasting = self.take()
+        self.last = now
+        if self.lasting is None:
+            return None
+        order, self.lasting[1] = self.lasting[0], self.lasting[1] - 1
+        if self.lasting[1] <= 0:
+            self.lasting = None
+        return order
+
+    def take(self):
+        with open(self.order) as file:
+            order = json.load(file)
+        note = {**order, "at": time.time()}
+        with open(f"{self.done}.part", "w") as file:
+            json.dump(note, file)
+        os.remove(self.order)
+        os.replace(f"{self.done}.part", self.done)
+        return [order, order.get("passes", 1)]
+
+
+def faulty(objective):
+    """The trainer's `objective`, obeying orders."""
+
+    def with_faults(training):
+        honest, orders = objective(training), Orders()
+
+        def loss(model, batch):
+            order = orders.next()
+            kind = order["kind"] if order else None
+            if kind == "exit":
+                os._exit(order["code"])
+            if kind == "raise":
+                raise RuntimeError("the drill's bug in the training loop")
+            if kind == "memory":
+                out_of_memory()
+            if kind == "hang":
+                while True:
+                    time.sleep(3600)  # not a wait: it is the fault
+            if kind == "slow":
+                healthy = sorted(orders.pace)[len(orders.pace) // 2]
+                time.sleep((order["factor"] - 1) * healthy)  # not a wait: it is the fault
+            value = honest(model, batch)
+            return value * order["by"] if kind == "scale" else value
+
+        return loss
+
+    return with_faults
+
+
+def out_of_memory():
+    """A real allocation that the system really refuses."""
+    import torch
+
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), used + (64 << 20)))
+    torch.empty(1 << 30, dtype=torch.uint8).fill_(1)
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Changes the one function as its module is imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != TARGET:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            module.objective = faulty(module.objective)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if "DRILL_ORDERS" in os.environ and "RANK" in os.environ:
+    sys.meta_path.insert(0, Finder())

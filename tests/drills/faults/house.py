@@ -1,0 +1,259 @@
+"""A whole platform (`muster up`: API, operator, torchrun, ranks) for a drill, and one job on it to do things to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.polling import eventually
+
+from muster.cli import processes as platform_processes
+from muster.cli.address import Server
+from muster.cli.client import Client
+from muster.contract.cluster import Change, LocalCluster
+from muster.contract.layout import State
+from muster.contract.names import HEARTBEAT, STEP_LOG
+from muster.contract.signals import Heartbeat, StepRecord
+from muster.contract.status import JobStatus, Phase
+from muster.operator.local import processes
+from muster.operator.local.processes import WorkerKey
+
+HOOKS = Path(__file__).parent / "hooks"
+NODES, SPARES = 2, 2
+STEPS, COMMIT_EVERY = 120, 20
+SHAPE = {"dim": 64, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 128, "vocabSize": 260, "maxPositions": 128}
+START_SECONDS_MAX = 60.0
+END_SECONDS_MAX = 240.0
+
+
+class Platform:
+    """environment: on top of this process's own, for the platform and, through it, its workers."""
+
+    def __init__(self, root: Path, environment: dict[str, str]) -> None:
+        self.state = State(Path(os.path.realpath(root)))
+        self.environment = environment
+        self.orders = self.state.root / "orders"
+        self.orders.mkdir(parents=True)
+        self.text = self.state.root / "text.txt"
+        self.text.write_text("".join(p.read_text() for p in sorted(Path(json.__file__).parent.glob("*.py"))) * 4)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "muster.cli", "up", "--state", str(self.state.root), "--port", "0"]
+        command += ["--nodes", str(NODES + SPARES), "--stop-jobs", "--parent-pid", str(os.getpid()), "--json"]
+        with (self.state.root / "up.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], START_SECONDS_MAX)
+        line = self.process.stdout.readline() if readable else b""
+        if not line:
+            raise RuntimeError(f"the platform did not start: {(self.state.root / 'up.log').read_text()[-2000:]}")
+        self.client = Client(Server(json.loads(line)["url"], "the drill"))
+        self.cluster = LocalCluster(self.state.cluster)
+
+    def stop(self) -> list[str]:
+        """Stop all; what had to be swept away."""
+        if self.process is not None:
+            self.client.close()
+            for process in self.processes():
+                with contextlib.suppress(psutil.Error):
+                    process.resume()
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        deadline = time.monotonic() + 5
+        while (left := platform_processes.of_state(self.state.root)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        platform_processes.end(left)
+        return [found.what for found in left]
+
+    def processes(self) -> list[psutil.Process]:
+        """All of it: platform, launchers, ranks and what they started."""
+        return [psutil.Process(found.pid) for found in platform_processes.of_state(self.state.root)]
+
+    def part(self, module: str) -> psutil.Process:
+        """The process of one part, such as muster.operator."""
+
+        def there() -> psutil.Process | None:
+            for found in platform_processes.of_state(self.state.root):
+                if f"-m {module} " in f"{found.what} ":
+                    return psutil.Process(found.pid)
+            return None
+
+        return eventually(there, f"{module} to run", START_SECONDS_MAX)
+
+    def submit(self, name: str, **changes: Any) -> Job:
+        (self.orders / name).mkdir()
+        document = self.document(name, **changes)
+        job = Job(self, name, str(self.client.submit(document)["id"]), document)
+        eventually(job.exists, f"{name} to come from the API's database into the cluster", START_SECONDS_MAX)
+        return job
+
+    def document(self, name: str, **changes: Any) -> dict[str, Any]:
+        """changes: replace top-level keys of the spec; those of `training` are merged one level deep."""
+        training = {
+            "model": {"architecture": SHAPE},
+            "data": {"train": [{"source": str(self.text)}], "sequenceLength": 128},
+            "optimizer": {"lr": 1e-3},
+            "batch": {"tokensPerStep": 1024, "microBatch": 4},
+            "parallel": {"shard": "fsdp"},
+            "length": {"steps": STEPS},
+            "seed": 7,
+            "deterministic": True,
+        } | changes.pop("training", {})  # fmt: skip
+        hooks = {"PYTHONPATH": str(HOOKS), "DRILL_ORDERS": str(self.orders), "OMP_NUM_THREADS": "1"}
+        environment = hooks | changes.pop("env", {})
+        spec = {
+            "training": training,
+            "gang": {"nodes": NODES},
+            "checkpoint": {"every": COMMIT_EVERY},
+            "runtime": {"env": [{"name": key, "value": value} for key, value in environment.items()]},
+        } | changes
+        return {"metadata": {"name": name}, "spec": spec}
+
+
+@dataclass
+class Job:
+    """One job of the platform, seen as a bystander sees it: files, processes, and the status's history."""
+
+    platform: Platform
+    name: str
+    uid: str
+    document: dict[str, Any]
+    _version: int = 0
+    _changes: list[Change] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        return int(self.document["spec"]["training"]["length"]["steps"])
+
+    def exists(self) -> bool:
+        return self.uid in self.platform.cluster.written_after(0)
+
+    def status(self) -> JobStatus:
+        return self.platform.cluster.get(self.uid).status
+
+    def created_at(self) -> float:
+        return self.platform.cluster.get(self.uid).metadata.creation_timestamp
+
+    def changes(self) -> list[Change]:
+        """Every status that was ever written, oldest first."""
+        while new := self.platform.cluster.changes(self._version):
+            self._version = new[-1].version
+            self._changes += [change for change in new if change.uid == self.uid]
+        return self._changes
+
+    def folder(self, attempt: int, worker: int) -> Path:
+        return self.platform.state.worker(self.uid, attempt, worker)
+
+    def records(self, attempt: int) -> list[StepRecord]:
+        path = self.folder(attempt, 0) / STEP_LOG
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [StepRecord.model_validate_json(line) for line in lines if line.endswith("}")]
+
+    def heartbeat(self, attempt: int, rank: int) -> Heartbeat | None:
+        try:
+            return Heartbeat.model_validate_json(
+                (self.folder(attempt, rank) / HEARTBEAT.format(rank=rank)).read_bytes()
+            )
+        except (OSError, ValueError):
+            return None
+
+    def trains_at(self, step: int, commit: int, attempt: int = 1) -> None:
+        """Wait until that step is done and that commit exists."""
+
+        def there() -> bool:
+            status, beat = self.status(), self.heartbeat(attempt, 0)
+            if status.phase.terminal:
+                raise RuntimeError(f"{self.name} is {status.phase}: {status.because}")
+            return beat is not None and beat.step >= step and (beat.last_commit_step or 0) >= commit
+
+        eventually(there, f"step {step} of {self.name}", 120)
+
+    def first_step_after(self, attempt: int) -> float | None:
+        """When the first step of any later attempt was done."""
+        for later in range(attempt + 1, self.status().attempt + 1):
+            if records := self.records(later):
+                return records[0].at
+        return None
+
+    def tree(self, attempt: int, worker: int) -> list[psutil.Process]:
+        """Live processes of one worker, its launcher first."""
+        tree = processes.members(processes.scan(self.platform.state), WorkerKey(self.uid, attempt, worker))
+        top = processes.top_of(tree)
+        return sorted(tree, key=lambda process: (process != top, process.pid))
+
+    def rank(self, attempt: int, rank: int) -> psutil.Process:
+        beat = eventually(lambda: self.heartbeat(attempt, rank), f"a heartbeat of rank {rank}")
+        return psutil.Process(beat.pid)
+
+    def order(self, rank: int, kind: str, **more: Any) -> float:
+        """Have a rank do something to itself in its next step; when it began to."""
+        folder = self.platform.orders / self.name
+        (folder / "order.part").write_text(json.dumps({"kind": kind, **more}))
+        (folder / "order.part").rename(folder / f"rank-{rank}.json")
+        done = folder / f"rank-{rank}.done.json"
+        eventually(done.exists, f"rank {rank} to take the order {kind}", 60)
+        return float(json.loads(done.read_text())["at"])
+
+    def ends(self, seconds: float = END_SECONDS_MAX) -> JobStatus:
+        """Its status once it has ended, or as it is when the time is over."""
+        with contextlib.suppress(AssertionError):
+            eventually(lambda: self.status().phase.terminal, f"the end of {self.name}", seconds)
+        return self.status()
+
+    def cancel(self) -> None:
+        for member in processes.scan(self.platform.state):
+            if member.key.job_uid == self.uid:
+                member.process.send_signal(signal.SIGCONT)
+        self.platform.client.post(f"jobs/{self.uid}:cancel")
+        eventually(lambda: self.status().phase == Phase.CANCELLED, f"{self.name} to be cancelled", 180)
+
+    def left_running(self) -> int:
+        """Processes of the job that outlive it."""
+        deadline = time.monotonic() + 3
+        while (left := self._living()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def _living(self) -> int:
+        return sum(member.key.job_uid == self.uid for member in processes.scan(self.platform.state))
+
+    def losses(self) -> dict[int, float]:
+        """By step, as the attempt saw it that trained it last."""
+        found: dict[int, float] = {}
+        for attempt in range(1, self.status().attempt + 1):
+            for record in self.records(attempt):
+                found[record.step] = record.loss
+        return found
+
+
+@contextlib.contextmanager
+def platform(root: Path, environment: dict[str, str]) -> Iterator[Platform]:
+    house = Platform(root, environment)
+    try:
+        house.start()
+        yield house
+    finally:
+        house.stop()

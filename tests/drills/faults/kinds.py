@@ -1,0 +1,178 @@
+"""The faults: how each is done to a job that trains, and what ought to come of it."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import psutil
+from tests.drills.faults.house import COMMIT_EVERY, Job
+from tests.drills.faults.store import Store
+from tests.polling import eventually
+
+from muster.contract.signals import Cause
+from muster.contract.status import Phase
+
+STRUCK_AT = 30  # after the first commit, and far from the second, so that there is something to lose
+VICTIM = 1
+FILE_BYTES_MAX = 256 << 10
+STORE_PAUSE_SECONDS, MACHINE_PAUSE_SECONDS = 12.0, 20.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """strike: do it, and return when. cause: to be assigned; None: no attempt may end. ends: how the job ought to.
+
+    same_losses: the finished job must have trained what the unharmed one did, bit for bit. changes: of the job.
+    heal: what the drill itself undoes when the job has gone on, or has not within `patience` seconds.
+    """
+
+    name: str
+    says: str
+    strike: Callable[[Job, Store], float]
+    cause: Cause | None
+    ends: Phase = Phase.SUCCEEDED
+    same_losses: bool = True
+    changes: dict[str, Any] = field(default_factory=dict)
+    on_s3: bool = False
+    patience: float = 90.0
+
+
+def kill_rank(job: Job, store: Store) -> float:
+    return _send(job.rank(1, VICTIM), signal.SIGKILL)
+
+
+def kill_launcher(job: Job, store: Store) -> float:
+    return _send(job.tree(1, VICTIM)[0], signal.SIGKILL)
+
+
+def lose_node(job: Job, store: Store) -> float:
+    """Every process of the node at once, children first, so that nobody is left to say anything."""
+    tree = job.tree(1, VICTIM)
+    for process in tree:
+        process.suspend()
+    at = time.time()
+    for process in reversed(tree):
+        process.kill()
+    return at
+
+
+def stop_rank(job: Job, store: Store) -> float:
+    return _send(job.rank(1, VICTIM), signal.SIGSTOP)
+
+
+def order(kind: str, **more: Any) -> Callable[[Job, Store], float]:
+    return lambda job, store: job.order(VICTIM, kind, **more)
+
+
+def corrupt_tokens(job: Job, store: Store) -> float:
+    """Token ids that the model doesn't have, in most of the prepared store."""
+    (path,) = job.platform.state.cache.glob("tokens/*/tokens.bin")
+    tokens = np.memmap(path, np.uint16, mode="r+")
+    tokens[::64] = 60_000
+    tokens.flush()
+    return time.time()
+
+
+def stop_store(job: Job, store: Store) -> float:
+    """While a save is under way, for longer than a save takes."""
+    before = job.heartbeat(1, 0)
+    assert before is not None
+    at = time.time()
+    store.stop()
+    with contextlib.suppress(AssertionError):
+        eventually(lambda: _stepped(job, before.step + 2 * COMMIT_EVERY), "training without a store", 20)
+    store.start()
+    return at
+
+
+def kill_operator(job: Job, store: Store) -> float:
+    """A rank dies, and the operator while it recovers the job."""
+    operator = job.platform.part("muster.operator")
+    at = kill_rank(job, store)
+    eventually(lambda: job.status().phase == Phase.RESTARTING, "the recovery to begin", 10)
+    operator.kill()
+    return at
+
+
+def kill_api(job: Job, store: Store) -> float:
+    return _send(job.platform.part("muster.api"), signal.SIGKILL)
+
+
+def fill_disk(job: Job, store: Store) -> float:
+    """No file of the gang's processes may grow beyond what a heartbeat needs: writes fail as on a full disk."""
+    for worker in (0, 1):
+        for process in job.tree(1, worker)[1:]:
+            with contextlib.suppress(psutil.Error):
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, FILE_BYTES_MAX))
+    return time.time()
+
+
+def disturb(job: Job, store: Store) -> float:
+    """No fault: a store that hangs for a while in the middle of a save, then the whole machine paused, as a snapshot of
+    it would.
+    """
+    at = time.time()
+    for seconds, processes in ((STORE_PAUSE_SECONDS, store.processes), (MACHINE_PAUSE_SECONDS, job.platform.processes)):
+        paused = processes()
+        for process in paused:
+            process.suspend()
+        with contextlib.suppress(AssertionError):
+            eventually(lambda: False, "nothing: the pause is the fault", seconds)
+        for process in paused:
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+        before = job.heartbeat(1, 0)
+        step = before.step if before else 0
+        eventually(lambda least=step + COMMIT_EVERY: _stepped(job, least), "training to go on", 60)  # type: ignore[misc]
+    return at
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> float:
+    at = time.time()
+    process.send_signal(number)
+    return at
+
+
+def _stepped(job: Job, step: int) -> bool:
+    beat = job.heartbeat(1, 0)
+    return beat is not None and beat.step >= step
+
+
+BROKEN = Cause.INFRASTRUCTURE
+
+
+KINDS = (
+    Kind("kill-rank", "SIGKILL of a rank", kill_rank, BROKEN),
+    Kind("kill-launcher", "SIGKILL of a launcher", kill_launcher, BROKEN),
+    Kind("node-gone", "all processes of a node at once", lose_node, BROKEN),
+    Kind("stop-rank", "SIGSTOP of a rank", stop_rank, Cause.HANG),
+    Kind("hang", "a rank never enters the collective", order("hang"), Cause.HANG),
+    Kind("straggler", "a rank takes 1.5 times as long", order("slow", factor=1.5, passes=10_000), None),
+    Kind("exit-code", "a rank exits with 3", order("exit", code=3), Cause.UNKNOWN),
+    Kind("exception", "a rank raises once", order("raise"), Cause.UNKNOWN),
+    Kind("out-of-memory", "an allocation is refused", order("memory"), Cause.OUT_OF_MEMORY, ends=Phase.FAILED),
+    Kind("nan", "a loss is NaN once", order("scale", by=float("nan")), Cause.NUMERIC, same_losses=False),
+    Kind("spike", "a loss is 1000 times too high", order("scale", by=1e3, passes=8), Cause.NUMERIC, same_losses=False),
+    Kind("corrupt-sample", "token ids outside of the vocabulary", corrupt_tokens, Cause.STORAGE),
+    Kind("store-gone", "the S3 server is gone during saves", stop_store, None, on_s3=True),
+    Kind("disk-full", "no checkpoint can be written", fill_disk, Cause.STORAGE),
+    Kind("operator-gone", "SIGKILL of the operator while it recovers", kill_operator, BROKEN),
+    Kind("api-gone", "SIGKILL of the API", kill_api, None),
+    Kind(
+        "calm",
+        f"none: evaluations, a store that hangs for {STORE_PAUSE_SECONDS:.0f} s, the machine paused for "
+        f"{MACHINE_PAUSE_SECONDS:.0f} s",
+        disturb,
+        None,
+        same_losses=False,
+        changes={"training": {"length": {"steps": 400}, "evaluation": {"every": 10, "holdout": 0.2}}},
+        on_s3=True,
+    ),
+)
