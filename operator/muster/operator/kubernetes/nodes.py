@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from pydantic import ValidationError
+
+from muster.contract import notices as agents
 from muster.contract.kubernetes import seconds_of
 from muster.contract.signals import SignalKind
 from muster.operator.core import placement
@@ -38,16 +41,16 @@ LEAVING_TAINTS = {
     "karpenter.sh/disruption": SignalKind.NODE_DRAIN,
     "cloud.google.com/impending-node-termination": SignalKind.SPOT_NOTICE,
     "ToBeDeletedByClusterAutoscaler": SignalKind.NODE_DRAIN,
-    "muster.dev/spot-notice": SignalKind.SPOT_NOTICE,
-    "muster.dev/drain": SignalKind.NODE_DRAIN,
-}
+} | {taint: kind for kind, taint in agents.TAINTS.items()}
+# The agent renews its condition every five minutes; a node object is too dear for more.
+AGENT_SILENT_SECONDS = 900.0
 # HyperPod's own word for a node that it is about to replace or reboot.
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Somebody announced that the node will go. at: when, or when it was first seen."""
+    """Somebody announced that the node will go, or that it is broken. at: when, or when it was first seen."""
 
     kind: SignalKind
     at: float
@@ -58,7 +61,8 @@ class Notice:
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """node: all of it, as if nobody else used it. answers: its kubelet reports. silent_since: when it stopped to.
-    unfit: why no new worker should go there, empty if one may.
+    unfit: why no new worker should go there, empty if one may. faults: what the agent found that hits the processes
+    there and not the node.
     """
 
     node: Node
@@ -66,6 +70,7 @@ class NodeFacts:
     silent_since: float
     unfit: str
     notice: Notice | None
+    faults: tuple[agents.Notice, ...] = ()
 
 
 def read_node(item: Object, tolerated: Iterable[str], now: float) -> NodeFacts:
@@ -75,7 +80,8 @@ def read_node(item: Object, tolerated: Iterable[str], now: float) -> NodeFacts:
     ready: Object = next((entry for entry in status.get("conditions") or () if entry["type"] == "Ready"), {})
     answers = ready.get("status") == "True"
     taints = spec.get("taints") or ()
-    notice = _notice(taints, labels, now)
+    told = _told(meta.get("annotations") or {})
+    notice = _notice(taints, labels, told, now)
     unfit = _unfit(answers, bool(spec.get("unschedulable")), taints, labels, frozenset(tolerated), notice)
     node = Node(
         name=meta["name"],
@@ -90,17 +96,41 @@ def read_node(item: Object, tolerated: Iterable[str], now: float) -> NodeFacts:
         ready=not unfit,
     )
     silent_since = 0.0 if answers else seconds_of(ready.get("lastTransitionTime")) or now
-    return NodeFacts(node, answers, silent_since, unfit, notice)
+    faults = tuple(found for found in told if found.remedy is agents.Remedy.RESTART)
+    return NodeFacts(node, answers, silent_since, unfit, notice, faults)
+
+
+def _agent_seen(item: Object) -> float | None:
+    """When the node's agent last wrote; 0 if it said that it stops, None if there never was one."""
+    for entry in (item.get("status") or {}).get("conditions") or ():
+        if entry["type"] == agents.AGENT_CONDITION:
+            return (seconds_of(entry.get("lastHeartbeatTime")) or 0.0) if entry.get("status") == "True" else 0.0
+    return None
 
 
 def _capacity(labels: dict[str, str]) -> CapacityType:
     return "spot" if any(labels.get(label) == value for label, value in SPOT_LABELS.items()) else "on-demand"
 
 
-def _notice(taints: Iterable[Object], labels: dict[str, str], now: float) -> Notice | None:
+def _told(annotations: dict[str, str]) -> tuple[agents.Notice, ...]:
+    """What the node's agent wrote; what can't be understood says nothing."""
+    try:
+        text = annotations.get(agents.NOTICES)
+        return agents.NodeNotices.model_validate_json(text).notices if text else ()
+    except ValidationError:
+        return ()
+
+
+def _notice(
+    taints: Iterable[Object], labels: dict[str, str], told: tuple[agents.Notice, ...], now: float
+) -> Notice | None:
+    """A taint that somebody removed by hand is settled, whatever an annotation still says; it only explains."""
     for taint in taints:
         kind = LEAVING_TAINTS.get(taint["key"])
         if kind is not None and taint.get("effect") != "PreferNoSchedule":
+            why = [notice for notice in told if notice.kind is kind and notice.keeps_out]
+            if why and taint["key"] == agents.TAINTS.get(kind):
+                return Notice(kind, why[0].at, why[0].message, why[0].source)
             at = seconds_of(taint.get("timeAdded")) or now
             return Notice(kind, at, f"the node has the taint {taint['key']}: it will go away", taint["key"])
     health = labels.get(HEALTH_LABEL, "")
@@ -137,6 +167,7 @@ class Nodes:
         self._tolerated, self._now, self._notice = tolerated, now, notice
         self._facts: dict[str, NodeFacts] = {}
         self._names: dict[str, str] = {}  # uid → name
+        self._agents: dict[str, float] = {}  # name → when its agent last said that it watches
 
     def get(self, name: str) -> NodeFacts | None:
         return self._facts.get(name)
@@ -148,6 +179,8 @@ class Nodes:
             after = replace(after, notice=before.notice)  # keep when it was first seen
         self._names[item["metadata"]["uid"]] = name
         self._facts[name] = after
+        if (seen := _agent_seen(item)) is not None:
+            self._agents[name] = seen
         if before != after:
             self._notice(name)
 
@@ -162,7 +195,18 @@ class Nodes:
         name = self._names.pop(uid, None)
         if name is not None and name not in self._names.values():
             self._facts.pop(name, None)
+            self._agents.pop(name, None)
             self._notice(name)
+
+    def agents(self) -> dict[str, int]:
+        """How many nodes have an agent that watches, had one that fell silent, or none. Nothing else hangs on it."""
+        now = self._now()
+        silent = sum(now - at > AGENT_SILENT_SECONDS for at in list(self._agents.values()))
+        return {
+            "watching": len(self._agents) - silent,
+            "silent": silent,
+            "none": max(0, len(self._facts) - len(self._agents)),
+        }
 
     def fleet(self, others: Others) -> tuple[Node, ...]:
         """All nodes, without what daemons take of each for ever."""

@@ -61,10 +61,26 @@ def signals(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> tuple[Signal, .
         facts = node_of(pod.node) if pod.node else None
         if facts is not None and facts.notice is not None:
             told = facts.notice
-            found.append(_signal(told.kind, pod, told.at, told.message, told.source, pod.node))
+            message = f"node {pod.node}: {told.message}"
+            found.append(_signal(told.kind, pod, told.at, message, told.source, pod.node))
         elif pod.deleting and living:
             found.append(_taken_away(pod))
+        elif facts is not None:
+            found += _lost_processes(job, pod, facts)
     return tuple(found)
+
+
+def _lost_processes(job: Job, pod: Pod, facts: NodeFacts) -> list[Signal]:
+    """Faults that cost a process and leave its GPU well. Which process is known only where the worker has the whole
+    node; on a shared one, the process that was hit ends by itself, and its neighbours are left alone.
+    """
+    if job.spec.gang.gpus_per_node < facts.node.gpus:
+        return []
+    return [
+        _signal(SignalKind.GPU_FAULT, pod, fault.at, f"node {pod.node}: {fault.message}", fault.source, pod.node)
+        for fault in facts.faults
+        if fault.concerns(pod.created_at)
+    ]
 
 
 def unfit_nodes(job: Job, node_of: NodeOf) -> tuple[str, ...]:

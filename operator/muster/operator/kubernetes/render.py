@@ -10,6 +10,7 @@ from typing import Any
 
 from muster.contract.base import dump_json
 from muster.contract.names import GROUP, KIND, VERSION, Env, Label, worker_name
+from muster.contract.notices import NOTICES_ENV
 from muster.contract.spec import WorkerConfig
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.placement import quantity
@@ -37,6 +38,7 @@ class Site:
     """What is the same for every worker of a cluster. image: where the job names none. api_server: as workers reach it.
     tolerations: as in a pod. checkpoint_uri: where the job names none. preflight: look before the gang meets;
     preflight_answers: what follows a failed check (`gpus=exclude,disk=retry`), where not the trainer's own defaults.
+    agent_port: of the node agents, on their nodes' addresses; 0: there are none.
     """
 
     image: str
@@ -47,6 +49,7 @@ class Site:
     image_pull_secrets: tuple[str, ...] = ()
     preflight: bool = False
     preflight_answers: str = ""
+    agent_port: int = 0
 
 
 class Unrenderable(ValueError):
@@ -259,8 +262,13 @@ def _environment(job: Job, action: CreateWorker, site: Site, net: network.Networ
     if "OMP_NUM_THREADS" not in settings:
         cores = quantity(spec.gang.resources.cpu) or 1.0
         settings["OMP_NUM_THREADS"] = str(max(1, int(cores) // spec.gang.ranks_per_node))
+    addresses = {"MUSTER_POD_IP": "status.podIP"}
+    if site.agent_port:
+        settings[NOTICES_ENV] = f"http://{{host}}:{site.agent_port}/notices"
+        addresses["MUSTER_HOST_IP"] = "status.hostIP"
     fixed: list[Object] = [{"name": name, "value": value} for name, value in settings.items()]
-    return [*fixed, {"name": "MUSTER_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in addresses.items()]
+    return [*fixed, *told]
 
 
 def _resources(job: Job, net: network.NetworkPlan) -> Object:

@@ -10,12 +10,12 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from http.server import ThreadingHTTPServer
 from typing import Any
 
 import yaml
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
@@ -121,6 +121,7 @@ async def _lead(
         settings.report_port,
     )
     metrics.show_jobs(world.phases)
+    metrics.registry.register(_Agents(world.nodes.agents))
     events = Events(client, identity)
     port = server.server_address[1]
     log.info("operator leads", identity=identity, server=client.connection.server, pid=os.getpid(), port=port)
@@ -173,6 +174,19 @@ async def _beat(pulse: Pulse) -> None:
     while True:
         pulse.beat()
         await asyncio.sleep(1.0)
+
+
+class _Agents(Collector):
+    """muster_operator_node_agents{state}: a node whose agent is gone is not watched, and trains on."""
+
+    def __init__(self, agents: Callable[[], dict[str, int]]) -> None:
+        self._agents = agents
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        family = GaugeMetricFamily("muster_operator_node_agents", "Nodes by what their agent does", labels=["state"])
+        for state, count in self._agents().items():
+            family.add_metric([state], count)
+        return [family]
 
 
 class _Calls(Collector):

@@ -31,7 +31,7 @@ def _identity() -> str:
 class KubernetesSettings(SourceSettings):
     """namespace: where lease and ledger lie; None: the operator's own. identity: no two operators may share one.
     image, checkpoint_uri: where a job names none. api_server: as workers reach it. namespace_limits: accelerators that
-    a namespace's jobs may hold together (JSON).
+    a namespace's jobs may hold together (JSON). agent_port: of the nodes' agents; 0: none.
     """
 
     model_config = SettingsConfigDict(env_prefix="MUSTER_OPERATOR_", frozen=True, extra="forbid")
@@ -50,6 +50,7 @@ class KubernetesSettings(SourceSettings):
     preflight: bool = False
     preflight_answers: str = ""
     report_port: int = REPORT_PORT
+    agent_port: Annotated[int, Field(ge=0, le=65535)] = 0
     silence_seconds: Annotated[float, Field(gt=0)] = SILENCE_SECONDS
     passes_at_once: Annotated[int, Field(ge=1)] = 16
     host: str = "0.0.0.0"  # noqa: S104 - a pod's metrics are scraped from elsewhere
@@ -68,4 +69,5 @@ class KubernetesSettings(SourceSettings):
             image_pull_secrets=self.image_pull_secrets,
             preflight=self.preflight,
             preflight_answers=self.preflight_answers,
+            agent_port=self.agent_port,
         )
