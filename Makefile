@@ -18,7 +18,7 @@ unexport PYTHONHOME
 export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo up test test-cluster lint format types generated images sim sim-mutants drill-checkpoint drill-faults ci clean distclean
+.PHONY: help venv venv-run demo up test test-cluster lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,6 +70,9 @@ drill-checkpoint: venv ## hundreds of seeded faults against checkpoints: make dr
 
 drill-faults: venv ## every kind of fault on a real platform: make drill-faults ARGS='--rounds 3 --only nan,hang'
 	$(BIN)/python -m tests.drills.faults.drill $(ARGS)
+
+drill-spot: venv ## spot notices against training, with a store that refuses one in ten: make drill-spot ARGS='--notices 10'
+	$(BIN)/python -m tests.drills.spot.drill $(ARGS)
 
 ci: ## what the build server runs
 	.ci/run

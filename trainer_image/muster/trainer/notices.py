@@ -22,6 +22,7 @@ HOST_IP = "MUSTER_HOST_IP"
 FILE_SECONDS, ASK_SECONDS = 0.25, 1.0  # between two looks
 ABSENT_SECONDS = 15.0  # there is no agent: it may come later
 ANSWER_SECONDS = 2.0
+NOTICE_SECONDS = 110.0  # where no end was told: AWS gives two minutes, of which some were needed to learn of it
 BYTES_MAX = 1_000_000
 
 
@@ -30,9 +31,22 @@ def watch_notices(address: str | None = None) -> None:
     address = os.environ.get(NOTICES_ENV, "") if address is None else address
     if not address:
         return
+    threading.Thread(target=_watch, args=(_where(address),), name="notices", daemon=True).start()
+
+
+def seconds_left(now: float | None = None) -> float | None:
+    """Until this node is taken away; None where nobody announced it."""
+    found = read(_where(os.environ.get(NOTICES_ENV, ""))) or ()
+    leaving = [notice for notice in found if notice.asks_to_leave]
+    if not leaving:
+        return None
+    now = time.time() if now is None else now
+    return max(0.0, min(notice.until or notice.at + NOTICE_SECONDS for notice in leaving) - now)
+
+
+def _where(address: str) -> str:
     host = os.environ.get(HOST_IP, "")
-    where = address.replace("{host}", f"[{host}]" if ":" in host else host)
-    threading.Thread(target=_watch, args=(where,), name="notices", daemon=True).start()
+    return address.replace("{host}", f"[{host}]" if ":" in host else host)
 
 
 def _watch(where: str) -> None:
