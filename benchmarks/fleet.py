@@ -1,6 +1,6 @@
 """16,384 GPUs for 54 days, with the failures that the Llama 3 paper reports: what is left for training?
 
-    python benchmarks/fleet.py [--days 54] [--seed 1] [--json FILE]
+    python -m benchmarks.fleet [--days 54] [--seed 1] [--json FILE]
 
 The first run is steered by Muster's production core and runner, gang, ledger and all; the second by what is usual: a
 fixed checkpoint interval, the collectives' ten-minute time-out as the only detector, and a requeue. Both are compared
@@ -22,10 +22,12 @@ import math
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from benchmarks.ettr import best_interval, formula
 
 from muster.contract.signals import Heartbeat, Signal, SignalKind, StepRecord, TrainerPhase, TrainerSeconds, WorkerExit
 from muster.contract.spec import JobSpec, parse_job
@@ -36,15 +38,38 @@ from muster.operator.core.observed import Committed, Observed, Reservation, Work
 from muster.operator.runner import Listener, Runner
 from muster.operator.world import Reservations
 
-NODES, GPUS, SPARES = 2_048, 8, 64
 DAY = 86_400.0
-SHRINK = 8_960 / (NODES * GPUS)
-BLOCK_SECONDS, SAVE_SECONDS, LOAD_SECONDS = 0.59, 51.06 * SHRINK, 129.49 * SHRINK
-START_SECONDS = 30.0  # assumption: a container starts from an image that is on the node
-MEET_SECONDS = 20.0  # assumption: 2,048 launchers meet, communicators are made
-STEP_SECONDS = 6.0  # 16M tokens at 400 TFLOP/s per GPU, 405B parameters
-NOT_READY_SECONDS = 45.0  # Kubernetes marks a silent node after 40 to 50 s
-REPAIR_SECONDS = 4 * 3600.0  # assumption: a faulty node is away for so long; spares stand in
+
+
+@dataclass(frozen=True)
+class Site:
+    """A gang, where it runs, and how long things take there; by default 16,384 GPUs. Times in seconds.
+
+    start: a container starts from an image that is on the node (assumption). meet: 2,048 launchers meet, communicators
+    are made (assumption). step: 16M tokens at 400 TFLOP/s per GPU, 405B parameters. not_ready: Kubernetes marks a
+    silent node after 40 to 50 s. stop: until a broken gang is gone. repair: a faulty node is away for so long
+    (assumption); spares stand in.
+    """
+
+    nodes: int = 2_048
+    spares: int = 64
+    gpus: int = 8
+    start: float = 30.0
+    meet: float = 20.0
+    load: float = 129.49 * 8_960 / (2_048 * 8)
+    block: float = 0.59
+    save: float = 51.06 * 8_960 / (2_048 * 8)
+    step: float = 6.0
+    not_ready: float = 45.0
+    stop: float = 2.0
+    repair: float = 4 * 3600.0
+
+    @property
+    def restart(self) -> float:
+        return self.start + self.meet + self.load
+
+
+LLAMA = Site()
 USUAL_INTERVAL_SECONDS, TIME_OUT_SECONDS, REQUEUE_SECONDS = 1_800.0, 600.0, (300.0, 1_200.0)
 
 # How each kind shows. crash: a process ends; hang: nothing ends; lost: the node is gone; told: announced.
@@ -72,18 +97,6 @@ MIX: dict[str, tuple[int, str]] = {
 INTERRUPTIONS = sum(count for count, _ in MIX.values())
 
 
-def best_interval(mtbf: float, recovery: float, block: float) -> float:
-    """arXiv 2410.18124: the interval with the highest availability."""
-    return block + math.sqrt(2 * (mtbf + recovery) * block + block**2)
-
-
-def formula(mtbf: float, restart: float, interval: float, block: float, commit: float) -> float:
-    """Meta's E[ETTR], as the renewal that it is the first order of: an interruption ends, on average, `mtbf` seconds of
-    training, of which those after the last commit are lost, and costs `restart` seconds on top.
-    """
-    return (mtbf - interval / 2 - commit) / (mtbf + restart) / (1 + block / interval)
-
-
 def interruptions(rng: random.Random, seconds: float) -> list[tuple[float, str, str]]:
     """(moment, kind, how it shows), as a Poisson process with the paper's rates."""
     kinds = [(name, shows) for name, (_, shows) in MIX.items()]
@@ -93,6 +106,10 @@ def interruptions(rng: random.Random, seconds: float) -> list[tuple[float, str, 
         name, shows = rng.choices(kinds, weights)[0]
         found.append((t, name, shows))
     return found
+
+
+# The seconds of training from one save to the next, chosen as an attempt begins: of the job's status, at a moment.
+Interval = Callable[[JobStatus, float], float]
 
 
 # --- Muster: the production core over a world that is just detailed enough ---
@@ -106,6 +123,7 @@ class Gang:
     resume_step: int
     made_at: float
     nodes: tuple[str, ...]
+    site: Site
     stopped_at: float | None = None
     exits: dict[int, WorkerExit] = field(default_factory=dict)
     lost: int | None = None
@@ -115,37 +133,37 @@ class Gang:
 
     @property
     def up_at(self) -> float:
-        return self.made_at + START_SECONDS
+        return self.made_at + self.site.start
 
     @property
     def trains_at(self) -> float:
-        return self.up_at + MEET_SECONDS + LOAD_SECONDS
+        return self.up_at + self.site.meet + self.site.load
 
     def trained_seconds(self, t: float) -> float:
         """Time spent on steps; of each interval the save blocks a moment."""
         until = t if self.stopped_at is None else min(t, self.stopped_at)
-        return max(0.0, until - self.trains_at) * self.interval / (self.interval + BLOCK_SECONDS)
+        return max(0.0, until - self.trains_at) * self.interval / (self.interval + self.site.block)
 
     def step(self, t: float) -> int:
-        return self.resume_step + int(self.trained_seconds(t) / STEP_SECONDS)
+        return self.resume_step + int(self.trained_seconds(t) / self.site.step)
 
     def committed(self, t: float) -> int:
         """The newest step whose save has landed."""
         if self.final_commit is not None:
             return self.final_commit
         until = t if self.stopped_at is None else min(t, self.stopped_at)
-        saves = int(max(0.0, until - SAVE_SECONDS - self.trains_at) / (self.interval + BLOCK_SECONDS))
-        return self.resume_step + int(saves * self.interval / STEP_SECONDS)
+        saves = int(max(0.0, until - self.site.save - self.trains_at) / (self.interval + self.site.block))
+        return self.resume_step + int(saves * self.interval / self.site.step)
 
 
 class Datacenter:
     """Implements muster.operator.world.World."""
 
-    def __init__(self, spec: JobSpec, interval: float, rng: random.Random) -> None:
-        self.t, self.rng, self.interval = 0.0, rng, interval
+    def __init__(self, site: Site, spec: JobSpec, interval: Interval, rng: random.Random) -> None:
+        self.t, self.site, self.rng, self.interval = 0.0, site, rng, interval
         self.spec, self.status, self.version = spec, JobStatus(queued_at=0.0, since=0.0), 1
         self.down_until: dict[str, float] = {}
-        self.names = tuple(f"node-{i:04d}" for i in range(NODES + SPARES))
+        self.names = tuple(f"node-{i:04d}" for i in range(site.nodes + site.spares))
         self.gang: Gang | None = None
         self.done_step = 0
         self.signals: list[Signal] = []
@@ -162,24 +180,24 @@ class Datacenter:
         gang = self.gang
         if gang is None or gang.stopped_at is not None or self.t < gang.trains_at:
             return  # there was nothing to interrupt; the paper counts interruptions of training
-        victim = self.rng.randrange(NODES)
+        victim = self.rng.randrange(self.site.nodes)
         node = gang.nodes[victim]
         if shows == "told":
             self.signals = [
                 Signal(kind=SignalKind.NODE_DRAIN, attempt=gang.attempt, at=self.t, node=node, message="maintenance")
             ]
-            self.down_until[node] = self.t + REPAIR_SECONDS
+            self.down_until[node] = self.t + self.site.repair
             return
         gang.stopped_at = self.t
         code = {"crash": 134, "software": 1}.get(shows)
         if code is not None:
             gang.exits[victim] = WorkerExit(
-                exit_code=code, at=self.t, rank=victim * GPUS, signal=6 if code > 128 else None
+                exit_code=code, at=self.t, rank=victim * self.site.gpus, signal=6 if code > 128 else None
             )
         if shows == "lost":
             gang.lost = victim
         if shows != "software":
-            self.down_until[node] = self.t + REPAIR_SECONDS
+            self.down_until[node] = self.t + self.site.repair
 
     def ready(self, name: str) -> bool:
         return self.down_until.get(name, -1.0) <= self.t
@@ -231,13 +249,13 @@ class Datacenter:
         plain[0] = replace(plain[0], heartbeats=(self._beat(gang),)) if self.t >= gang.up_at else plain[0]
         for index, end in gang.exits.items():
             plain[index] = replace(plain[index], state=WorkerState.EXITED, exit=end)
-        if gang.lost is not None and gang.stopped_at is not None and self.t >= gang.stopped_at + NOT_READY_SECONDS:
-            since = gang.stopped_at + NOT_READY_SECONDS
+        if gang.lost is not None and gang.stopped_at is not None and self.t >= gang.stopped_at + self.site.not_ready:
+            since = gang.stopped_at + self.site.not_ready
             plain[gang.lost] = replace(plain[gang.lost], state=WorkerState.UNREACHABLE, since=since)
         return tuple(plain)
 
     def _beat(self, gang: Gang) -> Heartbeat:
-        met, step, seconds = gang.up_at + MEET_SECONDS, gang.step(self.t), gang.trained_seconds(self.t)
+        met, step, seconds = gang.up_at + self.site.meet, gang.step(self.t), gang.trained_seconds(self.t)
         moved = self.t if gang.stopped_at is None else gang.stopped_at
         phase = (
             TrainerPhase.INIT if self.t < met else TrainerPhase.LOAD if self.t < gang.trains_at else TrainerPhase.STEP
@@ -246,7 +264,7 @@ class Datacenter:
         account = TrainerSeconds(
             init=min(self.t, met) - gang.up_at,
             load=max(0.0, min(self.t, gang.trains_at) - met),
-            productive=(step - gang.resume_step) * STEP_SECONDS,
+            productive=(step - gang.resume_step) * self.site.step,
             checkpoint=max(0.0, blocked),
         )
         last = StepRecord(
@@ -257,8 +275,8 @@ class Datacenter:
             grad_norm=1.0,
             lr=1e-4,
             tokens=16_000_000,
-            tokens_per_second=16e6 / STEP_SECONDS,
-            step_seconds=STEP_SECONDS,
+            tokens_per_second=16e6 / self.site.step,
+            step_seconds=self.site.step,
             data_wait_seconds=0.0,
             memory_bytes=1,
         )
@@ -282,28 +300,39 @@ class Datacenter:
     async def apply(self, uid: str, action: Action) -> None:
         if isinstance(action, CreateWorker):
             if self.gang is None:
-                self.gang = Gang(action.attempt, action.resume_step, self.t, action.nodes, interval=self.interval)
+                self.gang = Gang(
+                    action.attempt,
+                    action.resume_step,
+                    self.t,
+                    action.nodes,
+                    self.site,
+                    interval=self.interval(self.status, self.t),
+                )
         elif isinstance(action, RemoveWorker) and self.gang is not None and self.gang.removing_at is None:
             self.gang.removing_at = self.t
             told = self.gang.stopped_at is None and action.grace_seconds > 10
-            self.gang.removing_at += SAVE_SECONDS + STEP_SECONDS if told else 2.0
+            self.gang.removing_at += self.site.save + self.site.step if told else self.site.stop
 
-    def clear(self) -> None:
-        """The gang that was told to go is gone now."""
+    def clear(self) -> bool:
+        """Whether the gang that was told to go is gone now: news, as from a watch."""
         gang = self.gang
         if gang is None or gang.removing_at is None or self.t < gang.removing_at:
-            return
+            return False
         if gang.stopped_at is None:  # it was told in time: it saved its last step, then ended
-            gang.stopped_at = self.t - SAVE_SECONDS
+            gang.stopped_at = self.t - self.site.save
             gang.final_commit = gang.step(self.t)
         self.done_step = max(self.done_step, gang.committed(self.t))
-        self.trained += (gang.step(self.t) - gang.resume_step) * STEP_SECONDS
+        self.trained += (gang.step(self.t) - gang.resume_step) * self.site.step
         self.gang = None
+        return True
 
     async def fleet(self, fresh: bool = False) -> Fleet:
         down = frozenset(name for name in self.down_until if not self.ready(name))
         if self.machines[0] != down:
-            made = (Node(n, "h100", gpus=GPUS, cpus=96.0, memory_bytes=2**41, ready=n not in down) for n in self.names)
+            made = (
+                Node(n, "h100", gpus=self.site.gpus, cpus=96.0, memory_bytes=2**41, ready=n not in down)
+                for n in self.names
+            )
             self.machines = (down, tuple(made))
         summary = JobSummary("job", "team", "llama", 0.0, False, self.spec, self.status)
         return Fleet(self.t, True, self.machines[1], (summary,))
@@ -330,13 +359,14 @@ def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("the world never waits")
 
 
-def muster(seed: int, days: float, interval: float) -> dict[str, Any]:
-    """The production runner, from submission to the last day."""
-    rng = random.Random(seed)
-    world = Datacenter(_spec(), interval, rng)
+def muster(
+    site: Site, spec: JobSpec, interval: Interval, rng: random.Random, pending: list[tuple[float, str, str]], end: float
+) -> dict[str, Any]:
+    """The production runner, from submission to the last moment. pending: the interruptions, in order."""
+    world = Datacenter(site, spec, interval, rng)
     runner = Runner(world, Loud())
     drive(runner.resync(0.0))
-    pending, end, busy, passes = interruptions(rng, days * DAY), days * DAY, 0.0, 0
+    busy, passes = 0.0, 0
     while world.t < end:
         began = time.perf_counter()
         while drive(runner.turn(world.t)):
@@ -345,13 +375,14 @@ def muster(seed: int, days: float, interval: float) -> dict[str, Any]:
         world.t = min(end, _next_moment(world, runner, pending))
         if pending and pending[0][0] <= world.t:
             world.interrupt(pending.pop(0)[2])
-        world.clear()
+        if world.clear():
+            runner.notice("job", world.t)
     if world.gang is not None:
-        world.trained += (world.gang.step(end) - world.gang.resume_step) * STEP_SECONDS
+        world.trained += (world.gang.step(end) - world.gang.resume_step) * site.step
         world.done_step = max(world.done_step, world.gang.step(end))
     seconds = world.status.ledger.seconds
     return {
-        "ettr": world.done_step * STEP_SECONDS / end,
+        "ettr": world.done_step * site.step / end,
         "ettr_by_ledger": seconds.get("productive", 0.0) / world.status.ledger.since,
         "attempts": world.status.attempt,
         "interruptions": {str(cause): count for cause, count in sorted(world.status.restarts.by_cause.items())},
@@ -383,14 +414,14 @@ def usual(seed: int, days: float) -> dict[str, Any]:
     """What is usual: nothing notices but the collectives' time-out, and the job goes back into the queue."""
     rng, end = random.Random(seed), days * DAY
     t, useful, count = 0.0, 0.0, 0
-    restart = START_SECONDS + MEET_SECONDS + LOAD_SECONDS
+    restart = LLAMA.restart
     for moment, _, shows in interruptions(rng, end):
         if moment < t:
             continue
         count += 1
         # Saves block for as long as an asynchronous one would: only the interval is the usual one.
-        trained = (moment - t) * USUAL_INTERVAL_SECONDS / (USUAL_INTERVAL_SECONDS + BLOCK_SECONDS)
-        landed = max(0.0, trained - SAVE_SECONDS) // USUAL_INTERVAL_SECONDS * USUAL_INTERVAL_SECONDS
+        trained = (moment - t) * USUAL_INTERVAL_SECONDS / (USUAL_INTERVAL_SECONDS + LLAMA.block)
+        landed = max(0.0, trained - LLAMA.save) // USUAL_INTERVAL_SECONDS * USUAL_INTERVAL_SECONDS
         useful += landed
         noticed = 0.0 if shows == "told" else TIME_OUT_SECONDS
         t = moment + noticed + rng.uniform(*REQUEUE_SECONDS) + restart
@@ -403,10 +434,10 @@ def _spec() -> JobSpec:
         "training": {
             "model": {"preset": "llama-8b"},
             "data": {"train": [{"source": "s3://data"}], "sequenceLength": 1024},
-            "batch": {"tokensPerStep": 1024 * NODES * GPUS},
+            "batch": {"tokensPerStep": 1024 * LLAMA.nodes * LLAMA.gpus},
             "length": {"steps": 10_000_000},
         },
-        "gang": {"nodes": NODES, "gpusPerNode": GPUS},
+        "gang": {"nodes": LLAMA.nodes, "gpusPerNode": LLAMA.gpus},
         "recovery": {"budgets": {"hang": 20, "infrastructure": 60, "unknown": 30}},
     }
     return parse_job({"metadata": {"name": "llama"}, "spec": document}).spec
@@ -418,10 +449,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    mtbf = 54 * DAY / INTERRUPTIONS
-    restart = START_SECONDS + MEET_SECONDS + LOAD_SECONDS
-    interval = best_interval(mtbf, restart, BLOCK_SECONDS)
-    ours = muster(arguments.seed, arguments.days, interval)
+    mtbf, restart = 54 * DAY / INTERRUPTIONS, LLAMA.restart
+    interval = best_interval(mtbf, restart, LLAMA.block)
+    rng, end = random.Random(arguments.seed), arguments.days * DAY
+    ours = muster(LLAMA, _spec(), lambda status, now: interval, rng, interruptions(rng, end), end)
     theirs = usual(arguments.seed, arguments.days)
     share = {
         shows: sum(c for c, s in MIX.values() if s == shows) / INTERRUPTIONS
@@ -429,22 +460,19 @@ def main() -> int:
     }
     # From the failure to a gang that is gone, by the operator's own constants; announced ones lose no step.
     detection = (
-        share["lost"] * (NOT_READY_SECONDS + 12.5)
+        share["lost"] * (LLAMA.not_ready + 12.5)
         + share["hang"] * (120 + 60 + 2.5)
         + (share["crash"] + share["software"]) * 2.5
     )
-    ours_formula = formula(mtbf, restart + detection + 5.0, interval, BLOCK_SECONDS, SAVE_SECONDS)
+    ours_formula = formula(mtbf, restart + detection + 5.0, interval, LLAMA.block, LLAMA.save)
     queue = sum(REQUEUE_SECONDS) / 2
-    theirs_formula = formula(
-        mtbf, restart + queue + TIME_OUT_SECONDS, USUAL_INTERVAL_SECONDS, BLOCK_SECONDS, SAVE_SECONDS
-    )
+    theirs_formula = formula(mtbf, restart + queue + TIME_OUT_SECONDS, USUAL_INTERVAL_SECONDS, LLAMA.block, LLAMA.save)
     print(
-        f"{NODES * GPUS} GPUs, {arguments.days:g} days, {INTERRUPTIONS} interruptions per 54 days, "
+        f"{LLAMA.nodes * LLAMA.gpus} GPUs, {arguments.days:g} days, {INTERRUPTIONS} interruptions per 54 days, "
         f"one in {mtbf / 3600:.2f} h"
     )
     print(
-        f"restart {restart:.0f} s, commit {SAVE_SECONDS:.0f} s, block {BLOCK_SECONDS} s; "
-        f"Muster's interval {interval:.0f} s"
+        f"restart {restart:.0f} s, commit {LLAMA.save:.0f} s, block {LLAMA.block} s; Muster's interval {interval:.0f} s"
     )
     print(f"{'':24}{'ETTR':>9}{'formula':>9}{'attempts':>10}")
     print(f"{'with Muster':24}{ours['ettr']:9.2%}{ours_formula:9.2%}{ours['attempts']:10d}")

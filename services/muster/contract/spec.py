@@ -276,11 +276,30 @@ class TrainingJob(Record):
     status: JobStatus = JobStatus()
 
 
+class Past(Record):
+    """What is known of the job's earlier attempts. seconds: in which there was a gang that could fail."""
+
+    failures: int = 0
+    seconds: float = 0.0
+
+
+def past_of(status: JobStatus) -> Past | None:
+    """Of the attempts that the status remembers and that are over; None before the first is."""
+    over = [attempt for attempt in status.attempts if attempt.ended_at is not None]
+    if not over:
+        return None
+    return Past(
+        failures=sum(attempt.cause is not None for attempt in over),
+        seconds=sum(max(0.0, (attempt.ended_at or 0.0) - attempt.created_at) for attempt in over),
+    )
+
+
 class WorkerConfig(Record):
     """All that a worker needs to know of its job, as JSON in MUSTER_CONFIG."""
 
     training: TrainingConfig
     checkpoint: CheckpointSpec
+    past: Past | None = None
 
 
 class Submission(Record):

@@ -34,16 +34,23 @@ def test_a_time_counts_from_the_last_save_or_the_start() -> None:
     assert policy.due(9, 1_200.0, History(0.0, saved_at=600.0))
 
 
-def test_the_interval_is_the_best_one_by_brute_force() -> None:
-    """Share of useful time with interval Δ: each failure costs a recovery and half an interval, each save T_s."""
-    save, between, recovery = 4.0, 3_600.0, 90.0
+def test_the_interval_solves_its_equation() -> None:
+    """By brute force over random lives: tests/sim/test_goodput.py."""
+    save, between = 4.0, 3_600.0
 
-    def useful(interval: float) -> float:
-        period = interval + save
-        return interval / period * between / (between + recovery + period / 2)
+    def useful(training: float) -> float:
+        return training / math.expm1((training + save) / between)
 
     best = max((d / 10 for d in range(10, 20_000)), key=useful)
-    assert optimal_interval_seconds(save, between, recovery) == pytest.approx(best, rel=0.1)
+    assert optimal_interval_seconds(save, between) == pytest.approx(best + save, abs=0.1)
+    assert optimal_interval_seconds(1e-3, 1e7) == pytest.approx(math.sqrt(2 * 1e-3 * 1e7), rel=0.01), "as Young's"
+    assert optimal_interval_seconds(50.0, 10.0) == pytest.approx(60.0, rel=0.01), "hopeless: save as seldom as failures"
+
+
+def test_a_job_that_fails_often_outweighs_the_prior_at_once() -> None:
+    assert seconds_between_failures(History(0.0, failures=3, observed_seconds=900.0)) == pytest.approx(300.0)
+    prior = seconds_between_failures(History(0.0))
+    assert seconds_between_failures(History(0.0, failures=1, observed_seconds=3 * prior)) == pytest.approx(2 * prior)
 
 
 def test_auto_saves_more_often_when_failures_are_seen_and_never_faster_than_it_uploads() -> None:

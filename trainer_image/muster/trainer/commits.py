@@ -6,6 +6,7 @@ import sys
 import time
 
 from muster.contract.signals import TrainerPhase
+from muster.contract.spec import Past
 from muster.trainer.checkpoint import Policy, SaveOutcome, Saver, TrainState
 from muster.trainer.checkpoint.policy import History
 from muster.trainer.config import Ranks
@@ -24,8 +25,9 @@ SKIPPED = "skipped:"
 class Commits:
     """every: of CheckpointSpec. Rank 0 alone decides when a save is due; the others hear it in the step's reduction."""
 
-    def __init__(self, saver: Saver, every: int | str, ranks: Ranks, life: Life, metrics: Metrics) -> None:
+    def __init__(self, saver: Saver, every: int | str, past: Past, ranks: Ranks, life: Life, metrics: Metrics) -> None:
         self._saver, self._policy, self._ranks, self._life, self._metrics = saver, Policy(every), ranks, life, metrics
+        self._past = past
         self._started = (time.monotonic(), 0)
         self._saved: tuple[float, int] | None = None
         self._blocked: list[float] = []
@@ -111,5 +113,7 @@ class Commits:
             saved_step=saved_step,
             blocked_seconds=tuple(self._blocked),
             upload_seconds=tuple(self._uploads),
+            failures=self._past.failures,
+            observed_seconds=self._past.seconds + time.monotonic() - self._started[0],
             nodes=self._ranks.nodes,
         )

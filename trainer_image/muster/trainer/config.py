@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from muster.contract.base import InvalidDocument, dump, parse, problems
 from muster.contract.names import Env
-from muster.contract.spec import CheckpointSpec, WorkerConfig
+from muster.contract.spec import CheckpointSpec, Past, WorkerConfig
 from muster.contract.training import TrainingConfig
 from muster.trainer.errors import UserError
 
@@ -35,6 +35,7 @@ class Run:
     cache_dir: Path
     training: TrainingConfig
     checkpoint: CheckpointSpec
+    past: Past = field(default_factory=Past)
 
     @property
     def document(self) -> dict[str, object]:
@@ -72,6 +73,7 @@ def read_run(environ: Mapping[str, str] = os.environ) -> Run:
         cache_dir=Path(environ.get(Env.CACHE_DIR) or worker_dir / "cache").resolve(),
         training=config.training,
         checkpoint=config.checkpoint,
+        past=config.past or Past(),
     )
 
 

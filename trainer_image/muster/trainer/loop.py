@@ -98,7 +98,7 @@ class Trainer:
         life.before_each_beat(self.log.flush if self.log else None)
         saver = Saver(identity, run.checkpoint.keep, layout.describe())
         saver.prepare(self.spread.decoder, self.optimizer)
-        self.commits = Commits(saver, run.checkpoint.every, ranks, life, self.metrics)
+        self.commits = Commits(saver, run.checkpoint.every, run.past, ranks, life, self.metrics)
         self.evaluator = _evaluator(run, ranks, data, device)
         self.flops_per_token = flops.per_token(origin.architecture, config.data.sequence_length)
         self.peak = flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None

@@ -11,7 +11,7 @@ from typing import Any
 from muster.contract.base import dump_json
 from muster.contract.names import GROUP, KIND, VERSION, Env, Label, worker_name
 from muster.contract.notices import NOTICES_ENV
-from muster.contract.spec import WorkerConfig
+from muster.contract.spec import WorkerConfig, past_of
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.placement import quantity
 from muster.operator.kubernetes import network
@@ -245,7 +245,9 @@ def _environment(job: Job, action: CreateWorker, site: Site, net: network.Networ
         Env.WORKER: str(action.worker),
         Env.RESUME_STEP: str(action.resume_step),
         Env.CHECKPOINT_URI: checkpoint_folder(job, site),
-        Env.CONFIG: dump_json(WorkerConfig(training=spec.training, checkpoint=spec.checkpoint)),
+        Env.CONFIG: dump_json(
+            WorkerConfig(training=spec.training, checkpoint=spec.checkpoint, past=past_of(job.status))
+        ),
         Env.WORKER_DIR: f"{ROOT}/worker",
         Env.CACHE_DIR: f"{ROOT}/cache",
         Env.FENCE: f"{site.api_server}/apis/{GROUP}/{VERSION}/namespaces/{job.namespace}/trainingjobs/{job.name}",

@@ -11,7 +11,7 @@ from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
 from muster.contract.names import Env
 from muster.contract.notices import NOTICES_ENV
-from muster.contract.spec import JobSpec, Runtime, TrainingJob, WorkerConfig
+from muster.contract.spec import JobSpec, Runtime, TrainingJob, WorkerConfig, past_of
 from muster.operator.core.decision import CreateWorker
 from muster.operator.local.processes import WorkerKey, marks
 from muster.operator.settings import cores
@@ -46,7 +46,9 @@ def worker_environment(
             Env.JOB: meta.name,
             Env.RESUME_STEP: str(action.resume_step),
             Env.CHECKPOINT_URI: checkpoint_folder(state, job.spec, meta.uid),
-            Env.CONFIG: dump_json(WorkerConfig(training=job.spec.training, checkpoint=job.spec.checkpoint)),
+            Env.CONFIG: dump_json(
+                WorkerConfig(training=job.spec.training, checkpoint=job.spec.checkpoint, past=past_of(job.status))
+            ),
             Env.CACHE_DIR: str(state.cache),
             Env.FENCE: cluster.fence,
             NOTICES_ENV: str(state.notices / f"{action.node}.json"),

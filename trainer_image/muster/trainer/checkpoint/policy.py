@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from math import sqrt
+from math import exp, sqrt
 
 from muster.contract.spec import Keep, seconds_of
 
 INTERVAL_SECONDS_MIN = 10.0
 INTERVAL_SECONDS_MAX = 1_800.0
-# Before anything is known: 10 s for a save, 60 s for a restart, and 3 restarts per 1,000 node-days
+# Before anything is known: 10 s for a save, and 3 restarts per 1,000 node-days
 # (Meta's clusters saw 2.34 to 6.50: arXiv 2410.21680, section 4).
 PRIOR_SAVE_SECONDS = 10.0
-PRIOR_RECOVERY_SECONDS = 60.0
 PRIOR_FAILURES_PER_NODE_SECOND = 3 / 1_000 / 86_400
 
 
@@ -32,7 +31,6 @@ class History:
     saved_step: int | None = None
     blocked_seconds: tuple[float, ...] = ()
     upload_seconds: tuple[float, ...] = ()
-    recovery_seconds: float = PRIOR_RECOVERY_SECONDS
     failures: int = 0
     observed_seconds: float = 0.0
     nodes: int = 1
@@ -66,26 +64,35 @@ class Policy:
         interval = optimal_interval_seconds(
             save_seconds=max(_median(history.blocked_seconds, upload), 1e-3),
             seconds_between_failures=seconds_between_failures(history),
-            recovery_seconds=history.recovery_seconds,
         )
         # A save that starts before the last one is uploaded would only be skipped.
         return max(min(max(interval, self.interval_seconds_min), self.interval_seconds_max), 1.25 * upload)
 
 
-def optimal_interval_seconds(save_seconds: float, seconds_between_failures: float, recovery_seconds: float) -> float:
-    """Training time between two saves that makes the share of useful time greatest.
+def optimal_interval_seconds(save_seconds: float, seconds_between_failures: float) -> float:
+    """Seconds from one save to the next that make the share of useful time greatest, the blocking save included.
 
-    Δ = T_s + √(2·(T_f + T_r)·T_s + T_s²), NVIDIA, arXiv 2410.18124: unlike Young's and Daly's it also counts the
-    recovery.
+    With failures at random moments, a stretch of x mean times between failures followed by a save of a of them is worth
+    x / (e^(x+a) - 1); the best x solves 1 - e^-(x+a) = x, of which Young's and Daly's formulas are approximations.
+    How long a recovery takes does not matter: it is paid once per failure, whatever the interval.
     """
-    return save_seconds + sqrt(2 * (seconds_between_failures + recovery_seconds) * save_seconds + save_seconds**2)
+    a = save_seconds / seconds_between_failures
+    x = min(sqrt(2 * a), 1.0)
+    for _ in range(8):  # Newton's; the function is convex from the start to the root, so it does not overshoot
+        x -= (x - 1 + exp(-(x + a))) / (1 - exp(-(x + a)))
+    return x * seconds_between_failures + save_seconds
 
 
 def seconds_between_failures(history: History) -> float:
-    """Posterior mean of the gang's time between failures: a Gamma prior worth one failure, sharpened by what was
-    seen."""
+    """The posterior mean of a Gamma prior worth one failure, sharpened by what was seen.
+
+    A job that fails far more often than the prior says would need a thousand failures to outweigh it. So the prior's
+    one failure is never believed to have taken longer than the job's own did on average.
+    """
     prior_seconds = 1 / (PRIOR_FAILURES_PER_NODE_SECOND * history.nodes)
-    return (prior_seconds + history.observed_seconds) / (1 + history.failures)
+    if history.failures:
+        prior_seconds = min(prior_seconds, history.observed_seconds / history.failures)
+    return max((prior_seconds + history.observed_seconds) / (1 + history.failures), 1.0)
 
 
 @dataclass(frozen=True)
