@@ -14,6 +14,7 @@ from muster.contract.training import Source
 from muster.trainer.data import load_tokenizer, prepare, sources
 from muster.trainer.data import store as stores
 from muster.trainer.data.build import Builder
+from muster.trainer.data.packing import Cut
 from muster.trainer.data.prepare import prepared
 from muster.trainer.data.store import TokenStore
 from muster.trainer.errors import StorageError, UserError
@@ -114,6 +115,23 @@ def test_a_damaged_store_is_made_again(tmp_path: Path, damage: str) -> None:
     assert TokenStore.open(folder) is None
     assert contents(stored(source, cache)) == before
     assert made(cache) == [name]
+
+
+def test_ids_that_no_tokenizer_has_are_told_and_the_store_is_made_again(tmp_path: Path) -> None:
+    source, cache = write_texts(tmp_path / "in", ["some words " * 20]), tmp_path / "cache"
+    store = stored(source, cache)
+    (path,) = cache.glob("tokens/*/tokens.bin")
+    before = path.read_bytes()
+    tokens = np.memmap(path, np.uint16, mode="r+")
+    tokens[::16] = 60_000
+    tokens.flush()
+    sample = Cut(stores.split(store, 0)[0], 64, 0, seed=0, stream=0).sample
+    with pytest.raises(StorageError, match="holds the id 60000"):
+        sample(0, 0)
+    with pytest.raises(StorageError, match="holds the id 60000"):
+        sample(0, 0)  # a neighbour that comes later is told the same
+    assert stored(source, cache).meta == store.meta
+    assert path.read_bytes() == before
 
 
 def test_what_fails_halfway_leaves_nothing(tmp_path: Path) -> None:

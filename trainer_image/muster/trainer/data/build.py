@@ -108,6 +108,7 @@ class Builder:
             dtype=self._dtype.name,
             scored=self._chat,
             bytes_read=self._read,
+            vocab_size=self._tokenizer.vocab_size,
         )
 
 

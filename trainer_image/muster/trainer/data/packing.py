@@ -90,13 +90,17 @@ def _gathered(documents: Documents, items: Int64s, first: Int64s, last: Int64s, 
     places = np.repeat(store.starts[documents.first + items] + first, sizes) + positions
 
     sample = Sample(*(np.empty(length, np.int32) for _ in range(4)))
-    sample.tokens[:total], sample.tokens[total:] = store.tokens[places], pad
+    tokens = store.tokens[places]
+    store.must_be_sound(tokens)
+    sample.tokens[:total], sample.tokens[total:] = tokens, pad
     sample.positions[:total], sample.positions[total:] = positions, np.arange(length - total)
     sample.documents[:total], sample.documents[total:] = number, PADDING
     # Inside a stretch the label is the next token here; at its end it is the next one in the store, if there is one.
     sample.labels[: total - 1], sample.labels[total - 1 :] = sample.tokens[1:total], IGNORED
     goes_on = last < bounds[items + 1] - bounds[items]
-    sample.labels[ends - 1] = np.where(goes_on, store.tokens[places[ends - 1] + goes_on], np.int32(IGNORED))
+    following = store.tokens[places[ends - 1] + goes_on]
+    store.must_be_sound(following)
+    sample.labels[ends - 1] = np.where(goes_on, following, np.int32(IGNORED))
     if store.scored is not None:
         counted = np.zeros(length, np.bool_)
         counted[: total - 1] = store.scored[places[1:]]

@@ -14,6 +14,7 @@ respect to content, equal documents are neighbours, and a share of all documents
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from muster.trainer.errors import StorageError
+
 FORMAT_VERSION = 1
 META = "meta.json"
 Array = npt.NDArray[Any]
@@ -33,7 +36,8 @@ Array = npt.NDArray[Any]
 class Meta:
     """source: the address it was first prepared from, for messages. bytes_read: size of the input.
 
-    contents: a hash over all documents' hashes, so the same for the same documents in other files.
+    contents: a hash over all documents' hashes, so the same for the same documents in other files. vocab_size: every id
+    is below it; 0: unknown, of a store that an older Muster made.
     """
 
     version: int
@@ -45,6 +49,7 @@ class Meta:
     dtype: str
     scored: bool
     bytes_read: int
+    vocab_size: int = 0
 
     def write(self, folder: Path) -> None:
         (folder / META).write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -62,7 +67,7 @@ class Meta:
 
 @dataclass(frozen=True)
 class TokenStore:
-    """Read-only arrays over the files; see the module's text for their meaning."""
+    """Read-only arrays over the files; see the module's text for their meaning. folder: None for arrays in memory."""
 
     meta: Meta
     tokens: Array
@@ -71,6 +76,20 @@ class TokenStore:
     starts: Array
     bounds: Array
     firsts: Array | None
+    folder: Path | None = None
+
+    def must_be_sound(self, ids: Array) -> None:
+        """Raises StorageError for ids of this store that its tokenizer doesn't have: the file was damaged since it was
+        made. It is set aside first, so that whoever opens it next makes it anew, from the same documents the same.
+        """
+        if self.meta.vocab_size and len(ids) and (highest := int(ids.max())) >= self.meta.vocab_size:
+            if self.folder is not None:
+                with contextlib.suppress(FileNotFoundError):  # a neighbour was faster
+                    (self.folder / META).rename(self.folder / f"{META}.damaged")
+            raise StorageError(
+                f"the token store {self.folder} of {self.meta.source} is damaged: it holds the id {highest}, and its "
+                f"tokenizer has {self.meta.vocab_size}; it is made anew when it is next opened"
+            )
 
     @staticmethod
     def open(folder: Path) -> TokenStore | None:
@@ -95,6 +114,7 @@ class TokenStore:
             starts=array("starts", "int64"),
             bounds=array("bounds", "int64"),
             firsts=array("firsts", "int64") if meta.scored else None,
+            folder=folder,
         )
 
 
