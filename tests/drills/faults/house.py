@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.drills.faults.watchers import Agent, Prometheus
 from tests.polling import eventually
+from tests.s3_servers import free_port
 
 from muster.cli import processes as platform_processes
 from muster.cli.address import Server
@@ -42,14 +44,24 @@ class Platform:
 
     def __init__(self, root: Path, environment: dict[str, str]) -> None:
         self.state = State(Path(os.path.realpath(root)))
-        self.environment = environment
+        self.environment = dict(environment)
         self.orders = self.state.root / "orders"
         self.orders.mkdir(parents=True)
-        self.text = self.state.root / "text.txt"
-        self.text.write_text("".join(p.read_text() for p in sorted(Path(json.__file__).parent.glob("*.py"))) * 4)
+        self.texts = self.state.root / "texts"  # several documents, so that some can be held out
+        self.texts.mkdir()
+        for path in sorted(Path(json.__file__).parent.glob("*.py")):
+            (self.texts / f"{path.stem}.txt").write_text(path.read_text() * 4)
         self.process: subprocess.Popen[bytes] | None = None
+        self.agents: list[Agent] = []
+        operator_port = free_port()
+        self.prometheus = Prometheus(self.state.root / "prometheus", operator_port)
+        self.environment |= {
+            "MUSTER_OPERATOR_PORT": str(operator_port),
+            "MUSTER_OPERATOR_PROMETHEUS_URL": self.prometheus.url,
+        }
 
     def start(self) -> None:
+        self.prometheus.start()
         command = [sys.executable, "-m", "muster.cli", "up", "--state", str(self.state.root), "--port", "0"]
         command += ["--nodes", str(NODES + SPARES), "--stop-jobs", "--parent-pid", str(os.getpid()), "--json"]
         with (self.state.root / "up.log").open("ab") as log:
@@ -71,6 +83,8 @@ class Platform:
 
     def stop(self) -> list[str]:
         """Stop all; what had to be swept away."""
+        self._forget_agents()
+        self.prometheus.kill()
         if self.process is not None:
             self.client.close()
             for process in self.processes():
@@ -87,6 +101,19 @@ class Platform:
             time.sleep(0.1)
         platform_processes.end(left)
         return [found.what for found in left]
+
+    def agent(self, node: str) -> Agent:
+        self.agents.append(Agent(self.state.notices, node))
+        return self.agents[-1]
+
+    def heal(self) -> None:
+        """What was broken beside the jobs is whole again."""
+        self._forget_agents()
+        self.prometheus.start()
+
+    def _forget_agents(self) -> None:
+        while self.agents:
+            self.agents.pop().forget()
 
     def processes(self) -> list[psutil.Process]:
         """All of it: platform, launchers, ranks and what they started."""
@@ -114,7 +141,7 @@ class Platform:
         """changes: replace top-level keys of the spec; those of `training` are merged one level deep."""
         training = {
             "model": {"architecture": SHAPE},
-            "data": {"train": [{"source": str(self.text)}], "sequenceLength": 128},
+            "data": {"train": [{"source": str(self.texts)}], "sequenceLength": 128},
             "optimizer": {"lr": 1e-3},
             "batch": {"tokensPerStep": 1024, "microBatch": 4},
             "parallel": {"shard": "fsdp"},

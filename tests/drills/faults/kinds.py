@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -105,6 +107,38 @@ def kill_api(job: Job, store: Store) -> float:
     return _send(job.platform.part("muster.api"), signal.SIGKILL)
 
 
+def kill_prometheus(job: Job, store: Store) -> float:
+    """It is gone before the rank dies and stays away through the recovery."""
+    job.platform.prometheus.kill()
+    return kill_rank(job, store)
+
+
+def break_gpu(job: Job, store: Store) -> float:
+    """The kernel log of a node says that a GPU fell off the bus (Xid 79)."""
+    agent = job.platform.agent(job.status().gang.nodes[VICTIM])
+    return agent.kernel_says("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.")
+
+
+def kill_agent(job: Job, store: Store) -> float:
+    agent = job.platform.agent(job.status().gang.nodes[VICTIM])
+    at = time.time()
+    agent.kill()
+    return at
+
+
+def take_back(job: Job, store: Store) -> float:
+    """A spot notice for the victim's node."""
+    folder, node = job.platform.state.notices, job.status().gang.nodes[VICTIM]
+    job.platform.agent(node).kill()  # so that `heal` clears the notice away
+    at = time.time()
+    subprocess.run(
+        [sys.executable, "-m", "muster.agent", "announce", node, "spot", "--folder", str(folder)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return at
+
+
 def fill_disk(job: Job, store: Store) -> float:
     """No file of the gang's processes may grow beyond what a heartbeat needs: writes fail as on a full disk."""
     for worker in (0, 1):
@@ -164,6 +198,10 @@ KINDS = (
     Kind("store-gone", "the S3 server is gone during saves", stop_store, None, on_s3=True),
     Kind("disk-full", "no checkpoint can be written", fill_disk, Cause.STORAGE),
     Kind("operator-gone", "SIGKILL of the operator while it recovers", kill_operator, BROKEN),
+    Kind("prometheus-gone", "SIGKILL of a rank while Prometheus is gone", kill_prometheus, BROKEN),
+    Kind("gpu-fault", "Xid 79 in a node's kernel log", break_gpu, BROKEN),
+    Kind("agent-gone", "SIGKILL of a node's agent", kill_agent, None),
+    Kind("spot-notice", "a node will be taken back", take_back, Cause.PREEMPTION),
     Kind("api-gone", "SIGKILL of the API", kill_api, None),
     Kind(
         "calm",
