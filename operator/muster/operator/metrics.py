@@ -8,9 +8,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from muster.contract.prices import Prices, load
 from muster.contract.status import Phase
 from muster.operator.core.decision import Action, Decision
+from muster.operator.core.fleet import JobSummary
 from muster.operator.core.observed import Observed, Reservation
+from muster.operator.job_metrics import JobMetrics
 from muster.operator.runner import Listener
 from muster.operator.server import Page
 
@@ -78,9 +81,15 @@ class Metrics(Listener):
     def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
         self._failures.labels(type(error).__name__).inc()
 
-    def show_jobs(self, phases: Callable[[], dict[str, int]]) -> None:
-        """Let the scrape ask how many jobs are in each phase."""
+    def show_jobs(
+        self,
+        phases: Callable[[], dict[str, int]],
+        jobs: Callable[[], Iterable[JobSummary]],
+        prices: Prices | None = None,
+    ) -> None:
+        """Let the scrape ask how many jobs are in each phase, and how each of them is."""
         self.registry.register(_Jobs(phases))
+        self.registry.register(JobMetrics(jobs, prices or load()))
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"muster_operator_{name}", help, labels, registry=self.registry)

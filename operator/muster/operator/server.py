@@ -42,6 +42,9 @@ class Page:
     body: bytes
 
 
+Pages = dict[str, Callable[[], Page]]
+
+
 @dataclass
 class Request:
     """length: None where the caller did not say. body: read when it is wanted, once."""
@@ -67,10 +70,12 @@ def serve_pages(
     pulse: Pulse,
     host: str,
     port: int,
-    pages: Mapping[str, Callable[[], Page]],
+    pages: Pages,
     posts: Mapping[str, Callable[[Request], Reply]],
 ) -> ThreadingHTTPServer:
-    """The pages, /healthz, and the posts. port 0: any free one. Raises OSError when the port is taken."""
+    """The pages (more may be added later), /healthz, and the posts. port 0: any free one. Raises OSError when the port
+    is taken.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         timeout = CALLER_SECONDS_MAX

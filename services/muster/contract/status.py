@@ -37,6 +37,7 @@ class GangStatus(Record):
     nodes: Many[str] = ()
     pool: str | None = None
     capacity: Literal["spot", "on-demand"] | None = None
+    instance_type: str = ""  # of the nodes, where they are all of one
 
 
 class Progress(Record):
@@ -137,6 +138,10 @@ class Attempt(Record):
     number: int
     created_at: float
     nodes: Many[str] = ()
+    workers: int = 0
+    gpus_per_worker: int = 0
+    instance_type: str = ""  # of the nodes, where it is known
+    capacity: Literal["spot", "on-demand"] | None = None
     world_size: int = 0
     resume_step: int = 0
     first_step_at: float | None = None

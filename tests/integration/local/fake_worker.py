@@ -152,8 +152,14 @@ class Rank:
                 "progressedAt": self.progressed_at,
                 "startedAt": STARTED,
                 "lastCommitStep": self.commit_step,
+                "lastStep": self.last_step() if self.step else None,
             },
         )
+
+    def last_step(self) -> dict:
+        numbers = dict.fromkeys(("loss", "gradNorm", "lr", "tokensPerSecond", "stepSeconds", "dataWaitSeconds"), 0.5)
+        counts = {"tokens": 1, "memoryBytes": 1, "step": self.step, "steps": self.steps, "attempt": ATTEMPT}
+        return {"type": "step", "at": self.progressed_at} | numbers | counts
 
     def commit(self) -> None:
         self.commit_step = self.step

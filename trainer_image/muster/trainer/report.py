@@ -1,7 +1,8 @@
 """What the operator learns from a worker in a cluster, where it can't read its files.
 
-While it runs, the launcher answers `GET /heartbeats` with the heartbeats of its ranks. When it ends, its exit record is
-also its pod's termination message. Neither is there unless the environment asks for it.
+While it runs, the launcher answers `GET /heartbeats` with the heartbeats of its ranks, and Prometheus' `GET /metrics`
+with the pages of all of them. When it ends, its exit record is also its pod's termination message. None of that is
+there unless the environment asks for it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from muster.contract.base import dump_json
+from muster.contract.exposition import CONTENT_TYPE, gathered
 from muster.contract.names import Env
 from muster.contract.signals import WorkerExit
 
@@ -84,10 +87,25 @@ def heartbeats(directory: Path) -> list[dict[str, Any]]:
 
 def _handler(directory: Path, job_uid: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+def metrics_page(directory: Path, environ: Mapping[str, str]) -> str:
+    """What all ranks of this worker tell Prometheus, which knows this one port and not their random ones."""
+    place = {
+        "job_name": environ.get(Env.JOB, ""),
+        "job_uid": environ.get(Env.JOB_UID, ""),
+        "attempt": environ.get(Env.ATTEMPT, ""),
+        "worker": environ.get(Env.WORKER, ""),
+    }
+    ranks = sorted((beat["rank"], port) for beat in heartbeats(directory) if (port := beat.get("metricsPort")))
+    return gathered([(place | {"rank": str(rank)}, port) for rank, port in ranks])
+
+
         def do_GET(self) -> None:
-            known = self.path == "/heartbeats"
-            document = {"jobUid": job_uid, "heartbeats": heartbeats(directory)} if known else {}
-            body = json.dumps(document).encode()
+            known, kind = self.path in ("/heartbeats", "/metrics"), "application/json"
+            if self.path == "/metrics":
+                kind, body = CONTENT_TYPE, metrics_page(directory, os.environ).encode()
+            else:
+                document = {"jobUid": job_uid, "heartbeats": heartbeats(directory)} if known else {}
+                body = json.dumps(document).encode()
             self.send_response(200 if known else 404)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

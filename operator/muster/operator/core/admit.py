@@ -81,9 +81,8 @@ def _still_held(fleet: Fleet, ledger: tuple[Reservation, ...]) -> tuple[Reservat
     for job in fleet.jobs:
         gang, number = job.status.gang, job.status.reservation
         if gang.nodes and not job.status.phase.terminal and (job.uid, number) not in known:
-            kept.append(
-                _reservation(fleet, job, Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand"), number)
-            )
+            place = Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand", gang.instance_type)
+            kept.append(_reservation(fleet, job, place, number))
     return tuple(kept)
 
 
@@ -262,4 +261,5 @@ def _reservation(fleet: Fleet, job: JobSummary, place: Place, number: int) -> Re
         cpus=shape.cpus,
         memory_bytes=shape.memory_bytes,
         at=fleet.now,
+        instance_type=place.instance_type,
     )

@@ -158,6 +158,7 @@ def queued(roll: Roll) -> Decision | None:
             pool=granted.pool,
             capacity=granted.capacity,
         )
+            instance_type=granted.instance_type,
         return _turn(roll, _mint(roll, gang), trusts_absence=True)
     if seen.wait is not None:
         return _turn(roll, move(roll, code_of(seen.wait.code), seen.wait.because))
@@ -300,6 +301,10 @@ def _mint(roll: Roll, gang: GangStatus) -> JobStatus:
         resume_step=resume_step,
     )
     whence = f"resuming from step {resume_step}" if resume_step else "from the start"
+        workers=gang.wanted,
+        gpus_per_worker=seen.spec.gang.gpus_per_node,
+        instance_type=gang.instance_type,
+        capacity=gang.capacity,
     return move(
         roll,
         Code.CREATING_WORKERS,

@@ -73,6 +73,7 @@ class Reservation:
     cpus: float = 0.0
     memory_bytes: int = 0
     at: float = 0.0
+    instance_type: str = ""  # of the nodes, where they are all of one
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Place:
     nodes: tuple[str, ...]
     pool: str
     capacity: str
+    instance_type: str = ""  # where all nodes are of one
 
 
 @dataclass(slots=True)
@@ -177,11 +178,15 @@ class Space:
             domain = self._label(place.nodes[0], ask.required)
             names = (name for name in names if self._label(name, ask.required or "") == domain)
         extra = tuple(name for name, _ in zip(names, range(more), strict=False))
-        return Place(place.nodes + extra, place.pool, place.capacity) if len(extra) == more else None
+        return self._at(place.nodes + extra, place.pool, place.capacity) if len(extra) == more else None
 
     def usable(self, names: Iterable[str]) -> bool:
         """All of these nodes are ready."""
         return all(name in self._rooms for name in names)
+
+    def _at(self, nodes: tuple[str, ...], pool: str, capacity: str) -> Place:
+        types = {self._rooms[name].node.instance_type for name in nodes if name in self._rooms}
+        return Place(nodes, pool, capacity, types.pop() if len(types) == 1 else "")
 
     def _place(self, ask: Ask, size: int) -> Place | None:
         order = {capacity: rank for rank, capacity in enumerate(ask.capacity_order)}
@@ -193,7 +198,7 @@ class Space:
         for _, _, pool, capacity, buckets in sorted(choices, key=lambda choice: choice[:4]):
             names = [name for name in _tightest(buckets) if name not in ask.avoid]
             if (chosen := self._choose(names, size, ask)) is not None:
-                return Place(chosen, pool, capacity)
+                return self._at(chosen, pool, capacity)
         return None
 
     def _choose(self, names: list[str], size: int, ask: Ask) -> tuple[str, ...] | None:

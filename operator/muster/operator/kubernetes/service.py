@@ -120,7 +120,7 @@ async def _lead(
         settings.silence_seconds,
         settings.report_port,
     )
-    metrics.show_jobs(world.phases)
+    metrics.show_jobs(world.phases, world.known)
     metrics.registry.register(_Agents(world.nodes.agents))
     events = Events(client, identity)
     port = server.server_address[1]

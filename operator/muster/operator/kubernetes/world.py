@@ -14,7 +14,7 @@ from muster.contract.names import GROUP, KIND, VERSION, Label
 from muster.contract.status import Condition, JobStatus, Phase
 from muster.operator.commits import Commits, CommitsUnreadable
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
-from muster.operator.core.fleet import Fleet
+from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Committed, Observed, Reservation
 from muster.operator.kubernetes import observe, paths
 from muster.operator.kubernetes.client import ApiError, Client, Object
@@ -190,6 +190,11 @@ class KubernetesWorld:
 
     async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
         await self._ledger.write(entries, version)
+
+    def known(self) -> tuple[JobSummary, ...]:
+        """All jobs in short. From any thread."""
+        found = (self.job_cache.get(uid) for uid in self.job_cache.uids())
+        return tuple(job.summary for job in found if job is not None)
 
     def current_attempt(self, uid: str) -> int | None:
         """Of a job that is not over. From any thread."""

@@ -15,6 +15,7 @@ from http.server import ThreadingHTTPServer
 
 import psutil
 
+from muster.contract.exposition import CONTENT_TYPE
 from muster.operator.local.claim import Claim, claim_folder
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.processes import is_running
@@ -22,7 +23,7 @@ from muster.operator.local.world import LocalWorld
 from muster.operator.logs import All, Log, log
 from muster.operator.metrics import Metrics
 from muster.operator.runner import Runner, serve
-from muster.operator.server import Pulse, serve_pages
+from muster.operator.server import Page, Pages, Pulse, serve_pages
 from muster.operator.settings import Settings
 from muster.operator.sources.alertmanager import PATH as ALERTS
 from muster.operator.sources.ears import Ears
@@ -42,9 +43,10 @@ def operate(settings: Settings) -> None:
         metrics, pulse = Metrics(), Pulse()
         settings = _with_token(settings)
         ears = Ears(settings, metrics)
-        server = _serve(settings, metrics, pulse, ears)
+        pages = {"/metrics": metrics.page}
+        server = _serve(settings, pulse, pages, ears)
         try:
-            asyncio.run(_operate(settings, claim, metrics, pulse, ears, server.server_address[1]))
+            asyncio.run(_operate(settings, claim, metrics, pulse, pages, ears, server.server_address[1]))
         finally:
             server.server_close()  # its thread ends with the process; waiting for it would cost half a second
     finally:
@@ -52,7 +54,7 @@ def operate(settings: Settings) -> None:
 
 
 async def _operate(
-    settings: Settings, claim: Claim, metrics: Metrics, pulse: Pulse, ears: Ears, port: int | str
+    settings: Settings, claim: Claim, metrics: Metrics, pulse: Pulse, pages: Pages, ears: Ears, port: int | str
 ) -> None:
     world = LocalWorld(
         settings.folder,
@@ -63,7 +65,8 @@ async def _operate(
     )
     url = f"http://{settings.host}:{port}"
     claim.tell(url, settings.nodes, settings.gpus_per_node)
-    metrics.show_jobs(world.phases)
+    metrics.show_jobs(world.phases, world.known)
+    pages["/metrics/ranks"] = lambda: Page(CONTENT_TYPE, world.rank_pages())
     log.info("operator started", state=str(settings.folder), pid=os.getpid(), metrics=f"{url}/metrics")
     async with ears.listening(world, world.current_attempt, world.tell) as heard:
         await _serve_until_told(settings, world, Runner(heard, All(Log(), metrics)), pulse)
@@ -134,7 +137,7 @@ async def _parent_gone(pid: int) -> str:
 
 
 def _with_token(settings: Settings) -> Settings:
-    """Alertmanager's token is made at the first start, where no file was named. Can it not be, the webhook is closed."""
+    """Alertmanager's token is made at the first start, where no file was named. If not, nobody may call."""
     if settings.webhook_token_file is not None:
         return settings
     path = settings.folder / WEBHOOK_TOKEN
@@ -145,10 +148,9 @@ def _with_token(settings: Settings) -> Settings:
     return settings.model_copy(update={"webhook_token_file": path})
 
 
-def _serve(settings: Settings, metrics: Metrics, pulse: Pulse, ears: Ears) -> ThreadingHTTPServer:
+def _serve(settings: Settings, pulse: Pulse, pages: Pages, ears: Ears) -> ThreadingHTTPServer:
     try:
-        pages, posts = {"/metrics": metrics.page}, {ALERTS: ears.webhook}
-        return serve_pages(pulse, settings.host, settings.port, pages, posts)
+        return serve_pages(pulse, settings.host, settings.port, pages, {ALERTS: ears.webhook})
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise PortTaken(

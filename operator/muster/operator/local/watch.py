@@ -58,6 +58,10 @@ class Watch:
         asyncio.get_running_loop().add_reader(self._pidfds[key], self._died, key)
 
     def follows(self, key: WorkerKey) -> bool:
+    def followed(self) -> tuple[WorkerKey, ...]:
+        """The workers that are alive, as far as is known. From any thread."""
+        return tuple(self._watched)
+
         return key in self._watched
 
     def unfollow(self, key: WorkerKey) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from muster.contract.cluster import LocalCluster, NotFound
+from muster.contract.exposition import gathered
 from muster.contract.layout import State
 from muster.contract.spec import TrainingJob
 from muster.contract.status import JobStatus, Phase
@@ -57,7 +58,7 @@ class LocalWorld:
         self._nodes, self._command, self._reads_only = nodes, worker_command, reads_only
         self._commits = Commits()
         self._clock = clock
-        heartbeats = Heartbeats(self.state, clock)
+        heartbeats = self._heartbeats = Heartbeats(self.state, clock)
         self._notices = Notices(self.state.notices)
         self._workers = Workers(self.state, heartbeats, reads_only)
         self._removals = Removals(self.state, self._removed)
@@ -110,6 +111,23 @@ class LocalWorld:
     def summaries(self) -> tuple[JobSummary, ...]:
         """All jobs in short, as of now."""
         return self._jobs.refresh()
+
+    def known(self) -> tuple[JobSummary, ...]:
+        """All jobs in short, as of the last admission."""
+        return self._jobs.known()
+
+    def rank_pages(self) -> str:
+        """What all ranks on this machine tell Prometheus: their own ports are random, and open to this machine only."""
+        jobs = {job.uid: job for job in self._jobs.known()}
+        places = [
+            ({
+                "job_name": jobs[key.job_uid].name, "job_namespace": jobs[key.job_uid].namespace,
+                "job_uid": key.job_uid, "attempt": str(key.attempt), "worker": str(key.worker), "rank": str(beat.rank),
+            }, beat.metrics_port)
+            for key in self._watch.followed() if key.job_uid in jobs
+            for beat in self._heartbeats.read(key) if beat.metrics_port
+        ]  # fmt: skip
+        return gathered(places)
 
     def current_attempt(self, uid: str) -> int | None:
         """Of a job that is not over. From any thread."""

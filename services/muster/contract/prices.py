@@ -1,0 +1,109 @@
+"""What a job's nodes cost: GPU-hours and money, from its attempts and a table of prices.
+
+The built-in table (prices.json) has list prices per hour in us-east-1, Linux, on demand: p4d, p4de and p5 as retrieved
+on 2026-11-09 by github.com/datareceipts/data-receipts (109-gpu-pricing), p5en from github.com/dstackai/dstack/pull/4110
+of 2026-08-06. Spot prices move by the hour, so it has none. What a table lacks is a gap: told, and never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from muster.contract.base import InvalidDocument, Record, Spec, parse
+from muster.contract.status import Attempt
+
+FILE = "MUSTER_PRICES"  # names a table that is laid over the built-in one, type by type
+_BUILT_IN = Path(__file__).with_name("prices.json")
+
+Price = Annotated[float, Field(ge=0)]
+
+
+class InstancePrice(Spec):
+    """Of one machine, per hour. gpus: of the whole machine; a worker that takes half of them pays half."""
+
+    gpus: Annotated[int, Field(ge=0)] = 0
+    on_demand: Price | None = None
+    spot: Price | None = None
+
+    def hourly(self, capacity: str | None) -> float | None:
+        return self.spot if capacity == "spot" else self.on_demand
+
+
+class Prices(Spec):
+    """types: by instance type; the key `*` is for nodes whose type is not known or not listed: your own machines."""
+
+    currency: str = "USD"
+    region: str = ""
+    types: dict[str, InstancePrice] = Field(default_factory=dict)
+
+    def of(self, instance_type: str) -> InstancePrice | None:
+        return self.types.get(instance_type) or self.types.get("*")
+
+
+class Bill(Record):
+    """gpu_hours: by capacity. cost: of what has a price. saved: what spot nodes would have cost more on demand, where
+    both prices are known. unpriced_hours: of nodes that are not in the cost, and gaps: why not.
+    """
+
+    currency: str = "USD"
+    gpu_hours: dict[str, float] = {}
+    node_hours: float = 0.0
+    cost: float = 0.0
+    saved: float = 0.0
+    unpriced_hours: float = 0.0
+    gaps: tuple[str, ...] = ()
+
+
+def load(path: str | None = None) -> Prices:
+    """The built-in table with the user's laid over it. path: None: as the environment says. Raises ValueError, naming
+    the file and the fault.
+    """
+    prices = parse(Prices, json.loads(_BUILT_IN.read_text()))
+    path = path if path is not None else os.environ.get(FILE, "")
+    if not path:
+        return prices
+    try:
+        given = parse(Prices, json.loads(Path(path).read_text()))
+    except (OSError, ValueError, InvalidDocument, ValidationError) as error:
+        raise ValueError(f"the price table {path} can't be used: {error}") from error
+    return given.model_copy(update={"types": prices.types | given.types})
+
+
+def bill(attempts: Iterable[Attempt], prices: Prices, now: float) -> Bill:
+    """now: up to when an attempt that lives is counted."""
+    gpu_hours: dict[str, float] = {}
+    nodes = cost = saved = unpriced = 0.0
+    gaps: dict[str, None] = {}
+    for attempt in attempts:
+        end = attempt.ended_at if attempt.ended_at is not None else max(now, attempt.created_at)
+        hours = max(0.0, end - attempt.created_at) / 3600.0 * attempt.workers
+        capacity = attempt.capacity or "on-demand"
+        nodes += hours
+        if attempt.gpus_per_worker:
+            gpu_hours[capacity] = gpu_hours.get(capacity, 0.0) + hours * attempt.gpus_per_worker
+        table = prices.of(attempt.instance_type)
+        hourly = table.hourly(capacity) if table else None
+        if table is None or hourly is None:
+            unpriced += hours
+            if hours:
+                gaps[f"no {capacity} price of {attempt.instance_type or 'nodes of an unknown type'}"] = None
+            continue
+        share = min(1.0, attempt.gpus_per_worker / table.gpus) if table.gpus and attempt.gpus_per_worker else 1.0
+        cost += hours * share * hourly
+        if capacity == "spot" and table.on_demand is not None:
+            saved += hours * share * (table.on_demand - hourly)
+    return Bill(
+        currency=prices.currency,
+        gpu_hours=gpu_hours,
+        node_hours=nodes,
+        cost=cost,
+        saved=saved,
+        unpriced_hours=unpriced,
+        gaps=tuple(gaps),
+    )
