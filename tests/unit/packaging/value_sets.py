@@ -53,6 +53,13 @@ EVERYTHING: dict[str, Any] = MONITORED | {
             "annotations": {"a": "1"},
         },
     },
+    "agent": {
+        "enabled": True,
+        "xidTable": {"63": {"remedy": "drain", "name": "remapped"}},
+        "runtimeClassName": "nvidia",
+        "nodeSelector": {"nvidia.com/gpu.present": "true"},
+        "priorityClassName": "infra",
+    },
     "networkPolicy": {
         "enabled": True,
         "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
@@ -89,6 +96,7 @@ SETS: dict[str, dict[str, Any]] = {
     "forgetful": {"api": {"persistence": {"enabled": False}}, "networkPolicy": {"enabled": True}},
     "postgresql": {"api": {"database": {"existingSecret": "muster"}, "bootstrapToken": {"existingSecret": "muster"}}},
     "monitored": MONITORED,
+    "with-the-agent": {"agent": {"enabled": True}},
     "air-gapped": {
         "global": {"imageRegistry": "registry.local:5000", "imagePullSecrets": ["pull"]},
         "operator": {"image": {"digest": f"sha256:{'a' * 64}"}},
