@@ -1,7 +1,8 @@
 """make drill-spot: notices from mock metadata services against real training, with a store that refuses one in ten.
 
-    python -m tests.drills.spot.drill [--notices 100] [--refused 0.1] [--write docs/scorecard-spot.md]
+    python -m tests.drills.spot.drill [--notices 100] [--refused 0.1] [--results FILE] [--write docs/scorecard-spot.md]
 
+--results: a JSON file to which this run is added; table and scorecard are then of all that it holds.
 Exit status 1 when the goal is missed: a verified commit by T+60 s at p99, no retry consumed, training elsewhere.
 """
 
@@ -142,14 +143,17 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--notices", type=int, default=100)
     parser.add_argument("--refused", type=float, default=0.1, help="share of requests to the store answered with 503")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, help="a file that adds up several runs")
     parser.add_argument("--write", type=Path, help="the scorecard's file")
     arguments = parser.parse_args(words)
+    score = Scorecard.read(arguments.results)
     with tempfile.TemporaryDirectory(prefix="muster-spot-") as folder:
-        score = drill(arguments.notices, arguments.refused, Path(folder), arguments.seed)
+        score += drill(arguments.notices, arguments.refused, Path(folder), arguments.seed + len(score.outcomes))
     print(f"\n{score.table()}\n\n{score.summary()}")
+    if arguments.results:
+        score.write(arguments.results)
     if arguments.write:
-        options = f" ARGS='--notices {arguments.notices}'" if arguments.notices != 100 else ""
-        arguments.write.write_text(score.page(f"make drill-spot{options}"))
+        arguments.write.write_text(score.page())
     for fault in score.faults():
         print(fault, file=sys.stderr)
     return 0 if score.good else 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 GOAL_SECONDS = 60.0
 
@@ -37,6 +39,25 @@ class Scorecard:
     requests: int = 0
     refused: int = 0
     seconds: float = 0.0
+
+    @classmethod
+    def read(cls, path: Path | None) -> Scorecard:
+        """What earlier runs have added up in a file; nothing where there is none."""
+        if path is None or not path.exists():
+            return cls([])
+        document = json.loads(path.read_text())
+        return cls(**document | {"outcomes": [Outcome(**outcome) for outcome in document["outcomes"]]})
+
+    def __add__(self, other: Scorecard) -> Scorecard:
+        return Scorecard(
+            [*self.outcomes, *other.outcomes],
+            self.requests + other.requests,
+            self.refused + other.refused,
+            self.seconds + other.seconds,
+        )
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1))
 
     def percentile(self, name: str, share: float) -> float:
         """The smallest value that at least this share of all does not exceed."""
@@ -79,13 +100,14 @@ class Scorecard:
         )
         return "\n".join(["| | |", "|---|--:|", *lines])
 
-    def page(self, command: str) -> str:
+    def page(self) -> str:
         machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
         minutes = self.seconds / 60
         return (
-            f"# Spot notices\n\nWritten by `{command}` in {minutes:.0f} minutes on {machine}. Nodes are virtual, their "
-            "metadata services stand-ins; agents, operator, trainer, checkpoints and the S3 server (rclone, behind a "
-            "proxy that refuses) are real. A gang of two and a gang of one are struck in turn.\n\n"
+            f"# Spot notices\n\nWritten by `make drill-spot ARGS='--write docs/scorecard-spot.md'`; {minutes:.0f} min "
+            f"on {machine}. With `--results FILE` several shorter runs add up. Nodes are virtual and their metadata "
+            "services stand-ins; agents, operator, trainer, checkpoints and the S3 server (rclone, behind a proxy that "
+            "refuses) are real. A gang of two and a gang of one are struck, each on its own.\n\n"
             f"{self.table()}\n\n{self.summary()}\n\nGoal: a verified commit by T+60 s at p99, no retry "
             f"consumed, training continues elsewhere: {'held' if self.good else 'NOT held'}.\n"
         )
