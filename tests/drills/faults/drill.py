@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 from tests.drills.faults.house import COMMIT_EVERY, STEPS, Job, Platform, platform
-from tests.drills.faults.kinds import KINDS, STRUCK_AT, Kind
+from tests.drills.faults.kinds import KINDS, Kind
 from tests.drills.faults.outcome import Outcome, judge, not_done
 from tests.drills.faults.scorecard import Results
 from tests.drills.faults.store import Store
@@ -54,7 +54,7 @@ class Drill:
             changes["checkpoint"] = {"every": COMMIT_EVERY, "uri": self.s3.uri}
         job = self.submit(kind.name, **changes)
         try:
-            job.trains_at(STRUCK_AT, COMMIT_EVERY)
+            job.trains_at(kind.struck_at, COMMIT_EVERY)
             at = kind.strike(job, self.s3)
             return judge(kind, job, at, self.wait(job, kind), self.reference)
         except (AssertionError, RuntimeError, psutil.Error) as error:  # the drill goes on with the next kind

@@ -32,7 +32,8 @@ class Kind:
     """strike: do it, and return when. cause: to be assigned; None: no attempt may end. ends: how the job ought to.
 
     same_losses: the finished job must have trained what the unharmed one did, bit for bit. changes: of the job.
-    heal: what the drill itself undoes when the job has gone on, or has not within `patience` seconds.
+    finding: the condition that must say so where no attempt ends for it. attempts: so many, where it matters.
+    struck_at: after which step. patience: seconds in which somebody must have noticed.
     """
 
     name: str
@@ -43,6 +44,9 @@ class Kind:
     same_losses: bool = True
     changes: dict[str, Any] = field(default_factory=dict)
     on_s3: bool = False
+    finding: str = ""
+    attempts: int | None = None
+    struck_at: int = STRUCK_AT
     patience: float = 90.0
 
 
@@ -188,12 +192,55 @@ KINDS = (
     Kind("node-gone", "all processes of a node at once", lose_node, BROKEN),
     Kind("stop-rank", "SIGSTOP of a rank", stop_rank, Cause.HANG),
     Kind("hang", "a rank never enters the collective", order("hang"), Cause.HANG),
-    Kind("straggler", "a rank takes 1.5 times as long", order("slow", factor=1.5, passes=10_000), None),
+    Kind(
+        "straggler",
+        "a rank takes 1.5 times as long",
+        order("slow", factor=1.5, passes=10_000),
+        None,
+        finding="Straggler",
+    ),
     Kind("exit-code", "a rank exits with 3", order("exit", code=3), Cause.UNKNOWN),
     Kind("exception", "a rank raises once", order("raise"), Cause.UNKNOWN),
-    Kind("out-of-memory", "an allocation is refused", order("memory"), Cause.OUT_OF_MEMORY, ends=Phase.FAILED),
-    Kind("nan", "a loss is NaN once", order("scale", by=float("nan")), Cause.NUMERIC, same_losses=False),
-    Kind("spike", "a loss is 1000 times too high", order("scale", by=1e3, passes=8), Cause.NUMERIC, same_losses=False),
+    Kind(
+        "bug",
+        "a rank raises whenever it meets one batch",
+        order("bug"),
+        Cause.UNKNOWN,
+        ends=Phase.FAILED,
+        attempts=2,
+    ),
+    Kind(
+        "out-of-memory",
+        "an allocation is refused",
+        order("memory"),
+        Cause.OUT_OF_MEMORY,
+        ends=Phase.FAILED,
+        attempts=1,
+    ),
+    Kind(
+        "nan",
+        "the loss is NaN in one step",
+        order("scale", by=float("nan")),
+        Cause.NUMERIC,
+        same_losses=False,
+        finding="BatchesSkipped",
+    ),
+    Kind(
+        "spike",
+        "the loss is 1000 times too high in one step",
+        order("scale", by=1e3),
+        Cause.NUMERIC,
+        same_losses=False,
+        finding="BatchesSkipped",
+        struck_at=80,  # what is usual must be known
+    ),
+    Kind(
+        "nan-for-good",
+        "the loss is NaN in every step",
+        order("scale", by=float("nan"), passes=10_000),
+        Cause.NUMERIC,
+        same_losses=False,
+    ),
     Kind("corrupt-sample", "token ids outside of the vocabulary", corrupt_tokens, Cause.STORAGE),
     Kind("store-gone", "the S3 server is gone during saves", stop_store, None, on_s3=True),
     Kind("disk-full", "no checkpoint can be written", fill_disk, Cause.STORAGE),

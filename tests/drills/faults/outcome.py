@@ -9,9 +9,11 @@ from typing import Any
 from tests.drills.faults.house import Job
 from tests.drills.faults.kinds import Kind
 
+from muster.contract.signals import Cause
 from muster.contract.status import JobStatus, Phase
 
 LEDGER_ERROR_MAX = 0.005
+_CAUSE_OF_FINDING = {"BatchesSkipped": Cause.NUMERIC}
 _ENDING = (Phase.RESTARTING, Phase.STOPPING)
 
 
@@ -19,8 +21,8 @@ _ENDING = (Phase.RESTARTING, Phase.STOPPING)
 class Outcome:
     """One fault. Seconds are from the fault; lost_steps were trained twice; ledger_error is relative.
 
-    pause: the longest time without a step from the fault on, for faults that end no attempt. faults_found: what speaks
-    against it, one line each; empty: all as it ought to be.
+    pause: the longest time without a step from the fault on. noticed_after: steps until a condition said so.
+    faults_found: what speaks against it, one line each; empty: all as it ought to be.
     """
 
     kind: str
@@ -36,7 +38,7 @@ class Outcome:
     ledger_error: float
     orphans: int
     message: str = ""
-    noticed: str = ""
+    noticed_after: int | None = None
     faults_found: list[str] = field(default_factory=list)
 
     @property
@@ -53,6 +55,10 @@ def judge(kind: Kind, job: Job, at: float, status: JobStatus, reference: dict[in
     assigned = first.cause if first else None
     if assigned is None and status.last_failure is not None and status.last_failure.attempt == 1:
         assigned = status.last_failure.cause
+    detected, steps = _detected(job, at), None
+    if assigned is None and (found := _found(job, at, kind.finding)) is not None:
+        detected, steps = found - at, sum(at < record.at <= found for record in job.records(1))
+        assigned = _CAUSE_OF_FINDING.get(kind.finding)
     after = job.first_step_after(1)
     created, finished = job.created_at(), status.finished_at
     booked = sum(status.ledger.seconds.values())
@@ -61,7 +67,7 @@ def judge(kind: Kind, job: Job, at: float, status: JobStatus, reference: dict[in
         says=kind.says,
         injected=str(kind.cause or "none"),
         assigned=str(assigned or "none"),
-        detected=_detected(job, at),
+        detected=detected,
         recovered=after - at if after is not None else None,
         pause=_longest_pause(job, at),
         lost_steps=_trained_twice(job, status),
@@ -70,6 +76,7 @@ def judge(kind: Kind, job: Job, at: float, status: JobStatus, reference: dict[in
         ledger_error=abs(booked - (finished - created)) / (finished - created) if finished else 1.0,
         orphans=job.left_running() if status.phase.terminal else 0,
         message=status.last_failure.message if status.last_failure else "",
+        noticed_after=steps,
     )
     outcome.faults_found = list(_complaints(kind, job, outcome, reference))
     return outcome
@@ -86,6 +93,10 @@ def not_done(kind: Kind, why: str) -> Outcome:
 def _complaints(kind: Kind, job: Job, outcome: Outcome, reference: dict[int, float]):  # type: ignore[no-untyped-def]
     if outcome.injected != outcome.assigned:
         yield f"judged {outcome.assigned}, not {outcome.injected}"
+    if kind.attempts not in (None, outcome.attempts):
+        yield f"{outcome.attempts} attempts, not {kind.attempts}"
+    if kind.finding and outcome.noticed_after is None:
+        yield f"no condition {kind.finding} was set"
     if outcome.phase != kind.ends:
         yield f"the job is {outcome.phase}, not {kind.ends}"
         return
@@ -106,6 +117,15 @@ def _detected(job: Job, at: float) -> float | None:
     ended = (c.at for c in job.changes() if c.at >= at and c.status.attempt == 1 and c.status.phase in _ENDING)
     healthy_end = job.status().phase == Phase.SUCCEEDED and job.status().attempt == 1
     return None if healthy_end else next((moment - at for moment in ended), None)
+
+
+def _found(job: Job, at: float, finding: str) -> float | None:
+    """When the condition was first seen to be true."""
+    for change in job.changes():
+        told = any(condition.type == finding and condition.status == "True" for condition in change.status.conditions)
+        if told and change.at >= at:
+            return change.at
+    return None
 
 
 def _longest_pause(job: Job, at: float) -> float:

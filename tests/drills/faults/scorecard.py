@@ -26,7 +26,8 @@ operator, torchrun, ranks) that train {steps} steps each and save every {every}.
 `tests/drills/faults/hooks`, which no production code knows of.
 
 - **cause**: assigned by the operator; of the first attempt. `none`: no attempt may end.
-- **detected**: from the fault to the operator's record that the attempt is over. **recovered**: from the fault to the
+- **detected**: from the fault to the operator's record that the attempt is over, or, where it goes on, to the condition
+  that says what is wrong. **recovered**: from the fault to the
   first step of the next attempt; in brackets, for faults that end no attempt, the longest time without a step.
 - **lost**: steps that were trained twice. **books**: how far the ledger's sum is off the job's wall clock, at most.
 - **right**: the cause is the injected one, the job ended as it ought to, every step was trained, with the very losses
@@ -90,12 +91,14 @@ class Results:
         first = outcomes[0]
         back = [o.recovered for o in outcomes if o.recovered is not None]
         found = [o.detected for o in outcomes if o.detected is not None]
-        pauses = f"({median([o.pause for o in outcomes]):.1f} s)" if first.injected == "none" else "–"
+        went_on = first.attempts == 1 and first.phase == "Succeeded"
+        pauses = f"({median([o.pause for o in outcomes]):.1f} s)" if went_on else "–"
+        steps = [o.noticed_after for o in outcomes if o.noticed_after is not None]
         return (
             f"`{first.kind}`",
             first.says,
             ", ".join(sorted({o.assigned for o in outcomes})),
-            spread(found, 2) or "–",
+            (spread(found, 2) or "–") + (f" (at most {max(steps)} steps)" if steps else ""),
             spread(back, 1) or pauses,
             f"{max(o.lost_steps for o in outcomes)}",
             ", ".join(sorted({o.phase or "?" for o in outcomes})),
