@@ -57,11 +57,11 @@ class Watch:
             return  # not this system, or dead already: the poll sees it
         asyncio.get_running_loop().add_reader(self._pidfds[key], self._died, key)
 
-    def follows(self, key: WorkerKey) -> bool:
     def followed(self) -> tuple[WorkerKey, ...]:
         """The workers that are alive, as far as is known. From any thread."""
         return tuple(self._watched)
 
+    def follows(self, key: WorkerKey) -> bool:
         return key in self._watched
 
     def unfollow(self, key: WorkerKey) -> None:
