@@ -46,6 +46,11 @@ class Commits:
     def due(self, step: int) -> bool:
         return self._ranks.rank == 0 and self._policy.due(step, time.monotonic(), self._history())
 
+    def interval_seconds(self, step_seconds: float) -> float:
+        """The time between two saves that the policy asks for now."""
+        every = self._policy.every
+        return every * step_seconds if isinstance(every, int) else self._policy.interval_seconds(self._history())
+
     def save(self, state: TrainState, urgent: bool = False) -> None:
         """Collective. Start to save; training goes on once the state is staged."""
         self._saved = (time.monotonic(), state.step)
