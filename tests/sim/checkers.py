@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from muster.contract.signals import Cause
-from muster.contract.status import GoodputState, JobStatus, Phase
+from muster.contract.signals import Cause, SignalKind
+from muster.contract.status import Failure, GoodputState, JobStatus, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import Reservation
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.sim.world import SimWorld
 
 FREE = (Cause.PREEMPTION, Cause.EVICTION)
+BUG = "IndexError"  # what a job with a bug says when it strikes
 ALIVE = (Phase.STARTING, Phase.RUNNING)
 
 
@@ -116,7 +117,15 @@ class Checkers:
         )
         if not self.jumped:
             self._budgets_kept(job, what)
+        skip = after.data_skip
+        sane = skip is None or (skip.after_step == after.resume_step and 0 < skip.steps <= 10 * job.steps)
+        self.require(sane, "data is passed over after the commit that is resumed from", f"{what}: {skip}")
+        numeric = bool(job.closed) and job.closed[-1][1:] == (before.attempt, Cause.NUMERIC)
+        self.require(not numeric or skip is not None, "what could not be learnt from is passed over", what)
         job.minted_at[after.attempt] = self.world.t
+        last = [(a.cause, a.failed_step) for a in before.attempts[-2:] if a.message.startswith(BUG)]
+        again = len(last) == 2 and last[0] == last[1]
+        self.require(not again, "a deterministic failure is not tried a third time", what)
 
     def _budgets_kept(self, job: SimJob, what: str) -> None:
         window = job.spec.recovery.window_hours * 3600.0
@@ -162,6 +171,18 @@ class Checkers:
             f"{what}: {failure and failure.cause} of {sorted(allowed)}: {after.because}",
         )
 
+        training = job.trainings.get(before.attempt)
+        if failure is not None and training is not None and training.suspect is not None:
+            self._suspect_named(training, failure, what)
+
+    def _suspect_named(self, training: Training, failure: Failure, what: str) -> None:
+        """Where one rank shows itself to be the culprit, it is the one that is named, and its node with it."""
+        shows = training.hang in ("stopped", "mute") or (training.hang == "behind" and len(training.members) > 1)
+        if failure.cause is Cause.HANG and shows and failure.message != SignalKind.COLLECTIVE_HANG:
+            suspect = training.suspect
+            named = suspect is not None and (failure.rank, failure.node) == (suspect.index, suspect.node)
+            self.require(named, "the rank that hangs is named", f"{what}: {failure.message} ({training.hang})")
+
     def _empty(self, job: SimJob, what: str) -> None:
         """A worker that was created late by a delayed call has not passed the fence and never will."""
         there = [p for p in job.processes.values() if p.visible and p.joined and not p.ghost and p.state != "exited"]
@@ -189,6 +210,9 @@ class Checkers:
             fruitless = _fruitless(job)
             enough = fruitless >= recovery.stop_after_no_progress or "recovery" in job.wished
             self.require(enough, "a crash loop is one", f"{what}: {fruitless} crashes in a row: {job.closed}")
+        elif after.code == Code.REPEATED_FAILURE:
+            true = job.bug_step is not None and after.last_failure is not None and BUG in after.last_failure.message
+            self.require(true, "only a deterministic failure is called one", what)
         else:
             deadline = job.spec.active_deadline_seconds
             set_once = deadline is not None or "active_deadline_seconds" in job.wished

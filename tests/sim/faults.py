@@ -31,7 +31,10 @@ class Weather:
     crash: float
     user_error: float
     out_of_memory: float
+    bug: float  # chance per job that one of its steps fails every time
     hang: float
+    disk_pause: float  # heartbeats of a node don't get out for a while; training goes on
+    hold: float  # a process is held for a moment, by a debugger or a profiler
     pod_deleted: float
     never_starts: float  # chance per worker
     slow_start: float  # chance per worker
@@ -75,7 +78,10 @@ def draw(rng: random.Random) -> Weather:
         crash=rate(0.001, 0.02),
         user_error=rate(0.0003, 0.002, 0.2),
         out_of_memory=rate(0.0003, 0.002, 0.15),
+        bug=rate(0.05, 0.3, 0.2),
         hang=rate(0.0005, 0.004, 0.3),
+        disk_pause=rate(0.001, 0.01, 0.3),
+        hold=rate(0.002, 0.02, 0.3),
         pod_deleted=rate(0.0005, 0.004, 0.3),
         never_starts=rate(0.005, 0.05, 0.2),
         slow_start=rate(0.02, 0.3, 0.4),
@@ -113,7 +119,10 @@ def heal(weather: Weather) -> Weather:
         crash=0.0,
         user_error=0.0,
         out_of_memory=0.0,
+        bug=0.0,
         hang=0.0,
+        disk_pause=0.0,
+        hold=0.0,
         pod_deleted=0.0,
         never_starts=0.0,
         slow_start=0.0,

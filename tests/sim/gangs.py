@@ -10,6 +10,8 @@ from muster.operator.core.observed import WorkerState
 from tests.sim.physics import Process, SimJob, Training
 from tests.sim.store import Store
 
+BUG = "IndexError: index out of range"
+
 
 class Gangs(Store):
     # --- what the operator asks for ---
@@ -122,11 +124,19 @@ class Gangs(Store):
         self.check.training_began(job, training)
         self.log(lambda: f"gang {job.name}-{attempt} meets, from step {training.resume_step}")
         self._next_commit(job, training, training.resume_step)
+        if job.bug_step is not None and job.bug_step > training.resume_step:
+            done = job.bug_step - training.resume_step - 1
+            at = training.met_at + training.load_seconds + (done + 0.5) * training.step_seconds
+            self.at(at, lambda: self._strike_bug(job, training))
         self.at(training.finishes_at(), lambda: self._finish(job, training))
         self.news(job.uid)
         self.after(job.load_seconds, lambda: self.news(job.uid))
 
     # --- training ---
+
+    def _strike_bug(self, job: SimJob, training: Training) -> None:
+        if training.broken_at is None and not training.over and training.drain_at is None:
+            self.end(training.members[0], 1, message=f"{BUG} at sample {self.rng.randint(0, 10**6)}")
 
     def _next_commit(self, job: SimJob, training: Training, step: int) -> None:
         target = step + job.commit_every
@@ -184,14 +194,14 @@ class Gangs(Store):
                 code = self.rng.choice((1, ExitCode.PEER_LOST, ExitCode.PREFLIGHT_FAILED))
                 self.after(self.rng.uniform(0.05, 20.0), lambda p=process, c=code: self.end(p, int(c)))  # type: ignore[misc]
 
-    def end(self, process: Process, code: int, reason: str = "", signal: int | None = None) -> None:
+    def end(self, process: Process, code: int, reason: str = "", signal: int | None = None, message: str = "") -> None:
         """The process ends; what it did to the gang follows."""
         if not process.alive:
             return
         job = self.jobs[process.uid]
         process.alive = False
         if process.visible and self.nodes[process.node].reachable:
-            self._ended_in_sight(job, process, code, reason, signal)
+            self._ended_in_sight(job, process, code, reason, signal, message)
         self.log(lambda: f"{job.name}-{process.attempt}-{process.index} ends with {code} {reason}".rstrip())
         if code != 0:
             job.allow(process.attempt, *_explanations(code, reason, process.told_to_stop))
@@ -200,7 +210,9 @@ class Gangs(Store):
             self.break_gang(job, process.attempt)
         self.crew_changed(job)
 
-    def _ended_in_sight(self, job: SimJob, process: Process, code: int, reason: str, signal: int | None) -> None:
+    def _ended_in_sight(
+        self, job: SimJob, process: Process, code: int, reason: str, signal: int | None, message: str
+    ) -> None:
         process.state, process.since, process.reason = WorkerState.EXITED, self.t, reason
         training = job.trainings.get(process.attempt)
         process.exit = WorkerExit.model_construct(
@@ -209,7 +221,7 @@ class Gangs(Store):
             rank=process.index,
             signal=signal,
             step=training.stepped(self.t) if training else None,
-            message=f"rank {process.index} said {code}" if code not in (0, 137) else "",
+            message=message or (f"rank {process.index} said {code}" if code not in (0, 137) else ""),
             log_tail="",
         )
         if process.removing and self.chance(self.weather.vanishes):

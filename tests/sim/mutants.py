@@ -95,6 +95,7 @@ ORIGINAL_BOOK = ledger.book
 ORIGINAL_STILL_HELD = admit._still_held
 ORIGINAL_QUEUE = admit._queue
 ORIGINAL_CHOOSE = placement.Space._choose
+ORIGINAL_WEIGH = stalls._weigh
 ORIGINAL_PLACE = placement.Space._place
 
 
@@ -228,6 +229,18 @@ def never_retry(roll: Roll) -> Decision | None:
     )
 
 
+def failed_before(status: Any, failure: Any) -> bool:
+    return len(status.attempts) > 1 and status.attempts[-2].cause == failure.cause
+
+
+def the_rank_ahead(gang: Any) -> Any:
+    return max(gang, key=lambda w: (w.beat.step, w.beat.moves))
+
+
+def believed_at_once(seen: Observed, doubt: Any, progressed_at: float) -> Any:
+    return replace(ORIGINAL_WEIGH(seen, doubt, progressed_at), confirmed=True)
+
+
 MUTANTS = (
     Mutant("the attempt is closed before its gang is gone", replace_rule("stopping", stopping_without_waiting)),
     Mutant("terminal before cleanup", replace_rule("stopping", terminal_before_cleanup)),
@@ -251,7 +264,15 @@ MUTANTS = (
     Mutant("small jobs may pass a large gang for ever", patch(admit, BACKFILL_SECONDS=float("inf"))),
     Mutant("an excluded node is never used again", patch(admit, largest_possible=lambda nodes, ask: 10**6)),
     Mutant("hangs are not noticed", patch(decide, check_running=lambda roll: stalls.Stall(None))),
-    Mutant("the first suspicion of a hang is believed", patch(stalls, CONFIRM_SHARE=0.0, CONFIRM_SECONDS_MIN=0.0)),
+    Mutant("a deterministic failure is tried for ever", patch(budgets, is_repeated=lambda status, failure: False)),
+    Mutant("any failure twice is called deterministic", patch(budgets, is_repeated=failed_before)),
+    Mutant("a rank that is held for a moment is hung", patch(stalls, STOPPED_CONFIRM_SECONDS=0.0)),
+    Mutant("a paused disk is a hang", patch(stalls, SILENT_SECONDS=3.0, SILENT_CONFIRM_SECONDS=2.0)),
+    Mutant("a mute rank is not told from the others", patch(stalls, _mute=lambda gang, newest: None)),
+    Mutant("a stopped rank is not told from the others", patch(stalls, _stopped=lambda gang: None)),
+    Mutant("the rank that the others wait for is not found", patch(stalls, behind=lambda gang: None)),
+    Mutant("the rank that is ahead is blamed", patch(stalls, behind=the_rank_ahead)),
+    Mutant("a hang is believed without a second look", patch(stalls, _weigh=believed_at_once)),
     Mutant("a gang may take for ever to start", patch(decide, check_starting=lambda roll, at: stalls.Stall(None))),
     Mutant("a vanished worker is replaced in a running gang", replace_rule("failed", recreating_in_a_running_gang)),
     Mutant("a status from a newer version is touched", replace_rule("newer", None)),

@@ -131,6 +131,8 @@ def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
         commit_every=rng.choice((2, 5, 20)),
         load_seconds=rng.uniform(0.5, 10.0),
     )
+    if world.chance(world.weather.bug):
+        job.bug_step = rng.randint(1, job.steps)
     world.create_job(job)
     return job
 
@@ -151,6 +153,8 @@ class Mischief:
             "user_error": lambda: self._crash((80, 80, 82, 83), ""),
             "out_of_memory": lambda: self._crash((137, 81), "OOMKilled"),
             "hang": self._hang,
+            "disk_pause": self._disk_pause,
+            "hold": self._hold,
             "pod_deleted": self._pod_deleted,
             "signals": self._signal,
             "user": self._user,
@@ -211,10 +215,30 @@ class Mischief:
         ]
         if live:
             training = self.world.rng.choice(live)
-            training.silent = self.world.rng.random() < 0.3
+            training.hang = self.world.rng.choice(("silent", "beating", "behind", "stopped", "mute"))
+            training.suspect = self.world.rng.choice(training.members)
             job = self.world.jobs[training.uid]
-            self.world.log(lambda: f"gang {job.name}-{training.attempt} hangs{', silently' if training.silent else ''}")
+            self.world.log(
+                lambda: f"gang {job.name}-{training.attempt} hangs ({training.hang}, {training.suspect.index})"
+            )
             self.world.break_gang(job, training.attempt, peers_notice=False)
+
+    def _disk_pause(self) -> None:
+        """No heartbeat of a node gets out, for less than what is called a hang; training goes on."""
+        node, world = self._node(), self.world
+        until = world.t + world.rng.uniform(5.0, 80.0)
+        world.log(lambda: f"the disk of {node.name} pauses until {until:.0f}")
+        for _, process in world.on(node):
+            if process.muffled[1] < world.t:
+                process.muffled = (world.t, until)
+
+    def _hold(self) -> None:
+        alive = [p for job in self.world.jobs.values() for p in job.live()]
+        if alive:
+            process = self.world.rng.choice(alive)
+            process.held = (self.world.t, self.world.t + self.world.rng.uniform(0.2, 1.9))
+            self.world.log(lambda: f"{process.uid}-{process.attempt}-{process.index} is held for a moment")
+            self.world.news(process.uid)
 
     def _pod_deleted(self) -> None:
         """Somebody with kubectl: the worker is ended, and its object with it."""

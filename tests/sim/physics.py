@@ -40,6 +40,7 @@ _NO_STEP = StepRecord(
     data_wait_seconds=0,
     memory_bytes=1,
 )
+_ON_THE_SAME_DISK = 1_000  # the number of a second rank of a worker, where that matters
 _NO_BEAT = Heartbeat(attempt=0, rank=0, pid=1, phase=TrainerPhase.INIT, step=0, at=0, progressed_at=0, started_at=0)
 
 
@@ -85,6 +86,8 @@ class Process:
     exit: WorkerExit | None = None
     reason: str = ""
     ghost: bool = False  # its object was forced away from a node that does not answer
+    muffled: tuple[float, float] = (0.0, 0.0)  # between these, no heartbeat of its gets out
+    held: tuple[float, float] = (0.0, 0.0)  # between these, job control holds it
 
     @property
     def key(self) -> tuple[int, int]:
@@ -104,7 +107,8 @@ class Training:
     steps: int
     step_seconds: float
     broken_at: float | None = None  # nobody moves from here on
-    silent: bool = False  # and nobody writes heartbeats
+    hang: str = ""  # and how that shows: everybody beats, all are silent, one is stopped, one is mute, one is behind
+    suspect: Process | None = None  # the one that it is about
     drain_at: float | None = None
     committed_step: int = 0
     over: bool = False
@@ -161,6 +165,7 @@ class SimJob:
     closed: list[tuple[float, int, Cause]] = field(default_factory=list)  # wall clock, attempt, cause charged
     finished_training: bool = False
     trained_seconds: float = 0.0
+    bug_step: int | None = None  # whoever trains this step fails, every time
     wished: set[str] = field(default_factory=set)
 
     def allow(self, attempt: int, *causes: Cause) -> None:
@@ -177,7 +182,11 @@ def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Wor
     """What the API says of a worker; times by the wall clock, which is `offset` off the world's."""
     beats: tuple[Heartbeat, ...] = ()
     if process.joined:
-        beats = (_beat(job, process, now, offset),)
+        muffled = process.alive and process.muffled[0] <= now < process.muffled[1]
+        beats = (_beat(job, process, process.muffled[0] if muffled else now, offset),)
+        training = job.trainings.get(process.attempt)
+        if training is not None and training.suspect is process and training.hang == "mute":
+            beats += (fast(Heartbeat, beats[0], rank=_ON_THE_SAME_DISK + process.index, at=now + offset),)
     return Worker(
         process.index,
         process.attempt,
@@ -205,7 +214,8 @@ def _beat(job: SimJob, process: Process, now: float, offset: float) -> Heartbeat
             progressed_at=process.since + offset,
             started_at=started,
         )
-    at = now if training.broken_at is None or not training.silent else min(now, training.broken_at)
+    quiet = training.hang == "silent" or (training.hang in ("stopped", "mute") and training.suspect is process)
+    at = now if training.broken_at is None or not quiet else min(now, training.broken_at)
     step, loaded_at = training.stepped(now), training.met_at + training.load_seconds
     until = at if training.broken_at is None else min(at, training.broken_at)
     phase = TrainerPhase.LOAD if until < loaded_at else TrainerPhase.STEP
@@ -238,4 +248,8 @@ def _beat(job: SimJob, process: Process, now: float, offset: float) -> Heartbeat
         started_at=started,
         seconds=seconds,
         last_step=last,
+        moves=1 if training.hang == "behind" and training.suspect is process else 3,
+        limit_seconds=max(15.0, 10.0 * training.step_seconds) if step >= training.resume_step + 3 else None,
+        stopped=(training.hang == "stopped" and training.suspect is process)
+        or process.held[0] <= now < process.held[1],
     )

@@ -50,6 +50,7 @@ class ExitCode(IntEnum):
     PREEMPTED_NO_COMMIT = 86
     STALE_ATTEMPT = 87
     PEER_LOST = 88  # a collective failed because another rank is gone: the cause lies there
+    HUNG = 89  # its ranks did not move any more when they were told to stop, and were killed
 
 
 # Files in MUSTER_WORKER_DIR, each replaced whole (written beside, then renamed).

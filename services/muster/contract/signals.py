@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from muster.contract.base import Record
+from muster.contract.base import Many, Record
 
 
 class Cause(StrEnum):
@@ -66,6 +66,15 @@ class StepRecord(Record):
     mfu: float | None = None  # None where the device's peak is unknown (CPU)
     memory_bytes: int
     evaluation_loss: float | None = None  # when this step was followed by an evaluation
+    skipped: str = ""  # why nothing was learnt from this batch; a loss that is no number is then the last good one
+
+
+class SlowRank(Record):
+    """ratio: of its own work in a step to the median of the other ranks', over the last few steps."""
+
+    rank: int
+    ratio: float
+    since_step: int
 
 
 class Heartbeat(Record):
@@ -74,6 +83,11 @@ class Heartbeat(Record):
     at: when it was written. progressed_at: when step or phase last changed: a live process that hangs keeps writing
     `at`, so only `progressed_at` tells a stall. productive_since_commit: seconds of step time after the last commit.
     last_evaluation: the last step that was followed by an evaluation; last_step has mostly moved on from there.
+
+    doing, moves: what the main thread does within a step, and how often that has changed in this step: the rank that
+    others wait for has made fewer moves. limit_seconds: the longest that this phase may go without progress, learnt
+    from this very run; None until it is. stands: once half of the limit is over, the main thread's innermost frames.
+    stopped: job control holds the process (SIGSTOP) while its launcher goes on; only whoever reads the file can tell.
     """
 
     attempt: int
@@ -92,6 +106,16 @@ class Heartbeat(Record):
     best_step: int | None = None
     last_step: StepRecord | None = None
     last_evaluation: StepRecord | None = None
+    doing: str = ""
+    moves: int = 0
+    limit_seconds: float | None = None
+    stands: str = ""
+    slow_ranks: Many[SlowRank] = ()  # by rank 0, for the whole gang
+    data_wait_share: float | None = None  # of the last minute of training, by rank 0; None until one has passed
+    commit_seconds: float | None = None  # by rank 0: the longest time between two commits that its policy would choose
+    skipped_steps: int = 0  # of this job, as far as this attempt's commits and steps know
+    last_skipped: StepRecord | None = None
+    stopped: bool = False
 
 
 class RankFailure(Record):

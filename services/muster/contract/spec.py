@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, parse
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
 from muster.contract.signals import Cause
-from muster.contract.status import JobStatus
+from muster.contract.status import DataSkip, JobStatus
 from muster.contract.training import Count, Positive, Text, TrainingConfig
 
 _DURATION = re.compile(r"(\d+)(s|m|h)")
@@ -154,6 +154,7 @@ class Recovery(Spec):
 
     exclude_node_after: failures charged to one node before it is avoided for exclude_hours.
     stop_after_no_progress: attempts in a row without a new commit before the job is called a crash loop.
+    dry_run: hangs, alerts and notices are only told; a gang restarts only when it has ended by itself.
     """
 
     budgets: dict[Text, Count] = {}
@@ -161,6 +162,7 @@ class Recovery(Spec):
     exclude_node_after: Positive = 2
     exclude_hours: Positive = 24
     stop_after_no_progress: Positive = 5
+    dry_run: bool = False
     backoff_seconds: Annotated[float, Field(ge=0)] = 1.0
     backoff_seconds_max: Annotated[float, Field(ge=0)] = 300.0
 
@@ -300,6 +302,7 @@ class WorkerConfig(Record):
     training: TrainingConfig
     checkpoint: CheckpointSpec
     past: Past | None = None
+    data_skip: DataSkip | None = None  # applies where training begins after that very commit
 
 
 class Submission(Record):

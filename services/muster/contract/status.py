@@ -149,6 +149,7 @@ class Attempt(Record):
     last_step: int | None = None
     lost_steps: int = 0
     cause: Cause | None = None  # None while it lives, and when it ended well
+    failed_step: int | None = None  # the last step of the rank that failed
     outcome: Literal["running", "succeeded", "failed", "suspended", "cancelled", "preempted", "resized"] = "running"
     message: str = ""
     seconds: dict[str, float] = {}
@@ -157,13 +158,27 @@ class Attempt(Record):
 class Suspicion(Record):
     """Something looks hung. Acted upon only if it still does a while later, so that a clock that jumps kills nobody.
 
-    at: when it was first suspected. beat_at, progressed_at: of the newest heartbeat then.
+    at: when it was first suspected. beat_at, progressed_at: of the newest heartbeat then. worker, rank, node: whom the
+    others wait for, where that is known.
     """
 
     at: float
     beat_at: float = 0.0
     progressed_at: float = 0.0
     why: str = ""
+    worker: int | None = None
+    rank: int | None = None
+    node: str | None = None
+
+
+class DataSkip(Record):
+    """Data that no attempt trains on: what would have been the next `steps` steps after the commit of `after_step`.
+
+    Chosen in the write that mints an attempt, and in force as long as attempts resume from that commit.
+    """
+
+    after_step: int
+    steps: int
 
 
 class Condition(Record):
@@ -199,6 +214,7 @@ class JobStatus(Record):
     retry_at: float | None = None  # no attempt before this moment (backoff)
     last_failure: Failure | None = None
     suspicion: Suspicion | None = None
+    data_skip: DataSkip | None = None
     node_faults: Many[NodeFault] = ()
     excluded_nodes: Many[ExcludedNode] = ()
     preemptions_in_a_row: int = 0

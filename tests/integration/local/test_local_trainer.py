@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.local.house import House
@@ -27,7 +28,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.close()
 
 
-def submit(house: House, **spec: object) -> str:
+def submit(house: House, every: int = 5, evaluation: object = None, **spec: Any) -> str:
     text = house.state.root / "text.txt"
     text.write_text("".join(path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py"))))
     shape = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 64, "vocabSize": 260, "maxPositions": 256}
@@ -37,8 +38,8 @@ def submit(house: House, **spec: object) -> str:
         "batch": {"tokensPerStep": 1024, "microBatch": 1},
         "parallel": {"shard": "fsdp"},
         "length": {"steps": STEPS},
-    }
-    return house.submit(training=training, checkpoint={"every": 5}, **spec)
+    } | ({"evaluation": evaluation} if evaluation else {})
+    return house.submit(training=training, checkpoint={"every": every}, **spec)
 
 
 def records(house: House, uid: str, attempt: int) -> list[StepRecord]:

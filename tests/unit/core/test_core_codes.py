@@ -12,6 +12,7 @@ from tests.unit.core.seen import (
     gone,
     observed,
     running,
+    settled,
     spec,
     starting,
     summary,
@@ -20,9 +21,11 @@ from tests.unit.core.seen import (
     write,
 )
 from tests.unit.core.test_core_admit import entry, fleet, four, holding
-from tests.unit.core.test_core_signals import hanging, signal
+from tests.unit.core.test_core_signals import signal
+from tests.unit.core.test_core_stalls import gang
 
 from muster.contract.signals import Cause, Signal, SignalKind, TrainerPhase
+from muster.contract.status import Phase
 from muster.operator.core.admit import admit
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import OF_CAUSE, Code, code_of
@@ -58,6 +61,18 @@ def asked(**updates: object) -> list[Decision]:
     return follow(replace(seen, deleting=deleting, spec=seen.spec.model_copy(update=updates)))
 
 
+def failing_again(seen: Observed) -> Observed:
+    """The attempt ends with an exception after step 5; the state in which the next one has begun to train, if any."""
+    end = exited(0, 1, attempt=seen.status.attempt, message="KeyError: 'no such sample'")
+    end = replace(end, exit=end.exit and end.exit.model_copy(update={"step": 5}))
+    seen = replace(seen, workers=(end, crew(seen.status.attempt)[1]))
+    for decision in follow(seen):
+        seen = write(seen, decision)
+    if seen.status.phase is not Phase.STARTING:
+        return seen
+    return settled(replace(seen, workers=crew(seen.status.attempt)))
+
+
 def everything() -> list[Decision]:
     seen = running()
     half = with_status(starting(), starting().status, workers=(worker(0),))
@@ -71,7 +86,7 @@ def everything() -> list[Decision]:
     newer = with_status(seen, seen.status.model_copy(update={"schema_version": 9}))
     loading = with_status(meeting, meeting.status, workers=crew(step=0))
     done = with_status(seen, seen.status, workers=(exited(0, 0), exited(1, 0)))
-    hung = write(hanging(310))
+    hung = write(gang(NOW + 1_000.0, {"idle": 16.0}, {"idle": 16.0}))
     cases = [
         follow(case)
         for case in (seen, half, older, meeting, down, late, offer, newer, loading, done, hung, observed(), starting())
@@ -81,7 +96,10 @@ def everything() -> list[Decision]:
         follow(replace(seen, signals=(signal(SignalKind.SPOT_NOTICE, 1, "a"),))),
     ]
     cases += [follow(with_status(loop, loop.status, workers=(exited(0, 137), crew()[1])))]
-    cases += [follow(replace(hanging(470, now=NOW + 1160), status=hung.status))]
+    cases += [follow(replace(gang(NOW + 1_010.0, {"idle": 26.0}, {"idle": 26.0}), status=hung.status))]
+    dry = running(spec=spec(recovery={"dryRun": True}))
+    cases += [follow(replace(dry, signals=(signal(SignalKind.GPU_FAULT, 1, "a"),)))]
+    cases += [follow(failing_again(failing_again(running(spec=spec(recovery={"backoffSeconds": 0})))))]
     generous = spec(recovery={"budgets": dict.fromkeys(("user_error", "out_of_memory", "numeric"), 5)})
     for code in (80, 81, 82, 83, 84, 1):
         failing = running(spec=generous)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from tests.unit.core.seen import (
     NOW,
-    beat,
     crew,
     exited,
     gone,
@@ -25,7 +24,6 @@ from muster.contract.status import Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.core.endings import STOP_SECONDS
-from muster.operator.core.observed import Observed
 
 # --- signals ---
 
@@ -56,36 +54,7 @@ def test_a_spot_notice_gives_time_to_commit_and_costs_nothing() -> None:
     assert write(seen).status.phase is Phase.QUEUED, "the node that goes away is not used again"
 
 
-# --- hangs and clocks ---
-
-
-def hanging(idle: float, now: float = NOW + 1000) -> Observed:
-    seen = running()
-    beats = tuple(worker(i, heartbeats=(beat(1, 5, now, rank=i, progressed_at=now - idle),)) for i in range(2))
-    return replace(seen, now=now, workers=beats)
-
-
-def test_a_hang_is_suspected_and_then_believed() -> None:
-    assert check(hanging(110)).status.code == Code.TRAINING
-    seen = write(hanging(130))
-    assert (seen.status.code, seen.status.phase) == (Code.STALLING, Phase.RUNNING)
-    later = replace(hanging(130 + 59, now=NOW + 1059), status=seen.status)
-    assert check(later).status.phase is Phase.RUNNING
-    later = replace(hanging(130 + 61, now=NOW + 1061), status=seen.status)
-    decision = check(later)
-    assert decision.trusts_absence
-    assert (decision.status.phase, decision.code) == (Phase.RESTARTING, Code.HANG)
-
-
-def test_a_slow_step_is_no_hang() -> None:
-    seen = hanging(900)
-    slow = [w.heartbeats[0] for w in seen.workers]
-    slow = [
-        b.model_copy(update={"last_step": b.last_step and b.last_step.model_copy(update={"step_seconds": 100.0})})
-        for b in slow
-    ]
-    workers = tuple(replace(w, heartbeats=(b,)) for w, b in zip(seen.workers, slow, strict=True))
-    assert check(replace(seen, workers=workers)).status.code == Code.TRAINING
+# --- clocks ---
 
 
 @pytest.mark.parametrize("jump", [3600.0, 86_400.0 * 400, -3600.0, -86_400.0 * 400])

@@ -10,6 +10,7 @@ from pathlib import Path
 from muster.contract.names import Env, ExitCode
 from muster.trainer.config import read_ranks, read_run
 from muster.trainer.errors import PeerLost, exit_code
+from muster.trainer.evidence import answer_dumps
 from muster.trainer.health import Life, is_lost_peer, is_out_of_memory
 from muster.trainer.lifeline import die_with_parent, process_started_at
 
@@ -22,6 +23,7 @@ def main() -> int:
     attempt = os.environ.get(Env.ATTEMPT, "")
     life = Life(directory, int(attempt) if attempt.isdecimal() else 1, ranks.rank, process_started_at())
     life.watch()
+    answer_dumps(directory, ranks.rank)
     try:
         run = read_run()
         from muster.trainer.loop import train  # torch: after everything that can fail without it

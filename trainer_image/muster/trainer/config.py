@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from muster.contract.base import InvalidDocument, dump, parse, problems
 from muster.contract.names import Env
 from muster.contract.spec import CheckpointSpec, Past, WorkerConfig
+from muster.contract.status import DataSkip
 from muster.contract.training import TrainingConfig
 from muster.trainer.errors import UserError
 
@@ -36,6 +37,7 @@ class Run:
     training: TrainingConfig
     checkpoint: CheckpointSpec
     past: Past = field(default_factory=Past)
+    data_skip: DataSkip | None = None
 
     @property
     def document(self) -> dict[str, object]:
@@ -74,6 +76,7 @@ def read_run(environ: Mapping[str, str] = os.environ) -> Run:
         training=config.training,
         checkpoint=config.checkpoint,
         past=config.past or Past(),
+        data_skip=config.data_skip,
     )
 
 

@@ -12,18 +12,23 @@ import select
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from muster.contract.base import dump_json
 from muster.contract.names import HEARTBEAT, RANK_FAILURE, ExitCode
-from muster.contract.signals import Heartbeat, RankFailure, StepRecord, TrainerPhase, TrainerSeconds
+from muster.contract.signals import Heartbeat, RankFailure, SlowRank, StepRecord, TrainerPhase, TrainerSeconds
+from muster.trainer.deadlines import Deadlines, unlearnt
+from muster.trainer.evidence import main_thread_stands
 from muster.trainer.stopwatch import Stopwatch
 
 # The file is rewritten at least this often, and at most so often however quick the steps are. A step does not wake the
 # thread (it would take the interpreter from the training just then); the thread looks by itself.
 SECONDS_BETWEEN_BEATS_MAX = 0.9
 SECONDS_BETWEEN_BEATS_MIN = 0.1
+DATA_WINDOW_SECONDS = 60.0
+TELL_SHARE = 0.5  # of the time that a phase may take without progress: from then on a rank tells where it stands
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # Phases with step boundaries, at which all ranks agree to stop. In the others nothing is lost by ending at once.
@@ -55,9 +60,17 @@ class Life:
         self._started_at = started_at
         self._phase = TrainerPhase.INIT
         self._progressed_at = time.time()
+        self._moved_at = time.monotonic()  # the same moment, by a clock that does not jump
+        self._doing, self._moves = "", 0
+        self._deadlines = Deadlines()
         self._stopwatch = Stopwatch(started_at)
         self._last_step: StepRecord | None = None
         self._last_evaluation: StepRecord | None = None
+        self._last_skipped: StepRecord | None = None
+        self.skipped_steps = 0
+        self.slow_ranks: tuple[SlowRank, ...] = ()
+        self.commit_seconds: float | None = None
+        self._waits: deque[tuple[float, float, float]] = deque([(time.monotonic(), 0.0, 0.0)])
         self._metrics_port: int | None = None
         self._commit: tuple[int, float] | None = None
         self._productive_at_commit = 0.0
@@ -79,8 +92,11 @@ class Life:
 
     def enter(self, phase: TrainerPhase) -> None:
         """Change phase; time from now on goes to its account."""
-        self._phase = phase
-        self._progressed_at = time.time()
+        now = time.monotonic()
+        if self._phase is not TrainerPhase.STEP:  # of steps, `stepped` knows better
+            self._deadlines.took(self._phase, now - self._moved_at)
+        self._phase, self._doing = phase, ""
+        self._progressed_at, self._moved_at = time.time(), now
         self._stopwatch.switch(ACCOUNT[phase])
         self._nudge()
 
@@ -92,8 +108,14 @@ class Life:
         yield
         self.enter(before)
 
+    def does(self, what: str) -> None:
+        """What comes next within the step. Every rank says the same in the same order; news of it waits for a beat."""
+        self._doing = what
+        self._moves += 1
+
     @contextlib.contextmanager
     def waiting_for_data(self) -> Iterator[None]:
+        self.does("data")
         self._stopwatch.switch("data_wait")
         yield
         self._stopwatch.switch(ACCOUNT[self._phase])
@@ -106,9 +128,14 @@ class Life:
 
     def stepped(self, step: int, record: StepRecord) -> None:
         self.step, self._last_step = step, record
-        self._progressed_at = record.at
+        self._doing, self._moves = "", 0
+        self._progressed_at, self._moved_at = record.at, time.monotonic()
+        if record.step_seconds > 0:
+            self._deadlines.took(TrainerPhase.STEP, record.step_seconds)
         if record.evaluation_loss is not None:
             self._last_evaluation = record
+        if record.skipped:
+            self._last_skipped = record
         self._news = True
 
     def committed(self, step: int, at: float, best: bool, productive: float) -> None:
@@ -133,12 +160,14 @@ class Life:
 
     def heartbeat(self) -> Heartbeat:
         seconds = self._stopwatch.seconds()
-        commit = self._commit
+        commit, phase = self._commit, self._phase
+        limit = self._deadlines.limit(phase)
+        worrying = time.monotonic() - self._moved_at > (limit or unlearnt(phase)) * TELL_SHARE
         return Heartbeat.model_construct(
             attempt=self._attempt,
             rank=self.rank,
             pid=os.getpid(),
-            phase=self._phase,
+            phase=phase,
             step=self.step,
             at=time.time(),
             progressed_at=self._progressed_at,
@@ -151,7 +180,28 @@ class Life:
             best_step=self._best_step,
             last_step=self._last_step,
             last_evaluation=self._last_evaluation,
+            doing=self._doing,
+            moves=self._moves,
+            limit_seconds=limit,
+            slow_ranks=self.slow_ranks,
+            data_wait_share=self._data_wait_share(seconds),
+            commit_seconds=self.commit_seconds,
+            skipped_steps=self.skipped_steps,
+            last_skipped=self._last_skipped,
+            stands=main_thread_stands() if worrying else "",
         )
+
+    def _data_wait_share(self, seconds: dict[str, float]) -> float | None:
+        """Of the training in the last minute or so, without what was something else."""
+        now, (then, waited, worked) = time.monotonic(), self._waits[0]
+        if now - self._waits[-1][0] >= DATA_WINDOW_SECONDS / 6:
+            self._waits.append((now, seconds["data_wait"], seconds["productive"]))
+        if now - then < DATA_WINDOW_SECONDS:
+            return None
+        if len(self._waits) > 7:
+            self._waits.popleft()
+        waited, worked = seconds["data_wait"] - waited, seconds["productive"] - worked
+        return waited / (waited + worked) if waited + worked > DATA_WINDOW_SECONDS / 2 else None
 
     def beat(self) -> None:
         """Rewrite the heartbeat file now."""

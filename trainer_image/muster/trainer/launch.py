@@ -23,11 +23,12 @@ from muster.contract.names import EXIT_RECORD, ExitCode
 from muster.contract.signals import WorkerExit
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
+from muster.trainer.evidence import dump, record_flights
 from muster.trainer.health import write_whole
 from muster.trainer.lifeline import LAUNCHER
 from muster.trainer.notices import watch_notices
 from muster.trainer.report import leave_word, serve_reports
-from muster.trainer.verdict import RankEnd, log_tail, read_end, worker_exit
+from muster.trainer.verdict import RankEnd, hung_ranks, log_tail, read_end, worker_exit
 
 FENCE_SECONDS_MAX = 60.0
 # After one rank failed, the others get this long to notice before they are killed.
@@ -39,7 +40,7 @@ def main() -> int:
     started = time.time()
     directory = Path(os.environ.get("MUSTER_WORKER_DIR") or ".")
     directory.mkdir(parents=True, exist_ok=True)
-    stop = Stop()
+    stop = Stop(directory, started)
     serve_reports(directory)
     watch_notices()
     try:
@@ -88,12 +89,15 @@ class StoppedEarly(BaseException):
 class Stop:
     """Passes the wish to stop on to the ranks, each once, also to those that are only just being started.
 
-    The ranks lead sessions of their own (torchrun starts them so): a signal to our group does not reach them.
+    The ranks lead sessions of their own (torchrun starts them so): a signal to our group does not reach them. Ranks
+    that hang can't agree on a step any more, so nothing is gained by waiting for them: they leave their stacks and die.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path, started: float) -> None:
         self.wanted = False
         self.ranks_may_exist = False
+        self.hung = ""  # which ranks did not move any more when we were told to stop
+        self._directory, self._started = directory, started
         self._told: set[int] = set()
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
@@ -105,6 +109,7 @@ class Stop:
         threading.Thread(target=self._tell_ranks, daemon=True).start()
 
     def _tell_ranks(self) -> None:
+        self._give_up_on_the_hung()
         while True:
             for pid in children():
                 if pid not in self._told:
@@ -112,6 +117,18 @@ class Stop:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGTERM)
             time.sleep(0.05)
+
+    def _give_up_on_the_hung(self) -> None:
+        hung = hung_ranks(self._directory, self._started)
+        if not hung:
+            return
+        pids = children()
+        dump(self._directory, {rank.rank: rank.pid for rank in hung if rank.pid in pids and not rank.stopped})
+        self.hung = "; ".join(rank.words for rank in hung)
+        print(f"the ranks hang and are killed: {self.hung}", file=sys.stderr, flush=True)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def children() -> list[int]:
@@ -135,12 +152,15 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
     config.shutdown_timeout = SHUTDOWN_SECONDS
     config.signals_to_handle = "SIGUSR2"  # torch's own handler would kill the ranks instead of letting them commit
     os.environ[LAUNCHER] = str(os.getpid())
+    record_flights(run.worker_dir)
     stop.ranks_may_exist = True
     if stop.wanted:
         raise StoppedEarly
     try:
         launch_agent(config, command, command_arguments)
     except ChildFailedError as error:
+        if stop.hung:
+            return WorkerExit(exit_code=ExitCode.HUNG, at=time.time(), message=f"killed while hanging: {stop.hung}")
         ends = [_end(run, rank, failure, started) for rank, failure in error.failures.items()]
         return worker_exit(ends, stop.wanted, SHUTDOWN_SECONDS)
     return WorkerExit(exit_code=ExitCode.DONE, at=time.time())

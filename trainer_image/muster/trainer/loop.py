@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import sys
@@ -20,14 +21,20 @@ from muster.trainer.checkpoint import Identity, Saver, TrainState, load, resume
 from muster.trainer.commits import Commits
 from muster.trainer.config import Ranks, Run, accumulation
 from muster.trainer.data import Data, Loader, StepBatch, open_data
+from muster.trainer.data.loader import advanced
 from muster.trainer.errors import NumericError, OutOfMemory, UserError
 from muster.trainer.evaluation import Best, Evaluator
 from muster.trainer.health import Life, is_out_of_memory
 from muster.trainer.metrics import Metrics, StepLog
+from muster.trainer.notices import seconds_left
+from muster.trainer.numerics import Numerics
 from muster.trainer.objectives import objective, scored
 from muster.trainer.optimizer import LossScale, clip_factor, make_optimizer, set_rate, squared_norm
 from muster.trainer.origin import Origin, find_origin
+from muster.trainer.pace import Pace, Stragglers
 from muster.trainer.schedule import learning_rate, total_steps
+
+INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
 
 
 def train(run: Run, ranks: Ranks, life: Life) -> int:
@@ -78,6 +85,8 @@ class Trainer:
         self.optimizer = make_optimizer(self.spread.decoder, config.optimizer)
         self.objective = objective(config)
         self.scale = LossScale(enabled=config.precision == "fp16")
+        self.numerics = Numerics()
+        self.passed_over: list[dict[str, int]] = []
         self.best = Best(config.evaluation.early_stopping if config.evaluation else None)
         self.steps = total_steps(config, data.train.samples_per_epoch)
         self.step, self.tokens = 0, 0
@@ -94,6 +103,9 @@ class Trainer:
         )
         self.metrics = Metrics(ranks.rank, life.heartbeat, config.parallel.activation_checkpointing)
         self.metrics.serve("127.0.0.1" if parallel.all_local() else "0.0.0.0", life.serves_metrics)  # noqa: S104
+        sharded = layout.shard != "ddp" and not config.parallel.compile  # a compiled layer is not to be looked into
+        self.pace = Pace(device, self.spread.decoder if sharded else None, self.spread.decoder.layers)
+        self.stragglers, self._worked = Stragglers(ranks.world), 0.0
         self.log = StepLog(run.worker_dir) if ranks.rank == 0 else None
         life.before_each_beat(self.log.flush if self.log else None)
         saver = Saver(identity, run.checkpoint.keep, layout.describe())
@@ -119,20 +131,38 @@ class Trainer:
     def load(self) -> None:
         """Continue from our own commit, begin with another's weights, or keep the fresh ones."""
         with self.life.during(TrainerPhase.LOAD):
-            if self.origin.weights is not None:
-                load(*self.origin.weights, self.spread.decoder, None)
-            if self.origin.resume is None:
-                self.life.resumed(0, None, None)
-                return
-            commit = resume(self.run.folder, self.origin.resume.step, self.spread.decoder, self.optimizer, say)
-            _must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
-            self.step, self.tokens, self.cursor = commit.step, commit.tokens, commit.cursor
-            self.scale.restore(commit.state.get("scaler", {}))
-            self.best.restore(commit.state.get("best", {}))
-            if commit.world_size == self.ranks.world and len(commit.rng) == self.ranks.world:
-                randomness.restore(commit.rng[self.ranks.rank])
-            self.life.resumed(commit.step, commit.committed_at, self.best.step)
-            self.commits.begin(commit.step)
+            self._load()
+            self._pass_over()
+
+    def _load(self) -> None:
+        if self.origin.weights is not None:
+            load(*self.origin.weights, self.spread.decoder, None)
+        if self.origin.resume is None:
+            self.life.resumed(0, None, None)
+            return
+        commit = resume(self.run.folder, self.origin.resume.step, self.spread.decoder, self.optimizer, say)
+        _must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
+        self.step, self.tokens, self.cursor = commit.step, commit.tokens, commit.cursor
+        self.scale.restore(commit.state.get("scaler", {}))
+        self.best.restore(commit.state.get("best", {}))
+        self.numerics.restore(commit.state.get("numerics", {}))
+        self.passed_over = list(commit.state.get("passedOver", ()))
+        self.life.skipped_steps = self.numerics.skipped
+        if commit.world_size == self.ranks.world and len(commit.rng) == self.ranks.world:
+            randomness.restore(commit.rng[self.ranks.rank])
+        self.life.resumed(commit.step, commit.committed_at, self.best.step)
+        self.commits.begin(commit.step)
+
+    def _pass_over(self) -> None:
+        """Leave out the data that the last attempt could not be brought to learn from; commits remember which."""
+        skip = self.run.data_skip
+        if skip is None or skip.after_step != self.step:
+            return
+        samples = skip.steps * self.config.samples_per_step()
+        self.passed_over.append({"epoch": self.cursor.epoch, "sample": self.cursor.sample, "samples": samples})
+        if self.ranks.rank == 0:
+            say(f"the data of {skip.steps} steps after step {self.step} is passed over: its numbers were unsound")
+        self.cursor = advanced(self.cursor, samples, self.data.train.samples_per_epoch)
 
     def state(self, loss: float, evaluation_loss: float | None, best: bool) -> TrainState:
         metrics = {"loss": loss} | ({} if evaluation_loss is None else {"evaluation_loss": evaluation_loss})
@@ -145,6 +175,8 @@ class Trainer:
             state={
                 "scaler": self.scale.state(),
                 "best": self.best.state(),
+                "numerics": self.numerics.state(),
+                "passedOver": self.passed_over,
                 "steps": self.steps,
                 "data": self.data.fingerprint,
             },
@@ -206,25 +238,28 @@ class Trainer:
         loss_sum, labels = self._backward(batch)
         gradients = self.spread.gradients()
         step = self.step + 1
-        wishes = (float(batch.tokens), float(self.life.stop_wanted), float(self.commits.due(step)))
+        wishes = [float(batch.tokens), float(self.life.stop_wanted), float(self.commits.due(step)), *self._own_work()]
+        self.life.does("meeting")
         parts = [loss_sum.double(), labels.double(), squared_norm(gradients) / self.spread.copies]
-        loss_total, labels_total, square, tokens, stop, due = self._total(
+        loss_total, labels_total, square, tokens, stop, due, *work = self._total(
             torch.cat(
                 (torch.stack(parts), torch.tensor(wishes, dtype=torch.float64).to(self.device, non_blocking=True))
             )
         )
+        self._compare(work, step)
         # Gradients were made as if every token of the step were scored; labels_total says how many really were.
         correction = self.config.batch.tokens_per_step / max(labels_total, 1.0) / self.scale.value
         norm, loss = math.sqrt(square) * correction, loss_total / max(labels_total, 1.0)
         rate = learning_rate(self.config.optimizer, step, self.steps)
-        if self._must_be_finite(loss, norm, step):
+        self.life.does("update")
+        sound, why = self._is_sound(loss, norm, step)
+        if sound:
             self._update(gradients, correction * clip_factor(norm, self.config.optimizer.clip_norm), rate)
         self.optimizer.zero_grad()
         self.step, self.cursor, self.tokens = step, batch.cursor, self.tokens + int(tokens)
         seconds = time.perf_counter() - began
-        record = self._record(
-            loss, norm if math.isfinite(norm) else 0.0, rate, int(tokens), seconds, batch.wait_seconds
-        )
+        shown = (loss if math.isfinite(loss) else self.numerics.last_good_loss(), norm if math.isfinite(norm) else 0.0)
+        record = self._record(*shown, rate, int(tokens), seconds, batch.wait_seconds, why)
         self.metrics.stepped(record, self.config.samples_per_step(), batch.wait_seconds)
         return record, stop > 0, due > 0
 
@@ -236,11 +271,26 @@ class Trainer:
         labels = torch.zeros((), dtype=torch.int64, device=self.device)
         for number, micro in enumerate(batch.micro, start=1):
             with self.spread.micro_step(last=number == len(batch.micro)):
-                loss = self.objective(self.spread.model, micro)
+                self.life.does("forward")
+                with self.pace.working() if number == 1 else contextlib.nullcontext():
+                    loss = self.objective(self.spread.model, micro)
+                self.life.does("backward")
                 (loss * weight).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
             labels += scored(micro)
         return loss_sum, labels
+
+    def _own_work(self) -> list[float]:
+        """A place for each rank's working time of the step before, with this rank's in its own."""
+        return [self._worked if rank == self.ranks.rank else 0.0 for rank in range(self.ranks.world)]
+
+    def _compare(self, work: list[float], step: int) -> None:
+        """work: seconds of own work in the step before, by rank."""
+        self._worked = self.pace.seconds()
+        if self.ranks.rank == 0:
+            self.stragglers.hear(step, work)
+            self.life.slow_ranks = self.stragglers.slow
+            self.metrics.stragglers(self.stragglers.slow)
 
     def _update(self, gradients: list[Tensor], factor: float, rate: float) -> None:
         if factor != 1.0:
@@ -248,16 +298,21 @@ class Trainer:
         set_rate(self.optimizer, rate)
         self.optimizer.step()
 
-    def _must_be_finite(self, loss: float, norm: float, step: int) -> bool:
-        """Whether to take the step. Overflowing fp16 gradients skip it; anything else not finite ends the run."""
-        if not math.isfinite(loss):
-            raise NumericError(f"the loss is {loss} at step {step}; the gradient norm is {norm}")
-        accepted = self.scale.accepts(norm)
-        if self.scale.exhausted or (accepted and not math.isfinite(norm)):
-            raise NumericError(
-                f"the gradient norm is {norm} at step {step} (loss {loss:.4f}, loss scale {self.scale.value:g})"
-            )
-        return accepted
+    def _is_sound(self, loss: float, norm: float, step: int) -> tuple[bool, str]:
+        """Whether to learn from this batch, and if not, why; no word where only fp16's scale was too large."""
+        if math.isfinite(loss) and not self.scale.accepts(norm):
+            if self.scale.exhausted:
+                raise NumericError(
+                    f"the gradient norm is {norm} at step {step} whatever the loss scale (loss {loss:.4f})"
+                )
+            return False, ""
+        why = self.numerics.judge(loss, norm, step)
+        if why:
+            self.life.skipped_steps = self.numerics.skipped
+            self.metrics.skipped.inc()
+            if self.ranks.rank == 0:
+                say(f"step {step}: {why}; its batch is skipped")
+        return not why, why
 
     def _total(self, vector: Tensor) -> list[float]:
         """A vector added up over all ranks, on the host."""
@@ -284,11 +339,15 @@ class Trainer:
     # --- records ---
 
     def _report(self, record: StepRecord) -> None:
+        if self.ranks.rank == 0 and record.step % INTERVAL_STEPS == 0 and record.step_seconds > 0:
+            self.life.commit_seconds = self.commits.interval_seconds(record.step_seconds)
         self.life.stepped(record.step, record)
         if self.log is not None:
             self.log.write(record)
 
-    def _record(self, loss: float, norm: float, rate: float, tokens: int, seconds: float, waited: float) -> StepRecord:
+    def _record(
+        self, loss: float, norm: float, rate: float, tokens: int, seconds: float, waited: float, skipped: str = ""
+    ) -> StepRecord:
         speed = tokens / seconds
         return StepRecord(
             attempt=self.run.attempt,
@@ -304,6 +363,7 @@ class Trainer:
             data_wait_seconds=waited,
             mfu=flops.utilisation(self.flops_per_token, speed, self.peak, self.ranks.world),
             memory_bytes=_memory_used(self.device),
+            skipped=skipped,
         )
 
     def _record_of_start(self, evaluation_loss: float) -> StepRecord:
@@ -318,7 +378,8 @@ class Trainer:
         self.life.enter(TrainerPhase.DRAIN)
         if state is None:
             return ExitCode.PREEMPTED_NO_COMMIT
-        committed = self.commits.save_last(state)
+        left = seconds_left()  # known where it is this very node that goes
+        committed = self.commits.save_last(state, left, doomed=left is not None)
         self.commits.close()
         return ExitCode.PREEMPTED_COMMITTED if committed else ExitCode.PREEMPTED_NO_COMMIT
 

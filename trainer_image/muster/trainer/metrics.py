@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from muster.contract.base import dump_json
 from muster.contract.names import STEP_LOG
-from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase
+from muster.contract.signals import Heartbeat, SlowRank, StepRecord, TrainerPhase
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -59,11 +59,13 @@ class Metrics:
         self.registry: CollectorRegistry = CollectorRegistry()
         place: dict[str, Any] = {"registry": self.registry, "namespace": "muster_trainer"}
         self._rank = str(rank)
+        self._slow = False
         self._hardware_share = HARDWARE_SHARE[recompute]
         self.step_seconds = Histogram(
             "step_seconds", "Time of one optimizer step", buckets=STEP_SECONDS_BUCKETS, **place
         )
         self.steps = Counter("steps_total", "Optimizer steps made by this process", **place)
+        self.skipped = Counter("skipped_steps_total", "Steps whose batch was not learnt from, for its numbers", **place)
         self.tokens = Counter(
             "tokens_total", "Tokens trained on by all ranks in this attempt, padding not counted", **place
         )
@@ -99,6 +101,9 @@ class Metrics:
         self.last_commit_at = Gauge("last_commit_timestamp_seconds", "When the last commit was seen", **place)
         self.last_commit_step = Gauge("last_commit_step", "The step of the last commit", **place)
         self.rank_step_seconds = Gauge("rank_step_seconds", "This rank's last step, waits included", ["rank"], **place)
+        self.straggler = Gauge(
+            "straggler_ratio", "Own work of a slow rank in a step, to the median of the others", ["rank"], **place
+        )
         self.mfu.set(float("nan"))
         self.hfu.set(float("nan"))
         self.registry.register(_FromHeartbeat(heartbeat))
@@ -119,6 +124,14 @@ class Metrics:
         if record.mfu is not None:
             self.mfu.set(record.mfu)
             self.hfu.set(record.mfu * self._hardware_share)
+
+    def stragglers(self, slow: Sequence[SlowRank]) -> None:
+        """Those of now; a rank that is well again has no series."""
+        if slow or self._slow:
+            self.straggler.clear()
+            self._slow = bool(slow)
+            for entry in slow:
+                self.straggler.labels(str(entry.rank)).set(entry.ratio)
 
     def saved(self, step: int, at: float, seconds: float, size: int) -> None:
         self.checkpoint_duration.observe(seconds)

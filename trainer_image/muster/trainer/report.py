@@ -20,6 +20,7 @@ from muster.contract.base import dump_json
 from muster.contract.exposition import CONTENT_TYPE, gathered
 from muster.contract.names import Env
 from muster.contract.signals import WorkerExit
+from muster.contract.stopped import is_stopped
 
 REPORT_PORT = "MUSTER_REPORT_PORT"
 POD_IP = "MUSTER_POD_IP"
@@ -79,14 +80,13 @@ def heartbeats(directory: Path) -> list[dict[str, Any]]:
     for path in directory.glob("rank-*.json"):
         if path.name.count(".") == 1:  # not rank-N.failure.json
             try:
-                found.append(json.loads(path.read_bytes()))
-            except (OSError, ValueError):
+                beat = json.loads(path.read_bytes())
+                found.append(beat | {"stopped": True} if is_stopped(int(beat.get("pid", 0))) else beat)
+            except (OSError, ValueError, AttributeError, TypeError):
                 continue
     return found
 
 
-def _handler(directory: Path, job_uid: str) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
 def metrics_page(directory: Path, environ: Mapping[str, str]) -> str:
     """What all ranks of this worker tell Prometheus, which knows this one port and not their random ones."""
     place = {
@@ -99,6 +99,8 @@ def metrics_page(directory: Path, environ: Mapping[str, str]) -> str:
     return gathered([(place | {"rank": str(rank)}, port) for rank, port in ranks])
 
 
+def _handler(directory: Path, job_uid: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             known, kind = self.path in ("/heartbeats", "/metrics"), "application/json"
             if self.path == "/metrics":
@@ -107,7 +109,7 @@ def metrics_page(directory: Path, environ: Mapping[str, str]) -> str:
                 document = {"jobUid": job_uid, "heartbeats": heartbeats(directory)} if known else {}
                 body = json.dumps(document).encode()
             self.send_response(200 if known else 404)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -11,9 +11,12 @@ from pydantic import ValidationError
 
 from muster.contract.names import HEARTBEAT, LOG, RANK_FAILURE, ExitCode
 from muster.contract.signals import Heartbeat, RankFailure, WorkerExit
+from muster.contract.stopped import is_stopped
+from muster.trainer.deadlines import unlearnt
 
 TAIL_BYTES = 16_384
 TAIL_LINES = 40
+FRESH_SECONDS = 5.0
 _STOPPED = (ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT)
 
 
@@ -74,6 +77,36 @@ def read_end(directory: Path, rank: int, exit_code: int, at: float, since: float
     beat = _read(directory / HEARTBEAT.format(rank=rank), Heartbeat)
     step = beat.step if isinstance(beat, Heartbeat) and beat.at >= since else None
     return RankEnd(rank, exit_code, at, step)
+
+
+@dataclass(frozen=True)
+class HungRank:
+    """stopped: held by job control, so that it can't even tell where it stands."""
+
+    rank: int
+    pid: int
+    stopped: bool
+    words: str
+
+
+def hung_ranks(directory: Path, since: float) -> list[HungRank]:
+    """All of this worker's ranks if one of them is held, or none has moved for longer than its phase may take. Ranks of
+    which only old heartbeats are there may well be moving: their disk may have paused.
+    """
+    found, held, idle_ranks, moving = [], False, 0, False
+    for path in sorted(directory.glob(HEARTBEAT.format(rank="*"))):
+        beat = _read(path, Heartbeat) if path.name.count(".") == 1 else None
+        if not isinstance(beat, Heartbeat) or beat.at < since:
+            continue
+        idle, fresh = beat.at - beat.progressed_at, time.time() - beat.at < FRESH_SECONDS
+        stopped = is_stopped(beat.pid)
+        held |= stopped
+        too_long = idle > (beat.limit_seconds or unlearnt(beat.phase))
+        idle_ranks, moving = idle_ranks + (fresh and too_long), moving or not too_long
+        place = f"in {beat.doing or beat.phase.value} after step {beat.step}"
+        words = f"rank {beat.rank} {'is stopped ' if stopped else ''}{place}, {idle:.0f} s without progress"
+        found.append(HungRank(beat.rank, beat.pid, stopped, words + (f": {beat.stands}" if beat.stands else "")))
+    return found if held or (idle_ranks and not moving) else []
 
 
 def log_tail(directory: Path) -> str:

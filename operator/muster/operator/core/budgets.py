@@ -10,6 +10,7 @@ from muster.contract.spec import JobSpec, Recovery
 from muster.contract.status import ExcludedNode, Failure, JobStatus, NodeFault, Restart, Restarts
 from muster.operator.core.causes import chargeable
 from muster.operator.core.codes import Code
+from muster.operator.core.repeats import is_repeated
 
 FREE = frozenset({Cause.PREEMPTION, Cause.EVICTION})
 # After so long without a preemption, spot capacity is asked for first again.
@@ -30,6 +31,9 @@ def refusal(spec: JobSpec, status: JobStatus, failure: Failure, progressed: bool
     if failure.cause in FREE:
         return None
     recovery = spec.recovery
+    if is_repeated(status, failure):
+        because = f"{failure.cause}: twice the same after step {failure.step}, so a third try would end alike"
+        return Refusal(Code.REPEATED_FAILURE, f"{because}: {failure.message}")
     budget = recovery.budget(failure.cause)
     spent = sum(charge.cause == failure.cause for charge in _in_window(status.restarts.recent, recovery, now))
     if budget is not None and spent >= budget:
@@ -111,11 +115,23 @@ def blame(
     excluded = tuple(entry for entry in status.excluded_nodes if is_excluded(entry, recovery, now))
     if not chargeable(failure) or failure.node is None:
         return faults, excluded
-    faults = (*faults, NodeFault(node=failure.node, at=now, why=f"{failure.cause}: {failure.message}"[:300]))
-    count = sum(fault.node == failure.node for fault in faults)
-    if count >= recovery.exclude_node_after and all(entry.node != failure.node for entry in excluded):
-        why = f"{count} failures of this job within {recovery.exclude_hours} h; the last: {failure.message}"[:300]
-        excluded = (*excluded, ExcludedNode(node=failure.node, until=now + seconds, why=why))
+    return accuse(recovery, faults, excluded, failure.node, f"{failure.cause}: {failure.message}", now)
+
+
+def accuse(
+    recovery: Recovery,
+    faults: tuple[NodeFault, ...],
+    excluded: tuple[ExcludedNode, ...],
+    node: str,
+    why: str,
+    now: float,
+) -> tuple[tuple[NodeFault, ...], tuple[ExcludedNode, ...]]:
+    """One more fault of a node; enough of them exclude it."""
+    faults = (*faults, NodeFault(node=node, at=now, why=why[:300]))
+    count = sum(fault.node == node for fault in faults)
+    if count >= recovery.exclude_node_after and all(entry.node != node for entry in excluded):
+        words = f"{count} failures of this job within {recovery.exclude_hours} h; the last: {why}"[:300]
+        excluded = (*excluded, ExcludedNode(node=node, until=now + recovery.exclude_hours * 3600.0, why=words))
     return faults, excluded
 
 

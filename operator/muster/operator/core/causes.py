@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, SignalKind
-from muster.contract.status import Failure, JobStatus, Phase
+from muster.contract.status import Failure, JobStatus, Phase, Suspicion
 from muster.operator.core.observed import Observed, Worker, WorkerState
 from muster.operator.core.roll import Roll
+from muster.operator.core.witnesses import evidence, witnesses
 
 # Kubernetes marks a node NotReady 40 to 50 s after its last heartbeat; waiting more than a few seconds on top buys
 # nothing (tolerationSeconds <= 10 is the advice), waiting none would act on a flap.
@@ -23,6 +24,7 @@ _STATED: dict[int, Cause] = {
     ExitCode.PREFLIGHT_FAILED: Cause.INFRASTRUCTURE,
     ExitCode.PREEMPTED_COMMITTED: Cause.PREEMPTION,
     ExitCode.PREEMPTED_NO_COMMIT: Cause.PREEMPTION,
+    ExitCode.HUNG: Cause.HANG,
     ExitCode.PEER_LOST: Cause.INFRASTRUCTURE,  # whose end is another worker's to explain
     ExitCode.STALE_ATTEMPT: Cause.INFRASTRUCTURE,  # the current attempt was told that it is not: its fence read lagged
 }
@@ -62,12 +64,13 @@ _NODE_FAULTS = frozenset({Cause.INFRASTRUCTURE, Cause.HANG, Cause.UNKNOWN})
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """failure: what to tell the user. strength: 0 is the best evidence. notice: the gang still runs and should be given
-    the time to commit.
+    the time to commit. alive: nothing has ended yet; it is we who would end it.
     """
 
     failure: Failure
     strength: int
     notice: bool = False
+    alive: bool = False
 
 
 def strength(failure: Failure) -> int:
@@ -202,7 +205,7 @@ def _signals(seen: Observed) -> Iterator[Verdict]:
             rank=signal.rank,
             node=signal.node,
         )
-        yield Verdict(failure, strength(failure), notice=cause in (Cause.PREEMPTION, Cause.EVICTION))
+        yield Verdict(failure, strength(failure), notice=cause in (Cause.PREEMPTION, Cause.EVICTION), alive=True)
 
 
 def _leaving(seen: Observed, node: str) -> Cause | None:
@@ -233,19 +236,23 @@ def vanished(roll: Roll) -> Verdict:
     return Verdict(failure, strength(failure))
 
 
-def hung(roll: Roll, why: str) -> Verdict:
-    """The gang was suspected and did not show otherwise."""
+def hung(roll: Roll, suspicion: Suspicion) -> Verdict:
+    """The gang was suspected and did not show otherwise. What every rank last said of itself is kept as evidence."""
     failure = Failure.model_construct(
         cause=Cause.HANG,
         attempt=roll.status.attempt,
         at=roll.seen.now,
-        message=why,
+        message=suspicion.why,
+        worker=suspicion.worker,
+        rank=suspicion.rank,
+        node=suspicion.node,
         step=roll.beat.step if roll.beat else None,
+        log_tail=evidence(witnesses(roll)),
     )
     return Verdict(failure, strength(failure))
 
 
-def never_met(roll: Roll, why: str) -> Verdict:
+def never_met(roll: Roll, suspicion: Suspicion) -> Verdict:
     """The gang did not come together in time. The first worker that is not up is named, its node charged."""
     up = {worker.worker for worker in roll.mine if worker.state is WorkerState.RUNNING}
     absent = next((index for index in range(roll.gang.wanted) if index not in up), None)
@@ -254,7 +261,7 @@ def never_met(roll: Roll, why: str) -> Verdict:
         cause=Cause.INFRASTRUCTURE,
         attempt=roll.status.attempt,
         at=roll.seen.now,
-        message=why,
+        message=suspicion.why,
         worker=absent,
         node=nodes[absent] if absent is not None and absent < len(nodes) else None,
     )

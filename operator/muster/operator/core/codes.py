@@ -30,6 +30,7 @@ class Code(StrEnum):
     PREPARING = "Preparing"  # data, loading a commit: before the first step
     TRAINING = "Training"
     STALLING = "Stalling"  # no progress for suspiciously long
+    WOULD_RESTART = "WouldRestart"  # recovery.dryRun: what would be done is only said
     # Restarting: why the attempt ended
     USER_ERROR = "UserError"
     OUT_OF_MEMORY = "OutOfMemory"
@@ -53,8 +54,13 @@ class Code(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     BUDGET_SPENT = "BudgetSpent"
     CRASH_LOOP = "CrashLoop"
+    REPEATED_FAILURE = "RepeatedFailure"  # the same exception at the same step, twice: deterministic
     # Never in a status: only in a decision
     NEWER_STATUS = "NewerStatus"  # written by a newer Muster; not touched
+
+
+# There is no further attempt, because of how the last ones ended.
+GIVEN_UP = frozenset({Code.BUDGET_SPENT, Code.CRASH_LOOP, Code.REPEATED_FAILURE})
 
 
 def code_of(text: str) -> Code:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from muster.contract.signals import TrainerPhase
-from muster.contract.status import STATUS_VERSION, Attempt, GangStatus, JobStatus, Phase, Suspicion
+from muster.contract.status import STATUS_VERSION, Attempt, GangStatus, JobStatus, Phase
 from muster.operator.core.budgets import remaining_backoff_seconds
-from muster.operator.core.causes import contradicted, hung, judge, never_met, vanished
-from muster.operator.core.codes import Code, code_of
+from muster.operator.core.causes import Verdict, contradicted, hung, judge, never_met, vanished
+from muster.operator.core.codes import GIVEN_UP, Code, code_of
 from muster.operator.core.decision import ACTIONS_MAX, Action, CreateWorker, Decision, RemoveJob
 from muster.operator.core.endings import (
     amend,
@@ -23,11 +23,13 @@ from muster.operator.core.endings import (
     stop,
     sweep,
 )
+from muster.operator.core.findings import updates as findings
 from muster.operator.core.ledger import active_seconds
 from muster.operator.core.moves import ATTEMPTS_KEPT, between_attempts, move, report
 from muster.operator.core.observed import Observed, Reservation, WorkerState
 from muster.operator.core.roll import Roll, call_roll
-from muster.operator.core.stalls import check_running, check_starting
+from muster.operator.core.skips import data_skip
+from muster.operator.core.stalls import Stall, check_running, check_starting
 
 MORE_SECONDS = 0.2  # between two parts of many actions: about what a watch takes to show the first
 LOOK_SECONDS = 5.0  # how often a gang that starts, runs or stops is looked at without news
@@ -92,7 +94,7 @@ def wished(roll: Roll) -> Decision | None:
         return None
     if seen.deleting:
         wanted = (Phase.CANCELLED, Code.DELETING, "the job was deleted")
-    elif ends_as is Phase.CANCELLED or code in (Code.BUDGET_SPENT, Code.CRASH_LOOP):
+    elif ends_as is Phase.CANCELLED or code in GIVEN_UP:
         return None
     elif seen.spec.cancel:
         wanted = (Phase.CANCELLED, Code.CANCELLING, "the user cancelled the job")
@@ -119,7 +121,7 @@ def stopping(roll: Roll) -> Decision | None:
     status, closed = roll.status, between_attempts(roll.status)
     if status.phase is not Phase.STOPPING and (status.phase is not Phase.RESTARTING or closed):
         return None
-    failing = status.phase is Phase.RESTARTING or status.code in (Code.BUDGET_SPENT, Code.CRASH_LOOP)
+    failing = status.phase is Phase.RESTARTING or status.code in GIVEN_UP
     if failing and not closed and (better := amend(roll)) is not None:
         return _turn(roll, better)
     if not roll.empty:
@@ -157,8 +159,8 @@ def queued(roll: Roll) -> Decision | None:
             nodes=granted.nodes,
             pool=granted.pool,
             capacity=granted.capacity,
-        )
             instance_type=granted.instance_type,
+        )
         return _turn(roll, _mint(roll, gang), trusts_absence=True)
     if seen.wait is not None:
         return _turn(roll, move(roll, code_of(seen.wait.code), seen.wait.because))
@@ -196,7 +198,7 @@ def broken(roll: Roll) -> Decision | None:
 def failed(roll: Roll) -> Decision | None:
     """STARTING or RUNNING, and something is wrong with the gang."""
     status = roll.status
-    if (verdict := judge(roll)) is not None:
+    if (verdict := judge(roll)) is not None and not _only_said(roll, verdict):
         return _turn(roll, fail(roll, verdict))
     if status.phase is Phase.RUNNING and roll.missing:
         return _turn(roll, fail(roll, vanished(roll)), trusts_absence=True)
@@ -217,7 +219,8 @@ def starting(roll: Roll) -> Decision | None:
         return _turn(roll, status, wake_after=LOOK_SECONDS)
     stall = check_starting(roll, _begun_at(roll))
     if stall.confirmed and stall.suspicion is not None:
-        return _turn(roll, fail(roll, never_met(roll, stall.suspicion.why)), trusts_absence=True)
+        verdict = hung if stall.suspicion.rank is not None else never_met
+        return _turn(roll, fail(roll, verdict(roll, stall.suspicion)), trusts_absence=True)
     updates: dict[str, Any] = {"gang": _gang(roll), "suspicion": stall.suspicion}
     if roll.missing:
         said = roll.status.because if roll.status.code == Code.CREATING_WORKERS else ""
@@ -232,7 +235,7 @@ def starting(roll: Roll) -> Decision | None:
     if roll.beat is None or roll.beat.phase is TrainerPhase.INIT:
         because = f"all {roll.gang.wanted} workers are up; their ranks are meeting"
         return _turn(roll, move(roll, Code.AWAITING_RANKS, because, **updates), wake_after=LOOK_SECONDS)
-    return _turn(roll, _running(roll, None))
+    return _turn(roll, _running(roll, Stall(None)))
 
 
 def running(roll: Roll) -> Decision | None:
@@ -240,15 +243,17 @@ def running(roll: Roll) -> Decision | None:
     if roll.status.phase is not Phase.RUNNING:
         return None
     stall = check_running(roll)
-    if stall.confirmed and stall.suspicion is not None:
+    if stall.confirmed and roll.seen.spec.recovery.dry_run:
+        stall = Stall(roll.status.suspicion, confirmed=True)
+    elif stall.confirmed and stall.suspicion is not None:
         # Cached reads repeat old heartbeats; only a fresh one shows that there is really nothing new.
-        return _turn(roll, fail(roll, hung(roll, stall.suspicion.why)), trusts_absence=True)
+        return _turn(roll, fail(roll, hung(roll, stall.suspicion)), trusts_absence=True)
     offer = _reservation(roll.seen, roll.status.reservation + 1)
     if offer is not None and len(offer.nodes) > roll.gang.wanted:
         because = f"capacity returned: going on with {len(offer.nodes)} nodes instead of {roll.gang.wanted}"
         return _turn(roll, move(roll, Code.REGROWING, because, Phase.RESTARTING, suspicion=None))
-    wake_after = min(LOOK_SECONDS, max(0.0, _deadline_left(roll)))
-    return _turn(roll, _running(roll, stall.suspicion), sweep(roll, roll.older), wake_after)
+    wake_after = min(LOOK_SECONDS, max(0.0, _deadline_left(roll)), stall.wake_after or LOOK_SECONDS)
+    return _turn(roll, _running(roll, stall), sweep(roll, roll.older), wake_after)
 
 
 RULES: tuple[Rule, ...] = (
@@ -297,14 +302,14 @@ def _mint(roll: Roll, gang: GangStatus) -> JobStatus:
         number=number,
         created_at=seen.now,
         nodes=gang.nodes,
-        world_size=gang.wanted * seen.spec.gang.ranks_per_node,
-        resume_step=resume_step,
-    )
-    whence = f"resuming from step {resume_step}" if resume_step else "from the start"
         workers=gang.wanted,
         gpus_per_worker=seen.spec.gang.gpus_per_node,
         instance_type=gang.instance_type,
         capacity=gang.capacity,
+        world_size=gang.wanted * seen.spec.gang.ranks_per_node,
+        resume_step=resume_step,
+    )
+    whence = f"resuming from step {resume_step}" if resume_step else "from the start"
     return move(
         roll,
         Code.CREATING_WORKERS,
@@ -315,6 +320,7 @@ def _mint(roll: Roll, gang: GangStatus) -> JobStatus:
         gang=gang,
         attempts=(*status.attempts, attempt)[-ATTEMPTS_KEPT:],
         checkpoint=checkpoint_status(roll),
+        data_skip=data_skip(roll, resume_step),
         retry_at=None,
         started_at=status.started_at if status.started_at is not None else seen.now,
         ends_as=None,
@@ -327,21 +333,35 @@ def _create(roll: Roll, index: int) -> CreateWorker:
     return CreateWorker(roll.status.attempt, index, nodes[index], nodes, roll.status.resume_step)
 
 
-def _running(roll: Roll, suspicion: Suspicion | None) -> JobStatus:
-    code, because = _activity(roll, suspicion)
-    checkpoint = checkpoint_status(roll)
-    return report(roll, code, because, Phase.RUNNING, gang=_gang(roll), checkpoint=checkpoint, suspicion=suspicion)
+def _running(roll: Roll, stall: Stall) -> JobStatus:
+    code, because = _activity(roll, stall)
+    updates = {"gang": _gang(roll), "checkpoint": checkpoint_status(roll), "suspicion": stall.suspicion}
+    return report(roll, code, because, Phase.RUNNING, **(updates | findings(roll)))
 
 
-def _activity(roll: Roll, suspicion: Suspicion | None) -> tuple[Code, str]:
-    if suspicion is not None:
-        return Code.STALLING, suspicion.why
+def _activity(roll: Roll, stall: Stall) -> tuple[Code, str]:
+    if roll.seen.spec.recovery.dry_run and (would := _would(roll, stall)):
+        return Code.WOULD_RESTART, f"nothing is done, for recovery.dryRun is on; else the gang would restart: {would}"
+    if stall.suspicion is not None:
+        return Code.STALLING, stall.suspicion.why
     gang, beat = roll.gang, roll.beat
     where = f"{gang.wanted} node{'s' if gang.wanted > 1 else ''} of pool {gang.pool}"
     preparing = beat is not None and beat.phase in (TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOAD)
     if preparing and roll.status.code != Code.TRAINING:
         return Code.PREPARING, f"preparing data and loading state on {where}"
     return Code.TRAINING, f"training on {where}"
+
+
+def _only_said(roll: Roll, verdict: Verdict) -> bool:
+    """In a dry run nothing is ended that has not ended by itself."""
+    return verdict.alive and roll.status.phase is Phase.RUNNING and roll.seen.spec.recovery.dry_run
+
+
+def _would(roll: Roll, stall: Stall) -> str:
+    verdict = judge(roll)
+    if verdict is not None:
+        return f"{verdict.failure.cause}: {verdict.failure.message}"
+    return stall.suspicion.why if stall.confirmed and stall.suspicion is not None else ""
 
 
 def _gang(roll: Roll) -> GangStatus:

@@ -8,7 +8,7 @@ from typing import Any
 from muster.contract.status import CheckpointStatus, Failure, GangStatus, JobStatus, Phase
 from muster.operator.core.budgets import FREE, backoff_seconds, blame, charge, preemptions_in_a_row, refusal
 from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, Verdict, judge, strength
-from muster.operator.core.codes import OF_CAUSE, Code, code_of
+from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code, code_of
 from muster.operator.core.decision import ACTIONS_MAX, Action, RemoveWorker
 from muster.operator.core.moves import NODES_KEPT, between_attempts, move, replace_last
 from muster.operator.core.observed import Worker, WorkerState
@@ -18,6 +18,8 @@ from muster.operator.core.roll import Roll
 STOP_SECONDS = 110.0
 # After a failure there is nothing to wait for: the collectives are broken, and whoever holds them learns it at once.
 FAILURE_SECONDS = 5.0
+# Ranks that hang can do nothing with more time; their launcher needs this much to have their stacks written down.
+HUNG_SECONDS = 2.0
 OVERDUE_SECONDS = 60.0  # past its grace a worker should long be gone; then it is taken away without asking its node
 # Nodes are kept through a pause that is shorter than giving them up and asking again; a longer one would let them idle.
 HOLD_SECONDS_MAX = 60.0
@@ -31,6 +33,7 @@ _GRACE: dict[str, float] = {
     Code.DEADLINE_EXCEEDED: STOP_SECONDS,
     Code.FINISHING: STOP_SECONDS,
     Code.DELETING: 30.0,  # as Kubernetes deletes
+    Code.HANG: HUNG_SECONDS,
 }
 _OUTCOMES = {
     Phase.SUCCEEDED: "succeeded",
@@ -102,7 +105,7 @@ def close(roll: Roll) -> JobStatus:
     """
     seen, status = roll.seen, roll.status
     failure = own_failure(status)
-    failing = status.phase is Phase.RESTARTING or status.code in (Code.BUDGET_SPENT, Code.CRASH_LOOP)
+    failing = status.phase is Phase.RESTARTING or status.code in GIVEN_UP
     if failure is None or not failing:
         return move(roll, code_of(status.code), status.because, **_closed(roll, failure, restarting=False))
     refused = refusal(seen.spec, status, failure, progressed(roll), seen.now)
@@ -200,6 +203,7 @@ def _closed(roll: Roll, failure: Failure | None, restarting: bool) -> dict[str, 
         ended_at=seen.now,
         nodes=status.attempts[-1].nodes[:NODES_KEPT],
         cause=failure.cause if failure else None,
+        failed_step=failure.step if failure else None,
         outcome=_outcome(status, failure),
         message=failure.message if failure else status.because,
     )

@@ -37,7 +37,9 @@ def move(roll: Roll, code: Code, because: str, phase: Phase | None = None, **upd
             changed["progress"] = newest
     changed |= _books(roll, phase, changed.get("attempts", status.attempts))
     if {"phase", "code"} & changed.keys():
-        changed["conditions"] = conditions(status.conditions, phase, code.value, because, seen.now, seen.generation)
+        changed["conditions"] = conditions(
+            changed.get("conditions", status.conditions), phase, code.value, because, seen.now, seen.generation
+        )
     return status.model_copy(update=changed)
 
 

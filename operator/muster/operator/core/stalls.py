@@ -1,36 +1,53 @@
 """Is the gang hung? Told from heartbeats alone, with a deadline for each thing that a rank may be doing.
 
+Four kinds of evidence, the strongest first: a process that job control holds; a rank that falls silent beside its
+peers; a gang that beats and does not progress; a gang of which nothing is heard. The stronger it is, the sooner it is
+believed (docs/decisions/0040).
+
 A clock that jumps must not kill a healthy gang. So a stall is first suspected, in the status, and believed only when
 the very same heartbeat is still the newest a while later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.contract.status import Suspicion
 from muster.operator.core.observed import Observed, WorkerState
 from muster.operator.core.roll import Roll
+from muster.operator.core.witnesses import Witness, behind, where, witnesses
 
-# Without progress, at most. Generous: torch's own collective time-out is 600 s, and a false alarm costs a restart, so
-# only what is silent for longer than any healthy phase is called hung.
+# Without progress, at most, until the run has taught its ranks better (Heartbeat.limit_seconds).
 LIMIT_SECONDS: dict[TrainerPhase, float] = {
     TrainerPhase.INIT: 600.0,  # rendezvous: 600 s is torchrun's own join time-out
     TrainerPhase.DATA: 3600.0,  # tokenizing a corpus
     TrainerPhase.LOAD: 1800.0,  # ByteCheckpoint (arXiv 2407.20143) reads 405B in 129 s; slow buckets take longer
-    TrainerPhase.STEP: 300.0,  # until the job's own pace is known
+    TrainerPhase.STEP: 300.0,  # the first steps compile, and meet an empty page cache
     TrainerPhase.EVALUATION: 900.0,
     TrainerPhase.CHECKPOINT: 900.0,  # blocked by a save; 30 minutes were seen when a barrier was stranded (marin#9213)
     TrainerPhase.DRAIN: 600.0,
     TrainerPhase.DONE: 300.0,
 }
-STEPS_MAX = 10.0  # a step may take so many times the last one …
-STEP_SECONDS_MIN = 120.0  # … but is not called hung before: shared storage and busy machines do stop for a minute
-SILENT_SECONDS = 60.0  # a rank rewrites its heartbeat every second, whatever it does
+WAITS_FOR_DATA = "data"  # Heartbeat.doing
+DATA_SECONDS = 120.0  # storage that stops for a minute starves a rank and hangs nobody
 CONFIRM_SHARE = 0.5  # of the limit, between suspicion and belief
-CONFIRM_SECONDS_MIN = 30.0
+CONFIRM_SECONDS_MIN = 5.0
+# A rank rewrites its heartbeat every second, whatever it does.
+STOPPED_CONFIRM_SECONDS = 2.0
+MUTE_SECONDS = 15.0  # one rank, while others of its worker (and so of its disk) are heard
+MUTE_CONFIRM_SECONDS = 10.0
+SILENT_SECONDS = 60.0  # a whole worker: its disk, its node or the way to it may have paused
+SILENT_CONFIRM_SECONDS = 30.0
 STARTING_SECONDS = 600.0  # DLRover's pending time-out
+# Two readings of one heartbeat differ by what lies between two clocks, two heartbeats by more.
+SAME_BEAT_SECONDS = 0.5
+# When the last progress was is told by when it was heard of; a gang that progressed since would not look hung so soon.
+SAME_PROGRESS_SECONDS = 5.0
+
+# Here a rank may keep its interpreter to itself for long, and be silent without harm: imports, tokenizing, reading.
+_MAY_BE_MUTE = frozenset({TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOAD, TrainerPhase.DONE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,59 +59,142 @@ class Stall:
     wake_after: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """What looks hung at this moment, and for how long it must go on doing so. heard: the heartbeat that must not be
+    followed by another, where silence is the evidence.
+    """
+
+    why: str
+    confirm_seconds: float
+    heard: Heartbeat | None = None
+    suspect: Witness | None = None
+
+
 def check_running(roll: Roll) -> Stall:
     """Collective training moves together, so the gang is as alive as the rank that moved last."""
-    seen, attempt = roll.seen, roll.status.attempt
-    beats = [beat for worker in roll.mine for beat in worker.heartbeats if beat.attempt == attempt]
-    if not beats:
+    gang = witnesses(roll)
+    if not gang:
         return Stall(None)
-    newest = max(beats, key=lambda beat: beat.progressed_at)
-    beat_at = max(beat.at for beat in beats)
-    limit = _limit(newest)
-    # Both times are of the worker's own clock, so a skew between machines cancels out.
-    idle = beat_at - newest.progressed_at
-    if idle > limit:
-        why = f"no progress for {idle:.0f} s in phase {newest.phase} at step {newest.step} (limit {limit:.0f} s)"
-        suspicion = Suspicion(at=seen.now, progressed_at=newest.progressed_at, why=why)
-        return _weigh(seen, suspicion, max(CONFIRM_SECONDS_MIN, limit * CONFIRM_SHARE))
-    silent = seen.now - beat_at
-    if silent > SILENT_SECONDS:
-        why = (
-            f"no sign of life from any rank for {silent:.0f} s; last seen in phase {newest.phase} at step {newest.step}"
-        )
-        suspicion = Suspicion(at=seen.now, beat_at=beat_at, progressed_at=newest.progressed_at, why=why)
-        return _weigh(seen, suspicion, CONFIRM_SECONDS_MIN)
-    return Stall(None)
+    newest = max((w.beat for w in gang), key=lambda beat: beat.progressed_at)
+    doubt = _stopped(gang) or _mute(gang, newest) or _idle(gang, newest) or _silent(gang, newest, roll.seen.now)
+    return _weigh(roll.seen, doubt, newest.progressed_at) if doubt else Stall(None)
 
 
 def check_starting(roll: Roll, created_at: float) -> Stall:
-    """A gang whose ranks have not met when the time for it is up."""
+    """A gang whose ranks have not met when the time for it is up; or one of them is held."""
     seen = roll.seen
     waited = seen.now - created_at
+    gang = witnesses(roll)
+    if gang and (doubt := _stopped(gang)):
+        return _weigh(seen, doubt, 0.0)
     if waited <= STARTING_SECONDS:
         return Stall(None, wake_after=max(1.0, STARTING_SECONDS - waited) if waited >= 0 else STARTING_SECONDS)
     why = f"the ranks did not meet within {STARTING_SECONDS:.0f} s{_who_is_missing(roll)}"
-    return _weigh(seen, Suspicion(at=seen.now, why=why), CONFIRM_SECONDS_MIN)
+    return _weigh(seen, _Doubt(why, SILENT_CONFIRM_SECONDS), 0.0)
 
 
-def _weigh(seen: Observed, now: Suspicion, confirm_seconds: float) -> Stall:
-    """now: what looks hung at this moment. Confirmed when it already did, with the same heartbeat, that long ago."""
+def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool]:
+    """Whether some ranks of one worker call for a look: one is held, one fell silent, none progresses. Worlds hold this
+    against what it was before, so that no pass has to be made just to see that time went by.
+    """
+    if not beats:
+        return False, False, False
+    newest = max(beats, key=lambda beat: beat.progressed_at)
+    held = any(beat.stopped for beat in beats)
+    silent = any(now - beat.at > MUTE_SECONDS for beat in beats)
+    return held, silent, now - newest.progressed_at > max(limit(beat) for beat in beats)
+
+
+def limit(beat: Heartbeat) -> float:
+    """Seconds without progress that are not worth a word, of a rank that does what it says."""
+    seconds = beat.limit_seconds if beat.limit_seconds is not None else LIMIT_SECONDS[beat.phase]
+    return max(seconds, DATA_SECONDS) if beat.doing == WAITS_FOR_DATA else seconds
+
+
+# --- the evidence ---
+
+
+def _stopped(gang: Sequence[Witness]) -> _Doubt | None:
+    """Held by SIGSTOP or a debugger. All of several at once: the machine is being paused, and will go on."""
+    held = [w for w in gang if w.beat.stopped]
+    if not held or (len(held) == len(gang) > 1):
+        return None
+    beat = held[0].beat
+    why = f"{held[0].name} is stopped (SIGSTOP or a debugger) {where(beat)}"
+    return _Doubt(why, STOPPED_CONFIRM_SECONDS, beat, held[0])
+
+
+def _mute(gang: Sequence[Witness], newest: Heartbeat) -> _Doubt | None:
+    """One rank is silent, others on the same disk are not, and nobody has moved since: it sits in the kernel, or in C
+    code that does not let go of the interpreter.
+    """
+    heard: dict[int, float] = {}
+    for w in gang:
+        heard[w.worker] = max(heard.get(w.worker, 0.0), w.beat.at)
+    for w in gang:
+        beat = w.beat
+        silent, idle = heard[w.worker] - beat.at, heard[w.worker] - newest.progressed_at
+        patience = MUTE_SECONDS if beat.limit_seconds is not None else limit(beat) / 2
+        if silent > patience and idle > patience and beat.phase not in _MAY_BE_MUTE:
+            why = f"{w.name} gave no sign of life for {silent:.0f} s while its peers did, {where(beat)}"
+            return _Doubt(why, MUTE_CONFIRM_SECONDS, beat, w)
+    return None
+
+
+def _idle(gang: Sequence[Witness], newest: Heartbeat) -> _Doubt | None:
+    """The gang beats, and does not progress. A rank in a phase that may last long keeps the others waiting."""
+    heard = max(w.beat.at for w in gang)
+    # Both times are of the worker's own clock, so a skew between machines cancels out.
+    idle = heard - newest.progressed_at
+    bound, confirm = max(limit(w.beat) for w in gang), 0.0
+    if any(heard - max(w.beat.at for w in gang if w.worker == n) > MUTE_SECONDS for n in {w.worker for w in gang}):
+        bound, confirm = max(bound, SILENT_SECONDS), SILENT_CONFIRM_SECONDS
+    if idle <= bound:
+        return None
+    suspect = behind(gang)
+    stands = f": {suspect.name} is behind, {where(suspect.beat)}" if suspect else f", {where(newest)}"
+    why = f"no progress for {idle:.0f} s (limit {bound:.0f} s){stands}"
+    return _Doubt(why, max(CONFIRM_SECONDS_MIN, bound * CONFIRM_SHARE, confirm), None, suspect)
+
+
+def _silent(gang: Sequence[Witness], newest: Heartbeat, now: float) -> _Doubt | None:
+    """Nothing is heard of anybody."""
+    last = max((w.beat for w in gang), key=lambda beat: beat.at)
+    silent = now - last.at
+    if silent <= SILENT_SECONDS:
+        return None
+    why = f"no sign of life from any rank for {silent:.0f} s; last seen {where(newest)}"
+    return _Doubt(why, SILENT_CONFIRM_SECONDS, last)
+
+
+def _weigh(seen: Observed, doubt: _Doubt, progressed_at: float) -> Stall:
+    """Confirmed when it already looked so, with the same heartbeat, that long ago."""
+    suspect = doubt.suspect
+    now = Suspicion(
+        at=seen.now,
+        beat_at=doubt.heard.at if doubt.heard else 0.0,
+        progressed_at=progressed_at,
+        why=doubt.why,
+        worker=suspect.worker if suspect else None,
+        rank=suspect.beat.rank if suspect else None,
+        node=suspect.node if suspect else None,
+    )
     before = seen.status.suspicion
-    if before is None or seen.now < before.at:
-        return Stall(now, wake_after=confirm_seconds)
-    left = before.at + confirm_seconds - seen.now
+    if before is None or seen.now < before.at or not _same(before, now):
+        return Stall(now, wake_after=doubt.confirm_seconds)
+    left = before.at + doubt.confirm_seconds - seen.now
     if left > 0:
         return Stall(before, wake_after=max(0.1, left))
-    if (before.beat_at, before.progressed_at) == (now.beat_at, now.progressed_at):
-        return Stall(before, confirmed=True)
-    return Stall(now, wake_after=confirm_seconds)
+    return Stall(now.model_copy(update={"at": before.at}), confirmed=True)
 
 
-def _limit(beat: Heartbeat) -> float:
-    limit = LIMIT_SECONDS[beat.phase]
-    if beat.phase is TrainerPhase.STEP and beat.last_step is not None:
-        return max(STEP_SECONDS_MIN, STEPS_MAX * beat.last_step.step_seconds)
-    return limit
+def _same(before: Suspicion, now: Suspicion) -> bool:
+    return (
+        abs(before.beat_at - now.beat_at) < SAME_BEAT_SECONDS
+        and abs(before.progressed_at - now.progressed_at) < SAME_PROGRESS_SECONDS
+        and before.rank == now.rank
+    )
 
 
 def _who_is_missing(roll: Roll) -> str:

@@ -14,7 +14,8 @@ import aiohttp
 
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.status import JobStatus, Phase
-from muster.operator.core.codes import OF_CAUSE, Code
+from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code
+from muster.operator.core.conditions import FINDINGS
 from muster.operator.core.decision import Decision
 from muster.operator.core.observed import Observed
 from muster.operator.kubernetes import paths
@@ -24,7 +25,7 @@ from muster.operator.runner import Listener
 QUEUED_MAX = 1_000
 NOTE_LENGTH_MAX = 1_024  # the API's own limit
 _API = "events.k8s.io/v1"
-_BAD = frozenset({*OF_CAUSE.values(), Code.BUDGET_SPENT, Code.CRASH_LOOP, Code.DEADLINE_EXCEEDED}) - {
+_BAD = frozenset({*OF_CAUSE.values(), *GIVEN_UP, Code.DEADLINE_EXCEEDED}) - {
     Code.PREEMPTED,
     Code.EVICTED,
 }
@@ -43,6 +44,13 @@ class Events(Listener):
     def wrote(self, seen: Observed, decision: Decision) -> None:
         if _is_told(seen.status, decision.status):
             self.tell(seen, decision.status.code, decision.status.because, decision.status.code in _BAD)
+
+        known = {condition.type: condition for condition in seen.status.conditions}
+        for condition in decision.status.conditions:
+            old = known.get(condition.type)
+            news = old is None or (old.status, old.message) != (condition.status, condition.message)
+            if condition.type in FINDINGS and news and condition.reason != "NotTraining":
+                self.tell(seen, condition.reason, condition.message, condition.status == "True")
 
     def tell(self, seen: Observed, reason: str, note: str, bad: bool = False) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -85,4 +93,6 @@ class Events(Listener):
 def _is_told(before: JobStatus, after: JobStatus) -> bool:
     if before.phase != after.phase:
         return after.phase not in _PASSING
+    if before.code != after.code and after.code in (Code.STALLING, Code.WOULD_RESTART):
+        return True
     return before.last_failure != after.last_failure and after.last_failure is not None

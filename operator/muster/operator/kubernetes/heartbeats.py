@@ -1,8 +1,8 @@
 """Asks running workers how they are: the launcher of each answers with the heartbeats of its ranks.
 
 Asked, not told: the operator that leads is the one that asks, workers need no address of it and no permission, and the
-API server carries none of it (docs/decisions/0011). Normally only worker 0 of a gang is asked, for its ranks meet the
-others at every step; when it does not answer, all are.
+API server carries none of it (docs/decisions/0011). Worker 0 of a gang is asked most often, for its ranks meet the
+others at every step; the others as often as the fleet's size allows, and all at once when something looks wrong.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from pydantic import ValidationError
 
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.contract.status import Phase
+from muster.operator.core.stalls import alarming
 from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods
 from muster.operator.kubernetes.render import REPORT_PORT
 
-STARTING_SECONDS, RUNNING_SECONDS = 1.0, 4.0  # between two questions
+STARTING_SECONDS, RUNNING_SECONDS, ALARMED_SECONDS = 1.0, 4.0, 1.0  # between two questions
+OTHERS_PER_SECOND = 50.0  # workers that are not the first of their gang, over all gangs
 ROUND_SECONDS = 0.25
 ANSWER_SECONDS = 3.0
 AT_ONCE = 64
@@ -43,6 +45,8 @@ class Heartbeats:
         self._jobs, self._pods, self._notice, self._port = jobs, pods, notice, port
         self._heard: dict[str, dict[int, _Heard]] = {}  # pod uid → rank → newest
         self._due: dict[str, float] = {}  # job uid → when to ask again (monotonic)
+        self._others_due: dict[str, float] = {}  # the same for all of its workers
+        self._others_seconds = RUNNING_SECONDS
         self._asking: set[str] = set()
         self._errors: dict[str, str] = {}  # pod uid → why it did not answer
 
@@ -65,6 +69,7 @@ class Heartbeats:
                     task = asyncio.create_task(self._ask_gang(session, job))
                     task.add_done_callback(lambda _, uid=job.uid: self._asking.discard(uid))  # type: ignore[misc]
                 self._sweep()
+                self._others_seconds = max(RUNNING_SECONDS, sum(1 for _ in self._pods.all()) / OTHERS_PER_SECOND)
                 await asyncio.sleep(ROUND_SECONDS)
 
     def _is_due(self, job: Job) -> bool:
@@ -75,16 +80,26 @@ class Heartbeats:
     async def _ask_gang(self, session: aiohttp.ClientSession, job: Job) -> None:
         mine = [pod for pod in self._pods.of(job.uid) if pod.attempt == job.status.attempt]
         running = sorted((p for p in mine if p.running_since and p.ip and not p.over), key=lambda pod: pod.worker)
-        running_phase = job.status.phase is Phase.RUNNING
-        self._due[job.uid] = time.monotonic() + (RUNNING_SECONDS if running_phase else STARTING_SECONDS)
+        running_phase, now = job.status.phase is Phase.RUNNING, time.monotonic()
+        self._due[job.uid] = now + (RUNNING_SECONDS if running_phase else STARTING_SECONDS)
         if not running:
             return
         before = self._signs(mine)
         first, *others = running
-        if not await self._ask(session, first):
+        answered = await self._ask(session, first)
+        if alarmed := any(self._alarm(mine)):
+            self._due[job.uid] = now + ALARMED_SECONDS
+        if not answered or alarmed or now >= self._others_due.get(job.uid, 0.0):
+            self._others_due[job.uid] = now + self._others_seconds
             await asyncio.gather(*(self._ask(session, pod) for pod in others))
         if self._signs(mine) != before:
             self._notice(job.uid)
+
+    def _alarm(self, pods: list[Pod]) -> tuple[bool, ...]:
+        """Whether the gang calls for a closer look. Of workers that are asked seldom, silence means nothing."""
+        held = any(beat.stopped for pod in pods for beat in self.of(pod))
+        first = min(pods, key=lambda pod: pod.worker)
+        return held, *alarming(self.of(first), time.time())
 
     async def _ask(self, session: aiohttp.ClientSession, pod: Pod) -> bool:
         """Whether it answered."""
@@ -112,11 +127,13 @@ class Heartbeats:
         known = heard.get(beat.rank)
         if known is None or known.written_at != beat.at:
             heard[beat.rank] = _Heard(beat, beat.at, time.time())
+        elif known.beat.stopped != beat.stopped:  # which is told of the process, not by it
+            heard[beat.rank] = _Heard(beat, beat.at, known.at)
 
-    def _signs(self, pods: list[Pod]) -> list[tuple[int, TrainerPhase, int | None]]:
-        """What is news when it changes; a mere step is not."""
+    def _signs(self, pods: list[Pod]) -> tuple[tuple[bool, ...], list[tuple[int, TrainerPhase, int | None]]]:
+        """What is news when it changes; a mere step is not, but that there is none for long is."""
         heard = (entry.beat for pod in pods for entry in self._heard.get(pod.uid, {}).values())
-        return [(beat.rank, beat.phase, beat.last_commit_step) for beat in heard]
+        return self._alarm(pods), [(beat.rank, beat.phase, beat.last_commit_step) for beat in heard]
 
     def _sweep(self) -> None:
         if len(self._heard) + len(self._due) < 2 * len(self._jobs.uids()) + 1024:
@@ -125,6 +142,7 @@ class Heartbeats:
         self._heard = {uid: heard for uid, heard in self._heard.items() if uid in here}
         self._errors = {uid: error for uid, error in self._errors.items() if uid in here}
         self._due = {uid: due for uid, due in self._due.items() if self._jobs.get(uid) is not None}
+        self._others_due = {uid: due for uid, due in self._others_due.items() if uid in self._due}
 
 
 def _by_our_clock(heard: _Heard) -> Heartbeat:

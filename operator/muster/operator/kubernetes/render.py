@@ -179,6 +179,11 @@ def pin(pod: Object, node: str) -> None:
     _require(pod, [term])
 
 
+def hold_back(pod: Object, gate: str) -> None:
+    """Not to be scheduled before the gate is lifted."""
+    pod["spec"].setdefault("schedulingGates", []).append({"name": gate})
+
+
 def prefer_elsewhere(pod: Object, job: Job, now: float) -> None:
     """For schedulers that choose the nodes themselves: only instance types that will do, and no excluded node."""
     expressions: list[Object] = []
@@ -246,7 +251,12 @@ def _environment(job: Job, action: CreateWorker, site: Site, net: network.Networ
         Env.RESUME_STEP: str(action.resume_step),
         Env.CHECKPOINT_URI: checkpoint_folder(job, site),
         Env.CONFIG: dump_json(
-            WorkerConfig(training=spec.training, checkpoint=spec.checkpoint, past=past_of(job.status))
+            WorkerConfig(
+                training=spec.training,
+                checkpoint=spec.checkpoint,
+                past=past_of(job.status),
+                data_skip=job.status.data_skip,
+            )
         ),
         Env.WORKER_DIR: f"{ROOT}/worker",
         Env.CACHE_DIR: f"{ROOT}/cache",

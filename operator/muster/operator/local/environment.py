@@ -47,7 +47,12 @@ def worker_environment(
             Env.RESUME_STEP: str(action.resume_step),
             Env.CHECKPOINT_URI: checkpoint_folder(state, job.spec, meta.uid),
             Env.CONFIG: dump_json(
-                WorkerConfig(training=job.spec.training, checkpoint=job.spec.checkpoint, past=past_of(job.status))
+                WorkerConfig(
+                    training=job.spec.training,
+                    checkpoint=job.spec.checkpoint,
+                    past=past_of(job.status),
+                    data_skip=job.status.data_skip,
+                )
             ),
             Env.CACHE_DIR: str(state.cache),
             Env.FENCE: cluster.fence,

@@ -15,11 +15,13 @@ from muster.contract.base import dump_json
 from muster.contract.layout import State
 from muster.contract.names import EXIT_RECORD, LOG, ExitCode
 from muster.contract.signals import Heartbeat, WorkerExit
+from muster.contract.stopped import is_stopped
 from muster.operator.local.environment import redact
 from muster.operator.local.processes import WorkerKey, write_whole
 
 LOG_TAIL_BYTES = 4_096
 KILLED = 137  # 128 + SIGKILL
+SILENCE_SECONDS = 2.0  # a heartbeat older than two of its periods makes us look at the process behind it
 PORT_TAKEN = ("EADDRINUSE", "Address already in use")
 
 
@@ -63,6 +65,10 @@ class Heartbeats:
         beats = [self._aged(read) for read in list(known.values()) if read.beat]
         return tuple(sorted((beat for beat in beats if beat), key=lambda beat: beat.rank))
 
+    def now(self) -> float:
+        """The clock by which the heartbeats' times are told."""
+        return self._now()
+
     def forget(self, key: WorkerKey) -> None:
         self._known.pop(key, None)
 
@@ -86,10 +92,10 @@ class Heartbeats:
         if read.beat is None:
             return None
         now, ticks = self._now(), self._monotonic()
-        at = now - read.silence - (ticks - read.silence_seen_at)
-        return read.beat.model_copy(
-            update={"at": at, "progressed_at": min(at, now - read.age - (ticks - read.age_seen_at))}
-        )
+        silence = read.silence + ticks - read.silence_seen_at
+        at, progressed_at = now - silence, now - read.age - (ticks - read.age_seen_at)
+        held = silence > SILENCE_SECONDS and is_stopped(read.beat.pid)
+        return read.beat.model_copy(update={"at": at, "progressed_at": min(at, progressed_at), "stopped": held})
 
 
 def read_exit(state: State, key: WorkerKey) -> WorkerExit | None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
+from muster.operator.core.stalls import alarming
 from muster.operator.local import processes
 from muster.operator.local.notices import Notices, Stamp
 from muster.operator.local.processes import WorkerKey, WorkerRecord
@@ -126,11 +127,12 @@ class Watch:
         return changed
 
     def _sign(self, key: WorkerKey, record: WorkerRecord) -> Sign:
-        """Whatever differs between two polls is news; a mere step is not."""
+        """Whatever differs between two polls is news; a mere step is not, but that there is none for long is."""
         if not processes.alive(self._state, record):
             return _GONE
         beats = self._heartbeats.read(key)
-        return (ended(self._state, key), *((beat.rank, beat.pid, beat.phase, beat.last_commit_step) for beat in beats))
+        facts = ((beat.rank, beat.pid, beat.phase, beat.last_commit_step) for beat in beats)
+        return (ended(self._state, key), alarming(beats, self._heartbeats.now()), *facts)
 
 
 _GONE: Sign = ("gone",)

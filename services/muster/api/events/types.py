@@ -19,6 +19,7 @@ class EventType(StrEnum):
     JOB_WAITING = "job.waiting"  # still waiting, for another reason
     JOB_STARTING = "job.starting"
     JOB_RUNNING = "job.running"
+    JOB_SUSPECTED = "job.suspected"  # something looks wrong with its gang, and is being watched
     JOB_RESTARTING = "job.restarting"
     JOB_STOPPING = "job.stopping"
     JOB_SUSPENDED = "job.suspended"
@@ -37,6 +38,7 @@ class EventType(StrEnum):
     CHECKPOINT_COMMITTED = "checkpoint.committed"
     EVALUATION_COMPLETED = "evaluation.completed"
     NODE_EXCLUDED = "node.excluded"
+    CONDITION_CHANGED = "condition.changed"  # a straggler, waiting for data, an overdue commit, a skipped batch
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Happening:
 
 
 _UNSEEN = ("Created", "Submitted")  # the operator has not looked at the job yet
+_SUSPECTED = ("Stalling", "WouldRestart")
+_OF_PHASES = frozenset({"Suspended", "Running", "Restarting", "Complete", "Failed"})
 _WAITING = (Phase.QUEUED, Phase.RESTARTING, Phase.SUSPENDED)
 
 
@@ -65,6 +69,7 @@ def happenings(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ..
         *_checkpoint(old, new, at),
         *_ended_attempts(old, new, at),
         *_nodes(old, new, at),
+        *_conditions(old, new, at),
         *_phase(old, new, at),
     )
 
@@ -168,6 +173,24 @@ def _nodes(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
     )
 
 
+def _conditions(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
+    """Those that do not just repeat the phase."""
+    before = {condition.type: (condition.status, condition.message) for condition in old.conditions}
+    return tuple(
+        Happening(
+            EventType.CONDITION_CHANGED,
+            at,
+            f"{condition.type} is {condition.status}: {condition.message}",
+            new.attempt or None,
+            {"condition": condition.type, "status": condition.status, "reason": condition.reason},
+        )
+        for condition in new.conditions
+        if condition.type not in _OF_PHASES
+        and before.get(condition.type, ("False", "")) != (condition.status, condition.message)
+        and not (condition.status == "False" and condition.type not in before)
+    )
+
+
 def _phase(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
     if new.code in _UNSEEN:
         return ()
@@ -178,4 +201,6 @@ def _phase(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
     if new.phase in _WAITING and new.code != old.code:
         kind = EventType.JOB_QUEUED if old.code in _UNSEEN else EventType.JOB_WAITING
         return (Happening(kind, at, new.because, attempt, data),)
+    if new.code != old.code and new.code in _SUSPECTED:
+        return (Happening(EventType.JOB_SUSPECTED, at, new.because, attempt, data),)
     return ()

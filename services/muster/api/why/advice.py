@@ -49,9 +49,14 @@ _BY_CODE: Mapping[str, tuple[str, ...]] = {
         "Look at the attempts: they end before a new commit. Read the end of the last log.",
         "A shorter checkpoint.every makes progress survive shorter lives.",
     ),
+    "RepeatedFailure": (
+        "Read the traceback in the named worker's log: the program fails at this step whenever it gets there.",
+        "Mend the cause, then clone the job with training.model.from its last commit.",
+    ),
     "DeadlineExceeded": (
         "Clone the job with a longer activeDeadlineSeconds, from its last commit (training.model.from).",
     ),
+    "WouldRestart": ("Set recovery.dryRun to false if the operator should act on this by itself.",),
     "Stalling": ("Nothing yet: a stall that lasts ends the attempt and the job restarts from its last commit.",),
 }
 

@@ -1,0 +1,77 @@
+"""What the ranks of a gang say of themselves, side by side: who keeps the others waiting, and where each one stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muster.contract.signals import Heartbeat, TrainerPhase
+from muster.operator.core.roll import Roll
+
+EVIDENCE_LENGTH_MAX = 4_000  # a status must fit in etcd
+_RANKS_NAMED_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A rank's newest heartbeat, and where the rank lives."""
+
+    worker: int
+    node: str
+    beat: Heartbeat
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.beat.rank} (worker {self.worker} on {self.node})"
+
+
+def witnesses(roll: Roll) -> tuple[Witness, ...]:
+    attempt = roll.status.attempt
+    return tuple(
+        Witness(worker.worker, worker.node, beat)
+        for worker in roll.mine
+        for beat in worker.heartbeats
+        if beat.attempt == attempt
+    )
+
+
+def behind(gang: Sequence[Witness]) -> Witness | None:
+    """The one rank that stands where no other does any more; None if several do. Ranks that wait for it have gone on to
+    the collective in which it is missing.
+    """
+    training = [w for w in gang if w.beat.phase is TrainerPhase.STEP]
+    if len(gang) < 2 or len(training) < len(gang):
+        return None
+    first = min(_place(w.beat) for w in training)
+    last = [w for w in training if _place(w.beat) == first]
+    return last[0] if len(last) == 1 else None
+
+
+def where(beat: Heartbeat) -> str:
+    """`in backward of step 7`."""
+    if beat.phase is TrainerPhase.STEP:
+        return f"in {beat.doing or 'a part'} of step {beat.step + 1}"
+    return f"in phase {beat.phase} after step {beat.step}"
+
+
+def evidence(gang: Sequence[Witness]) -> str:
+    """Who stands where, ranks that stand alike in one line; the fewer they are, the sooner they are told."""
+    alike: dict[str, list[int]] = {}
+    for w in gang:
+        beat = w.beat
+        stands = "stopped" if beat.stopped else beat.stands
+        alike.setdefault(f"{where(beat)}{f': {stands}' if stands else ''}", []).append(beat.rank)
+    lines = [f"{_ranks(ranks)} {words}" for words, ranks in sorted(alike.items(), key=lambda item: len(item[1]))]
+    return "\n".join(lines)[:EVIDENCE_LENGTH_MAX]
+
+
+def _place(beat: Heartbeat) -> tuple[int, int]:
+    return beat.step, beat.moves
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    named = ", ".join(str(rank) for rank in sorted(ranks)[:_RANKS_NAMED_MAX])
+    more = len(ranks) - _RANKS_NAMED_MAX
+    return f"ranks {named}{f' and {more} more' if more > 0 else ''}"

@@ -1,0 +1,101 @@
+"""Real ranks that hang, each in its way: found, named, shown where they stand, restarted. A paused machine is not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.integration.local.house import House
+from tests.integration.local.test_local_trainer import reaches, submit
+from tests.polling import eventually
+
+from muster.contract.names import EXIT_RECORD, ExitCode
+from muster.contract.status import Failure, Phase
+from muster.trainer.evidence import STACKS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+HOOKS = Path(__file__).parents[2] / "drills" / "faults" / "hooks"
+PAUSE_SECONDS = 12.0  # longer than it takes to find one stopped rank
+STOP_FOUND_SECONDS = 10.0
+HANG_FOUND_SECONDS = 30.0
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path, worker_command=None)
+    yield house
+    house.close()
+
+
+def restarted(house: House, uid: str) -> Failure:
+    """The failure for which attempt 1 was ended, once attempt 2 trains."""
+    eventually(lambda: house.status(uid).attempt == 2, f"attempt 2; {house.status(uid).because}", 90)
+    failure = house.status(uid).last_failure
+    assert failure is not None
+    return failure
+
+
+def test_a_rank_that_is_stopped(house: House) -> None:
+    house.start()
+    uid = submit(house)
+    reaches(house, uid, 1, 8)
+    began = time.time()
+    house.trees(uid)[1, 1][1].send_signal(signal.SIGSTOP)
+    failure = restarted(house, uid)
+    assert (failure.cause, failure.rank, failure.worker) == ("hang", 1, 1), failure.message
+    assert failure.node is not None
+    assert f"rank 1 (worker 1 on {failure.node}) is stopped" in failure.message
+    assert failure.at - began <= STOP_FOUND_SECONDS
+    ended = json.loads((house.state.worker(uid, 1, 1) / EXIT_RECORD).read_text())
+    assert ended["exitCode"] == ExitCode.HUNG, "it was not waited for"
+    assert house.becomes(uid, Phase.SUCCEEDED, timeout=150).restarts.by_cause == {"hang": 1}
+
+
+def test_a_rank_that_never_comes_to_the_collective(house: House, tmp_path: Path) -> None:
+    """Rank 1 sleeps in its forward pass; rank 0 waits for it, and both tell where they stand."""
+    house.start()
+    uid = submit(
+        house,
+        env={"PYTHONPATH": str(HOOKS), "DRILL_ORDERS": str(tmp_path / "orders")},
+        gang={"nodes": 1, "processesPerNode": 2},
+    )
+    reaches(house, uid, 1, 8)
+    orders = tmp_path / "orders" / "tiny"
+    orders.mkdir(parents=True)
+    began = time.time()
+    (orders / ".order").write_text(json.dumps({"kind": "hang"}))
+    (orders / ".order").rename(orders / "rank-1.json")
+    failure = restarted(house, uid)
+    assert failure.cause == "hang"
+    assert failure.message.startswith("no progress for ")
+    assert failure.at - began <= HANG_FOUND_SECONDS
+    by_rank = {line.split()[1]: line for line in failure.log_tail.splitlines()}
+    assert "sitecustomize.py" in by_rank["1"], failure.log_tail
+    assert "sitecustomize.py" not in by_rank["0"]
+    assert "all_gather" in by_rank["0"], failure.log_tail
+    for rank in (0, 1):
+        stacks = (house.state.worker(uid, 1, 0) / STACKS.format(rank=rank)).read_text()
+        assert "loop.py" in stacks, "the launcher had the stacks of all threads written down"
+    house.becomes(uid, Phase.SUCCEEDED, timeout=150)
+
+
+def test_a_machine_that_pauses_is_not_restarted(house: House) -> None:
+    """Evaluations and saves all the time, and in between every process of the gang stands still for a while."""
+    house.start()
+    uid = submit(house, every=2, evaluation={"every": 3, "holdout": 0.1, "samples": 8})
+    reaches(house, uid, 1, 6)
+    gang = [process for tree in house.trees(uid).values() for process in tree]
+    for process in gang:
+        process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() - began > PAUSE_SECONDS, "the pause to end")
+    for process in gang:
+        process.send_signal(signal.SIGCONT)
+    status = house.becomes(uid, Phase.SUCCEEDED, timeout=150)
+    assert (status.attempt, status.restarts.total) == (1, 0)
+    assert not any(psutil.pid_exists(process.pid) and process.is_running() for process in gang)
