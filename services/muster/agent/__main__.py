@@ -29,7 +29,6 @@ from muster.agent.source import Source, log
 from muster.agent.watching import Watching, boot_id, end_at_once, keep_file, keep_node
 from muster.agent.xid import BadTable, Xids, read_table
 from muster.contract.base import dump_json
-from muster.contract.kubernetes import SERVICE_ACCOUNT
 
 OK, BAD_USAGE, PORT_TAKEN = 0, 2, 5
 STOP_SECONDS = 5.0  # for the last word to the API server
@@ -73,7 +72,7 @@ def watch(settings: settings_of.Settings, xids: Xids) -> int:
         keepers.append(threading.Thread(target=keep_file, args=(settings.folder, board, watching.stop), daemon=True))
     if settings.kubernetes:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-        node = NodeObject(in_cluster(settings.node, SERVICE_ACCOUNT, host, port), boot_id())
+        node = NodeObject(in_cluster(settings.node, settings.service_account, host, port), boot_id())
         arguments = (node, board, watching.stop, watching.forgive)
         keepers.append(threading.Thread(target=keep_node, args=arguments, daemon=True))
     watching.start()

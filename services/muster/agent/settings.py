@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from muster.contract.kubernetes import SERVICE_ACCOUNT
 from muster.contract.notices import AGENT_PORT
 
 PREFIX = "MUSTER_AGENT_"
@@ -31,6 +32,7 @@ class Settings(BaseModel):
     sysfs: Path = Path("/sys")
     disks: tuple[Path, ...] = (Path("/tmp"),)  # noqa: S108 - in a pod, a volume on the disk that the workers fill
     kubernetes: bool = False
+    service_account: Path = SERVICE_ACCOUNT  # the folder with our own token
 
 
 def read(words: dict[str, Any], environment: dict[str, str] | None = None) -> Settings:
