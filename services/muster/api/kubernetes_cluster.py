@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from muster.api.cluster import Answer, Outcome, Wish
 from muster.api.kubernetes_client import ALL_JOBS, Client, ClusterError, Object, jobs_path
-from muster.contract.base import dump
+from muster.contract.base import dump, known_part
 from muster.contract.cluster import RawChange
 from muster.contract.kubernetes import seconds_of
 from muster.contract.names import GROUP, KIND, VERSION, Label
@@ -214,7 +214,7 @@ def _status(item: Object) -> Object:
 def _job(item: Object, uid: str) -> TrainingJob | None:
     meta = item["metadata"]
     try:
-        spec = JobSpec.model_validate(item["spec"])
+        spec = JobSpec.model_validate(known_part(JobSpec, item["spec"]))
     except ValidationError:
         return None  # refused by the operator, which says so in the status; there is no row for it
     return TrainingJob(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import typing
@@ -80,6 +81,33 @@ def parse(model: type[M], document: object, at: str = "") -> M:
         return model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         raise InvalidDocument(problems(model, error, at)) from None
+
+
+def known_part(model: type[BaseModel], document: dict[str, Any]) -> dict[str, Any]:
+    """The document without the keys that `model` does not know; the document itself if it knows all.
+
+    For what an API server has let in: its definition drops unknown keys, so those are a newer Muster's. One that is
+    defaulted there would else have this Muster refuse every job while the two versions overlap.
+    """
+    try:
+        model.model_validate(document, by_alias=True, by_name=False)
+        return document
+    except ValidationError as error:
+        faults = [tuple(entry["loc"]) for entry in error.errors() if entry["type"] == "extra_forbidden"]
+    if not faults:
+        return document
+    document = copy.deepcopy(document)
+    for *above, key in faults:
+        here: Any = document
+        for part in above:
+            if isinstance(here, list | dict) and _has(here, part):  # else it names a branch of a union
+                here = here[part]
+        here.pop(key, None)
+    return document
+
+
+def _has(here: list[Any] | dict[str, Any], part: Any) -> bool:
+    return part in here if isinstance(here, dict) else isinstance(part, int) and part < len(here)
 
 
 def problems(model: type[BaseModel], error: ValidationError, at: str = "") -> tuple[Problem, ...]:

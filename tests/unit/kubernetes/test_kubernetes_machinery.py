@@ -146,6 +146,20 @@ def test_a_spec_that_the_schema_let_in_and_we_do_not_is_told_with_its_path() -> 
     assert "tokensPerStep 524288 can't be divided over 3 ranks" in job.invalid
 
 
+def test_keys_that_a_newer_definition_let_in_are_left_out() -> None:
+    """While an upgrade replaces operators one after the other, the definition is newer than the one that leads."""
+    item, newer = job_item(), job_item()
+    newer["spec"] = newer["spec"] | {"recovery": {"levitate": False}, "levitation": {"height": 1}}
+    newer["spec"]["training"] = newer["spec"]["training"] | {"data": {
+        "train": [{"source": "s3://data/chat.jsonl", "format": "jsonl", "levitate": 1}], "sequenceLength": 8192,
+    }}  # fmt: skip
+    jobs = Jobs(lambda uid: None)
+    expected, job = jobs.keep(item), jobs.keep(newer)
+    assert job.invalid == ""
+    assert job.spec == expected.spec
+    assert newer["spec"]["recovery"] == {"levitate": False}, "the object itself is left alone"
+
+
 def test_words_of_a_newer_muster_keep_their_nodes_held() -> None:
     status = {"phase": "Levitating", "attempt": 2, "reservation": 5, "gang": {"nodes": ["a"], "wanted": 1}}
     job = Jobs(lambda uid: None).keep(job_item(status))

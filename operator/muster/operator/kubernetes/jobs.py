@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from muster.contract.base import InvalidDocument, parse
+from muster.contract.base import InvalidDocument, known_part, parse
 from muster.contract.kubernetes import seconds_of
 from muster.contract.names import GROUP, Label
 from muster.contract.spec import JobSpec
@@ -153,6 +153,8 @@ class Jobs:
         )
 
     def _spec(self, document: object) -> tuple[JobSpec, str]:
+        if isinstance(document, dict):
+            document = known_part(JobSpec, document)
         try:
             spec = parse(JobSpec, document, "spec")
         except InvalidDocument as error:
