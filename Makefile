@@ -18,7 +18,7 @@ unexport PYTHONHOME
 export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo up test test-cluster lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
+.PHONY: help venv venv-run demo up test test-cluster test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ test-cluster: venv ## the operator on a real control plane, whose binaries KUBEB
 
 images: ## the three container images: make images REGISTRY=registry.example.com/ml ARGS='--build-arg …'
 	@$(PYTHON) tools/build_images.py --registry $(REGISTRY) $(ARGS)
+
+test-rules: venv ## recording and alert rules by promtool: each alert has a case that fires and one that does not
+	$(BIN)/python -m pytest -q tests/rules $(ARGS)
 
 lint: venv ## style, formatting and import rules
 	@failed=0; for check in "ruff check ." "ruff format --check ." "lint-imports --no-logo"; do \

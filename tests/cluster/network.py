@@ -42,6 +42,7 @@ class Network:
         self._do(self._begin())
 
     def stop(self) -> None:
+        self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         for address in self._addresses:
@@ -65,7 +66,13 @@ class Network:
         names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         names.bind((DNS, 53))
         await self._loop.create_datagram_endpoint(lambda: _NameServer(self._names), sock=names)
-        self._watching = self._loop.create_task(self._watch())
+        self._watching = self._loop.create_task(self._watch())  # held, for tasks are only weakly known
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _watch(self) -> None:
         async with Client(from_kubeconfig(yaml.safe_load, self._plane.kubeconfig), agent="tests-network") as client:
@@ -159,8 +166,7 @@ class _NameServer(asyncio.DatagramProtocol):
     def __init__(self, names: dict[str, list[str]]) -> None:
         self._names = names
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
+    def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
     def datagram_received(self, data: bytes, addr: Any) -> None:

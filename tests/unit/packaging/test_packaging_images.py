@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 from tests.tidy.repository import ROOT
 
-IMAGES = {"services": ("api", "cli"), "operator": ("operator",), "trainer_image": ("trainer",)}
+IMAGES = {"services": ("api", "cli", "agent"), "operator": ("operator",), "trainer_image": ("trainer",)}
 
 
 def lock(image: str) -> dict[str, set[str]]:
@@ -39,6 +39,16 @@ def test_a_lock_is_what_the_extra_asks_for(image: str) -> None:
 def test_only_the_trainers_image_holds_torch() -> None:
     assert [image for image in IMAGES if "torch" in lock(image)] == ["trainer_image"]
     assert [image for image in IMAGES if "fastapi" in lock(image)] == ["services"]
+
+
+def test_the_efa_base_is_the_one_that_is_documented() -> None:
+    text = (ROOT / "trainer_image" / "efa.Dockerfile").read_text()
+    (version,) = re.findall(r"^ARG EFA_INSTALLER_VERSION=(.*)$", text, re.MULTILINE)
+    told = (ROOT / "docs" / "install.md").read_text()
+    assert f"EFA installer {version}" in told
+    (torch,) = lock("trainer_image")["torch"]
+    assert f"torch {torch}" in told
+    assert [name for name in lock("trainer_image") if name.startswith("nvidia-nccl-cu13")], "CUDA 13, as is told there"
 
 
 def test_images_share_versions_where_they_meet() -> None:
