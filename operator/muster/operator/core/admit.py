@@ -5,17 +5,21 @@ however stale the jobs and nodes that they see (docs/decisions/0004).
 
 Order: priority, then age. A later job may pass one that does not fit, but only for BACKFILL_SECONDS: from then on every
 node that the waiting gang could use is kept for it as it becomes free, so no stream of small jobs starves a large gang.
+
+A gang whose nodes were announced to go stands in this line while it still commits: what takes their place is held for
+it from the notice on, so that it goes on at once when its last worker is gone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.contract.spec import JobSpec
 from muster.contract.status import STATUS_VERSION, Phase
 from muster.operator.core.budgets import capacity_order, is_excluded, remaining_backoff_seconds
 from muster.operator.core.codes import Code
 from muster.operator.core.fleet import Fleet, JobSummary
+from muster.operator.core.moves import replace_last
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
 
@@ -46,6 +50,10 @@ def admit(fleet: Fleet, ledger: tuple[Reservation, ...]) -> Plan:
     starving: list[Ask] = []
     possible, claims = _Possible(fleet), 0
     for job in queue:
+        if job.status.phase is Phase.RESTARTING:
+            if (place := _replacement(fleet, job, space, limits)) is not None:
+                entries.append(_reservation(fleet, job, place, job.status.reservation + 1))
+            continue
         if job.spec.gang.scheduler.kind != "builtin":
             waits[job.uid] = Wait(
                 Code.AWAITING_SCHEDULER, f"waiting for {job.spec.gang.scheduler.kind} to admit the gang"
@@ -87,8 +95,10 @@ def _still_held(fleet: Fleet, ledger: tuple[Reservation, ...]) -> tuple[Reservat
 
 
 def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
-    """Those that ask for nodes and have none, the first in line first."""
+    """Those that ask for nodes and have none, or must leave those they have; the first in line first."""
     granted = {(entry.uid, entry.number) for entry in entries}
+    ready = frozenset(node.name for node in fleet.nodes if node.ready)
+    leaving = [job for job in fleet.jobs if _must_leave(job, ready, granted)]
     asking = [
         job
         for job in fleet.jobs
@@ -98,7 +108,52 @@ def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
         and (job.uid, job.status.reservation) not in granted
         and not remaining_backoff_seconds(job.spec.recovery, job.status.retry_at, fleet.now)
     ]
-    return sorted(asking, key=lambda job: (-job.spec.priority, job.created_at, job.uid))
+    return sorted((*asking, *leaving), key=lambda job: (-job.spec.priority, job.created_at, job.uid))
+
+
+def _must_leave(job: JobSummary, ready: frozenset[str], granted: set[tuple[str, int]]) -> bool:
+    """It is preempted or evicted from nodes that are going, will try again, and has nothing held for that yet."""
+    status, spec = job.status, job.spec
+    return (
+        status.phase is Phase.RESTARTING
+        and status.code in (Code.PREEMPTED, Code.EVICTED)
+        and bool(status.gang.nodes)
+        and not ready.issuperset(status.gang.nodes)
+        and spec.gang.scheduler.kind == "builtin"
+        and status.schema_version <= STATUS_VERSION
+        and not (job.deleting or spec.cancel or spec.suspend)
+        and (job.uid, status.reservation + 1) not in granted
+    )
+
+
+def _replacement(fleet: Fleet, job: JobSummary, space: Space, limits: _Limits) -> Place | None:
+    """Nodes for as many workers as now, taken: the ones that stay and others of their pool, or all of them elsewhere.
+
+    The preemption is not charged yet, and counts for where to look as if it were.
+    """
+    gang, status = job.status.gang, job.status
+    charged = status.model_copy(
+        update={
+            "preemptions_in_a_row": status.preemptions_in_a_row + (status.code == Code.PREEMPTED),
+            "attempts": replace_last(status.attempts, ended_at=fleet.now) if status.attempts else (),
+        }
+    )
+    ask = replace(_ask(fleet, replace(job, status=charged)), sizes=(len(gang.nodes),))
+    staying = tuple(node for node in gang.nodes if space.usable((node,)) and node not in ask.avoid)
+    first = ask.capacity_order[0] if ask.capacity_order else gang.capacity
+    place = None
+    if staying and gang.pool and gang.capacity == first:
+        place = space.extend(ask, Place(staying, gang.pool, first), len(gang.nodes))
+    place = place or space.place(ask)
+    if place is None:
+        return None
+    new = tuple(node for node in place.nodes if node not in staying)
+    left = limits.left(job.namespace)
+    if left is not None and len(new) * ask.shape.gpus > left:
+        return None
+    space.take(replace(place, nodes=new), ask.shape)
+    limits.hold(job, len(new))
+    return place
 
 
 def _ask(fleet: Fleet, job: JobSummary) -> Ask:

@@ -140,7 +140,7 @@ def reason_to_release(roll: Roll, pause_seconds: float) -> str | None:
     """Why the nodes of the attempt that ended should not carry the next one; None: they should."""
     status = roll.status
     if any(entry.number > status.reservation for entry in roll.seen.reservations):
-        return "moving to the larger gang that is reserved"
+        return f"{status.because}; moving to the nodes that are held for it"
     if status.code == Code.REGROWING:
         return f"{status.because}; asking for nodes again"
     if bad := unfit_nodes(roll):
