@@ -15,7 +15,7 @@ from muster.agent.xid import recovery_remedy
 from muster.contract.notices import Notice, Remedy
 from muster.contract.signals import SignalKind
 
-PAUSE_SECONDS, ABSENT_SECONDS = 5.0, 300.0
+PAUSE_SECONDS, ABSENT_SECONDS = 5.0, 60.0
 LINKS_MAX = 18  # of an H100
 # What the driver may ask for; NVML_GPU_RECOVERY_ACTION_* gives their numbers.
 RECOVERY_ACTIONS = ("NONE", "GPU_RESET", "NODE_REBOOT", "DRAIN_P2P", "DRAIN_AND_RESET", "BUS_RESET", "SYSTEM_REBOOT")
