@@ -182,6 +182,19 @@ def test_a_tied_table_is_multiplied_once() -> None:
     assert flops.per_token(tied, 8) == flops.per_token(untied, 8)
 
 
+def test_repeated_and_frozen_work() -> None:
+    """Two per weight forward, four backward; two more where it is repeated, two fewer where it is frozen."""
+    model = PRESETS["llama-8b"]
+    weights, attention = model.parameters - 128_256 * 4096, 32 * 4096 * 8192
+    assert flops.per_token(model, 8192, repeated=1.0) == 8 * weights + 16 * attention
+    assert flops.per_token(model, 8192, frozen=weights) == 4 * weights + 12 * attention
+    assert flops.per_token(model, 8192, repeated=1.0, frozen=weights) == 6 * weights + 16 * attention
+    assert flops.hardware_share(model, 8192, "none") == 1.0
+    assert flops.hardware_share(model, 8192, "selective") == pytest.approx(7 / 6)
+    assert flops.hardware_share(model, 8192, "full") == pytest.approx(4 / 3)
+    assert flops.hardware_share(model, 8192, "full", frozen=weights) > 4 / 3
+
+
 @pytest.mark.parametrize(
     ("name", "precision", "expected"),
     [

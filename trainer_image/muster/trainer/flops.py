@@ -1,11 +1,27 @@
-"""Model FLOPs and device peaks, for the model FLOPs utilisation (MFU)."""
+"""Model FLOPs and device peaks: how much of the hardware the model's own work uses (MFU), and all work (HFU).
+
+Work per token, by N, the weights that a token is multiplied with (all but an embedding table, which is only looked up;
+a tied table counts once, as the head), L layers of H heads of Q dimensions, and sequences of T tokens:
+
+    MFU   6 N + 12 L H Q T                     two per weight in the forward pass, four in the backward pass
+    HFU   (6 + 2 r) N + (12 + 4 r) L H Q T     r: the share of the forward pass that is done again
+
+(Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B; Korthikanti et al. 2022, arXiv 2205.05198, on repeated
+work.) Attention counts the full square of T x T, also where a mask is causal and a kernel skips half of it: so do the
+sources, and so figures compare. A weight that is frozen under an adapter needs no gradient of its own: 4 N in place of
+6 N, and (4 + 2 r) N with repeated work. Attention has no weights and costs the same.
+"""
 
 from __future__ import annotations
 
 from muster.contract.architecture import Architecture
 from muster.contract.training import Precision
 
-# Dense peak per second by precision, from the vendors' data sheets (without sparsity). fp32 counts TF32 as off.
+# The forward pass that is done again: all of it, or about half (the attention and its neighbours; an estimate).
+REPEATED = {"none": 0.0, "selective": 0.5, "full": 1.0}
+
+# Dense peak per second by precision, from NVIDIA's data sheets of each product: where a sheet gives a figure with
+# sparsity, half of it. fp32 counts TF32 as off. The A10G is AWS' own variant, as its product page has it.
 PEAKS: dict[str, dict[Precision, float]] = {
     "B200": {"bf16": 2250e12, "fp16": 2250e12, "fp32": 75e12},
     "H200": {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
@@ -22,15 +38,20 @@ PEAKS: dict[str, dict[Precision, float]] = {
 }
 
 
-def per_token(architecture: Architecture, sequence_length: int) -> float:
-    """FLOPs to train on one token: 6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B).
-
-    N are the weights that a token is multiplied with: all but the embedding table, which is only looked up (a tied
-    table counts once, as the head). Attention counts the full T; repeated work counts for nothing.
+def per_token(architecture: Architecture, sequence_length: int, repeated: float = 0.0, frozen: int = 0) -> float:
+    """FLOPs to train on one token. repeated: r; 0 for the model's own work. frozen: weights among N without gradients;
+    an adapter's own weights are not in the architecture, so theirs are to be added by their own size.
     """
     a = architecture
-    embedding = 0 if a.tied_head else a.vocab_size * a.dim
-    return 6.0 * (a.parameters - embedding) + 12.0 * a.layers * a.heads * a.head_dim * sequence_length
+    multiplied = a.parameters - (0 if a.tied_head else a.vocab_size * a.dim)
+    attention = a.layers * a.heads * a.head_dim * sequence_length
+    return (6.0 + 2.0 * repeated) * multiplied - 2.0 * frozen + (12.0 + 4.0 * repeated) * attention
+
+
+def hardware_share(architecture: Architecture, sequence_length: int, recompute: str, frozen: int = 0) -> float:
+    """HFU over MFU. recompute: none, selective or full, as in parallel.activationCheckpointing."""
+    own = per_token(architecture, sequence_length, frozen=frozen)
+    return per_token(architecture, sequence_length, REPEATED[recompute], frozen) / own
 
 
 def peak(device_name: str, precision: Precision) -> float | None:

@@ -101,7 +101,9 @@ class Trainer:
             architecture=dump(origin.architecture),
             tokenizer=origin.tokenizer.describe(),
         )
-        self.metrics = Metrics(ranks.rank, life.heartbeat, config.parallel.activation_checkpointing)
+        length, recompute = config.data.sequence_length, config.parallel.activation_checkpointing
+        share = flops.hardware_share(origin.architecture, length, recompute)
+        self.metrics = Metrics(ranks.rank, life.heartbeat, share)
         self.metrics.serve("127.0.0.1" if parallel.all_local() else "0.0.0.0", life.serves_metrics)  # noqa: S104
         sharded = layout.shard != "ddp" and not config.parallel.compile  # a compiled layer is not to be looked into
         self.pace = Pace(device, self.spread.decoder if sharded else None, self.spread.decoder.layers)
@@ -112,7 +114,7 @@ class Trainer:
         saver.prepare(self.spread.decoder, self.optimizer)
         self.commits = Commits(saver, run.checkpoint.every, run.past, ranks, life, self.metrics)
         self.evaluator = _evaluator(run, ranks, data, device)
-        self.flops_per_token = flops.per_token(origin.architecture, config.data.sequence_length)
+        self.flops_per_token = flops.per_token(origin.architecture, length)
         self.peak = flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None
         if ranks.rank == 0:
             say(

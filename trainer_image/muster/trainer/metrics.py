@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 STEP_SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-# All work over the model's own: `full` repeats the forward pass (a third of the work), `selective` about half of it.
-HARDWARE_SHARE = {"none": 1.0, "selective": 7 / 6, "full": 4 / 3}
 
 
 class StepLog:
@@ -51,16 +49,18 @@ class StepLog:
 
 
 class Metrics:
-    """The metrics of one rank, in a registry of its own. heartbeat: read at every scrape, for phase and seconds."""
+    """The metrics of one rank, in a registry of its own. heartbeat: read at every scrape, for phase and seconds.
+    hardware_share: HFU over MFU.
+    """
 
-    def __init__(self, rank: int, heartbeat: Callable[[], Heartbeat], recompute: str = "none") -> None:
+    def __init__(self, rank: int, heartbeat: Callable[[], Heartbeat], hardware_share: float = 1.0) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry: CollectorRegistry = CollectorRegistry()
         place: dict[str, Any] = {"registry": self.registry, "namespace": "muster_trainer"}
         self._rank = str(rank)
         self._slow = False
-        self._hardware_share = HARDWARE_SHARE[recompute]
+        self._hardware_share = hardware_share
         self.step_seconds = Histogram(
             "step_seconds", "Time of one optimizer step", buckets=STEP_SECONDS_BUCKETS, **place
         )
