@@ -74,7 +74,7 @@ class Agent:
                 stdout=output,
                 stderr=output,
             )
-        eventually(lambda: "reads" in log.read_text() and "watching" in log.read_text(), f"the agent of {node}", 60)
+        eventually(lambda: "watching:" in log.read_text(), f"the agent of {node}", 60)
 
     def kernel_says(self, text: str) -> float:
         at = time.time()
