@@ -87,7 +87,7 @@ def test_a_rank_that_never_comes_to_the_collective(house: House, tmp_path: Path)
 def test_a_machine_that_pauses_is_not_restarted(house: House) -> None:
     """Evaluations and saves all the time, and in between every process of the gang stands still for a while."""
     house.start()
-    uid = submit(house, every=2, evaluation={"every": 3, "holdout": 0.1, "samples": 8})
+    uid = submit(house, every=2, evaluate_every=3)
     reaches(house, uid, 1, 6)
     gang = [process for tree in house.trees(uid).values() for process in tree]
     for process in gang:

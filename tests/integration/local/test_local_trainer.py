@@ -28,17 +28,19 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.close()
 
 
-def submit(house: House, every: int = 5, evaluation: object = None, **spec: Any) -> str:
+def submit(house: House, every: int = 5, evaluate_every: int = 0, **spec: Any) -> str:
     text = house.state.root / "text.txt"
     text.write_text("".join(path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py"))))
     shape = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 64, "vocabSize": 260, "maxPositions": 256}
-    training = {
+    training: dict[str, Any] = {
         "model": {"architecture": shape},
         "data": {"train": [{"source": str(text)}], "sequenceLength": 128},
         "batch": {"tokensPerStep": 1024, "microBatch": 1},
         "parallel": {"shard": "fsdp"},
         "length": {"steps": STEPS},
-    } | ({"evaluation": evaluation} if evaluation else {})
+    }
+    if evaluate_every:
+        training["evaluation"] = {"every": evaluate_every, "data": [{"source": str(text)}], "samples": 8}
     return house.submit(training=training, checkpoint={"every": every}, **spec)
 
 

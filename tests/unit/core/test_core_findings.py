@@ -123,3 +123,13 @@ def test_a_hang_in_a_dry_run_is_told_once() -> None:
 def test_what_has_ended_by_itself_restarts_in_a_dry_run_too() -> None:
     dry = running(spec=spec(recovery={"dryRun": True}))
     assert check(with_status(dry, dry.status, workers=(exited(0, 137), crew()[1]))).status.phase is Phase.RESTARTING
+
+
+def test_a_worker_killed_for_its_memory_ends_with_the_arithmetic() -> None:
+    """The kernel left it no time to say so itself."""
+    said = beat(1, 5, memory="a rank needs about 9 GiB and has 8 GiB. To fit: lower batch.microBatch (now 4)")
+    end = exited(0, 137, reason="OOMKilled", heartbeats=(said,))
+    seen = running()
+    status = check(with_status(seen, seen.status, workers=(end, crew()[1]))).status
+    assert status.last_failure is not None
+    assert status.last_failure.message == f"worker 0 on a: OOMKilled; {said.memory}"

@@ -39,6 +39,8 @@ def test_a_deadline_is_learnt_from_the_run() -> None:
     for _ in range(64):
         deadlines.took(TrainerPhase.STEP, 0.01)
     assert deadlines.limit(TrainerPhase.STEP) == 15.0
+    deadlines.expect_compilation()
+    assert deadlines.limit(TrainerPhase.STEP) == 120.0
     deadlines.took(TrainerPhase.EVALUATION, 30.0)
     assert deadlines.limit(TrainerPhase.EVALUATION) == 300.0
     assert deadlines.limit(TrainerPhase.CHECKPOINT) is deadlines.limit(TrainerPhase.LOAD) is None

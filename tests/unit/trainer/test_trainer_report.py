@@ -1,11 +1,14 @@
 """What a worker tells an operator that can't read its files, and what it looks at before it begins."""
 
 import json
+import signal
 import socket
+import subprocess
 import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.polling import eventually
 
 from muster.contract.signals import WorkerExit
 from muster.trainer import preflight, report
@@ -30,6 +33,25 @@ def test_heartbeats_are_served_and_rubbish_is_left_out(tmp_path: Path, monkeypat
     report.serve_reports(tmp_path)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/heartbeats", timeout=10) as reply:
         assert json.load(reply) == {"jobUid": "uid", "heartbeats": [{"rank": 0}]}
+
+
+def test_a_rank_that_is_stopped_cannot_say_so_itself(tmp_path: Path) -> None:
+    held, free = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    try:
+        for rank, process in enumerate((held, free)):
+            (tmp_path / f"rank-{rank}.json").write_text(json.dumps({"rank": rank, "pid": process.pid}))
+        held.send_signal(signal.SIGSTOP)
+
+        def told() -> dict[int, bool]:
+            return {beat["rank"]: beat.get("stopped", False) for beat in report.heartbeats(tmp_path)}
+
+        eventually(lambda: told() == {0: True, 1: False}, "the stopped one to be told")
+        held.send_signal(signal.SIGCONT)
+        eventually(lambda: told() == {0: False, 1: False}, "neither to be told")
+    finally:
+        for process in (held, free):
+            process.kill()
+            process.wait()
 
 
 def test_a_taken_port_ends_nothing(

@@ -13,6 +13,7 @@ STEPS_MIN = 3  # before that, steps compile and fill caches
 FACTOR = 10.0
 # Whatever was learnt, nothing shorter is called a hang: storage and busy machines do stop for seconds.
 FLOOR_SECONDS = {TrainerPhase.STEP: 15.0, TrainerPhase.EVALUATION: 60.0, TrainerPhase.CHECKPOINT: 300.0}
+COMPILED_STEP_SECONDS = 120.0  # the floor where a step may meet a new shape and compile once more
 # For the launcher, who is told to stop and wonders whether its ranks still can.
 UNLEARNT_SECONDS = {TrainerPhase.STEP: 300.0}
 UNLEARNT_SECONDS_ELSE = 900.0
@@ -22,18 +23,22 @@ class Deadlines:
     """Each time that a phase took goes in by `took`. Only phases with a floor are learnt."""
 
     def __init__(self) -> None:
+        self._floors = dict(FLOOR_SECONDS)
         self._took: dict[TrainerPhase, deque[float]] = {phase: deque(maxlen=REMEMBERED) for phase in FLOOR_SECONDS}
 
     def took(self, phase: TrainerPhase, seconds: float) -> None:
         if phase in self._took:
             self._took[phase].append(seconds)
 
+    def expect_compilation(self) -> None:
+        self._floors[TrainerPhase.STEP] = COMPILED_STEP_SECONDS
+
     def limit(self, phase: TrainerPhase) -> float | None:
         """Seconds; None until enough is known. The slowest of each twenty is taken for an accident."""
         seen = sorted(self._took.get(phase, ()))
         if len(seen) < (STEPS_MIN if phase is TrainerPhase.STEP else 1):
             return None
-        return max(FLOOR_SECONDS[phase], FACTOR * seen[-1 - len(seen) // 20])
+        return max(self._floors[phase], FACTOR * seen[-1 - len(seen) // 20])
 
 
 def unlearnt(phase: TrainerPhase) -> float:

@@ -62,7 +62,7 @@ class Life:
         self._progressed_at = time.time()
         self._moved_at = time.monotonic()  # the same moment, by a clock that does not jump
         self._doing, self._moves = "", 0
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()
         self._stopwatch = Stopwatch(started_at)
         self._last_step: StepRecord | None = None
         self._last_evaluation: StepRecord | None = None
@@ -70,6 +70,7 @@ class Life:
         self.skipped_steps = 0
         self.slow_ranks: tuple[SlowRank, ...] = ()
         self.commit_seconds: float | None = None
+        self.memory = ""
         self._waits: deque[tuple[float, float, float]] = deque([(time.monotonic(), 0.0, 0.0)])
         self._metrics_port: int | None = None
         self._commit: tuple[int, float] | None = None
@@ -94,7 +95,7 @@ class Life:
         """Change phase; time from now on goes to its account."""
         now = time.monotonic()
         if self._phase is not TrainerPhase.STEP:  # of steps, `stepped` knows better
-            self._deadlines.took(self._phase, now - self._moved_at)
+            self.deadlines.took(self._phase, now - self._moved_at)
         self._phase, self._doing = phase, ""
         self._progressed_at, self._moved_at = time.time(), now
         self._stopwatch.switch(ACCOUNT[phase])
@@ -131,7 +132,7 @@ class Life:
         self._doing, self._moves = "", 0
         self._progressed_at, self._moved_at = record.at, time.monotonic()
         if record.step_seconds > 0:
-            self._deadlines.took(TrainerPhase.STEP, record.step_seconds)
+            self.deadlines.took(TrainerPhase.STEP, record.step_seconds)
         if record.evaluation_loss is not None:
             self._last_evaluation = record
         if record.skipped:
@@ -161,7 +162,7 @@ class Life:
     def heartbeat(self) -> Heartbeat:
         seconds = self._stopwatch.seconds()
         commit, phase = self._commit, self._phase
-        limit = self._deadlines.limit(phase)
+        limit = self.deadlines.limit(phase)
         worrying = time.monotonic() - self._moved_at > (limit or unlearnt(phase)) * TELL_SHARE
         return Heartbeat.model_construct(
             attempt=self._attempt,
@@ -186,6 +187,7 @@ class Life:
             slow_ranks=self.slow_ranks,
             data_wait_share=self._data_wait_share(seconds),
             commit_seconds=self.commit_seconds,
+            memory=self.memory,
             skipped_steps=self.skipped_steps,
             last_skipped=self._last_skipped,
             stands=main_thread_stands() if worrying else "",

@@ -52,6 +52,7 @@ def train(run: Run, ranks: Ranks, life: Life) -> int:
         _must_be_alike(data.fingerprint, ranks)
     room = parallel.capacity(device, ranks)
     layout = parallel.plan(origin.architecture, run.training, ranks, room)
+    life.memory = memory.advice(origin.architecture, run.training, layout.need, room, ranks.world)
     try:
         trainer = Trainer(run, ranks, life, origin, data, device, layout)
         trainer.load()
@@ -62,8 +63,7 @@ def train(run: Run, ranks: Ranks, life: Life) -> int:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(type(error).__name__, str(error)):
             raise
-        advice = memory.advice(origin.architecture, run.training, layout.need, room, ranks.world)
-        raise OutOfMemory(f"{advice}\n{_first_line(error)}") from error
+        raise OutOfMemory(f"{life.memory}\n{_first_line(error)}") from error
 
 
 class Trainer:
@@ -105,6 +105,8 @@ class Trainer:
         share = flops.hardware_share(origin.architecture, length, recompute)
         self.metrics = Metrics(ranks.rank, life.heartbeat, share)
         self.metrics.serve("127.0.0.1" if parallel.all_local() else "0.0.0.0", life.serves_metrics)  # noqa: S104
+        if config.parallel.compile:
+            life.deadlines.expect_compilation()
         sharded = layout.shard != "ddp" and not config.parallel.compile  # a compiled layer is not to be looked into
         self.pace = Pace(device, self.spread.decoder if sharded else None, self.spread.decoder.layers)
         self.stragglers, self._worked = Stragglers(ranks.world), 0.0

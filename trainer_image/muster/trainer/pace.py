@@ -7,6 +7,7 @@ themselves, between the collectives. On a GPU by its own events, so that a slow 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -14,16 +15,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from muster.contract.signals import SlowRank
+
+Work = NDArray[np.float64]  # seconds, by rank
 
 WINDOW = 6  # steps: with the one by which the times lag, a rank is known to be slow 7 steps after it became so
 SLOW = 1.25  # times the median of the other ranks, as the window's median …
 SLOW_EACH = 1.1  # … and in each of its steps, so that a hiccup is not a habit
 WELL_AGAIN = 1.1
-DEVIATIONS = 3.0  # and beyond the noise, robustly measured over all ranks
+DEVIATIONS = 3.0  # and so many standard deviations of one step's ratio (a window's median has half of one)
+REMEMBERED = 64  # steps, for the noise
+RANKS_LISTENED_TO = 16  # the same
 STEPS_IGNORED = 3  # compilation, page caches
 
 
@@ -86,7 +93,8 @@ class Stragglers:
 
     def __init__(self, ranks: int) -> None:
         self.slow: tuple[SlowRank, ...] = ()
-        self._ratios: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(ranks)]
+        self._window = np.ones((WINDOW, ranks))  # ratios, a row for each of the last steps
+        self._changes: deque[float] = deque(maxlen=REMEMBERED * min(ranks, RANKS_LISTENED_TO))
         self._heard = 0
 
     def hear(self, step: int, seconds: Sequence[float]) -> None:
@@ -94,32 +102,34 @@ class Stragglers:
         self._heard += 1
         if len(seconds) < 2 or self._heard <= STEPS_IGNORED or min(seconds) <= 0:
             return
-        typical = _medians_of_the_others(seconds)
-        for ratios, mine, usual in zip(self._ratios, seconds, typical, strict=True):
-            ratios.append(mine / usual)
-        if len(self._ratios[0]) < WINDOW:
-            return
+        work = np.asarray(seconds)
+        ratios = work / _medians_of_the_others(work)
+        self._changes.extend(np.abs(ratios - self._window[-1])[:RANKS_LISTENED_TO].tolist())
+        self._window = np.vstack((self._window[1:], ratios))
         known = {entry.rank: entry for entry in self.slow}
-        found = []
-        for rank, ratios in enumerate(self._ratios):
-            if rank in known or max(ratios) >= SLOW:
-                score = statistics.median(ratios)
-                if rank in known and score > WELL_AGAIN:
-                    found.append(known[rank].model_copy(update={"ratio": round(score, 2)}))
-                elif score >= SLOW and min(ratios) >= SLOW_EACH and score - 1 >= DEVIATIONS * self._noise():
-                    found.append(SlowRank(rank=rank, ratio=round(score, 2), since_step=max(1, step - WINDOW)))
-        self.slow = tuple(found)
+        suspects = {*known, *np.flatnonzero(ratios >= SLOW_EACH).tolist()} if known or ratios.max() >= SLOW_EACH else ()
+        found = [self._judged(rank, known.get(rank), step) for rank in sorted(suspects)]
+        self.slow = tuple(entry for entry in found if entry is not None)
+
+    def _judged(self, rank: int, before: SlowRank | None, step: int) -> SlowRank | None:
+        mine = self._window[:, rank]
+        score = float(np.median(mine))
+        if before is not None:
+            return before.model_copy(update={"ratio": round(score, 2)}) if score > WELL_AGAIN else None
+        if score < SLOW or mine.min() < SLOW_EACH or score - 1 < DEVIATIONS * self._noise():
+            return None
+        return SlowRank(rank=rank, ratio=round(score, 2), since_step=max(1, step - WINDOW))
 
     def _noise(self) -> float:
-        """How far a rank's ratio strays from that rank's own median: robust standard deviation over all ranks."""
-        centres = [statistics.median(ratios) for ratios in self._ratios]
-        strays = [abs(r - centre) for ratios, centre in zip(self._ratios, centres, strict=True) for r in ratios]
-        return 1.4826 * statistics.median(strays)
+        """Standard deviation of a ratio from step to step, robustly; a rank that becomes slow moves it but once."""
+        return 1.4826 * statistics.median(self._changes) / math.sqrt(2)
 
 
-def _medians_of_the_others(seconds: Sequence[float]) -> list[float]:
+def _medians_of_the_others(work: Work) -> Work:
     """For each rank the lower median of all but itself, by one sort."""
-    order = sorted(range(len(seconds)), key=seconds.__getitem__)
-    place = {rank: at for at, rank in enumerate(order)}
-    middle = (len(seconds) - 2) // 2  # among the others
-    return [seconds[order[middle if place[rank] > middle else middle + 1]] for rank in range(len(seconds))]
+    order = np.argsort(work)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(work))
+    middle = (len(work) - 2) // 2  # among the others
+    medians: Work = np.where(place > middle, work[order[middle]], work[order[middle + 1]])
+    return medians

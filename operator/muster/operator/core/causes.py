@@ -145,7 +145,7 @@ def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
         cause=cause,
         attempt=worker.attempt,
         at=end.at if end else worker.since or seen.now,
-        message=_words(worker),
+        message=_words(worker) + (_arithmetic(worker) if cause is Cause.OUT_OF_MEMORY else ""),
         worker=worker.worker,
         rank=end.rank if end else None,
         node=worker.node,
@@ -153,6 +153,13 @@ def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
         exit_code=code,
         log_tail=end.log_tail if end else "",
     )
+
+
+def _arithmetic(worker: Worker) -> str:
+    """For a worker that was killed for its memory, and so could not say it itself."""
+    if worker.exit is not None and worker.exit.exit_code == ExitCode.OUT_OF_MEMORY:
+        return ""
+    return next((f"; {beat.memory}" for beat in worker.heartbeats if beat.memory), "")
 
 
 def _words(worker: Worker) -> str:

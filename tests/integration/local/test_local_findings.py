@@ -1,0 +1,107 @@
+"""Real ranks that are slow, or whose numbers go wrong: told, skipped, passed over, and trained to the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.local.house import House
+from tests.integration.local.test_local_hangs import HOOKS
+from tests.integration.local.test_local_trainer import STEPS, reaches, records, submit
+from tests.polling import eventually
+
+from muster.contract.names import HEARTBEAT
+from muster.contract.signals import Heartbeat
+from muster.contract.status import Condition, Phase
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+FOUND_STEPS = 10
+SAMPLES_PER_STEP = 8
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path, worker_command=None)
+    yield house
+    house.close()
+
+
+class Ordered:
+    """A job of two ranks that obey tests/drills/faults/hooks."""
+
+    def __init__(self, house: House) -> None:
+        self.house, self.orders = house, house.state.root / "orders" / "tiny"
+        self.orders.mkdir(parents=True)
+        self.uid = submit(
+            house,
+            env={"PYTHONPATH": str(HOOKS), "DRILL_ORDERS": str(self.orders.parent)},
+            gang={"nodes": 1, "processesPerNode": 2},
+        )
+
+    def order(self, rank: int, **order: Any) -> None:
+        (self.orders / ".order").write_text(json.dumps(order))
+        (self.orders / ".order").rename(self.orders / f"rank-{rank}.json")
+
+    def obeyed(self, rank: int) -> dict[str, Any]:
+        path = self.orders / f"rank-{rank}.done.json"
+        eventually(path.exists, f"rank {rank} to obey", 60)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((entry for entry in self.house.status(self.uid).conditions if entry.type == kind), None)
+
+    def beat(self, rank: int) -> Heartbeat:
+        path = self.house.state.worker(self.uid, 1, 0) / HEARTBEAT.format(rank=rank)
+        return Heartbeat.model_validate_json(path.read_text())
+
+
+def test_a_straggler_is_found_within_ten_steps_and_not_restarted(house: House) -> None:
+    house.start()
+    job = Ordered(house)
+    reaches(house, job.uid, 1, 12)
+    assert job.beat(0).slow_ranks == ()
+    job.order(1, kind="slow", factor=1.5, passes=10_000)
+    beat = eventually(lambda: (now := job.beat(0)).slow_ranks and now, "rank 0 to notice", 60)
+    assert [entry.rank for entry in beat.slow_ranks] == [1]
+    onset = next(record.step for record in records(house, job.uid, 1) if record.at >= job.obeyed(1)["at"])
+    assert beat.step - onset <= FOUND_STEPS
+    found = eventually(lambda: job.condition("Straggler"), "the condition")
+    assert found is not None
+    assert found.status == "True"
+    assert "rank 1 (worker 0 on " in found.message
+    status = house.becomes(job.uid, Phase.SUCCEEDED, timeout=200)
+    assert (status.attempt, [fault.node for fault in status.node_faults]) == (1, [status.attempts[0].nodes[0]])
+
+
+def test_a_bad_batch_is_skipped_and_bad_data_is_passed_over(house: House) -> None:
+    house.start()
+    job = Ordered(house)
+    reaches(house, job.uid, 1, 6)
+    job.order(0, kind="scale", by=float("nan"), passes=1)
+    found = eventually(lambda: job.condition("BatchesSkipped"), "a skipped batch", 60)
+    assert found is not None
+    assert found.message.startswith("1 batches were not learnt from; the last at step ")
+    skipped = eventually(lambda: [r for r in records(house, job.uid, 1) if r.skipped], "its record")
+    assert [record.skipped for record in skipped] == ["the loss is nan"]
+    assert house.status(job.uid).attempt == 1
+
+    job.order(1, kind="scale", by=float("nan"), passes=10_000)
+    status = house.becomes(job.uid, Phase.SUCCEEDED, timeout=200)
+    assert (status.attempt, status.restarts.by_cause) == (2, {"numeric": 1})
+    last = status.attempts[0].last_step
+    assert last is not None
+    resumed = status.attempts[1].resume_step
+    assert resumed <= last
+    commit = json.loads((house.job_folder(job.uid) / "commits" / f"step-{STEPS:08d}.json").read_text())
+    (passed_over,) = commit["state"]["passedOver"]
+    steps = passed_over["samples"] // SAMPLES_PER_STEP
+    assert (passed_over["epoch"], passed_over["sample"]) == (0, resumed * SAMPLES_PER_STEP)
+    assert steps >= last - resumed + 1, "up to the batch that ended the attempt"
+    assert commit["state"]["numerics"]["skipped"] >= 1
+    used, epochs = (STEPS + steps) * SAMPLES_PER_STEP, commit["cursor"]["epoch"]
+    whole = used - commit["cursor"]["sample"]
+    assert whole % epochs == 0 if epochs else whole == 0, "every other sample was used once"

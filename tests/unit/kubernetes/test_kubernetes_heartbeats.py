@@ -1,0 +1,131 @@
+"""Which workers are asked how they are, and how often; and what makes all of them be asked at once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from tests.unit.kubernetes.making import JOB_UID, pod_item
+
+from muster.contract.signals import Heartbeat
+from muster.contract.status import Phase
+from muster.operator.kubernetes.heartbeats import ALARMED_SECONDS, OTHERS_PER_SECOND, RUNNING_SECONDS, Heartbeats
+from muster.operator.kubernetes.jobs import Job, Jobs
+from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+
+
+@dataclass
+class Gang:
+    """Three workers of a rank each, asked by a Heartbeats whose clock is ours."""
+
+    now: float = 1_000.0
+    facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
+    asked: list[int] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    others: int = 0
+
+    def __post_init__(self) -> None:
+        pods = [read_pod(pod_item(worker)) for worker in range(3)]
+        self.pods = [pod for pod in pods if pod is not None]
+        self.heartbeats = Heartbeats(cast(Jobs, self), cast(Pods, self), self.told.append)
+        self.heartbeats._ask = self._answer  # type: ignore[method-assign]
+
+    def of(self, uid: str) -> tuple[Pod, ...]:
+        return tuple(self.pods)
+
+    async def _answer(self, session: aiohttp.ClientSession, pod: Pod) -> bool:
+        self.asked.append(pod.worker)
+        if pod.worker in self.silent:
+            return False
+        beat = {
+            "attempt": 1, "rank": pod.worker, "pid": 1, "phase": "step", "step": 4, "at": self.now,
+            "progressedAt": self.now, "startedAt": 1.0, "limitSeconds": 15.0,
+        }  # fmt: skip
+        self.heartbeats._hear(pod, beat | self.facts.get(pod.worker, {}))
+        return True
+
+    async def ask(self) -> list[int]:
+        """Whom one turn asks, once it is due."""
+        self.asked.clear()
+        if self.heartbeats._is_due(JOB):
+            await self.heartbeats._ask_gang(cast(aiohttp.ClientSession, None), JOB)
+        return sorted(self.asked)
+
+    def beats(self) -> list[Heartbeat]:
+        return [beat for pod in self.pods for beat in self.heartbeats.of(pod)]
+
+
+@dataclass
+class _Status:
+    phase: Phase = Phase.RUNNING
+    attempt: int = 1
+
+
+@dataclass
+class _Job:
+    uid: str = JOB_UID
+    status: _Status = field(default_factory=_Status)
+
+
+JOB = cast(Job, _Job())
+
+
+@pytest.fixture
+def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
+    gang = Gang()
+    monkeypatch.setattr(time, "monotonic", lambda: gang.now)
+    monkeypatch.setattr(time, "time", lambda: gang.now)
+    return gang
+
+
+async def test_the_first_worker_is_asked_most_and_the_others_as_the_fleet_allows(gang: Gang) -> None:
+    gang.heartbeats._others_seconds = 3 * RUNNING_SECONDS
+    asked = []
+    for _ in range(7):
+        asked.append(await gang.ask())
+        assert await gang.ask() == [], "not before it is due"
+        gang.now += RUNNING_SECONDS
+    assert asked == [[0, 1, 2], [0], [0], [0, 1, 2], [0], [0], [0, 1, 2]]
+    assert OTHERS_PER_SECOND * RUNNING_SECONDS >= 200, "a small fleet is asked whole, each time"
+
+
+@pytest.mark.parametrize(
+    ("facts", "silent"),
+    [
+        ({0: {"progressedAt": 900.0}}, set()),
+        ({0: {"stopped": True}}, set()),
+        ({}, {0}),
+    ],
+)
+async def test_all_are_asked_when_something_is_wrong(
+    gang: Gang, facts: dict[int, dict[str, Any]], silent: set[int]
+) -> None:
+    gang.heartbeats._others_seconds = 1_000.0
+    await gang.ask()
+    gang.told.clear()
+    gang.facts, gang.silent = facts, silent
+    gang.now += RUNNING_SECONDS
+    assert await gang.ask() == [0, 1, 2]
+    if facts:
+        assert gang.told == [JOB_UID], "and the operator looks at once"
+        gang.now += ALARMED_SECONDS
+        assert await gang.ask() == [0, 1, 2]
+        gang.facts = {}
+        gang.now += ALARMED_SECONDS
+        await gang.ask()
+        gang.now += ALARMED_SECONDS
+        assert await gang.ask() == [], "the alarm is over"
+
+
+async def test_that_a_process_is_stopped_is_news_of_an_old_heartbeat(gang: Gang) -> None:
+    await gang.ask()
+    then = gang.now
+    gang.facts = {1: {"at": then, "stopped": True}}
+    gang.now += RUNNING_SECONDS
+    await gang.ask()
+    beat = gang.beats()[1]
+    assert (beat.stopped, beat.at) == (True, then)
