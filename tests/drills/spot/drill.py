@@ -100,12 +100,13 @@ class Job:
 LOCK = threading.Lock()  # the store is told its keys by the environment, of which a process has one
 
 
-def drill(notices: int, refused: float, root: Path, seed: int = 0, gangs: Sequence[int] = GANGS) -> Scorecard:
+def drill(notices: int, refused: float, root: Path, seed: int = 0, score: Scorecard | None = None) -> Scorecard:
+    """score: filled as it goes, so that what was seen before an error is not lost."""
     began = time.monotonic()
-    score = Scorecard([])
-    with market(root, sum(gangs) + SPARE_NODES, refused, seed) as place:
+    score = Scorecard([]) if score is None else score
+    with market(root, sum(GANGS) + SPARE_NODES, refused, seed) as place:
         jobs = [
-            Job(place, f"spot-{index}", workers, random.Random(seed + index)) for index, workers in enumerate(gangs)
+            Job(place, f"spot-{index}", workers, random.Random(seed + index)) for index, workers in enumerate(GANGS)
         ]
         shares = [notices // len(jobs) + (index < notices % len(jobs)) for index in range(len(jobs))]
         errors: list[Exception] = []
@@ -124,10 +125,10 @@ def drill(notices: int, refused: float, root: Path, seed: int = 0, gangs: Sequen
             thread.start()
         for thread in threads:
             thread.join()
+        score.requests, score.refused = place.plan.done["requests"], place.plan.done["slow_down"]
+        score.seconds = time.monotonic() - began
         if errors:
             raise RuntimeError(f"{errors[0]}\n{place.house.log[-3000:]}") from errors[0]
-        score.requests, score.refused = place.plan.done["requests"], place.plan.done["slow_down"]
-    score.seconds = time.monotonic() - began
     return score
 
 
@@ -146,12 +147,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, help="a file that adds up several runs")
     parser.add_argument("--write", type=Path, help="the scorecard's file")
     arguments = parser.parse_args(words)
-    score = Scorecard.read(arguments.results)
-    with tempfile.TemporaryDirectory(prefix="muster-spot-") as folder:
-        score += drill(arguments.notices, arguments.refused, Path(folder), arguments.seed + len(score.outcomes))
+    before, now = Scorecard.read(arguments.results), Scorecard([])
+    try:
+        with tempfile.TemporaryDirectory(prefix="muster-spot-") as folder:
+            drill(arguments.notices, arguments.refused, Path(folder), arguments.seed + len(before.outcomes), score=now)
+    finally:
+        score = before + now
+        if arguments.results:
+            score.write(arguments.results)
     print(f"\n{score.table()}\n\n{score.summary()}")
-    if arguments.results:
-        score.write(arguments.results)
     if arguments.write:
         arguments.write.write_text(score.page())
     for fault in score.faults():
