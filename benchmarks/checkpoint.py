@@ -6,7 +6,7 @@ Muster.
 Peers save and load the same bytes, one rank, on the same rclone S3 server over loopback and in the same folder; each
 runs in a process of its own, in turns. s3fs pins an older botocore, so it is installed into a folder of its own.
 Then two ranks of 256 MB save while they train: seconds that training was blocked, memory, bytes, and what the upload
-costs the steps.
+costs the steps. And a commit of 1 GB is damaged: seconds until the one before it is loaded.
 """
 
 from __future__ import annotations
@@ -26,8 +26,16 @@ sys.path.insert(0, str(ROOT))
 
 from tests.s3_servers import BUCKET, TOOLS, Missing, rclone_server, s5cmd  # noqa: E402
 
-REMOTE = ("boto3", "s5cmd", "muster", "dcp-fsspec")
+REMOTE = ("boto3", "boto3-md5", "s5cmd", "muster", "dcp-fsspec")
 LOCAL = ("copy", "muster", "dcp-sync", "dcp-async")
+RAW = ("boto3", "boto3-md5", "s5cmd")
+CHECKS = {
+    "boto3": "sends CRC-32 and SHA-256, which this server ignores; checks nothing on loading",
+    "boto3-md5": "Content-MD5 per part, checked by the server; CRC-32 per part compared on loading",
+    "s5cmd": "sends SHA-256, which this server ignores; checks nothing on loading",
+    "muster": "MD5 per part, by the server's ETag; CRC-32 per 16 MiB compared on loading",
+    "dcp-fsspec": "sends SHA-256, which this server ignores; checks nothing on loading",
+}
 S3FS = "s3fs==2025.9.0"
 
 
@@ -36,7 +44,7 @@ def main() -> int:
     arguments.add_argument("--megabytes", type=int, default=512)
     arguments.add_argument("--repeat", type=int, default=3)
     arguments.add_argument("--saves", type=int, default=30, help="saves of each rank while training")
-    arguments.add_argument("--only", choices=("s3", "folder", "training"), help="one of the three parts")
+    arguments.add_argument("--only", choices=("s3", "folder", "training", "fall-back"), help="one part")
     arguments.add_argument("--json", type=Path)
     chosen = arguments.parse_args()
     results: dict[str, Any] = {"megabytes": chosen.megabytes, "cpus": os.cpu_count()}
@@ -48,6 +56,8 @@ def main() -> int:
             results["folder"] = compare(LOCAL, f"{place}/folder", {}, place, chosen)
         if chosen.only in (None, "training"):
             results["training"] = training(f"{place}/training", chosen)
+        if chosen.only in (None, "fall-back"):
+            results["fall_back"] = fall_backs(place)
     print(table(results))
     if chosen.json:
         chosen.json.write_text(json.dumps(results, indent=1))
@@ -88,11 +98,13 @@ def one(peer: str, where: str, environment: dict[str, str], megabytes: int, plac
     if done.returncode:
         raise Missing(f"{peer}: {(done.stderr.strip().splitlines() or ['failed without a word'])[-1]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(
-        f"  {peer:12} {where.split(':')[0][:2]:2}  save {found['save']:7.0f}  load {found['load']:7.0f} MB/s",
-        flush=True,
-    )
+    print(f"  {where.split(':')[0][:2]:2} {row(peer, found)}", flush=True)
     return found
+
+
+def row(peer: str, found: dict[str, float]) -> str:
+    ways = (f"{way} {found[way]:6.0f} MB/s, {found[f'{way}_cpu']:5.2f} s CPU" for way in ("save", "load"))
+    return f"{peer:12} {'   '.join(ways)}"
 
 
 def s3fs() -> Path:
@@ -119,27 +131,52 @@ def training(where: str, chosen: argparse.Namespace) -> dict[str, Any]:
     return {key: max(rank[key] for rank in ranks) for key in ranks[0]}
 
 
+def fall_backs(place: str) -> dict[str, dict[str, float]]:
+    """At 1 GB, in a folder and on the server; files are in the page cache, as they are after a restart."""
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("checkpoint_peers.py")), "fall-back"]
+
+    def measure(where: str, files: Path, environment: dict[str, str]) -> dict[str, float]:
+        env = {**os.environ, **environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+        done = subprocess.run([*command, where, "1000", str(files)], env=env, check=True, stdout=subprocess.PIPE)
+        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    folder = Path(place) / "fall-back"
+    found = {"folder": measure(folder.as_uri(), folder, {})}
+    with rclone_server(Path(place) / "rclone-fall-back") as server:
+        files = Path(place) / "rclone-fall-back" / BUCKET / "fall-back"
+        found["s3"] = measure(f"s3://{BUCKET}/fall-back", files, server.environment())
+    return found
+
+
 def table(results: dict[str, Any]) -> str:
     lines = [f"{results['megabytes']} MB, one rank, {results['cpus']} cores; medians, MB/s"]
     for place in ("s3", "folder"):
         for peer, found in results.get(place, {"median": {}})["median"].items():
-            lines.append(f"  {place:7} {peer:12} save {found['save']:7.0f}   load {found['load']:7.0f}")
+            lines.append(f"  {place:7} {row(peer, found)}")
         for peer, why in results.get(place, {"skipped": {}})["skipped"].items():
             lines.append(f"  {place:7} {peer:12} not measured: {why}")
     if "s3" in results:
+        lines += [f"  {peer:12} {words}" for peer, words in CHECKS.items()]
         lines += ratios(results["s3"]["median"])
     if "training" in results:
         lines += training_lines(results["training"])
+    for place, found in results.get("fall_back", {}).items():
+        lines.append(f"fall-back at 1 GB, {place}: {found['seconds']:.2f} s, {found['cpu']:.2f} s CPU")
     return "\n".join(lines)
 
 
 def ratios(s3: dict[str, dict[str, float]]) -> list[str]:
     lines = []
-    raw = [found for peer, found in s3.items() if peer in ("boto3", "s5cmd")]
+    raw = [found for peer, found in s3.items() if peer in RAW]
     for way in ("save", "load"):
         if "muster" in s3 and raw:
             best = max(found[way] for found in raw)
             lines.append(f"  Muster's {way} is {s3['muster'][way] / best:.2f} × the best raw client's")
+        if "muster" in s3 and "boto3-md5" in s3:
+            lines.append(
+                f"  Muster's {way} is {s3['muster'][way] / s3['boto3-md5'][way]:.2f} × boto3's that checks as much"
+            )
         if "muster" in s3 and "dcp-fsspec" in s3:
             lines.append(f"  Muster's {way} is {s3['muster'][way] / s3['dcp-fsspec'][way]:.2f} × DCP over s3fs")
     return lines
@@ -150,8 +187,13 @@ def training_lines(t: dict[str, float]) -> list[str]:
     return [
         f"while training, 2 ranks × 256 MB, {t['saves']:.0f} saves, {t['committed']:.0f} committed",
         f"  blocked p50 {middle:.0f} ms, p99 {last:.0f} ms; the first save {first:.0f} ms",
-        f"  step {1e3 * t['step_quiet']:.1f} ms without an upload, {1e3 * t['step_uploading']:.1f} ms beside one",
-        f"  extra memory {t['extra_memory']:.3f} × the shard",
+        *(
+            f"  step {which} {1e3 * t[f'step_quiet_{which}']:.1f} ms without an upload, "
+            f"{1e3 * t[f'step_uploading_{which}']:.1f} ms beside one"
+            for which in ("p50", "p99")
+        ),
+        f"  extra memory at its peak {t['extra_memory']:.3f} × the shard (shared {t['shared_memory']:.3f}, "
+        f"upload process {t['uploader_memory']:.3f})",
         f"  bytes written {t['bytes_written']:.4f} × the unique bytes",
     ]
 

@@ -1,7 +1,7 @@
 """One peer of benchmarks/checkpoint.py, in a process of its own: saves and loads once, prints {"save": MB/s, "load":
-MB/s}.
+MB/s, "save_cpu": seconds, "load_cpu": seconds}; the CPU time is of the peer and its children, not of the server.
 
-python benchmarks/checkpoint_peers.py PEER WHERE MEGABYTES [PLACE FOR TEMPORARY FILES | SAVES]
+python benchmarks/checkpoint_peers.py PEER WHERE MEGABYTES [PLACE FOR TEMPORARY FILES | SAVES | FILES OF THE FOLDER]
 """
 
 from __future__ import annotations
@@ -10,15 +10,23 @@ import io
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+import zlib
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 MEGA = 1_000_000
+PART = 16 << 20
 ENDPOINT = os.environ.get("MUSTER_S3_ENDPOINT")
 
 
@@ -26,28 +34,51 @@ def main() -> None:
     peer, where, megabytes, place = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if peer == "training":
         return training(where, megabytes, int(place))
-    peers: dict[str, Callable[[str, int, str], dict[str, float]]] = {
-        "boto3": boto3_raw, "s5cmd": s5cmd_raw, "copy": file_copy, "muster": muster,
+    if peer == "fall-back":
+        return fall_back(where, megabytes, Path(place))
+    peers: dict[str, Callable[[str, int, str], dict[str, Taken]]] = {
+        "boto3": boto3_raw, "boto3-md5": boto3_checked, "s5cmd": s5cmd_raw, "copy": file_copy, "muster": muster,
         "dcp-sync": dcp_sync, "dcp-async": dcp_async, "dcp-fsspec": dcp_fsspec,
     }  # fmt: skip
-    seconds = peers[peer](where, megabytes, place)
-    print(json.dumps({way: megabytes / taken for way, taken in seconds.items()}))
+    taken = peers[peer](where, megabytes, place)
+    speeds = {way: megabytes / seconds for way, (seconds, _) in taken.items()}
+    print(json.dumps(speeds | {f"{way}_cpu": cpu for way, (_, cpu) in taken.items()}))
 
 
-def timed(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+Taken = tuple[float, float]  # seconds, and seconds of CPU
+NEVER: Taken = (float("inf"), 0.0)
+
+
+def timed(work: Callable[[], Any]) -> Taken:
+    began, cpu = time.perf_counter(), cpu_seconds()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, cpu_seconds() - cpu
 
 
-def boto3_raw(where: str, megabytes: int, place: str) -> dict[str, float]:
-    """boto3's own transfer manager, from memory to memory; the better of two concurrencies."""
+def cpu_seconds() -> float:
+    """Of this process, its children that live and those that ended."""
+    me, times = psutil.Process(), os.times()
+    living = [child.cpu_times() for child in me.children()]
+    return (
+        times.user
+        + times.system
+        + times.children_user
+        + times.children_system
+        + sum(child.user + child.system for child in living)
+    )
+
+
+def boto3_raw(where: str, megabytes: int, place: str) -> dict[str, Taken]:
+    """boto3's own transfer manager as it comes, from memory to memory; the better of two concurrencies.
+
+    It sends a CRC-32 and (over http) a SHA-256 of each part, which this server ignores; it checks nothing on loading.
+    """
     import boto3
     from boto3.s3.transfer import TransferConfig
 
     client = boto3.client("s3", endpoint_url=ENDPOINT)
     bucket, _, key = where.removeprefix("s3://").partition("/")
-    data, best = os.urandom(megabytes * MEGA), {"save": float("inf"), "load": float("inf")}
+    data, best = os.urandom(megabytes * MEGA), {"save": NEVER, "load": NEVER}
     for threads in (4, 10):
         config = TransferConfig(max_concurrency=threads, multipart_chunksize=16 << 20)
         into = io.BytesIO()
@@ -60,15 +91,61 @@ def boto3_raw(where: str, megabytes: int, place: str) -> dict[str, float]:
     return best
 
 
+def boto3_checked(where: str, megabytes: int, place: str) -> dict[str, Taken]:
+    """boto3 with the integrity that Muster has here: a Content-MD5 that the server checks for each part, and a CRC-32
+    of each part that is compared when it is loaded; the better of two concurrencies."""
+    import boto3
+    from botocore.config import Config
+
+    plain = Config(request_checksum_calculation="when_required", response_checksum_validation="when_required")
+    client = boto3.client("s3", endpoint_url=ENDPOINT, config=plain)
+    bucket, _, key = where.removeprefix("s3://").partition("/")
+    data, best = memoryview(os.urandom(megabytes * MEGA)), {"save": NEVER, "load": NEVER}
+    starts, into, checksums = range(0, len(data), PART), bytearray(len(data)), {}
+
+    def save(threads: int) -> None:
+        at = {"Bucket": bucket, "Key": key}
+        at["UploadId"] = client.create_multipart_upload(**at)["UploadId"]
+
+        def send(start: int) -> dict[str, Any]:
+            part = bytes(data[start : start + PART])
+            checksums[start] = zlib.crc32(part)
+            number, digest = start // PART + 1, b64encode(md5(part).digest()).decode()
+            return {
+                "PartNumber": number,
+                "ETag": client.upload_part(**at, PartNumber=number, Body=part, ContentMD5=digest)["ETag"],
+            }
+
+        with ThreadPoolExecutor(threads) as pool:
+            parts = list(pool.map(send, starts))
+        client.complete_multipart_upload(**at, MultipartUpload={"Parts": parts})
+
+    def load(threads: int) -> None:
+        def get(start: int) -> None:
+            last = min(start + PART, len(data)) - 1
+            part = client.get_object(Bucket=bucket, Key=key, Range=f"bytes={start}-{last}")["Body"].read()
+            assert zlib.crc32(part) == checksums[start]
+            into[start : last + 1] = part
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(get, starts))
+
+    for threads in (4, 10):
+        taken = {"save": timed(lambda t=threads: save(t)), "load": timed(lambda t=threads: load(t))}
+        best = {way: min(best[way], taken[way]) for way in best}
+    assert into == data
+    return best
+
+
 def quietly(command: list[str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def s5cmd_raw(where: str, megabytes: int, place: str) -> dict[str, float]:
-    """s5cmd, from and to tmpfs where there is one; the better of two concurrencies."""
+def s5cmd_raw(where: str, megabytes: int, place: str) -> dict[str, Taken]:
+    """s5cmd, from and to tmpfs where there is one; the better of two concurrencies. It checks nothing on loading."""
     folder = Path("/dev/shm" if os.path.isdir("/dev/shm") else place) / f"s5cmd-{os.getpid()}"
     folder.mkdir()
-    best = {"save": float("inf"), "load": float("inf")}
+    best = {"save": NEVER, "load": NEVER}
     try:
         (folder / "up").write_bytes(os.urandom(megabytes * MEGA))
         for parts in ("5", "10"):
@@ -84,7 +161,7 @@ def s5cmd_raw(where: str, megabytes: int, place: str) -> dict[str, float]:
     return best
 
 
-def file_copy(where: str, megabytes: int, place: str) -> dict[str, float]:
+def file_copy(where: str, megabytes: int, place: str) -> dict[str, Taken]:
     """One write with fsync, one read: the limit of the folder."""
     data, path = os.urandom(megabytes * MEGA), Path(where)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,8 +212,8 @@ def train_state(model: Any, optimizer: Any, step: int) -> Any:
     return TrainState(model, optimizer, step, 0, DataCursor(seed=0, epoch=0, sample=0), {}, {}, {}, False)
 
 
-def muster(where: str, megabytes: int, place: str) -> dict[str, float]:
-    """Until the COMMIT is published: staged, uploaded, verified."""
+def muster(where: str, megabytes: int, place: str) -> dict[str, Taken]:
+    """Until the COMMIT is published: staged, uploaded, verified; and every byte compared when it is loaded."""
     import torch
 
     from muster.contract.spec import Keep
@@ -165,7 +242,7 @@ def muster(where: str, megabytes: int, place: str) -> dict[str, float]:
     return taken
 
 
-def dcp_sync(where: str, megabytes: int, place: str) -> dict[str, float]:
+def dcp_sync(where: str, megabytes: int, place: str) -> dict[str, Taken]:
     import torch.distributed.checkpoint as dcp
 
     return _dcp(
@@ -173,7 +250,7 @@ def dcp_sync(where: str, megabytes: int, place: str) -> dict[str, float]:
     )
 
 
-def dcp_async(where: str, megabytes: int, place: str) -> dict[str, float]:
+def dcp_async(where: str, megabytes: int, place: str) -> dict[str, Taken]:
     import torch.distributed.checkpoint as dcp
 
     return _dcp(
@@ -181,7 +258,7 @@ def dcp_async(where: str, megabytes: int, place: str) -> dict[str, float]:
     )
 
 
-def dcp_fsspec(where: str, megabytes: int, place: str) -> dict[str, float]:
+def dcp_fsspec(where: str, megabytes: int, place: str) -> dict[str, Taken]:
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
     options = {
@@ -193,7 +270,7 @@ def dcp_fsspec(where: str, megabytes: int, place: str) -> dict[str, float]:
     return _dcp(where, megabytes, writer, FsspecReader(where, **options), asynchronous=False)
 
 
-def _dcp(where: str, megabytes: int, writer: Any, reader: Any, asynchronous: bool) -> dict[str, float]:
+def _dcp(where: str, megabytes: int, writer: Any, reader: Any, asynchronous: bool) -> dict[str, Taken]:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -251,38 +328,96 @@ def training(where: str, megabytes: int, saves: int) -> None:
         optimizer.zero_grad()
         return time.perf_counter() - began
 
-    step()
+    with peak_memory(os.getpid()) as before:
+        for _ in range(5):
+            step()
     blocked, beside, committed, written = [], [], 0, 0
     quiet: list[float] = []
-    for number in range(1, saves + 1):
-        quiet += [step() for _ in range(2)]
-        dist.barrier()
-        blocked.append(saver.save(train_state(model, optimizer, number)))
-        # Every rank sees the same number of steps beside the upload, whoever is done first.
-        beside += [step() for _ in range(3)]
-        for outcome in saver.drain(120):
-            committed += outcome.committed
-            written = max(written, outcome.bytes)
+    with peak_memory(os.getpid()) as own, peak_memory(saver._process.pid) as of_uploader:
+        for number in range(1, saves + 1):
+            quiet += [step() for _ in range(2)]
+            dist.barrier()
+            blocked.append(saver.save(train_state(model, optimizer, number)))
+            # Every rank sees the same number of steps beside the upload, whoever is done first.
+            beside += [step() for _ in range(3)]
+            for outcome in saver.drain(120):
+                committed += outcome.committed
+                written = max(written, outcome.bytes)
     shard = 3 * sum(parameter._local_tensor.nbytes for parameter in model.parameters())
-    uploader = Path(f"/proc/{saver._process.pid}/status").read_text()
-    private = int(uploader.split("RssAnon:")[1].split()[0]) * 1024
     memory = saver._staging._memory
     assert memory is not None
-    ordered = sorted(blocked[1:])
+    extra = memory.size + of_uploader[0] + max(own[0] - before[0], 0)
     report = {
         "saves": saves,
         "committed": committed,
         "blocked_first": blocked[0],
-        "blocked_p50": statistics.median(ordered),
-        "blocked_p99": ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)],
-        "step_quiet": statistics.median(quiet),
-        "step_uploading": statistics.median(beside),
-        "extra_memory": (memory.size + private) / shard,
+        "blocked_p50": quantile(blocked[1:], 0.5),
+        "blocked_p99": quantile(blocked[1:], 0.99),
+        "step_quiet_p50": quantile(quiet, 0.5),
+        "step_quiet_p99": quantile(quiet, 0.99),
+        "step_uploading_p50": quantile(beside, 0.5),
+        "step_uploading_p99": quantile(beside, 0.99),
+        "extra_memory": extra / shard,
+        "shared_memory": memory.size / shard,
+        "uploader_memory": of_uploader[0] / shard,
         "bytes_written": written / shard,
     }
     Path(f"{where}-{rank}.json").write_text(json.dumps(report))
     saver.close()
     dist.destroy_process_group()
+
+
+def quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+@contextmanager
+def peak_memory(pid: int) -> Iterator[list[int]]:
+    """The most private memory (RssAnon, bytes) that a process had meanwhile, looked at every 10 ms."""
+    peak, over = [0], threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.01):
+            status = Path(f"/proc/{pid}/status").read_text()
+            peak[0] = max(peak[0], int(status.split("RssAnon:")[1].split()[0]) * 1024)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()
+
+
+def fall_back(where: str, megabytes: int, files: Path) -> None:
+    """Two commits; one bit of the newest is flipped, in the last part that is read; seconds until the older is in."""
+    import torch
+
+    from muster.contract.spec import Keep
+    from muster.trainer.checkpoint import Identity, Saver, resume
+
+    model, optimizer = state(megabytes)
+    saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=2), {})
+    saver.prepare(model, optimizer)
+    for step in (1, 2):
+        saver.save(train_state(model, optimizer, step), urgent=True)
+        assert all(outcome.committed for outcome in saver.drain(600))
+    saver.close()
+    (shard,) = (files / "step-00000002").rglob("*.safetensors")
+    with shard.open("r+b") as file:
+        file.seek(-1_000, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-1_000, os.SEEK_END)
+        file.write(bytes([byte ^ 4]))
+    fresh, fresh_optimizer = state(megabytes)
+    said: list[str] = []
+    seconds, cpu = timed(lambda: said.append(str(resume(where, 2, fresh, fresh_optimizer, said.append).step)))
+    assert said[-1] == "1", said
+    assert "do not have the checksum" in said[0], said
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
+    print(json.dumps({"seconds": seconds, "cpu": cpu}))
 
 
 if __name__ == "__main__":

@@ -25,19 +25,22 @@ FAULTS = (
     "flipped_answer",  # a bit of the answer's body is another
     "flipped_request",  # a bit of the request's body is another
 )
+HIDDEN = "hidden-"
 _ERROR = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
 
 
 @dataclass
 class Plan:
     """rates: by fault, the probability for each request. gone: refuse every connection. codes: answer all with this
-    S3 error (status, code) while set. checks_crc32: refuse bodies that don't match x-amz-checksum-crc32, as S3 does."""
+    S3 error (status, code) while set. checks_crc32: refuse bodies that don't match x-amz-checksum-crc32, as S3 does.
+    hides_md5: answer with ETags that tell nothing of the body, as a store that encrypts does."""
 
     seed: int = 0
     rates: dict[str, float] = field(default_factory=dict)
     gone: bool = False
     refuse_with: tuple[int, str] | None = None
     checks_crc32: bool = False
+    hides_md5: bool = False
     late_seconds: float = 0.05
     done: Counter[str] = field(default_factory=Counter)
 
@@ -102,6 +105,9 @@ def faulty_proxy(upstream: str, plan: Plan) -> Iterator[str]:
             if plan.checks_crc32:  # the server behind does not know what to make of these
                 headers = {name: value for name, value in headers.items() if "checksum" not in name.lower()}
                 body = without_checksums(body) if self.command == "POST" else body
+            if plan.hides_md5 and self.command == "POST":
+                body = body.replace(HIDDEN.encode(), b"")
+            if self.command == "POST":
                 headers["Content-Length"] = str(len(body))
             connection.request(self.command, self.path, body=body, headers=headers)
             answer = connection.getresponse()
@@ -113,7 +119,8 @@ def faulty_proxy(upstream: str, plan: Plan) -> Iterator[str]:
             self.send_response(answer.status)
             for name, value in answer.getheaders():
                 if name.lower() not in ("transfer-encoding", "connection", "content-length", "server", "date"):
-                    self.send_header(name, value)
+                    hide = plan.hides_md5 and name.lower() == "etag"
+                    self.send_header(name, f'"{HIDDEN}{value[1:]}' if hide else value)
             length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
             self.send_header("Content-Length", length or "0")
             self.end_headers()

@@ -98,7 +98,8 @@ def _train(rank: int, order: dict[str, Any]) -> dict[str, Any]:
             model, optimizer, step, 8 * step, batch.cursor, {"step": step, "nothing": None}, {"rank": rank},
             {"evaluation_loss": 1.0 / step, "broken": float("nan")}, best=False,
         )  # fmt: skip
-        blocked.append(saver.save(state, urgent=True))
+        left, doomed = order.get("seconds_left"), rank in order.get("doomed", ())
+        blocked.append(saver.save(state, urgent=True, seconds_left=left, doomed=doomed))
         digests[step] = digest(model, optimizer)
         outcomes += saver.finished()
         if step == order.get("kill_uploader_at"):

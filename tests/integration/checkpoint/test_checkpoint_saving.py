@@ -70,6 +70,44 @@ def test_a_regular_save_is_skipped_while_one_is_in_flight_and_an_urgent_one_wait
     assert list_commits(folder) == (1, 3)
 
 
+def test_with_little_time_left_the_upload_that_ends_sooner_is_committed(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    model, optimizer = gang.build("none", seed=0)
+    with saver(folder) as saving:
+        uploader = psutil.Process(saving._process.pid)
+        uploader.suspend()
+        saving.save(state(model, optimizer, 1))
+        # Nothing is known of the speed, so a new save is thought to take longer than what is left.
+        saving.save(state(model, optimizer, 2), urgent=True, seconds_left=5)
+        uploader.resume()
+        assert outcomes(saving) == [
+            (2, False, "skipped: the upload of an earlier checkpoint is still under way"),
+            (1, True, None),
+        ]
+        uploader.suspend()
+        saving.save(state(model, optimizer, 3))
+        saving._rates = [1e12]  # as if saves were quick and only this one stood still
+        gang.step_once(model, optimizer, 4)
+        saving.save(state(model, optimizer, 4), urgent=True, seconds_left=1e-4)
+        assert outcomes(saving) == [
+            (3, False, "the urgent checkpoint of step 4 took its place"),
+            (4, True, None),
+        ]
+    assert list_commits(folder) == (1, 4)
+    loaded, fresh = gang.build("none", seed=1)
+    load(folder, 4, loaded, fresh)
+    assert gang.digest(loaded, fresh) == gang.digest(model, optimizer)
+
+
+def test_shards_of_doomed_nodes_are_stored_first(tmp_path: Path) -> None:
+    folder = (tmp_path / "uid").as_uri()
+    said = gang.run_gang(3, "fsdp", "train", folder, steps=3, seconds_left=60, doomed=[2])
+    assert [outcome["committed"] for rank in said for outcome in rank["outcomes"]] == [True] * 9
+    for step in (1, 2, 3):
+        written = [(tmp_path / "uid" / file.key).stat().st_mtime_ns for file in read_commit(folder, step).files]
+        assert written[2] == min(written)
+
+
 def test_a_save_that_is_not_over_in_time_is_given_up_and_never_mixed_with_the_next(tmp_path: Path) -> None:
     folder = (tmp_path / "uid").as_uri()
     model, optimizer = gang.build("none", seed=0)

@@ -7,6 +7,7 @@ import json
 import select
 import socket
 import struct
+import threading
 import time
 from typing import Any
 
@@ -24,6 +25,7 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._received = bytearray()
+        self._sending = threading.Lock()  # messages of several threads must not mix
         self._descriptors: list[int] = []
 
     def fileno(self) -> int:
@@ -33,9 +35,10 @@ class Channel:
         body = json.dumps(message, separators=(",", ":")).encode()
         frame = memoryview(_LENGTH.pack(len(body)) + body)
         try:
-            if descriptor is not None:
-                frame = frame[socket.send_fds(self._socket, [frame[:1]], [descriptor]) :]
-            self._socket.sendall(frame)
+            with self._sending:
+                if descriptor is not None:
+                    frame = frame[socket.send_fds(self._socket, [frame[:1]], [descriptor]) :]
+                self._socket.sendall(frame)
         except OSError as error:
             raise Closed(str(error)) from error
 

@@ -7,6 +7,7 @@ import hmac
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -51,6 +52,13 @@ class Coordinator:
         with self._changed:
             self._reports.setdefault(report["seq"], {})[rank] = report
             self._changed.notify_all()
+
+    def wait_for(self, seq: int, ranks: Sequence[int], seconds: float) -> None:
+        """Return when these ranks have reported, or the save is settled, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: seq in self._outcomes or set(ranks) <= self._reports.get(seq, {}).keys(), seconds
+            )
 
     def settle(self, order: Message, deadline: float) -> Message:
         """Wait for every rank, commit, and tell them all. `order`: {seq, step, commit: the fields that change}."""
@@ -121,6 +129,7 @@ class Coordinator:
     def _announce(self, seq: int, outcome: Message) -> None:
         with self._changed:
             self._outcomes = {**self._outcomes, seq: outcome}
+            self._changed.notify_all()
             self._reports = {s: reports for s, reports in self._reports.items() if s > seq}
             channels = list(self._channels.values())
         for channel in channels:
@@ -145,6 +154,10 @@ class Coordinator:
             with self._changed:
                 self._channels[rank] = channel
             while (report := channel.receive()) is not None:
+                if "first" in report:
+                    self.wait_for(report["seq"], report["first"], float(report["first_seconds"]))
+                    channel.send({"event": "go", "seq": report["seq"]})
+                    continue
                 answer = self._answer_already_known(rank, report)
                 if answer is not None:
                     channel.send(answer)

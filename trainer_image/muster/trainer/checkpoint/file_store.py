@@ -13,7 +13,7 @@ from pathlib import Path
 
 from muster.contract.checkpoint import FileEntry
 from muster.trainer.checkpoint.checksum import PART_BYTES, combine, crc32, parts_of
-from muster.trainer.checkpoint.store import NotFound, Object, StoreError, Truncated, expect_all
+from muster.trainer.checkpoint.store import NotFound, Object, StoreError, Truncated, expect_all, nobody
 
 _TEMPORARY = ".tmp-"
 _BUFFER_BYTES = 1 << 20
@@ -25,7 +25,7 @@ class FileStore:
         self.uri = root.as_uri()
         self.streams = min(8, 2 * (os.cpu_count() or 1))
 
-    def write(self, key: str, data: memoryview) -> FileEntry:
+    def write(self, key: str, data: memoryview, sent: Callable[[int], None] = nobody) -> FileEntry:
         path = self._path(key)
         parts: list[tuple[str, int]] = []
         with _explained(path, "write"):
@@ -38,6 +38,7 @@ class FileStore:
                         part = data[start : start + length]
                         parts.append((crc32(part), length))
                         _write_all(file, part)
+                        sent(length)
                     os.fsync(file)
                 finally:
                     os.close(file)

@@ -11,8 +11,13 @@ class Answer(Enum):
     SLOWER = "slower"  # the store is throttling: everybody waits
     GONE = "gone"  # no such object
     BEYOND = "beyond"  # the object ends before the range
+    BROKEN = "broken"  # an upload in parts can't go on; a new one may
     TAKEN = "taken"  # a conditional write found the key in use
     FINAL = "final"
+
+
+class ArrivedDamaged(Exception):
+    """The store's answer shows that it got other bytes than were sent."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ def judge(error: Exception) -> Verdict:
 
     if isinstance(error, ClientError):
         return _judge_answer(error)
+    if isinstance(error, ArrivedDamaged):
+        return Verdict(Answer.AGAIN, f"it was damaged on its way: {error}")
     if isinstance(error, NoCredentialsError):
         return Verdict(
             Answer.FINAL, "no AWS credentials were found; give the worker a role, or keys in its environment"
@@ -103,6 +110,8 @@ def _judge_answer(error: Exception) -> Verdict:
         return Verdict(Answer.SLOWER, f"the store asks to slow down ({code or status})", after)
     if code in ("NoSuchKey", "NoSuchVersion") or (status == 404 and code not in _ADVICE and code != "NoSuchUpload"):
         return Verdict(Answer.GONE, "there is no such object")
+    if code in ("NoSuchUpload", "NotImplemented", "InvalidPart"):  # rclone's server takes each part only once
+        return Verdict(Answer.BROKEN, f"the store can't go on with the upload ({code})")
     if code == "InvalidRange" or status == 416:
         return Verdict(Answer.BEYOND, "the object ends before the range")
     if code == "PreconditionFailed" or status == 412:

@@ -7,15 +7,16 @@ import base64
 import hashlib
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster.trainer.checkpoint.s3_failures import Answer, judge
 
-# crc32: the server refuses a body that does not match the CRC-32 it was sent with, and keeps it. md5: the same with
-# Content-MD5. read_back: it checks neither, so what was written is read again.
-Integrity = Literal["crc32", "md5", "read_back"]
+# crc32: the server refuses a body that does not match the CRC-32 it was sent with, and keeps it. etag: it answers with
+# the MD5 of what arrived, which we compare (a Content-MD5 would say the same, and have it hash everything twice).
+# read_back: it tells nothing, so what was written is read again.
+Integrity = Literal["crc32", "etag", "read_back"]
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,16 @@ class Server:
     integrity: Integrity
 
 
-def probe(client: Any, bucket: str, prefix: str, call: Callable[[Callable[[], Any]], Any]) -> Server:
-    """Write a few bytes under `prefix` and remove them. `call` makes a request with retries."""
-    key = f"{prefix}probe-{uuid.uuid4().hex}"
+def probe(
+    client: Any, bucket: str, prefix: str, encryption: dict[str, str], call: Callable[[Callable[[], Any]], Any]
+) -> Server:
+    """Write a few bytes under `prefix`, as shards are written, and remove them. `call` makes a request with retries."""
     body = b"muster"
+    at = {"Bucket": bucket, "Key": f"{prefix}probe-{uuid.uuid4().hex}", **encryption}
 
-    def refuses(**wrong: str) -> bool:
+    def refuses_a_wrong_crc32() -> bool:
         try:
-            client.put_object(Bucket=bucket, Key=key, Body=body, **wrong)
+            client.put_object(**at, Body=body, ChecksumCRC32=crc32_header(f"{zlib.crc32(b'other'):08x}"))
         except Exception as error:
             # A refusal of the checksum, and not for another reason that a retry or a person must deal with.
             code = getattr(error, "response", {}).get("Error", {}).get("Code", "")
@@ -44,7 +47,7 @@ def probe(client: Any, bucket: str, prefix: str, call: Callable[[Callable[[], An
 
     def honours_conditions() -> bool:
         try:
-            client.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")
+            client.put_object(**at, Body=body, IfNoneMatch="*")
         except Exception as error:
             if judge(error).answer is Answer.TAKEN:
                 return True
@@ -53,19 +56,31 @@ def probe(client: Any, bucket: str, prefix: str, call: Callable[[Callable[[], An
             raise
         return False
 
-    call(lambda: client.put_object(Bucket=bucket, Key=key, Body=body))
+    answer = call(lambda: client.put_object(**at, Body=body))
     conditional = bool(call(honours_conditions))
     integrity: Integrity = "read_back"
-    if call(lambda: refuses(ChecksumCRC32=crc32_header(f"{zlib.crc32(b'other'):08x}"))):
+    if call(refuses_a_wrong_crc32):
         integrity = "crc32"
-    elif call(
-        lambda: refuses(ContentMD5=base64.b64encode(hashlib.md5(b"other", usedforsecurity=False).digest()).decode())
-    ):
-        integrity = "md5"
-    call(lambda: client.delete_object(Bucket=bucket, Key=key))
+    elif etag_is(answer, md5(body)):
+        integrity = "etag"
+    call(lambda: client.delete_object(Bucket=bucket, Key=at["Key"]))
     return Server(conditional, integrity)
 
 
 def crc32_header(checksum: str) -> str:
     """S3 writes a CRC-32 as base64 of its four bytes."""
     return base64.b64encode(bytes.fromhex(checksum)).decode()
+
+
+def md5(data: memoryview | bytes) -> str:
+    """Hex; releases the GIL while it counts."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def etag_is(answer: dict[str, Any], value: str) -> bool:
+    return str(answer.get("ETag", "")).strip('"').lower() == value
+
+
+def etag_of_parts(etags: Sequence[str]) -> str:
+    """What a server of this kind calls an object of parts: the MD5 of their MD5s, and how many they are."""
+    return f"{md5(bytes.fromhex(''.join(etag.strip(chr(34)) for etag in etags)))}-{len(etags)}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +12,17 @@ from typing import Any, TypeVar
 from muster.contract.checkpoint import FileEntry
 from muster.trainer.checkpoint.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.trainer.checkpoint.retry import Retry
-from muster.trainer.checkpoint.s3_failures import Answer, judge
-from muster.trainer.checkpoint.s3_probe import Server, crc32_header, probe
+from muster.trainer.checkpoint.s3_failures import Answer, ArrivedDamaged, judge
+from muster.trainer.checkpoint.s3_probe import Server, crc32_header, etag_is, etag_of_parts, md5, probe
 from muster.trainer.checkpoint.s3_settings import S3Settings, s3_client
-from muster.trainer.checkpoint.store import NotFound, Object, StoreError, Truncated, expect_all
+from muster.trainer.checkpoint.store import NotFound, Object, StoreError, Truncated, expect_all, nobody
 from muster.trainer.errors import UserError
 
 T = TypeVar("T")
 
 UPLOAD_PART_BYTES_MAX = 64 << 20
+SLICE_BYTES = 1 << 20
+UPLOADS_MAX = 5
 PARTS_WANTED_MAX = 1_000  # S3 allows 10,000; fewer and larger ones cost fewer requests
 
 
@@ -36,6 +36,7 @@ class S3Store:
         self._bucket, self._prefix = bucket, f"{folder.strip('/')}/" if folder.strip("/") else ""
         self._settings = settings or S3Settings.from_environment(os.environ)
         self._retry = retry or Retry(self._settings.retry_seconds)
+        self._doubtful: set[str] = set()  # keys that the server put together without showing that it did so rightly
         self.uri = f"s3://{bucket}/{self._prefix}".rstrip("/")
         self.streams = self._settings.streams
 
@@ -46,7 +47,8 @@ class S3Store:
     @functools.cached_property
     def server(self) -> Server:
         """What the server does, asked once; needs permission to write."""
-        return probe(self._client, self._bucket, self._prefix, lambda request: self._call("", "write", request))
+        ask = functools.partial(self._call, "", "write")
+        return probe(self._client, self._bucket, self._prefix, self._encryption(), ask)
 
     @functools.cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -56,14 +58,14 @@ class S3Store:
         """Connect, and ask the server what it does, before the first save needs it."""
         _ = self.server
 
-    def write(self, key: str, data: memoryview) -> FileEntry:
+    def write(self, key: str, data: memoryview, sent: Callable[[int], None] = nobody) -> FileEntry:
         part_bytes = upload_part_bytes(len(data))
         if len(data) <= part_bytes:
             checksums = _checksums(data)
-            extra = self._checked_by(data, combine(checksums)) | self._encryption()
-            self._call(key, "write", lambda: self._put(key, data, **extra))
+            self._put(key, data, combine(checksums))
+            sent(len(data))
         else:
-            checksums = self._write_parts(key, data, part_bytes)
+            checksums = self._write_anew(key, data, part_bytes, sent)
         return FileEntry(
             key=key,
             bytes=len(data),
@@ -76,11 +78,12 @@ class S3Store:
         """By what the server does: it keeps the checksum, it checked every part on arrival, or all is read again."""
         if self.server.integrity == "crc32":
             self._compare_kept_checksum(entry)
-        elif self.server.integrity == "read_back":
+        elif self.server.integrity == "read_back" or entry.key in self._doubtful:
             self._read_back(entry)
+            self._doubtful.discard(entry.key)
 
     def see_all(self, entries: Iterable[FileEntry], prefix: str) -> None:
-        if self.server.integrity == "md5":
+        if self.server.integrity == "etag":
             # Completing an upload names the MD5 of each part, so it says all that a listing would; and servers of this
             # kind (rclone, some gateways) hash every object again to answer one.
             return
@@ -90,16 +93,14 @@ class S3Store:
         only_if_new = {"IfNoneMatch": "*"} if self.server.conditional else {}
         if not self.server.conditional and self._exists(key):
             return False
-        extra = self._checked_by(memoryview(data), crc32(data)) | self._encryption() | only_if_new
         try:
-            self._call(key, "write", lambda: self._put(key, data, **extra))
+            self._put(key, memoryview(data), crc32(data), **only_if_new)
         except FileExistsError:
             return False
         return True
 
     def replace(self, key: str, data: bytes) -> None:
-        extra = self._checked_by(memoryview(data), crc32(data)) | self._encryption()
-        self._call(key, "write", lambda: self._put(key, data, **extra))
+        self._put(key, memoryview(data), crc32(data))
 
     def read(self, key: str) -> bytes:
         def get() -> bytes:
@@ -142,7 +143,18 @@ class S3Store:
                 return
             begin = {mark: page[f"Next{mark}"] for mark in marks}
 
-    def _write_parts(self, key: str, data: memoryview, part_bytes: int) -> list[tuple[str, int]]:
+    def _write_anew(
+        self, key: str, data: memoryview, part_bytes: int, sent: Callable[[int], None]
+    ) -> list[tuple[str, int]]:
+        """Upload in parts, from the start again where a server does not take a part twice."""
+        for _ in range(UPLOADS_MAX - 1):
+            with contextlib.suppress(_Broken):
+                return self._write_parts(key, data, part_bytes, sent)
+        return self._write_parts(key, data, part_bytes, sent)
+
+    def _write_parts(
+        self, key: str, data: memoryview, part_bytes: int, sent: Callable[[int], None]
+    ) -> list[tuple[str, int]]:
         """Upload in parts; return the checksums of the 16 MiB parts that a COMMIT names."""
         at = {"Bucket": self._bucket, "Key": self._key(key)}
         kind = {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"} if self.server.integrity == "crc32" else {}
@@ -154,18 +166,16 @@ class S3Store:
         def send(number: int, start: int, length: int) -> tuple[dict[str, Any], list[tuple[str, int]]]:
             part = data[start : start + length]
             checksums = _checksums(part)
-            checked = self._checked_by(part, combine(checksums))
-            answer = self._call(
-                key, "write", lambda: self._client.upload_part(**at, PartNumber=number, Body=part, **checked)
-            )
-            named = {"ChecksumCRC32": checked["ChecksumCRC32"]} if "ChecksumCRC32" in checked else {}
-            return {"PartNumber": number, "ETag": answer["ETag"], **named}, checksums
+            upload_part = functools.partial(self._client.upload_part, **at, PartNumber=number)
+            answer, checked = self._send(key, part, combine(checksums), upload_part)
+            sent(length)
+            return {"PartNumber": number, "ETag": answer["ETag"], **checked}, checksums
 
         try:
             pieces = [(n, start, length) for n, (start, length) in enumerate(parts_of(len(data), part_bytes), 1)]
-            sent = list(self._threads.map(lambda piece: send(*piece), pieces))
-            checksums = [checksum for _, of_part in sent for checksum in of_part]
-            self._complete(key, at, [part for part, _ in sent], len(data), combine(checksums))
+            done = list(self._threads.map(lambda piece: send(*piece), pieces))
+            checksums = [checksum for _, of_part in done for checksum in of_part]
+            self._complete(key, at, [part for part, _ in done], len(data), combine(checksums))
         except BaseException:
             self._abort(key, at["UploadId"])
             raise
@@ -175,16 +185,16 @@ class S3Store:
         whole = {}
         if self.server.integrity == "crc32":
             whole = {"ChecksumCRC32": crc32_header(checksum), "ChecksumType": "FULL_OBJECT", "MpuObjectSize": size}
+        complete = functools.partial(self._client.complete_multipart_upload, **at, **whole)
+        answer: dict[str, Any] = {}
         try:
-            self._call(
-                key,
-                "write",
-                lambda: self._client.complete_multipart_upload(**at, MultipartUpload={"Parts": parts}, **whole),
-            )
+            answer = self._call(key, "write", lambda: complete(MultipartUpload={"Parts": parts}))
         except StoreError:
             # The answer to a request that succeeded may have been lost: the next try finds no such upload.
             if not self._holds(key, size):
                 raise
+        if self.server.integrity == "etag" and not etag_is(answer, etag_of_parts([part["ETag"] for part in parts])):
+            self._doubtful.add(key)
 
     def _abort(self, key: str, upload: str) -> None:
         with contextlib.suppress(StoreError):
@@ -194,8 +204,27 @@ class S3Store:
                 lambda: self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._key(key), UploadId=upload),
             )
 
-    def _put(self, key: str, data: memoryview | bytes, **extra: Any) -> None:
-        self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data, **extra)
+    def _put(self, key: str, data: memoryview, checksum: str, **extra: str) -> None:
+        at = {"Bucket": self._bucket, "Key": self._key(key), **self._encryption(), **extra}
+        self._send(key, data, checksum, functools.partial(self._client.put_object, **at))
+
+    def _send(
+        self, key: str, data: memoryview, checksum: str, request: Callable[..., dict[str, Any]]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Send a body until the server shows that it got these bytes. checksum: their CRC-32.
+
+        Returns its answer, and the checksum argument that was sent.
+        """
+        checked = {"ChecksumCRC32": crc32_header(checksum)} if self.server.integrity == "crc32" else {}
+        expected = md5(data) if self.server.integrity == "etag" else None
+
+        def send() -> dict[str, Any]:
+            answer = request(Body=Body(data), **checked)
+            if expected is not None and not etag_is(answer, expected):
+                raise ArrivedDamaged(f"the store got a body with MD5 {answer.get('ETag')}, not {expected}")
+            return answer
+
+        return self._call(key, "write", send), checked
 
     def _get_range(self, key: str, start: int, into: memoryview) -> None:
         answer = self._client.get_object(
@@ -256,14 +285,6 @@ class S3Store:
 
         list(self._threads.map(check, zip(parts_of(entry.bytes), entry.parts, strict=True)))
 
-    def _checked_by(self, data: memoryview, checksum: str) -> dict[str, str]:
-        """The argument that has the server refuse a body that is not `data`."""
-        if self.server.integrity == "crc32":
-            return {"ChecksumCRC32": crc32_header(checksum)}
-        if self.server.integrity == "md5":
-            return {"ContentMD5": base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()}
-        return {}
-
     def _encryption(self) -> dict[str, str]:
         key_id = self._settings.kms_key_id
         return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key_id} if key_id else {}
@@ -297,7 +318,26 @@ class S3Store:
                 raise Truncated(f"{self._where(key)}: {verdict.words}; it was truncated") from error
             if verdict.answer is Answer.TAKEN:
                 raise FileExistsError(key) from error
-            raise StoreError(f"{self._where(key)}: can't {doing} it: {verdict.words}") from error
+            kind = _Broken if verdict.answer is Answer.BROKEN else StoreError
+            raise kind(f"{self._where(key)}: can't {doing} it: {verdict.words}") from error
+
+
+class _Broken(StoreError):
+    """This upload in parts can't go on."""
+
+
+class Body:
+    """What a request sends, without a copy, in slices: a socket's timeout is for the whole of what it is given at once,
+    and a part that takes long is no reason to give up while bytes still move."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return (self._data[at : at + SLICE_BYTES] for at in range(0, len(self._data), SLICE_BYTES))
 
 
 def upload_part_bytes(size: int) -> int:

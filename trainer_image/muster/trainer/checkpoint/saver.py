@@ -6,7 +6,7 @@ import json
 import math
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,9 +20,18 @@ from muster.trainer.checkpoint.channel import Message
 from muster.trainer.checkpoint.rendezvous import Agreement
 from muster.trainer.checkpoint.staging import Staging
 from muster.trainer.checkpoint.upload_process import UploadProcess
+from muster.trainer.checkpoint.urgency import (
+    WAITING_SHARE_MAX,
+    Plan,
+    Standing,
+    in_flight_seconds,
+    new_seconds,
+    plan,
+)
 from muster.trainer.errors import StaleAttempt
 
 UPLOAD_SECONDS_MAX = 900.0
+RATES_KEPT = 10
 
 
 @dataclass(frozen=True)
@@ -84,10 +93,9 @@ class _InFlight:
 
 
 class Saver:
-    """One per rank. At most one upload is in flight: a regular save that comes earlier is skipped, an urgent one and
-    that
-    of the best weights wait for it. A failed save is an outcome, never an exception; only a stale attempt raises
-    (StaleAttempt, from `finished` and `drain`), for such a rank must end."""
+    """One per rank. At most one upload is in flight: a regular save that comes earlier is skipped, one of the best
+    weights waits for it, an urgent one does what `urgency.plan` says. A failed save is an outcome, never an exception;
+    only a stale attempt raises (StaleAttempt, from `finished` and `drain`), for such a rank must end."""
 
     def __init__(self, identity: Identity, keep: Keep, mesh: dict[str, Any]) -> None:
         """Collective. mesh: the parallelism, for the COMMIT's readers."""
@@ -111,30 +119,35 @@ class Saver:
         self._outcomes: list[SaveOutcome] = []
         self._stale: str | None = None
         self._seq = 0
+        self._rates: list[float] = []  # bytes per second of the last saves, from staged to committed
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take the staging memory now, so that the first save blocks no longer than the others. Optional."""
         self._staging.reserve(model, optimizer)
 
-    def save(self, state: TrainState, *, urgent: bool = False) -> float:
+    def save(
+        self, state: TrainState, *, urgent: bool = False, seconds_left: float | None = None, doomed: bool = False
+    ) -> float:
         """Collective. Stage the state and return the seconds that training was blocked; the outcome comes by
         `finished`.
 
-        urgent: this save must happen (the last step, a preemption), so it waits for the upload in flight.
+        urgent: this save must happen (the last step, a preemption). seconds_left: until this rank's node goes, where
+        that is known; doomed: it is this rank's node that goes. Each rank says what it knows; the least time counts.
         """
         began = time.monotonic()
         self._poll()
-        if self._agreement.any(self._in_flight is not None):
-            if not (urgent or state.best):
-                self._skip(state, began, "the upload of an earlier checkpoint is still under way")
-                return time.monotonic() - began
-            self._wait(time.monotonic() + UPLOAD_SECONDS_MAX)
-            if self._agreement.any(self._in_flight is not None):
-                self._skip(state, began, f"an earlier checkpoint was not uploaded within {UPLOAD_SECONDS_MAX:g} s")
-                return time.monotonic() - began
+        chosen = self._plan(began, seconds_left, doomed) if urgent else self._regular(state.best)
+        if chosen.do == "keep":
+            self._skip(state, began, "the upload of an earlier checkpoint is still under way")
+            return time.monotonic() - began
+        if chosen.do == "supersede":
+            self._give_up(f"the urgent checkpoint of step {state.step} took its place")
+        if chosen.do == "wait" and not self._over_everywhere(chosen.seconds_left):
+            self._skip(state, began, f"an earlier checkpoint was not uploaded within {time.monotonic() - began:.0f} s")
+            return time.monotonic() - began
         self._seq += 1
-        self._in_flight = _InFlight(self._seq, state.step, began, state.best)
-        self._stage(self._order(state), state)
+        self._in_flight = _InFlight(self._seq, state.step, time.monotonic(), state.best)
+        self._stage(self._order(state, chosen), state)
         return time.monotonic() - began
 
     def finished(self) -> tuple[SaveOutcome, ...]:
@@ -145,9 +158,7 @@ class Saver:
     def drain(self, deadline_seconds: float) -> tuple[SaveOutcome, ...]:
         """Wait at most so long for the save in flight. One that is not over by then counts as not committed."""
         self._wait(time.monotonic() + deadline_seconds)
-        if self._in_flight is not None:
-            self._process.abandon()
-            self._end(committed=False, size=0, error=f"not uploaded within the {deadline_seconds:g} s that were left")
+        self._give_up(f"not uploaded within the {deadline_seconds:g} s that were left")
         return self._take_outcomes()
 
     def close(self) -> None:
@@ -155,7 +166,25 @@ class Saver:
         self._process.close()
         self._staging.close()
 
-    def _order(self, state: TrainState) -> Message:
+    def _regular(self, wait: bool) -> Plan:
+        if not self._agreement.any(self._in_flight is not None):
+            return Plan("save", None)
+        return Plan("wait" if wait else "keep", None)
+
+    def _plan(self, now: float, seconds_left: float | None, doomed: bool) -> Plan:
+        """Collective. What all ranks do, by what each of them has still to upload."""
+        size, rest = self._staging.size, None
+        if self._in_flight is not None:
+            rest = in_flight_seconds(size, self._process.sent, now - self._in_flight.started, self._rates)
+        mine = Standing(rest, new_seconds(size, self._rates), seconds_left, doomed)
+        return plan([Standing(**standing) for standing in self._agreement.gather(asdict(mine))])
+
+    def _over_everywhere(self, seconds_left: float | None) -> bool:
+        """Collective. Wait for the upload in flight."""
+        self._wait(time.monotonic() + (UPLOAD_SECONDS_MAX if seconds_left is None else seconds_left))
+        return not self._agreement.any(self._in_flight is not None)
+
+    def _order(self, state: TrainState, chosen: Plan) -> Message:
         order: Message = {
             "do": "save",
             "seq": self._seq,
@@ -163,6 +192,8 @@ class Saver:
             "rng": state.rng,
             "deadline_seconds": UPLOAD_SECONDS_MAX,
         }
+        if chosen.first and chosen.seconds_left is not None:
+            order |= {"first": chosen.first, "first_seconds": chosen.seconds_left * WAITING_SHARE_MAX}
         if self._agreement.rank == 0:
             order["commit"] = {
                 "cursor": dump(state.cursor),
@@ -196,11 +227,20 @@ class Saver:
             return
         if message.get("stale"):
             self._stale = message["error"]
-        self._end(bool(message["committed"]), int(message.get("bytes", 0)), message["error"])
+        committed, size = bool(message["committed"]), int(message.get("bytes", 0))
+        if committed and size:
+            self._rates = [*self._rates[1 - RATES_KEPT :], size / max(float(message["seconds"]), 1e-3)]
+        self._end(committed, size, message["error"])
 
     def _wait(self, deadline: float) -> None:
         while self._in_flight is not None and (left := deadline - time.monotonic()) > 0:
             self._poll(min(left, 0.1))
+
+    def _give_up(self, error: str) -> None:
+        """End the upload in flight for good."""
+        if self._in_flight is not None:
+            self._process.abandon()
+            self._end(committed=False, size=0, error=error)
 
     def _end(self, committed: bool, size: int, error: str | None) -> None:
         assert self._in_flight is not None

@@ -54,6 +54,13 @@ class Staging:
         assert self._share is not None, "nothing was staged yet"
         return self._share
 
+    @property
+    def size(self) -> int:
+        """Bytes of this rank's file, as far as is known yet."""
+        if self._share is not None:
+            return self._share.layout.size
+        return self._memory.size if self._memory is not None else 0
+
     def reserve(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take the memory that a save will need, before the first one: AdamW keeps two values per weight."""
         rank, world = rank_and_world()

@@ -35,15 +35,19 @@ class Object:
     modified_at: float  # seconds since the epoch, by the store's clock
 
 
+def nobody(_: int) -> None:
+    """For who does not want to hear of progress."""
+
+
 class Store(Protocol):
     """uri: the folder. streams: how many requests at a time serve it best."""
 
     uri: str
     streams: int
 
-    def write(self, key: str, data: memoryview) -> FileEntry:
+    def write(self, key: str, data: memoryview, sent: Callable[[int], None] = nobody) -> FileEntry:
         """Store a large immutable object whole, replacing a remnant of the same key. The entry's checksum is of
-        `data`."""
+        `data`. sent: is told the bytes of each part that has arrived, from any thread."""
 
     def verify(self, entry: FileEntry) -> None:
         """Return if what is stored is what `entry` says, StoreError if not."""

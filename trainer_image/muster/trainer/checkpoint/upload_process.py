@@ -23,6 +23,7 @@ class UploadProcess:
         self._layout: Message | None = None
         self._save: Message | None = None
         self._lives_left = LIVES_PER_SAVE
+        self.sent = 0  # bytes of the save in flight that the store has, as far as was heard
         self._start()
 
     @property
@@ -38,16 +39,19 @@ class UploadProcess:
         self._tell(self._layout)
 
     def send_save(self, save: Message) -> None:
-        self._save, self._lives_left = save, LIVES_PER_SAVE
+        self._save, self._lives_left, self.sent = save, LIVES_PER_SAVE, 0
         self._tell(save)
 
     def poll(self, timeout_seconds: float = 0.0) -> Message | None:
         """The outcome of the save in flight, when there is one. Starts a new process where the old one died."""
         try:
             while (message := self._channel.receive(timeout_seconds)) is not None:
-                if message.get("event") == "outcome" and self._save and message["seq"] == self._save["seq"]:
+                if self._save is None or message.get("seq") != self._save["seq"]:
+                    continue
+                if message["event"] == "outcome":
                     self._save = None
                     return message
+                self.sent += message["sent"]
         except Closed:
             return self._replace()
         return None
@@ -73,6 +77,7 @@ class UploadProcess:
         self._channel.close()
         self._process.kill()
         code = self._process.wait()
+        self.sent = 0
         self._start()
         for message, descriptor in self._told():
             self._tell(message, descriptor)

@@ -65,6 +65,8 @@ class Uploader:
         again = bool(order.get("again"))
         if again and self._coordinator is not None and self._coordinator.committed(order["step"], key):
             return {"event": "outcome", "seq": order["seq"], "step": order["step"], "committed": True, "error": None}
+        if not again:
+            self._let_others_go_first(order)
         with self._copy_to_tier(key, order) as copied:
             report = {"seq": order["seq"], "step": order["step"], "again": again} | self._write(key, order)
             if self._coordinator is not None:
@@ -103,12 +105,31 @@ class Uploader:
         if order.get("failed"):
             return {"error": order["failed"]}
         assert self._memory is not None
+
+        def told(sent: int) -> None:
+            self._to_rank.send({"event": "progress", "seq": order["seq"], "sent": sent})
+
         try:
-            entry = self._store.write(key, self._memory.view(int(self._layout["bytes"])))
+            entry = self._store.write(key, self._memory.view(int(self._layout["bytes"])), told)
             self._store.verify(entry)
         except (StoreError, OSError) as error:
             return {"error": str(error)}
         return {"file": entry.model_dump(mode="json"), "pieces": self._layout["pieces"], "rng": order["rng"]}
+
+    def _let_others_go_first(self, order: Message) -> None:
+        """Leave the store to ranks whose nodes are about to go, until they have written or the time for it is over."""
+        ranks, seconds = order.get("first", ()), float(order.get("first_seconds", 0))
+        if not ranks or self._rank in ranks or order.get("failed"):
+            return
+        if self._coordinator is not None:
+            return self._coordinator.wait_for(order["seq"], ranks, seconds)
+        try:
+            if self._peer is None:
+                self._peer = self._connect(seconds)
+            self._peer.send({"seq": order["seq"], "first": ranks, "first_seconds": seconds})
+            self._peer.receive(seconds)
+        except (Closed, OSError):  # then all go at once, and the report is sent over a new connection
+            self._peer = None
 
     def _ask(self, report: Message, deadline: float) -> Message:
         """Report to rank 0 and wait for the outcome, through lost connections and a replaced coordinator."""
@@ -118,7 +139,7 @@ class Uploader:
                     self._peer = self._connect(left)
                 self._peer.send(report)
                 while (answer := self._peer.receive(max(deadline - time.monotonic(), 0))) is not None:
-                    if answer.get("seq") == report["seq"]:
+                    if answer.get("event") == "outcome" and answer.get("seq") == report["seq"]:
                         return answer
             except (Closed, OSError):
                 if self._peer is not None:

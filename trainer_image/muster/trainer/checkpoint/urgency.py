@@ -1,0 +1,72 @@
+"""What an urgent save does about the upload in flight, when the node is about to go. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from muster.trainer.checkpoint.checksum import PART_BYTES
+from muster.trainer.checkpoint.policy import PRIOR_SAVE_SECONDS
+
+WAITING_SHARE_MAX = 1 / 3  # of the time that is left: so long do the others let doomed ranks go first
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What one rank knows. in_flight_seconds: until its upload is over (None: it is). new_seconds: of a new save.
+
+    seconds_left: until its node goes, if it knows. doomed: its node is one of those that go.
+    """
+
+    in_flight_seconds: float | None
+    new_seconds: float
+    seconds_left: float | None = None
+    doomed: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """do: save at once; wait for the upload in flight, then save; keep to the one in flight; or give it up and save.
+
+    first: ranks whose shards go first (none: all at once).
+    """
+
+    do: Literal["save", "wait", "keep", "supersede"]
+    seconds_left: float | None
+    first: tuple[int, ...] = ()
+
+
+def plan(standings: Sequence[Standing]) -> Plan:
+    """From every rank's standing, in order of rank: the same answer everywhere."""
+    left = min((s.seconds_left for s in standings if s.seconds_left is not None), default=None)
+    first = _first(standings) if left is not None else ()
+    in_flight = [s.in_flight_seconds for s in standings if s.in_flight_seconds is not None]
+    if not in_flight:
+        return Plan("save", left, first)
+    # Where one rank knows how the save ended, it ended for all: the others are about to hear it.
+    rest = max(in_flight) if len(in_flight) == len(standings) else 0.0
+    new = max(s.new_seconds for s in standings)
+    if left is None or rest + new <= left:
+        return Plan("wait", left, first)
+    return Plan("keep" if rest <= new else "supersede", left, first)
+
+
+def _first(standings: Sequence[Standing]) -> tuple[int, ...]:
+    """The doomed, where others can wait for them: rank 0 writes the COMMIT, so with it all are in a hurry."""
+    doomed = tuple(rank for rank, standing in enumerate(standings) if standing.doomed)
+    return () if 0 in doomed or len(doomed) == len(standings) else doomed
+
+
+def new_seconds(size: int, rates: Sequence[float]) -> float:
+    """How long a save of `size` bytes takes, by the slowest of the last ones (bytes per second)."""
+    return size / min(rates) if rates else PRIOR_SAVE_SECONDS
+
+
+def in_flight_seconds(size: int, sent: int, elapsed: float, rates: Sequence[float]) -> float:
+    """How long an upload still takes that has sent `sent` of its `size` bytes in `elapsed` seconds.
+
+    It is no faster than the saves before, nor than it was so far; parts on their way count as sent for that.
+    """
+    so_far = min(sent + PART_BYTES, size) / max(elapsed, 1e-3)
+    return max(size - sent, 0) / max(min(so_far, *rates) if rates else so_far, 1.0)
