@@ -142,8 +142,8 @@ def _replacement(fleet: Fleet, job: JobSummary, space: Space, limits: _Limits) -
     staying = tuple(node for node in gang.nodes if space.usable((node,)) and node not in ask.avoid)
     first = ask.capacity_order[0] if ask.capacity_order else gang.capacity
     place = None
-    if staying and gang.pool and gang.capacity == first:
-        place = space.extend(ask, Place(staying, gang.pool, first), len(gang.nodes))
+    if staying and gang.pool and gang.capacity and gang.capacity == first:
+        place = space.extend(ask, Place(staying, gang.pool, gang.capacity), len(gang.nodes))
     place = place or space.place(ask)
     if place is None:
         return None
