@@ -273,6 +273,7 @@ class Job:
         for attempt in range(1, self.status().attempt + 1):
             for record in self.records(attempt):
                 found[record.step] = record.loss
+        found.pop(0, None)  # what was evaluated before the first step
         return found
 
 

@@ -61,14 +61,16 @@ class Results:
         calm = [outcome for outcome in self.outcomes if outcome.injected == "none"]
         alarms = sum(outcome.assigned != "none" for outcome in calm)
         back = [o.recovered for o in self.outcomes if o.recovered is not None]
+        both = [(o.recovered, o.detected) for o in self.outcomes]
+        after = [recovered - found for recovered, found in both if recovered is not None and found is not None]
         killed = [o.detected for o in self.outcomes if o.kind.startswith("kill") and o.detected is not None]
         books = max((outcome.ledger_error for outcome in self.outcomes), default=0.0)
         counts = f"{len(self.outcomes)} faults of {len(kinds)} kinds, {wrong} not as they ought to be"
         false = f"{alarms} false alarms in {len(calm)} that end no attempt"
         speed = f"median {median(back):.1f} s, p95 {p95(back):.1f} s, at most {max(back, default=0.0):.1f} s"
         return (
-            f"{counts}; {false}. Detection of SIGKILL: p95 {p95(killed):.2f} s. Fault to first new step: {speed}. "
-            f"Books: at most {books:.2%} off."
+            f"{counts}; {false}. Detection of SIGKILL: p95 {p95(killed):.2f} s. Fault to first new step: {speed}; "
+            f"from its detection on: p95 {p95(after):.1f} s. Books: at most {books:.2%} off."
         )
 
     def page(self, command: str, steps: int, every: int) -> str:
