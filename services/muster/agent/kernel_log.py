@@ -29,15 +29,17 @@ class KernelLog:
         self._path, self._xids = path, xids
         self._file: int | None = None
         self._rest = b""
-        self._began = time.time()
+        self._began = time.monotonic()
         self._teller = Teller(self.name)
 
     def look(self) -> tuple[Notice, ...]:
         if self._file is None and not self._open():
             return self._xids.standing(time.time())
         for line in self._lines():
-            at, text = record(line, _boot_at(), time.time())
-            self._xids.read(text, at, is_news=at >= self._began - 1.0)
+            stamp, text = record(line)
+            age = max(0.0, time.monotonic() - stamp) if stamp is not None else 0.0
+            # News is told by the clock that does not jump.
+            self._xids.read(text, time.time() - age, is_news=stamp is None or stamp >= self._began - 1.0)
         return self._xids.standing(time.time())
 
     def forgive(self) -> None:
@@ -75,14 +77,10 @@ class KernelLog:
             yield from (line.decode(errors="replace") for line in lines)
 
 
-def record(line: str, boot_at: float, now: float) -> tuple[float, str]:
-    """When a record was written, and its text."""
+def record(line: str) -> tuple[float | None, str]:
+    """When a record was written, in seconds since the boot (time.monotonic), and its text; None for a bare text."""
     head, separator, text = line.partition(";")
     fields = head.split(",")
     if not separator or len(fields) < 3 or not fields[2].isdecimal():
-        return now, line
-    return boot_at + int(fields[2]) / 1e6, text
-
-
-def _boot_at() -> float:
-    return time.time() - time.monotonic()  # the clock that the kernel stamps its records with
+        return None, line
+    return int(fields[2]) / 1e6, text

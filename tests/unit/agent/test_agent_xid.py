@@ -164,9 +164,9 @@ def test_a_bad_override_is_refused_with_its_path(tmp_path: Path, text: str, wher
 
 
 def test_a_record_of_the_kernel_has_its_own_time() -> None:
-    assert record("4,1234,2500000,-;NVRM: Xid", 100.0, 7.0) == (102.5, "NVRM: Xid")
-    assert record("NVRM: Xid; without a head", 100.0, 7.0) == (7.0, "NVRM: Xid; without a head")
-    assert record(" SUBSYSTEM=pci", 100.0, 7.0) == (7.0, " SUBSYSTEM=pci")
+    assert record("4,1234,2500000,-;NVRM: Xid") == (2.5, "NVRM: Xid")
+    assert record("NVRM: Xid; without a head") == (None, "NVRM: Xid; without a head")
+    assert record(" SUBSYSTEM=pci") == (None, " SUBSYSTEM=pci")
 
 
 def kmsg(text: str, seconds_ago: float = 0.0) -> str:
@@ -206,6 +206,22 @@ def test_what_was_there_before_is_counted_and_asks_for_nothing(tmp_path: Path) -
         file.write(kmsg(said(79)))
     assert len(log.look()) == 1
     assert list(xids.counts.values()) == [2]
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_a_clock_that_jumps_hides_no_error_and_brings_none_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    path = tmp_path / "kmsg"
+    path.write_text(kmsg(said(79), seconds_ago=50.0))
+    log = KernelLog(path, Xids(read_table()))
+    jumped = time.time() + jump
+    monkeypatch.setattr(time, "time", lambda: jumped)
+    assert log.look() == ()
+    with path.open("a") as file:
+        file.write(kmsg(said(119)))
+    (notice,) = log.look()
+    assert (notice.remedy, abs(notice.at - jumped) < 5) == (Remedy.RESET, True)
 
 
 def test_a_log_that_is_not_there_is_looked_for_seldom(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
