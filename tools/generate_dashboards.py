@@ -13,6 +13,14 @@ FOLDER = Path(__file__).resolve().parent.parent / "helm" / "muster" / "dashboard
 WIDTH, HEIGHT = 12, 8  # of a panel; a row has 24 columns
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 RATE = "$__rate_interval"
+NAME = "{{job_namespace}}/{{job_name}}"
+OF_JOB = 'job_uid="$job"'
+# A variable of the dashboard Job: shown as namespace/name, used as the uid, for names come again.
+JOB_VARIABLE = {
+    "name": "job", "label": "Job", "type": "query", "datasource": SOURCE, "refresh": 2, "sort": 1,
+    "query": {"query": "muster_operator_job_attempt", "refId": "job"}, "definition": "muster_operator_job_attempt",
+    "regex": '/job_name="(?<text>[^"]+)".*job_uid="(?<value>[^"]+)"/',
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,9 +34,11 @@ class Panel:
     stacked: bool = False
 
 
-def quantiles(histogram: str, window: str) -> tuple[tuple[str, str], ...]:
+def quantiles(histogram: str, window: str, which: str = "") -> tuple[tuple[str, str], ...]:
+    """which: label matchers."""
+    series = f"{histogram}_bucket{{{which}}}" if which else f"{histogram}_bucket"
     return tuple(
-        (f"histogram_quantile({q}, sum by (le) (rate({histogram}_bucket[{window}])))", f"p{q * 100:.0f}")
+        (f"histogram_quantile({q}, sum by (le) (rate({series}[{window}])))", f"p{q * 100:.0f}")
         for q in (0.5, 0.9, 0.99)
     )
 
@@ -52,6 +62,162 @@ FLEET = (
         (("sum by (phase) (increase(muster_operator_jobs_finished_total[1h]))", "{{phase}}"),), stacked=True,
     ),
     Panel("Attempts begun", "Per hour.", (("sum(increase(muster_operator_attempts_total[1h]))", "attempts"),)),
+    Panel(
+        "Where the jobs' time goes", "Of all jobs that live or have just ended, as shares; they sum to one.",
+        (
+            (
+                "sum by (state) (muster_operator_job_goodput_seconds)"
+                " / ignoring (state) group_left sum(muster_operator_job_goodput_seconds)", "{{state}}",
+            ),
+        ), "percentunit", stacked=True,
+    ),
+    Panel(
+        "Tokens per second", "By job.",
+        (("sum by (job_namespace, job_name) (muster_operator_job_tokens_per_second)", NAME),),
+    ),
+    Panel(
+        "Age of the newest commit", "Of running jobs: what a failure now would cost at most.",
+        ((
+            "(time() - max by (job_uid, job_namespace, job_name) (muster_operator_job_last_commit_timestamp_seconds))"
+            ' and on (job_uid) muster_operator_job_phase{phase="Running"}', NAME,
+        ),), "s",
+    ),
+    Panel(
+        "Cost", "Of jobs that live or have just ended, by namespace. Nodes without a known price are not in it.",
+        (
+            ("sum by (job_namespace) (muster_operator_job_cost_dollars)", "{{job_namespace}}"),
+            ("sum(muster_operator_job_unpriced_seconds) / 3600", "node-hours without a price"),
+        ),
+    ),
+)  # fmt: skip
+JOB = (
+    Panel(
+        "Phase", "Which one the job is in.",
+        ((f"sum by (phase) (muster_operator_job_phase{{{OF_JOB}}})", "{{phase}}"),), stacked=True,
+    ),
+    Panel(
+        "Steps", "As the operator hears of them, and the newest commit.",
+        (
+            (f"max(muster_operator_job_step{{{OF_JOB}}})", "step"),
+            (f"max(muster_operator_job_last_commit_step{{{OF_JOB}}})", "commit"),
+        ),
+    ),
+    Panel(
+        "Loss", "Of training, per scored token; and of the last evaluation.",
+        (
+            (f"max(muster_operator_job_loss{{{OF_JOB}}})", "training"),
+            (f"max(muster_trainer_evaluation_loss{{{OF_JOB}}} > 0)", "evaluation"),
+        ),
+    ),
+    Panel("Gradient norm", "Before clipping.", ((f"max(muster_trainer_grad_norm{{{OF_JOB}}})", "norm"),)),
+    Panel(
+        "Tokens per second", "Of all ranks.", ((f"max(muster_operator_job_tokens_per_second{{{OF_JOB}}})", "tokens"),)
+    ),
+    Panel(
+        "MFU and HFU", "Where the device's peak is known; on CPUs there is none.",
+        (
+            (f"max(muster_trainer_mfu_ratio{{{OF_JOB}}})", "MFU"),
+            (f"max(muster_trainer_hfu_ratio{{{OF_JOB}}})", "HFU"),
+        ), "percentunit",
+    ),
+    Panel("Step time", "Of all ranks.", quantiles("muster_trainer_step_seconds", RATE, OF_JOB), "s"),
+    Panel(
+        "Pace of each rank", "Its last step, waits included: where one is slow, the others wait with it.",
+        ((f"max by (rank) (muster_trainer_rank_step_seconds{{{OF_JOB}}})", "rank {{rank}}"),), "s",
+    ),
+    Panel(
+        "Stragglers", "Own work of a slow rank in a step, to the median of the others; nothing where none is slow.",
+        ((f"max by (rank) (muster_trainer_straggler_ratio{{{OF_JOB}}})", "rank {{rank}}"),),
+    ),
+    Panel(
+        "Where its time goes", "From creation to now; sums to the wall clock.",
+        ((f"sum by (state) (muster_operator_job_goodput_seconds{{{OF_JOB}}})", "{{state}}"),), "s", stacked=True,
+    ),
+    Panel(
+        "What the ranks do now", "Share of the last minutes, of all ranks' processes.",
+        ((f"avg by (state) (rate(muster_trainer_goodput_seconds_total{{{OF_JOB}}}[{RATE}]))", "{{state}}"),),
+        "percentunit", stacked=True,
+    ),
+    Panel(
+        "Waiting for data", "Share of each rank's time.",
+        ((f"max by (rank) (rate(muster_trainer_data_wait_seconds_total{{{OF_JOB}}}[{RATE}]))", "rank {{rank}}"),),
+        "percentunit",
+    ),
+    Panel(
+        "Saves", "How long a save takes to its commit, and how long it keeps ranks from training.",
+        (
+            (f"sum(rate(muster_trainer_checkpoint_duration_seconds_sum{{{OF_JOB}}}[1h]))"
+             f" / sum(rate(muster_trainer_checkpoint_duration_seconds_count{{{OF_JOB}}}[1h]))", "to the commit"),
+            (f"sum(rate(muster_trainer_checkpoint_blocked_seconds_sum{{{OF_JOB}}}[1h]))"
+             f" / sum(rate(muster_trainer_checkpoint_blocked_seconds_count{{{OF_JOB}}}[1h]))", "blocked"),
+        ), "s",
+    ),
+    Panel(
+        "Memory", "Peak of each rank.",
+        ((f"max by (rank) (muster_trainer_memory_bytes{{{OF_JOB}}})", "rank {{rank}}"),), "bytes",
+    ),
+    Panel(
+        "Workers and attempts", "Wanted and ready workers; the attempt's number.",
+        (
+            (f"max(muster_operator_job_workers_wanted{{{OF_JOB}}})", "wanted"),
+            (f"max(muster_operator_job_workers_ready{{{OF_JOB}}})", "ready"),
+            (f"max(muster_operator_job_attempt{{{OF_JOB}}})", "attempt"),
+        ),
+    ),
+    Panel(
+        "Failures by cause", "Since the job began.",
+        ((f"sum by (cause) (muster_operator_job_restarts_total{{{OF_JOB}}})", "{{cause}}"),),
+    ),
+    Panel(
+        "Cost", "So far, where the prices are known.",
+        (
+            (f"sum(muster_operator_job_cost_dollars{{{OF_JOB}}})", "cost"),
+            (f"sum(muster_operator_job_saved_dollars{{{OF_JOB}}})", "saved by spot"),
+            (f"sum by (capacity) (muster_operator_job_gpu_seconds{{{OF_JOB}}}) / 3600", "GPU-hours {{capacity}}"),
+        ),
+    ),
+)  # fmt: skip
+SPOT = (
+    Panel(
+        "Preemptions and evictions", "Per hour. They use up no retries.",
+        (('sum by (cause) (increase(muster_operator_restarts_total{cause=~"preemption|eviction"}[1h]))', "{{cause}}"),),
+        stacked=True,
+    ),
+    Panel(
+        "Notices that stand now", "As the node agents see them: spot notices, rebalance recommendations, faults.",
+        (("sum by (kind) (muster_agent_notices)", "{{kind}}"),), stacked=True,
+    ),
+    Panel(
+        "GPU-hours", "Of jobs that live or have just ended, by capacity.",
+        (("sum by (capacity) (muster_operator_job_gpu_seconds) / 3600", "{{capacity}}"),), stacked=True,
+    ),
+    Panel(
+        "Money", "Spent, and saved against on-demand, where both prices are known.",
+        (
+            ("sum(muster_operator_job_cost_dollars)", "spent"),
+            ("sum(muster_operator_job_saved_dollars)", "saved"),
+        ),
+    ),
+    Panel(
+        "What preemptions cost in time", "Share of the jobs' life that was lost, drained, or spent on starting again.",
+        (
+            (
+                'sum by (state) (muster_operator_job_goodput_seconds{state=~"lost|draining|starting|loading"})'
+                " / ignoring (state) group_left sum(muster_operator_job_goodput_seconds)", "{{state}}",
+            ),
+        ), "percentunit", stacked=True,
+    ),
+    Panel(
+        "Recovery", "From a failure or notice to the next attempt's first step.",
+        quantiles("muster_operator_recovery_seconds", "1h"), "s",
+    ),
+    Panel("Age of the agents' sources", "The metadata service tells of notices; the others of faults.",
+        (("max by (source) (muster_agent_source_age_seconds)", "{{source}}"),), "s",
+    ),
+    Panel(
+        "Jobs that wait", "For capacity, or for their turn.",
+        (('sum(muster_operator_jobs{phase="Queued"})', "queued"),),
+    ),
 )  # fmt: skip
 CONTROL_PLANE = (
     Panel(
@@ -93,9 +259,19 @@ CONTROL_PLANE = (
             (f"sum(rate(muster_api_relay_failures_total[{RATE}]))", "failed"),
         ), "ops",
     ),
+    Panel(
+        "Questions to Prometheus", "Per second. Failed ones cost nothing: heartbeats are the authority.",
+        ((f"sum by (outcome) (rate(muster_operator_prometheus_queries_total[{RATE}]))", "{{outcome}}"),), "ops",
+    ),
+    Panel(
+        "Alerts at the webhook", "Per hour, by what became of them.",
+        (("sum by (outcome) (increase(muster_operator_alerts_total[1h]))", "{{outcome}}"),), stacked=True,
+    ),
 )  # fmt: skip
 DASHBOARDS = {
     "fleet": ("Muster / Fleet", FLEET),
+    "job": ("Muster / Job", JOB),
+    "spot": ("Muster / Spot", SPOT),
     "control-plane": ("Muster / Control plane", CONTROL_PLANE),
 }
 
@@ -110,7 +286,10 @@ def dashboard(name: str, title: str, panels: Sequence[Panel]) -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
         "templating": {
-            "list": [{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}]
+            "list": [
+                {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
+                *([JOB_VARIABLE] if any("$job" in query for panel in panels for query, _ in panel.queries) else []),
+            ]
         },
         "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
     }

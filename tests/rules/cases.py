@@ -56,12 +56,11 @@ FIRES: dict[str, Case] = {
     "MusterJobRestartsOften": Case(job("restarts_total", "0x10 1 2 3 4 5x30", ',cause="hang"'), "30m"),
     "MusterGoodputLow": Case(hours("productive", "0+30x300") | hours("lost", "0+30x300"), "200m"),
     "MusterDataStarved": Case(ranks("data_wait_seconds_total", "0+3x60", "0+15x60"), "40m"),
+    "MusterStraggler": Case(ranks("straggler_ratio", "_x60", "_x5 1.6x55"), "30m"),
     "MusterMfuFell": Case(job("mfu_ratio", "0.4x180 0.1x120", ',attempt="3"'), "240m"),
-    "MusterGpuLost": Case({'muster_agent_gpu_lost{instance="node-a",gpu="3",device="GPU-x"}': "0x5 1x20"}, "10m"),
-    "MusterXidErrors": Case(
-        {'muster_agent_xid_errors_total{instance="node-a",device="x",xid="79"}': "0x5 1x20"}, "10m"
-    ),
-    "MusterAgentBlind": Case({'muster_agent_source_age_seconds{instance="node-a",source="imds"}': "0+60x30"}, "20m"),
+    "MusterGpuLost": Case({'muster_agent_gpu_lost{node="node-a",gpu="3",device="GPU-x"}': "0x5 1x20"}, "10m"),
+    "MusterXidErrors": Case({'muster_agent_xid_errors_total{node="node-a",device="x",xid="79"}': "0x5 1x20"}, "10m"),
+    "MusterAgentBlind": Case({'muster_agent_source_age_seconds{node="node-a",source="imds"}': "0+60x30"}, "20m"),
     "MusterOperatorDown": Case({}, "10m"),
     "MusterLeaderMissing": Case(WELL | {CALLS: "5x120"}, "90m"),
     "MusterOperatorPassesFail": Case(
@@ -123,10 +122,11 @@ QUIET: dict[str, Case] = {
     # Half of the last hour was lost, but the job is young.
     "MusterGoodputLow": Case(hours("productive", "0+30x300") | hours("lost", "0+30x300"), "60m"),
     "MusterDataStarved": Case(ranks("data_wait_seconds_total", "0+3x60", "0+6x60"), "40m"),
+    "MusterStraggler": Case(ranks("straggler_ratio", "_x60", "_x5 1.6x5 _x50"), "20m"),
     "MusterMfuFell": Case(job("mfu_ratio", "0.4x180 0.1x5 0.4x120", ',attempt="3"'), "240m"),
-    "MusterGpuLost": Case({'muster_agent_gpu_lost{instance="node-a",gpu="3",device="GPU-x"}': "0x30"}, "10m"),
-    "MusterXidErrors": Case({'muster_agent_xid_errors_total{instance="node-a",device="x",xid="79"}': "4x30"}, "10m"),
-    "MusterAgentBlind": Case({'muster_agent_source_age_seconds{instance="node-a",source="imds"}': "1x30"}, "20m"),
+    "MusterGpuLost": Case({'muster_agent_gpu_lost{node="node-a",gpu="3",device="GPU-x"}': "0x30"}, "10m"),
+    "MusterXidErrors": Case({'muster_agent_xid_errors_total{node="node-a",device="x",xid="79"}': "4x30"}, "10m"),
+    "MusterAgentBlind": Case({'muster_agent_source_age_seconds{node="node-a",source="imds"}': "1x30"}, "20m"),
     "MusterOperatorDown": Case({}, "4m"),
     "MusterLeaderMissing": Case(WELL, "90m"),
     "MusterOperatorPassesFail": Case(

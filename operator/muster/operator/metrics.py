@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from muster.contract.prices import Prices, load
+from muster.contract.prices import Prices
 from muster.contract.status import Phase
 from muster.operator.core.decision import Action, Decision
 from muster.operator.core.fleet import JobSummary
@@ -85,11 +85,11 @@ class Metrics(Listener):
         self,
         phases: Callable[[], dict[str, int]],
         jobs: Callable[[], Iterable[JobSummary]],
-        prices: Prices | None = None,
+        prices: Prices,
     ) -> None:
         """Let the scrape ask how many jobs are in each phase, and how each of them is."""
         self.registry.register(_Jobs(phases))
-        self.registry.register(JobMetrics(jobs, prices or load()))
+        self.registry.register(JobMetrics(jobs, prices))
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"muster_operator_{name}", help, labels, registry=self.registry)

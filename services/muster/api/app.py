@@ -44,6 +44,7 @@ from muster.api.why import routes as why
 from muster.contract.base import Problem
 from muster.contract.cluster import LocalCluster
 from muster.contract.kubernetes import connect
+from muster.contract.prices import load
 
 log = structlog.get_logger("muster.api")
 
@@ -152,6 +153,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         mirror=works[0],
         relay=works[1],
         background=Background(works),
+        prices=load(settings.prices_file),
         token_uses=uses,
     )
 

@@ -14,6 +14,7 @@ from muster.api.hub import Hub
 from muster.api.metrics.steps import StepLogs
 from muster.api.observability import Metrics
 from muster.api.settings import Settings
+from muster.contract.prices import Prices
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Services:
     relay: Work
     mirror: Work
     background: Background
+    prices: Prices
     token_uses: dict[str, float]  # token id → when it was last used, until housekeeping writes it down
 
 

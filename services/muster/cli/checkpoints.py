@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as documents
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 
 from muster.cli.errors import CliError, Exit, usage
-from muster.cli.options import Job, Json, Server, connect
+from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
 
 app = typer.Typer(help="List and look after a job's checkpoints.", no_args_is_help=True)
@@ -27,12 +28,14 @@ _EXITS = {1: Exit.FAILED, 2: Exit.USAGE, 80: Exit.USAGE, 83: Exit.FAILED}
 
 
 @app.command("ls")
-def ls(job: Job, server: Server = None, json: Json = False) -> None:
+def ls(where: Where, server: Server = None, json: Json = False) -> None:
     """List a job's commits, oldest first."""
     from muster.cli.render import checkpoints_table
 
+    if _is_folder(where):
+        return _tool("muster.trainer.checkpoint", "ls", where)
     with connect(server) as client:
-        document = client.get(f"jobs/{client.job_id(job)}/checkpoints")
+        document = client.get(f"jobs/{client.job_id(where)}/checkpoints")
     if json:
         print_json(document)
     elif not document["items"]:
@@ -83,12 +86,16 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="Folder to make.")],
     step: Annotated[str, typer.Option("--step", help="best, last or a number.")] = "best",
     dtype: Annotated[str, typer.Option("--dtype", help="keep or bf16.")] = "keep",
+    form: Annotated[str, typer.Option("--format", help="transformers: the whole model.")] = "transformers",
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Write a commit's weights as Hugging Face transformers loads them."""
+    """Write a commit's weights as Hugging Face transformers loads them.
+
+    A commit is always of a whole model: adapters (PEFT) are not trained yet, so there is none to export.
+    """
     command = ["--checkpoint", _folder(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
-    _tool("muster.trainer.export", *command)
+    _tool("muster.trainer.export", *command, "--format", form)
 
 
 def _run(action: str, where: str, step: int | None, server: str | None, *more: str) -> None:
@@ -99,14 +106,33 @@ def _run(action: str, where: str, step: int | None, server: str | None, *more: s
 
 def _tool(module: str, *arguments: str) -> None:
     """Let the trainer's tool do it; its words and its document are ours. Raises typer.Exit when it fails."""
-    json = ["--json"] if json_wanted() else []
-    code = subprocess.run([sys.executable, "-m", module, *arguments, *json], check=False).returncode
+    command = [sys.executable, "-m", module, *arguments]
+    if json_wanted():
+        done = subprocess.run([*command, "--json"], check=False, stderr=subprocess.PIPE, text=True)
+        if done.returncode and (words := _error_in(done.stderr)):
+            raise CliError(words, exit_code=_EXITS.get(done.returncode, Exit.FAILED), code="checkpoint")
+        sys.stderr.write(done.stderr)
+        code = done.returncode
+    else:
+        code = subprocess.run(command, check=False).returncode
     if code:
         raise typer.Exit(_EXITS.get(code, Exit.FAILED))
 
 
+def _error_in(text: str) -> str | None:
+    """The words of the tool's error document, its last line; None where it ended otherwise."""
+    try:
+        return str(documents.loads(text.strip().splitlines()[-1])["error"])
+    except (ValueError, IndexError, KeyError, TypeError):
+        return None
+
+
+def _is_folder(where: str) -> bool:
+    return "://" in where or where.startswith(("/", "."))
+
+
 def _folder(where: str, server: str | None) -> str:
-    if "://" in where or where.startswith(("/", ".")):
+    if _is_folder(where):
         return where
     with connect(server) as client:
         found = str(client.get(f"jobs/{client.job_id(where)}/checkpoints")["uri"])

@@ -108,9 +108,9 @@ def get(
         if json:
             print_json(document)
             return
-        attempts = client.get(f"jobs/{job_id}/attempts")["items"]
+        history = client.get(f"jobs/{job_id}/attempts")
         points = step_points(client.get(f"jobs/{job_id}/metrics", points=400))
-    show_job(document, attempts, points)
+    show_job(document, history["items"], points, history.get("cost"))
 
 
 def cancel(

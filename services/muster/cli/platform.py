@@ -32,6 +32,18 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Run in the background; `muster down` ends it.")
     ] = False,
+    prometheus_url: Annotated[
+        str | None, typer.Option("--prometheus-url", metavar="URL", help="Ask this Prometheus about jobs too.")
+    ] = None,
+    operator_port: Annotated[
+        int | None,
+        typer.Option(
+            "--operator-port",
+            min=0,
+            max=65535,
+            help="Where Prometheus scrapes the operator and Alertmanager posts to it; left out: any free one.",
+        ),
+    ] = None,
     parent_pid: Annotated[int | None, typer.Option("--parent-pid", hidden=True)] = None,
     json: Json = False,
 ) -> None:
@@ -42,7 +54,9 @@ def up(
     from muster.cli import up as story
     from muster.cli.address import state_folder
 
-    wish = story.Wish(state_folder(state), host, port, nodes, gpus_per_node, stop_jobs, parent_pid)
+    wish = story.Wish(
+        state_folder(state), host, port, nodes, gpus_per_node, stop_jobs, parent_pid, prometheus_url, operator_port
+    )
     (story.detach if detach else story.run)(wish)
 
 

@@ -68,7 +68,9 @@ def progress_words(step: int | None, steps: int | None) -> str:
     return f"{step:,}/{steps:,}" if steps else f"{step:,}"
 
 
-def show_job(job: dict[str, Any], attempts: Sequence[dict[str, Any]], points: Sequence[Point]) -> None:
+def show_job(
+    job: dict[str, Any], attempts: Sequence[dict[str, Any]], points: Sequence[Point], cost: dict[str, Any] | None = None
+) -> None:
     """Everything that `muster get` says of one job."""
     console = answers()
     status, metadata = job["status"], job["metadata"]
@@ -87,6 +89,8 @@ def show_job(job: dict[str, Any], attempts: Sequence[dict[str, Any]], points: Se
         best = f", best {checkpoint['bestStep']}" if checkpoint.get("bestStep") is not None else ""
         at = words.moment(checkpoint["committedAt"])
         table.add_row("checkpoint", f"step {checkpoint['step']:,}{best}, {at}\n{checkpoint['uri']}")
+    if cost and cost.get("nodeHours"):
+        table.add_row("cost", cost_words(cost))
     console.print(table)
     if len(attempts) > 1 or any(attempt.get("cause") for attempt in attempts):
         console.print()
@@ -95,6 +99,20 @@ def show_job(job: dict[str, Any], attempts: Sequence[dict[str, Any]], points: Se
     show_curve(points)
     if failure := status.get("lastFailure"):
         show_failure(failure)
+
+
+def cost_words(cost: dict[str, Any]) -> str:
+    """Money where there are prices, hours in any case, and what is not in it."""
+    hours = [f"{words.amount(value)} GPU-hours {capacity}" for capacity, value in cost["gpuHours"].items()]
+    parts = hours or [f"{cost['nodeHours']:.2f} node-hours"]
+    if cost["nodeHours"] > cost["unpricedHours"]:
+        parts.insert(0, f"{cost['cost']:,.2f} {cost['currency']}")
+    if cost["saved"] > 0:
+        full = cost["cost"] + cost["saved"]
+        parts.append(f"{cost['saved']:,.2f} saved on spot ({words.share(cost['saved'] / full)})")
+    if cost["gaps"]:
+        parts.append(f"not counted: {', '.join(cost['gaps'])}")
+    return "; ".join(parts)
 
 
 def age_words(status: dict[str, Any], created: float) -> str:

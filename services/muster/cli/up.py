@@ -49,6 +49,8 @@ class Wish:
     gpus_per_node: int | None = None
     stop_jobs: bool = False
     parent_pid: int | None = None
+    prometheus_url: str | None = None
+    operator_port: int | None = None
 
     @property
     def url(self) -> str:
@@ -66,7 +68,13 @@ class Wish:
         words += ["--host", self.host, "--port", str(self.port)]
         words += ["--nodes", str(self.nodes)] if self.nodes is not None else []
         words += ["--gpus-per-node", str(self.gpus_per_node)] if self.gpus_per_node is not None else []
+        words += self.monitoring()
         return words + (["--stop-jobs"] if self.stop_jobs else [])
+
+    def monitoring(self, port: str = "--operator-port") -> list[str]:
+        """Options about who watches; port: what its option is called."""
+        words = ["--prometheus-url", self.prometheus_url] if self.prometheus_url is not None else []
+        return words + ([port, str(self.operator_port)] if self.operator_port is not None else [])
 
 
 def run(wish: Wish) -> None:
@@ -142,6 +150,7 @@ def _children(wish: Wish) -> tuple[Child, Child]:
     operator += ["--nodes", str(wish.nodes)] if wish.nodes is not None else []
     operator += ["--gpus-per-node", str(wish.gpus_per_node)] if wish.gpus_per_node is not None else []
     operator += ["--stop-workers"] if wish.stop_jobs else []
+    operator += wish.monitoring(port="--port")
     return (
         Child("the API", "muster.api", [*state, *api], wish.state.logs / "api.log"),
         Child("the operator", "muster.operator", operator, wish.state.logs / "operator.log"),

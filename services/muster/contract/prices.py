@@ -8,17 +8,15 @@ of 2026-08-06. Spot prices move by the hour, so it has none. What a table lacks 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from muster.contract.base import InvalidDocument, Record, Spec, parse
+from muster.contract.base import Many, Record, Spec, parse
 from muster.contract.status import Attempt
 
-FILE = "MUSTER_PRICES"  # names a table that is laid over the built-in one, type by type
 _BUILT_IN = Path(__file__).with_name("prices.json")
 
 Price = Annotated[float, Field(ge=0)]
@@ -57,22 +55,25 @@ class Bill(Record):
     cost: float = 0.0
     saved: float = 0.0
     unpriced_hours: float = 0.0
-    gaps: tuple[str, ...] = ()
+    gaps: Many[str] = ()
 
 
-def load(path: str | None = None) -> Prices:
-    """The built-in table with the user's laid over it. path: None: as the environment says. Raises ValueError, naming
-    the file and the fault.
-    """
+def load(path: Path | None = None) -> Prices:
+    """The built-in table, with the user's laid over it type by type. Raises ValueError that names file and fault."""
     prices = parse(Prices, json.loads(_BUILT_IN.read_text()))
-    path = path if path is not None else os.environ.get(FILE, "")
-    if not path:
+    if path is None:
         return prices
     try:
-        given = parse(Prices, json.loads(Path(path).read_text()))
-    except (OSError, ValueError, InvalidDocument, ValidationError) as error:
+        given = parse(Prices, json.loads(path.read_text()))
+    except (OSError, ValueError) as error:  # InvalidDocument is a ValueError too
         raise ValueError(f"the price table {path} can't be used: {error}") from error
     return given.model_copy(update={"types": prices.types | given.types})
+
+
+def checked(path: Path | None) -> Path | None:
+    """The path of a table that can be used: for settings. Raises ValueError as `load` does."""
+    load(path)
+    return path
 
 
 def bill(attempts: Iterable[Attempt], prices: Prices, now: float) -> Bill:

@@ -106,8 +106,9 @@ class Prometheus(Server):
         targets: dict[str, str],
         rules: dict[str, Any] | Path | None = None,
         alertmanager: Alertmanager | None = None,
+        api: str = "",
     ) -> None:
-        """targets: path → host:port; scraped each second. rules: a rule file, or its content."""
+        """targets: path → host:port, scraped each second. rules: a rule file, or its content. api: its host:port."""
         files = (
             [] if rules is None else [str(rules if isinstance(rules, Path) else self.configure(rules, "rules.yaml"))]
         )
@@ -124,7 +125,7 @@ class Prometheus(Server):
                         "honor_labels": True,
                         "static_configs": [{"targets": [target]}],
                     }
-                    for number, (path, target) in enumerate(targets.items())
+                    for number, (path, target) in enumerate([*targets.items(), *([("/metrics", api)] if api else [])])
                 ],
             }
         )

@@ -27,9 +27,10 @@ from tests.unit.packaging.chart import (
     placed,
     pod_specs,
 )
-from tests.unit.packaging.value_sets import EVERYTHING, SETS
+from tests.unit.packaging.value_sets import EVERYTHING, MONITORED, SETS
 
 from muster.api.settings import Settings as ApiSettings
+from muster.contract.prices import load
 from muster.contract.spec import TrainingJob
 from muster.operator.kubernetes.settings import TOLERATIONS, KubernetesSettings
 
@@ -48,6 +49,10 @@ CHANGES: dict[str, Any] = {
     "operator.logLevel": "debug",
     "operator.logFormat": "console",
     "operator.awsRoleArn": "",
+    "operator.prometheus.url": "",
+    "operator.webhook.existingSecret": "",
+    "operator.webhook.key": "other",
+    "prices": {"p4d.24xlarge": {"spot": 1}},
     "operator.env": [],
     "operator.envFrom": [],
     "operator.resources.requests.cpu": "2",
@@ -298,7 +303,7 @@ def test_pods_pass_the_restricted_standard(rendered: dict[str, list[Object]]) ->
                     "capabilities": {"drop": ["ALL"]},
                 }, name
             kinds = {key for volume in spec.get("volumes", ()) for key in volume} - {"name"}
-            assert kinds <= {"emptyDir", "projected", "persistentVolumeClaim"}, name
+            assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}, name
 
 
 def test_no_service_writes_into_our_environment(rendered: dict[str, list[Object]]) -> None:
@@ -309,11 +314,25 @@ def test_no_service_writes_into_our_environment(rendered: dict[str, list[Object]
         assert specs
 
 
-def test_the_operator_reads_its_settings_as_meant(chart: Chart, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def prices(chart: Chart, tmp_path: Path) -> Path:
+    """The table of prices, as it would be mounted."""
+    path = tmp_path / "prices.json"
+    path.write_text(chart.find(EVERYTHING, "ConfigMap", "muster-prices")["data"]["prices.json"])
+    return path
+
+
+def test_the_operator_reads_its_settings_as_meant(chart: Chart, prices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (container,) = pod_specs(chart.objects(EVERYTHING))["muster-operator"]["containers"]
     for name, value in environment(container).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MUSTER_OPERATOR_PRICES_FILE", str(prices))
     settings = KubernetesSettings()
+    assert load(settings.prices_file).types["p5.48xlarge"].spot == 20.5
+    assert settings.prometheus_url == "http://prometheus.monitoring:9090"
+    mounted = [Path(mount["mountPath"]) for mount in container["volumeMounts"]]
+    assert settings.webhook_token_file is not None
+    assert settings.webhook_token_file.parent in mounted
     assert settings.namespace == "muster-system"
     assert settings.image == "registry.example.com/ml/muster-trainer:0.1.0"
     assert settings.checkpoint_uri == "s3://ckpt/muster"
@@ -334,16 +353,17 @@ def test_unset_values_leave_the_operators_defaults(chart: Chart, monkeypatch: py
     assert (settings.tolerations, settings.checkpoint_uri) == (TOLERATIONS, "")
 
 
-def test_the_api_reads_its_settings_as_meant(chart: Chart, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_reads_its_settings_as_meant(chart: Chart, prices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (container,) = pod_specs(chart.objects(EVERYTHING))["muster-api"]["containers"]
     told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_")}
     assert told == {
         f"MUSTER_API_{name}" for name in
-        ("CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN")
+        ("CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN", "PRICES_FILE")
     }  # fmt: skip
     for name, value in environment(container).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MUSTER_API_DATABASE_URL", "postgresql://muster:secret@db/muster")
+    monkeypatch.setenv("MUSTER_API_PRICES_FILE", str(prices))
     monkeypatch.setenv("MUSTER_API_BOOTSTRAP_TOKEN", f"muster_{'a' * 32}")
     settings = ApiSettings()
     assert (settings.cluster, settings.auth, settings.port) == ("kubernetes", True, 8642)
@@ -383,6 +403,16 @@ def test_the_api_keeps_its_history(chart: Chart, api: Object, replicas: int, str
 def test_an_api_that_could_not_work_is_refused(chart: Chart, api: Object, why: str) -> None:
     with pytest.raises(Refused, match=re.escape(why)):
         chart.text({"api": api})
+
+
+def test_workers_are_scraped_where_they_listen(chart: Chart) -> None:
+    """In every namespace, by the label and the named port that the operator gives each of them."""
+    spec = chart.find(MONITORED, "PodMonitor", "muster-workers")["spec"]
+    pod = yaml.safe_load((ROOT / "tests/contract/golden/gpu-builtin.yaml").read_text())
+    assert spec["namespaceSelector"] == {"any": True}
+    assert {entry["key"] for entry in spec["selector"]["matchExpressions"]} <= set(pod["metadata"]["labels"])
+    (container,) = pod["spec"]["containers"]
+    assert spec["podMetricsEndpoints"][0]["port"] in [port["name"] for port in container["ports"]]
 
 
 def test_the_api_may_handle_jobs_and_nothing_else(chart: Chart) -> None:

@@ -16,6 +16,7 @@ from muster.agent.gpus import Reading
 from muster.agent.metrics import _GPU
 from muster.agent.metrics import Metrics as AgentMetrics
 from muster.api.observability import Metrics as ApiMetrics
+from muster.contract.prices import load
 from muster.contract.signals import TrainerPhase
 from muster.contract.status import Cause, CheckpointStatus, GoodputState, Ledger, Phase, Progress, Restarts
 from muster.operator.core.fleet import JobSummary
@@ -73,7 +74,7 @@ def agent_metrics() -> AgentMetrics:
 def metrics() -> dict[str, tuple[str, ...]]:
     """Series name → labels, of the programs' own registries, of recording rules, and of what scraping adds."""
     operator = OperatorMetrics()
-    operator.show_jobs(lambda: {"Running": 1}, lambda: [a_job()])
+    operator.show_jobs(lambda: {"Running": 1}, lambda: [a_job()], load())
     trainer = TrainerMetrics(0, lambda: beat(1, 5))
     # Registered by the Kubernetes world, where a client is needed to make it.
     found: dict[str, tuple[str, ...]] = {"muster_operator_api_calls_total": ("verb", "resource")}
@@ -87,7 +88,7 @@ def metrics() -> dict[str, tuple[str, ...]]:
                 found |= {name + suffix: (*labels, "le") if suffix == "_bucket" else labels for suffix in series}
         found |= {sample.name: tuple(sample.labels) for family in registry.collect() for sample in family.samples}
     place = ("job_uid", "job_name", "job_namespace", "attempt", "worker", "rank")
-    added = {"trainer": place, "agent": ("instance",)}
+    added = {"trainer": place, "agent": ("node",)}
     found = {name: (*labels, *added.get(name.split("_")[1], ())) for name, labels in found.items()}
     return found | {rule["record"]: place for rule in rules() if "record" in rule}
 

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from muster.contract.kubernetes import Connection, NoCluster, connect
+from muster.contract.prices import load
 from muster.operator.kubernetes.client import Client
 from muster.operator.kubernetes.events import Events
 from muster.operator.kubernetes.leader import Leader, LeadershipLost
@@ -120,7 +121,7 @@ async def _lead(
         settings.silence_seconds,
         settings.report_port,
     )
-    metrics.show_jobs(world.phases, world.known)
+    metrics.show_jobs(world.phases, world.known, load(settings.prices_file))
     metrics.registry.register(_Agents(world.nodes.agents))
     events = Events(client, identity)
     port = server.server_address[1]
@@ -190,13 +191,15 @@ class _Agents(Collector):
 
 
 class _Calls(Collector):
-    """muster_operator_api_calls_total{verb}."""
+    """muster_operator_api_calls_total{verb,resource}."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def collect(self) -> list[CounterMetricFamily]:
-        family = CounterMetricFamily("muster_operator_api_calls", "Calls to the API server", labels=["verb"])
-        for verb, count in self._client.calls.items():
-            family.add_metric([verb], count)
+        family = CounterMetricFamily(
+            "muster_operator_api_calls", "Calls to the API server", labels=["verb", "resource"]
+        )
+        for (verb, resource), count in self._client.calls.items():
+            family.add_metric([verb, resource], count)
         return [family]

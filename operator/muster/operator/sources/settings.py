@@ -1,4 +1,4 @@
-"""Where to find the sources. The same in every world."""
+"""Where to find what lies outside of the worlds: other sources, and prices. The same in every world."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 from pydantic_settings import BaseSettings
+
+from muster.contract.prices import checked
 
 
 def _address(text: str) -> str:
@@ -20,9 +22,10 @@ def _address(text: str) -> str:
 class SourceSettings(BaseSettings):
     """prometheus_url: empty: it is not asked. prometheus_token_file: for its bearer authentication, if it wants one.
     webhook_token_file: holds the token that Alertmanager must show; without one the webhook is closed. Both files are
-    read each time, so that they may be rotated.
+    read each time, so that they may be rotated. prices_file: a table (JSON) that is laid over the built-in one.
     """
 
     prometheus_url: Annotated[str, AfterValidator(_address)] = ""
     prometheus_token_file: Path | None = None
     webhook_token_file: Path | None = None
+    prices_file: Annotated[Path | None, AfterValidator(checked)] = None

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
 
 from muster.api.jobs import service
-from muster.api.jobs.examples import ATTEMPTS
+from muster.api.jobs.examples import ATTEMPTS, ROW
 from muster.api.jobs.routes import JobId, reads
+from muster.api.jobs.schemas import cost_document
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
 from muster.api.services import Here
-from muster.api.tables import AttemptRow
+from muster.api.tables import AttemptRow, JobRow
 from muster.contract.base import dump
+from muster.contract.prices import Bill, Prices, load
 from muster.contract.status import Attempt
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
 class AttemptList(Reply):
+    """costs: of each item, in the same order. cost: of all."""
+
     items: list[Attempt]
+    costs: list[Bill]
+    cost: Bill
+
+
+_EMPTY = Attempt(number=0, created_at=0.0).model_dump(mode="json", by_alias=True)
+
+
+def _document(job: JobRow, attempts: list[dict[str, Any]], prices: Prices) -> dict[str, Any]:
+    return {
+        "items": [{**_EMPTY, **attempt} for attempt in attempts],
+        "costs": [cost_document(job.status, [attempt], prices) for attempt in attempts],
+        "cost": cost_document(job.status, attempts, prices),
+    }
 
 
 @router.get(
@@ -29,18 +48,15 @@ class AttemptList(Reply):
     dependencies=[reads],
     summary="List a job's attempts",
     responses={
-        200: shown({"items": [dump(attempt) for attempt in ATTEMPTS]}, "Every attempt, oldest first"),
+        200: shown(_document(ROW, [dump(attempt) for attempt in ATTEMPTS], load()), "Every attempt, oldest first"),
         **problems("job_not_found"),
     },
 )
 async def attempts(here: Here, job_id: JobId) -> JSONResponse:
     """Each life of the gang: where it ran, from which step, how it ended, what it cost. The status keeps only fifty."""
-    await service.find(here, job_id)
+    job = await service.find(here, job_id)
     async with here.database.read() as session:
         rows = (
             await session.scalars(select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number))
         ).all()
-    return JSONResponse({"items": [{**_EMPTY, **row.body} for row in rows]})
-
-
-_EMPTY = Attempt(number=0, created_at=0.0).model_dump(mode="json", by_alias=True)
+    return JSONResponse(_document(job, [row.body for row in rows], here.prices))

@@ -9,6 +9,7 @@ from muster.api.jobs.submission import Draft
 from muster.api.openapi import EXAMPLE_JOB
 from muster.api.tables import JobRow
 from muster.contract.base import dump
+from muster.contract.prices import load
 from muster.contract.signals import Cause
 from muster.contract.spec import parse_job
 from muster.contract.status import (
@@ -44,6 +45,10 @@ ATTEMPTS = (
         number=1,
         created_at=_AT + 1,
         nodes=("node-0", "node-1"),
+        workers=2,
+        gpus_per_worker=1,
+        instance_type="p5.48xlarge",
+        capacity="on-demand",
         world_size=2,
         first_step_at=_AT + 9,
         ended_at=_AT + 95,
@@ -54,7 +59,16 @@ ATTEMPTS = (
         message=FAILURE.message,
     ),
     Attempt(
-        number=2, created_at=_AT + 97, nodes=("node-0", "node-1"), world_size=2, resume_step=80, first_step_at=_AT + 105
+        number=2,
+        created_at=_AT + 97,
+        nodes=("node-0", "node-1"),
+        workers=2,
+        gpus_per_worker=1,
+        instance_type="p5.48xlarge",
+        capacity="on-demand",
+        world_size=2,
+        resume_step=80,
+        first_step_at=_AT + 105,
     ),
 )
 STATUS = JobStatus(
@@ -96,7 +110,7 @@ ROW = JobRow(
     status=dump(STATUS),
     finished_at=None,
 )
-JOB: dict[str, Any] = job_document(ROW)
+JOB: dict[str, Any] = job_document(ROW, load())
 JOB_LIST: dict[str, Any] = {"items": [job_summary(ROW)], "nextCursor": None}
 PLAN: dict[str, Any] = plan_document(Draft(_SUBMISSION.name, "default", _SUBMISSION.labels, _SUBMISSION.spec), [])
 UID, AT = _UID, _AT

@@ -121,7 +121,7 @@ def _labels(given: list[str] | None) -> tuple[tuple[str, str], ...]:
 )
 async def get_job(here: Here, job_id: JobId) -> JSONResponse:
     """What was asked for (spec, all defaults filled in) and what is (status)."""
-    return JSONResponse(job_document(await service.find(here, job_id)))
+    return JSONResponse(job_document(await service.find(here, job_id), here.prices))
 
 
 Verb = Literal["cancel", "suspend", "resume"]
@@ -130,7 +130,7 @@ _VERBS: dict[str, Any] = {"cancel": service.cancel, "suspend": service.suspend, 
 
 def _add_verb(verb: Verb, summary: str, story: str) -> None:
     async def act(here: Here, job_id: JobId) -> JSONResponse:
-        return JSONResponse(job_document(await _VERBS[verb](here, job_id)))
+        return JSONResponse(job_document(await _VERBS[verb](here, job_id), here.prices))
 
     router.post(
         f"/{{job_id}}:{verb}",

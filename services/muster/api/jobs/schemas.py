@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from muster.api.jobs.submission import Draft
@@ -13,8 +14,9 @@ from muster.api.reply import Reply
 from muster.api.tables import JobRow
 from muster.contract.base import Problem, dump
 from muster.contract.names import GROUP, KIND, VERSION
+from muster.contract.prices import Bill, Prices, bill
 from muster.contract.spec import JobSpec
-from muster.contract.status import JobStatus
+from muster.contract.status import Attempt, JobStatus
 
 API_VERSION = f"{GROUP}/{VERSION}"
 
@@ -64,7 +66,9 @@ class JobMetadata(Reply):
 
 
 class Job(Reply):
-    """spec: with all defaults; values of secret-looking variables are shown as ***. handed_over: the cluster has it."""
+    """spec: with all defaults; values of secret-looking variables are shown as ***. cost: of the attempts in the
+    status, as far as its ledger is closed. handed_over: the cluster has it.
+    """
 
     id: str
     api_version: str = API_VERSION
@@ -72,6 +76,7 @@ class Job(Reply):
     metadata: JobMetadata
     spec: JobSpec
     status: JobStatus
+    cost: Bill
     handed_over: bool
 
 
@@ -153,7 +158,7 @@ class Plan(Reply):
     warnings: list[Finding]
 
 
-def job_document(row: JobRow) -> dict[str, Any]:
+def job_document(row: JobRow, prices: Prices) -> dict[str, Any]:
     """Job as plain data: it is read and sent often, and its parts were validated when they came in."""
     return {
         "id": row.id,
@@ -169,8 +174,23 @@ def job_document(row: JobRow) -> dict[str, Any]:
         },
         "spec": redact_spec(row.spec),
         "status": status_document(row.status),
+        "cost": cost_document(row.status, row.status.get("attempts") or (), prices),
         "handedOver": row.relayed_version >= row.spec_version,
     }
+
+
+def cost_document(status: dict[str, Any], attempts: Iterable[dict[str, Any]], prices: Prices) -> dict[str, Any]:
+    """Bill of these attempts. Those that a newer version wrote in words that we don't know are left out, and said."""
+    known, unknown = [], 0
+    for raw in attempts:
+        try:
+            known.append(Attempt.model_validate(raw))
+        except ValidationError:
+            unknown += 1
+    made = bill(known, prices, float((status.get("ledger") or {}).get("since") or 0.0))
+    if unknown:
+        made = made.model_copy(update={"gaps": (*made.gaps, f"{unknown} attempts that this version can't read")})
+    return made.model_dump(mode="json", by_alias=True)
 
 
 def status_document(raw: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from muster.api.services import Services
 from muster.api.tables import JobRow
 from muster.contract.base import dump
 from muster.contract.names import JOB_NAME
+from muster.contract.prices import Prices
 from muster.contract.spec import Submission
 from muster.contract.status import JobStatus, Phase
 
@@ -90,7 +91,7 @@ async def _store(session: AsyncSession, drafted: Draft, attempted: Attempted | N
     data = {"name": job.name, "namespace": job.namespace} | ({"clonedFrom": origin} if origin else {})
     created = Happening(EventType.JOB_CREATED, now, f"job {job.name} was submitted", data=data)
     row = await repository.insert(session, job, created)
-    document = job_document(row)
+    document = job_document(row, Prices())  # nothing has been spent yet
     idempotency.remember(session, attempted, row.id, document)
     return Submitted(document, replayed=False)
 
