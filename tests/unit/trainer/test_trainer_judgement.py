@@ -154,7 +154,7 @@ def test_own_work_leaves_the_waits_out() -> None:
 
     class Layer(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(0.02)  # not a wait: the layer's work
+            time.sleep(0.02)  # not a wait: is the layer's work
             return x
 
     class Model(nn.Module):
@@ -168,14 +168,14 @@ def test_own_work_leaves_the_waits_out() -> None:
             return x
 
     def gather(*_: object) -> None:
-        time.sleep(0.1)  # not a wait: the peers'
+        time.sleep(0.1)  # not a wait: stands in for the peers' delay
 
     model = Model()
     for layer in model.layers:
         layer.register_forward_pre_hook(gather, prepend=True)
     pace = Pace(torch.device("cpu"), model, list(model.layers))
     with pace.working():
-        time.sleep(0.01)  # not a wait: the work outside
+        time.sleep(0.01)  # not a wait: is the work outside the layers
         model(torch.zeros(1))
     model(torch.zeros(1))  # a recomputation, or an evaluation
     assert 0.05 <= pace.seconds() < 0.1

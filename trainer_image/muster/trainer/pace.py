@@ -104,7 +104,8 @@ class Stragglers:
             return
         work = np.asarray(seconds)
         ratios = work / _medians_of_the_others(work)
-        self._changes.extend(np.abs(ratios - self._window[-1])[:RANKS_LISTENED_TO].tolist())
+        changes = np.log(ratios[:RANKS_LISTENED_TO] / self._window[-1][:RANKS_LISTENED_TO])
+        self._changes.extend(np.abs(changes).tolist())
         self._window = np.vstack((self._window[1:], ratios))
         known = {entry.rank: entry for entry in self.slow}
         suspects = {*known, *np.flatnonzero(ratios >= SLOW_EACH).tolist()} if known or ratios.max() >= SLOW_EACH else ()
@@ -116,12 +117,12 @@ class Stragglers:
         score = float(np.median(mine))
         if before is not None:
             return before.model_copy(update={"ratio": round(score, 2)}) if score > WELL_AGAIN else None
-        if score < SLOW or mine.min() < SLOW_EACH or score - 1 < DEVIATIONS * self._noise():
+        if score < SLOW or mine.min() < SLOW_EACH or math.log(score) < DEVIATIONS * self._noise():
             return None
         return SlowRank(rank=rank, ratio=round(score, 2), since_step=max(1, step - WINDOW))
 
     def _noise(self) -> float:
-        """Standard deviation of a ratio from step to step, robustly; a rank that becomes slow moves it but once."""
+        """Standard deviation of a ratio's logarithm from step to step, robustly; who becomes slow moves it but once."""
         return 1.4826 * statistics.median(self._changes) / math.sqrt(2)
 
 

@@ -26,6 +26,7 @@ REPORT_PORT = "MUSTER_REPORT_PORT"
 POD_IP = "MUSTER_POD_IP"
 TERMINATION_LOG = "MUSTER_TERMINATION_LOG"
 LAST_HEARTBEAT = "lastHeartbeat"  # a key beside those of WorkerExit
+NOT_LAST = ("stands", "memory", "slowRanks", "lastSkipped")  # what nobody asks of a rank that has ended
 TERMINATION_BYTES_MAX = 4_096  # the kubelet keeps no more of a termination message
 
 
@@ -58,6 +59,7 @@ def last_words(end: WorkerExit) -> str:
     """The record, with the last heartbeat of the worker's first rank: nobody can ask for it any more."""
     beats = heartbeats(Path(os.environ.get(Env.WORKER_DIR) or "."))
     beat = min(beats, key=lambda each: each.get("rank", 0), default=None)
+    beat = {name: value for name, value in beat.items() if name not in NOT_LAST} if beat else None
     extra = json.dumps({LAST_HEARTBEAT: beat}, separators=(",", ":"))[1:] if beat else ""
     if not extra or len(extra.encode()) > TERMINATION_BYTES_MAX // 2:
         return fitting(end, TERMINATION_BYTES_MAX)
