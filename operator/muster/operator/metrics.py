@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -13,7 +14,7 @@ from muster.contract.status import Phase
 from muster.operator.core.decision import Action, Decision
 from muster.operator.core.fleet import JobSummary
 from muster.operator.core.observed import Observed, Reservation
-from muster.operator.job_metrics import JobMetrics
+from muster.operator.job_metrics import job_page
 from muster.operator.runner import Listener
 from muster.operator.server import Page
 
@@ -26,6 +27,7 @@ class Metrics(Listener):
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._job_page: Callable[[], str] = str  # nothing, until `show_jobs`
         self._decisions = self._counter("decisions", "Decisions made, by their code", "code")
         self._writes = self._counter("status_writes", "Statuses written")
         self._attempts = self._counter("attempts", "Attempts begun")
@@ -47,7 +49,7 @@ class Metrics(Listener):
         self._questions = self._counter("prometheus_queries", "Questions to Prometheus, by how they ended", "outcome")
 
     def page(self) -> Page:
-        return Page(CONTENT_TYPE_LATEST, generate_latest(self.registry))
+        return Page(CONTENT_TYPE_LATEST, generate_latest(self.registry) + self._job_page().encode())
 
     def alert(self, outcome: str) -> None:
         """An alert came in at the webhook."""
@@ -89,7 +91,7 @@ class Metrics(Listener):
     ) -> None:
         """Let the scrape ask how many jobs are in each phase, and how each of them is."""
         self.registry.register(_Jobs(phases))
-        self.registry.register(JobMetrics(jobs, prices))
+        self._job_page = lambda: job_page(jobs(), prices, time.time())
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"muster_operator_{name}", help, labels, registry=self.registry)

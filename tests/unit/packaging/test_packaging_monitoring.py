@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from tests.tidy.repository import ROOT
 from tests.unit.core.seen import NOW, beat, running
 from tests.unit.packaging.chart import CHART, Chart
@@ -87,6 +88,8 @@ def metrics() -> dict[str, tuple[str, ...]]:
                 )
                 found |= {name + suffix: (*labels, "le") if suffix == "_bucket" else labels for suffix in series}
         found |= {sample.name: tuple(sample.labels) for family in registry.collect() for sample in family.samples}
+    page = operator.page().body.decode()
+    found |= {s.name: tuple(s.labels) for family in text_string_to_metric_families(page) for s in family.samples}
     place = ("job_uid", "job_name", "job_namespace", "attempt", "worker", "rank")
     added = {"trainer": place, "agent": ("node",)}
     found = {name: (*labels, *added.get(name.split("_")[1], ())) for name, labels in found.items()}

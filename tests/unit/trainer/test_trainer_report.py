@@ -8,6 +8,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
 from tests.polling import eventually
 
 from muster.contract.signals import WorkerExit
@@ -33,6 +35,33 @@ def test_heartbeats_are_served_and_rubbish_is_left_out(tmp_path: Path, monkeypat
     report.serve_reports(tmp_path)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/heartbeats", timeout=10) as reply:
         assert json.load(reply) == {"jobUid": "uid", "heartbeats": [{"rank": 0}]}
+
+
+def test_the_ranks_metrics_are_served_at_the_one_port_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = {}
+    for rank in range(2):
+        registry = CollectorRegistry()
+        Gauge("loss", "Loss", registry=registry).set(rank)
+        server, _ = start_http_server(0, "127.0.0.1", registry)
+        ports[rank] = server.server_port
+    for rank, port in {**ports, 2: free_port()}.items():  # rank 2 is gone
+        (tmp_path / f"rank-{rank}.json").write_text(json.dumps({"rank": rank, "metricsPort": port}))
+    (tmp_path / "rank-3.json").write_text('{"rank": 3}')  # does not serve yet
+    port = free_port()
+    place = {"REPORT_PORT": str(port), "POD_IP": "127.0.0.1", "JOB": "llama", "JOB_UID": "uid", "ATTEMPT": "2"}
+    for name, value in (place | {"WORKER": "1"}).items():
+        monkeypatch.setenv(f"MUSTER_{name}", value)
+    report.serve_reports(tmp_path)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+        assert reply.headers["Content-Type"].startswith("text/plain")
+        (family,) = text_string_to_metric_families(reply.read().decode())
+    labels = {"job_name": "llama", "job_uid": "uid", "attempt": "2", "worker": "1"}
+    assert [(sample.labels, sample.value) for sample in family.samples] == [
+        (labels | {"rank": "0"}, 0.0),
+        (labels | {"rank": "1"}, 1.0),
+    ]
 
 
 def test_a_rank_that_is_stopped_cannot_say_so_itself(tmp_path: Path) -> None:
