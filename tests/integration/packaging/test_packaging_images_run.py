@@ -128,7 +128,7 @@ def test_the_operator_says_what_it_misses(container: Container) -> None:
 def test_the_api_gets_ready_and_the_command_line_finds_it(container: Container) -> None:
     done = container.run("python", "-c", API, MUSTER_API_STATE="/tmp/state")
     assert done.returncode == 0, done.stderr
-    assert "No jobs" in done.stdout
+    assert "No jobs." in done.stderr
 
 
 @pytest.mark.parametrize("container", ["trainer"], indirect=True)
