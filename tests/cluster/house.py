@@ -38,6 +38,7 @@ class House:
         self.client = Client(from_kubeconfig(yaml.safe_load, plane.kubeconfig), agent="tests")
         self.do(self.client.__aenter__())
         self.kubelets = Kubelets(self.client, folder / "pods")
+        self.do(self.kubelets.serve_logs(plane.folder / "apiserver.crt", plane.folder / "apiserver.key"))
         self._kubelets = asyncio.run_coroutine_threadsafe(self.kubelets.run(), self._loop)
         self.operators: list[subprocess.Popen[bytes]] = []
 
@@ -102,8 +103,14 @@ class House:
 
     # --- the operator ---
 
-    def start_operator(self, identity: str = "first", server: str = "", **environment: str) -> subprocess.Popen[bytes]:
-        """With its own service account's token and the chart's RBAC; returns when it leads or waits."""
+    def start_operator(
+        self,
+        identity: str = "first",
+        server: str = "",
+        program: tuple[str, ...] = ("-m", "muster.operator"),
+        **environment: str,
+    ) -> subprocess.Popen[bytes]:
+        """With its own service account's token and the chart's RBAC."""
         kubeconfig = self.folder / f"operator{'-by-proxy' if server else ''}.kubeconfig"
         if not kubeconfig.exists():
             request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
@@ -118,7 +125,7 @@ class House:
         }  # fmt: skip
         with open(self.log, "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "muster.operator", "--world", "kubernetes", "--kubeconfig", str(kubeconfig)],
+                [sys.executable, *program, "--world", "kubernetes", "--kubeconfig", str(kubeconfig)],
                 env=os.environ | settings | environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         self.operators.append(process)

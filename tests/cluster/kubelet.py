@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from aiohttp import web
 
 from muster.operator.kubernetes import paths
 from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object
@@ -44,8 +47,37 @@ class Kubelets:
         self._nodes: dict[str, Object] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._addresses = itertools.count(2)
-        self._ports = itertools.count(24_000 + os.getpid() % 500 * 8)
+        self._ports = itertools.count(24_000 + os.getpid() % 500 * 8, 4)  # a gang's preflight meets beside its port
         self._rendezvous: dict[tuple[str, str], int] = {}
+        self._log_port = 0
+        self._web: web.AppRunner | None = None
+
+    async def serve_logs(self, certificate: Path, key: Path) -> None:
+        """As the API server asks a kubelet for them: `kubectl logs`, followed or not."""
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(certificate, key)
+        app = web.Application()
+        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._log)
+        self._web = web.AppRunner(app)
+        await self._web.setup()
+        site = web.TCPSite(self._web, "127.0.0.1", 0, ssl_context=tls)
+        await site.start()
+        self._log_port = int(self._web.addresses[0][1])
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        pod = self.of(request.match_info["pod"])
+        if pod is None or pod.process is None:
+            raise web.HTTPNotFound
+        reply = web.StreamResponse()
+        await reply.prepare(request)
+        with open(pod.folder / "log", "rb") as log:
+            while True:
+                over = pod.process.poll() is not None  # asked before reading, so that nothing is missed
+                if piece := log.read():
+                    await reply.write(piece)
+                elif over or "follow" not in request.query:
+                    return reply
+                await asyncio.sleep(0.05)  # not a wait: a log that is followed
 
     async def run(self) -> None:
         reflector = Reflector(self.client, paths.PODS, self, _ignore, fieldSelector="spec.nodeName!=")
@@ -91,6 +123,8 @@ class Kubelets:
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        if self._web is not None:
+            await self._web.cleanup()
         for pod in self.pods.values():
             pod.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -158,6 +192,9 @@ class Kubelets:
             "lastHeartbeatTime": now(), "lastTransitionTime": now(),
         }  # fmt: skip
         status = {**self._nodes[name], "conditions": [condition]}
+        if self._log_port:
+            status["addresses"] = [{"type": "InternalIP", "address": "127.0.0.1"}]
+            status["daemonEndpoints"] = {"kubeletEndpoint": {"Port": self._log_port}}
         await self.client.patch(f"{paths.NODES}/{name}/status", {"status": status})
 
 

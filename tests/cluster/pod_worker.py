@@ -2,6 +2,7 @@
 
 QUICK_STEP_SECONDS   how long a step takes
 QUICK_EXIT           `attempt:worker:step:code`: that worker ends there with that code
+QUICK_CLOCK_SECONDS  how far the worker's clock is off
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 from muster.contract.base import dump_json
 from muster.contract.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.contract.names import ExitCode
-from muster.contract.signals import Heartbeat, TrainerPhase, WorkerExit
+from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, WorkerExit
 from muster.trainer.report import leave_word, serve_reports
 
 FOLDER = Path(os.environ["MUSTER_WORKER_DIR"])
@@ -30,12 +31,21 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def beat(phase: TrainerPhase, step: int, committed: int | None) -> None:
-    at = time.time()
+    at = time.time() + float(os.environ.get("QUICK_CLOCK_SECONDS", "0"))
     told = Heartbeat(
         attempt=ATTEMPT, rank=WORKER, pid=os.getpid(), phase=phase, step=step, at=at, progressed_at=at,
         started_at=STARTED, last_commit_step=committed,
     )  # fmt: skip
     write_whole(FOLDER / f"rank-{WORKER}.json", dump_json(told))
+
+
+def record(step: int) -> str:
+    return dump_json(
+        StepRecord(
+            attempt=ATTEMPT, step=step, at=time.time(), loss=1 / step, grad_norm=1.0, lr=0.1, tokens=64,
+            tokens_per_second=640.0, step_seconds=0.1, data_wait_seconds=0.0, memory_bytes=1,
+        )
+    )  # fmt: skip
 
 
 def pass_fence() -> None:
@@ -70,6 +80,8 @@ def train() -> int:
             step += 1
             trace.write(f"{ATTEMPT} {WORKER} {step} {time.time()}\n")
             trace.flush()
+            if WORKER == 0:
+                print(record(step), flush=True)
             if step % 5 == 0:
                 committed = commit(step)
             beat(TrainerPhase.STEP, step, committed)

@@ -51,6 +51,9 @@ class Rest:
         with urllib.request.urlopen(request, timeout=30) as reply:
             return json.load(reply)
 
+    def stream(self, path: str) -> Any:
+        return urllib.request.urlopen(f"http://127.0.0.1:{self._port}/api/v1{path}", timeout=60)
+
     def job(self, name: str) -> Any:
         """By name; None while the API does not know it."""
         items = self.ask("GET", "/jobs?namespace=team")["items"]
@@ -94,6 +97,47 @@ def test_a_job_goes_in_by_rest_and_trains(house: House, rest: Rest) -> None:
     assert there["labels"]["muster.dev/job-id"] == made["id"]
     assert (house.checkpoints / made["id"] / "commits").is_dir()
     assert rest.ask("GET", f"/jobs/{made['id']}/attempts")["items"][0]["number"] == 1
+
+
+def test_logs_and_steps_of_pods_are_read_and_outlive_them(house: House, rest: Rest) -> None:
+    made = rest.ask("POST", "/jobs", job("logged", steps=40))
+    house.steps("logged", 3)
+    path = f"/jobs/{made['id']}"
+
+    def lines() -> list[Any]:
+        page = rest.ask("GET", f"{path}/logs?worker=0")
+        return [json.loads(line) for line in page["text"].splitlines()]
+
+    eventually(lambda: len(lines()) >= 3, "the log of a running pod")
+    assert rest.ask("GET", f"{path}/logs?worker=1")["workers"] == [0, 1]
+    house.reaches("logged", "Succeeded")
+    eventually(lambda: not house.pods("logged"), "its pods to be gone")
+    eventually(lambda: rest.phase("logged") == "Succeeded", "the mirror to tell")
+    assert [line["step"] for line in lines()] == list(range(1, 41))
+    history = rest.ask("GET", f"{path}/metrics")
+    assert [point["step"] for point in history["points"]] == list(range(1, 41))
+    assert history["points"][3]["loss"] == 0.25
+
+
+def test_the_last_words_of_a_worker_that_nobody_watched_are_kept(house: House, rest: Rest) -> None:
+    told = {"name": "QUICK_EXIT", "value": "1:1:4:80"}
+    made = rest.ask("POST", "/jobs", job("spoken", steps=40, runtime={"env": [told]}))
+    house.reaches("spoken", "Failed")
+    eventually(lambda: rest.phase("spoken") == "Failed", "the mirror to tell")
+    failure = house.status("spoken")["lastFailure"]
+    assert (failure["worker"], failure["exitCode"]) == (1, 80)
+    page = rest.ask("GET", f"/jobs/{made['id']}/logs?worker=1&attempt=1")
+    assert page["workers"] == [0, 1]
+
+
+def test_a_log_is_streamed_while_its_pod_writes(house: House, rest: Rest) -> None:
+    made = rest.ask("POST", "/jobs", job("streamed", steps=25))
+    house.reaches("streamed", "Running")
+    with rest.stream(f"/jobs/{made['id']}/logs?worker=all&follow=true") as reply:
+        told = [line[6:] for line in (raw.decode().strip() for raw in reply) if line.startswith("data: ")]
+    logged = [json.loads(entry) for entry in told]
+    assert [json.loads(entry["line"])["step"] for entry in logged if "line" in entry] == list(range(1, 26))
+    assert logged[-1]["phase"] == "Succeeded"
 
 
 def test_wishes_reach_the_cluster(house: House, rest: Rest) -> None:

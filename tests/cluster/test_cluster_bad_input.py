@@ -134,6 +134,18 @@ def test_a_namespace_that_is_deleted_while_its_job_runs(cluster: House) -> None:
     cluster.reaches("after", "Succeeded")
 
 
+@pytest.mark.parametrize("seconds", ["-3600", "7200"])
+def test_workers_whose_clocks_are_hours_off_train_to_the_end(cluster: House, seconds: str) -> None:
+    skewed = {"name": "QUICK_CLOCK_SECONDS", "value": seconds}
+    name = f"skewed-{seconds.removeprefix('-')}"
+    cluster.submit(job(name, steps=60, runtime={"env": [skewed]}))
+    cluster.steps(name, 20)
+    assert cluster.status(name)["phase"] == "Running"
+    status = cluster.reaches(name, "Succeeded")
+    assert (status["attempt"], status["restarts"].get("total", 0)) == (1, 0)
+    assert all(0 <= seconds < 300 for seconds in status["ledger"]["seconds"].values())
+
+
 def test_words_of_a_newer_muster_are_left_alone(cluster: House) -> None:
     """Its nodes stay held, and nothing is written; what it says goes back unchanged."""
     cluster.submit(job("newer", steps=10_000))

@@ -162,6 +162,7 @@ def test_a_scheduler_that_is_not_installed_is_named(house: House) -> None:
         "volcano": "Volcano's PodGroup is not installed in this cluster",
         "coscheduling": "the coscheduling plugin's PodGroup (scheduler-plugins) is not installed in this cluster",
         "kai": "KAI's PodGroup is not installed in this cluster",
+        "kueue": "Kueue is not installed in this cluster",
     }
     try:
         for kind, reason in words.items():

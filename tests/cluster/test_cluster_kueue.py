@@ -131,3 +131,11 @@ def test_a_job_without_a_queue_is_told(cluster: House) -> None:
     eventually(lambda: "no queue is named" in cluster.status("queueless").get("because", ""), "the reason")
     cluster.change("queueless", {"cancel": True})
     cluster.reaches("queueless", "Cancelled")
+
+
+def test_a_queue_that_does_not_exist_is_named(cluster: House) -> None:
+    cluster.submit(job("astray", "nowhere", steps=5))
+    eventually(lambda: "LocalQueue nowhere doesn't exist" in cluster.status("astray").get("because", ""), "the queue")
+    assert cluster.status("astray")["code"] == "AwaitingScheduler"
+    cluster.change("astray", {"cancel": True})
+    cluster.reaches("astray", "Cancelled")

@@ -58,7 +58,7 @@ def test_a_gang_waits_for_capacity_and_starts_as_one(life: House) -> None:
 
 
 def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
-    """A quota refuses the second pod: the first one waits behind its gate, and the reason is told."""
+    """A quota refuses the second pod: the first one is taken back and waits behind a gate, and the reason is told."""
     life.namespace("tight")
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}, "spec": {"hard": {"pods": "1"}}}
     life.do(life.client.create(paths.core("tight", "resourcequotas"), quota))
@@ -73,12 +73,15 @@ def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
         return "exceeded quota" in life.status("whole", "tight").get("because", "")
 
     eventually(told, "the quota to be named")
-    (pod,) = life.pods("whole", "tight")
-    assert pod["spec"]["schedulingGates"] == [{"name": "muster.dev/gang"}]
-    assert "nodeName" not in pod["spec"]
+
+    def held() -> bool:
+        (pod,) = life.pods("whole", "tight")
+        return pod["spec"].get("schedulingGates") == [{"name": "muster.dev/gang"}] and "nodeName" not in pod["spec"]
+
+    eventually(held, "the one pod to wait behind its gate")
     more = {"spec": {"hard": {"pods": "2"}}}
     life.do(life.client.patch(paths.core("tight", "resourcequotas", "two"), more))
-    life.reaches("whole", "Succeeded", namespace="tight")
+    assert life.reaches("whole", "Succeeded", namespace="tight")["attempt"] == 1
 
 
 def test_suspend_and_resume(life: House) -> None:

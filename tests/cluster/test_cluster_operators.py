@@ -3,12 +3,14 @@
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.cluster.house import House, quick_job
 from tests.cluster.proxy import Call, Proxy
 from tests.polling import eventually
+
+from muster.operator.kubernetes import paths
 
 NODES = {"node.kubernetes.io/instance-type": "ops"}
 OPS = {"instanceTypes": ["ops"]}
@@ -20,10 +22,11 @@ WRITES = {
     "finalizer": ("PATCH", "/trainingjobs/"),
     "service": ("POST", "/services"),
     "pod": ("POST", "/pods"),
-    "gate": ("PATCH", "/pods/"),
     "removal": ("DELETE", "/pods"),
     "event": ("POST", "/events"),
 }
+# And those of a gang that a quota lets in only in part: what was made is taken back, then held, then let go together.
+GATED = {"taking back": ("DELETE", "/pods/quota-"), "gate": ("PATCH", "/pods/quota-")}
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +46,12 @@ def alone(house: House, proxy: Proxy) -> Iterator[None]:
     house.stop_operators()
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_operator_killed_at_every_kind_of_write_costs_the_job_nothing(house: House, proxy: Proxy, when: str) -> None:
-    """At the first write of each kind the operator is killed, before the API server got it or before the answer came;
-    the next operator goes on. The job must not lose an attempt, nor train twice.
-    """
-    left = dict(WRITES)
-    killed = threading.Event()
-    operators: list[subprocess.Popen[bytes]] = []
+def trap(
+    left: dict[str, tuple[str, str]], operators: "list[subprocess.Popen[bytes]]", killed: threading.Event
+) -> Callable[[Call], bool]:
+    """Kills the newest operator at the first write of each kind."""
 
-    def trap(call: Call) -> bool:
+    def spring(call: Call) -> bool:
         for kind, (method, part) in left.items():
             if call.method == method and part in call.path and (kind != "status" or "/trainingjobs/" in call.path):
                 del left[kind]
@@ -61,7 +60,49 @@ def test_an_operator_killed_at_every_kind_of_write_costs_the_job_nothing(house: 
                 return True
         return False
 
-    setattr(proxy, when, trap)
+    return spring
+
+
+def is_held(house: House, name: str, namespace: str) -> bool:
+    (pod,) = house.pods(name, namespace)
+    return bool(pod["spec"].get("schedulingGates")) and "nodeName" not in pod["spec"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_operator_killed_while_a_quota_holds_half_of_a_gang(house: House, proxy: Proxy, when: str) -> None:
+    namespace, name = f"half-{when}", f"quota-{when}"
+    house.namespace(namespace)
+    quotas = paths.core(namespace, "resourcequotas")
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
+    house.do(house.client.create(quotas, quota))
+    eventually(lambda: "hard" in house.get(f"{quotas}/one").get("status", {}), "a counted quota")
+    left, killed, operators = dict(GATED), threading.Event(), []  # type: ignore[var-annotated]
+    setattr(proxy, when, trap(left, operators, killed))
+    operators.append(house.start_operator(server=proxy.server))
+    document = quick_job(name, steps=5, gang=OPS)
+    document["metadata"]["namespace"] = namespace
+    house.submit(document)
+    for expected in (1, 0):
+        if not expected:
+            eventually(lambda: is_held(house, name, namespace), "the one pod to wait behind its gate", 60)
+            house.do(house.client.patch(f"{quotas}/one", {"spec": {"hard": {"pods": "2"}}}))
+        eventually(killed.is_set, f"a death; not met yet: {set(left)}\n{house.tail()}", 90)
+        assert len(left) == expected
+        killed.clear()
+        operators[-1].wait()
+        operators.append(house.start_operator(server=proxy.server))
+    house.reaches(name, "Succeeded", 90, namespace)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_operator_killed_at_every_kind_of_write_costs_the_job_nothing(house: House, proxy: Proxy, when: str) -> None:
+    """At the first write of each kind the operator is killed, before the API server got it or before the answer came;
+    the next operator goes on. The job must not lose an attempt, nor train twice.
+    """
+    left = dict(WRITES)
+    killed = threading.Event()
+    operators: list[subprocess.Popen[bytes]] = []
+    setattr(proxy, when, trap(left, operators, killed))
     operators.append(house.start_operator(server=proxy.server))
     name = f"killed-{when}"
     uid = house.submit(quick_job(name, steps=25, gang=OPS))

@@ -14,7 +14,7 @@ from tests.unit.kubernetes.making import make_job
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes.gangs.choice import all_gangs, gang_ref
 from muster.operator.kubernetes.gangs.protocol import Unserved
-from muster.operator.kubernetes.render import Site, Unrenderable, pin, render_pod, render_service
+from muster.operator.kubernetes.render import Site, Unrenderable, pin, render_claims, render_pod, render_service
 
 GOLDEN = Path(__file__).parent / "golden"
 # conftest takes MUSTER_ variables out of the environment, so the wish to write has a name of its own.
@@ -63,6 +63,16 @@ def test_a_cpu_worker_with_all_that_a_job_can_say() -> None:
     compare("cpu.yaml", render_service(job), render_pod(job, ACTION, SITE, "builtin"))
 
 
+def test_a_worker_whose_devices_are_claimed() -> None:
+    classes = {"gpus": "gpu.nvidia.com", "efa": "efa.networking.k8s.aws"}
+    job = make_job(STATUS, gang=GPUS | {"deviceClasses": classes})
+    compare("gpu-claimed.yaml", render_claims(job), render_pod(job, ACTION, SITE, "builtin", "p6-b200.48xlarge"))
+
+
+def test_devices_of_plugins_are_not_claimed() -> None:
+    assert render_claims(make_job(STATUS, gang=GPUS)) is None
+
+
 @pytest.mark.parametrize("version", ["v1alpha1", "v1beta1"])
 def test_other_versions_of_the_workload_api(version: str) -> None:
     gang = all_gangs(None, version)["workload"]
@@ -87,7 +97,7 @@ def test_a_group_asks_for_all_its_workers(kind: str) -> None:
     GANGS[kind].decorate(pod, gang_ref(job))
     objects = yaml.safe_dump([item.body for item in GANGS[kind].objects(gang_ref(job))])
     counted = {
-        "builtin": pod["spec"].get("schedulingGates") == [{"name": "muster.dev/gang"}],
+        "builtin": GANGS[kind].gate == "muster.dev/gang",  # it holds nodes for all of them before it makes one
         "kueue": pod["metadata"]["annotations"].get("kueue.x-k8s.io/pod-group-total-count") == "2",
         "workload": "minCount: 2" in objects,
     }

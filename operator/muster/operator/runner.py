@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from muster.contract.status import Phase
 from muster.operator.core.admit import admit
 from muster.operator.core.agenda import Agenda
 from muster.operator.core.audit import AuditFailed, audit
@@ -21,6 +22,8 @@ ADMISSION_SECONDS = 15.0  # how often a queue is looked at without news: node re
 IDLE_ADMISSION_SECONDS = 60.0  # the same while nobody waits: running gangs may be able to grow
 WAIT_TEXT_SECONDS = 30.0  # a queued job's words change at most so often, unless their code changes …
 WAIT_TEXTS_PER_SECOND = 20.0  # … and those of a long queue so many at a time: each is a write of a status
+# So long after a write, words about a gang on its way up wait for more of them: mostly the next phase makes them moot.
+PASSING_WORDS_SECONDS = 2.0
 RESYNC_SECONDS = 300.0  # how often every job is looked at, whatever was heard
 
 
@@ -53,6 +56,7 @@ class Runner:
         self.agenda.prefer(FLEET, True)
         self._waits: dict[str, Wait] = {}
         self._told: dict[str, tuple[Wait, float]] = {}  # what each queued job was last told, and when (ticks)
+        self._wrote: dict[str, float] = {}  # when a job's status was last written, or the job first seen (ticks)
         self._distrusted: set[str] = set()  # a conflict showed that what we see lags behind
 
     def notice(self, key: str, ticks: float) -> None:
@@ -89,7 +93,10 @@ class Runner:
         if faults := audit(seen, decision):
             raise AuditFailed(faults)
         if decision.status != seen.status:
+            if (pause := self._pause(seen, decision, ticks)) > 0:
+                return pause
             await self.world.write_status(uid, decision.status, seen.version)
+            self._wrote[uid] = ticks
             self.listener.wrote(seen, decision)
             if _concerns_the_queue(seen, decision):
                 self.agenda.notice(FLEET, ticks)
@@ -150,9 +157,28 @@ class Runner:
                 self._told[uid] = (wait, ticks)
                 self.agenda.notice(uid, ticks)
 
+    def _pause(self, seen: Observed, decision: Decision, ticks: float) -> float:
+        """How long this change of status may wait for the next one; 0: it is written now."""
+        before, after = seen.status, decision.status
+        if before.code == Code.CREATED and after.code == Code.AWAITING_ADMISSION:
+            if seen.uid not in self._wrote:  # the pass over the queue will say more than that it has not come yet
+                self._wrote[seen.uid] = ticks
+                self.agenda.notice(FLEET, ticks)
+        elif not (
+            before.phase is after.phase is Phase.STARTING
+            and after.code in _PASSING
+            and before.suspicion == after.suspicion
+        ):
+            return 0.0
+        return max(0.0, self._wrote.get(seen.uid, ticks - PASSING_WORDS_SECONDS) + PASSING_WORDS_SECONDS - ticks)
+
     def _forget(self, uid: str) -> None:
+        self._wrote.pop(uid, None)
         self._waits.pop(uid, None)
         self._told.pop(uid, None)
+
+
+_PASSING = frozenset({Code.AWAITING_WORKERS, Code.AWAITING_RANKS, Code.AWAITING_SCHEDULER})
 
 
 def _concerns_the_queue(seen: Observed, decision: Decision) -> bool:

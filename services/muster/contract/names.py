@@ -51,6 +51,7 @@ class ExitCode(IntEnum):
     STALE_ATTEMPT = 87
     PEER_LOST = 88  # a collective failed because another rank is gone: the cause lies there
     HUNG = 89  # its ranks did not move any more when they were told to stop, and were killed
+    PREFLIGHT_EXCLUDE = 90  # preflight failed in a way that another try will not mend: leave this node
 
 
 # Files in MUSTER_WORKER_DIR, each replaced whole (written beside, then renamed).

@@ -96,6 +96,15 @@ class Network(Spec):
     nccl: dict[str, str] = {}
 
 
+class DeviceClasses(Spec):
+    """DeviceClasses by which a worker's devices are claimed (Dynamic Resource Allocation), in place of the resources
+    `nvidia.com/gpu` and `vpc.amazonaws.com/efa` of device plugins. gpus: as many as gpus_per_node. efa: all of a node.
+    """
+
+    gpus: Text | None = None
+    efa: Text | None = None
+
+
 class Gang(Spec):
     """nodes: workers, an int or an elastic {min, max}. gpus_per_node 0: CPU and gloo, with processes_per_node ranks."""
 
@@ -108,11 +117,14 @@ class Gang(Spec):
     scheduler: Scheduler = Scheduler()
     topology: Topology = Topology()
     network: Network = Network()
+    device_classes: DeviceClasses = DeviceClasses()
 
     @model_validator(mode="after")
     def _a_rank_per_gpu(self) -> Self:
         if self.gpus_per_node and self.processes_per_node not in (None, self.gpus_per_node):
             raise ValueError(f"processesPerNode {self.processes_per_node} must equal gpusPerNode {self.gpus_per_node}")
+        if not self.gpus_per_node and self.device_classes != DeviceClasses():
+            raise ValueError("deviceClasses: claims devices for GPU workers, and gpusPerNode is 0")
         return self
 
     @property
@@ -149,12 +161,19 @@ DEFAULT_BUDGETS: dict[Cause, int] = {
 }
 
 
+# What each preflight looks at before a gang meets, and what follows when it fails (trainer/preflight.py).
+PreflightCheck = Literal["gpus", "disk", "efa", "network", "collective"]
+PreflightAnswer = Literal["warn", "retry", "exclude", "stop"]
+
+
 class Recovery(Spec):
     """budgets: restarts per cause within window_hours; a cause left out keeps its default.
 
     exclude_node_after: failures charged to one node before it is avoided for exclude_hours.
     stop_after_no_progress: attempts in a row without a new commit before the job is called a crash loop.
     dry_run: hangs, alerts and notices are only told; a gang restarts only when it has ended by itself.
+    preflight: what follows a check that fails before the gang meets: `warn` goes on, `retry` tries again, `exclude`
+    leaves the node, `stop` ends the job; a check left out keeps its default.
     """
 
     budgets: dict[Text, Count] = {}
@@ -165,6 +184,7 @@ class Recovery(Spec):
     dry_run: bool = False
     backoff_seconds: Annotated[float, Field(ge=0)] = 1.0
     backoff_seconds_max: Annotated[float, Field(ge=0)] = 300.0
+    preflight: dict[PreflightCheck, PreflightAnswer] = {}
 
     @model_validator(mode="after")
     def _budgets_are_for_causes(self) -> Self:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.core.seen import NOW, beat, spec
 
+from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, TrainerPhase, TrainerSeconds
 from muster.contract.spec import DEFAULT_BUDGETS, Recovery
 from muster.contract.status import (
@@ -116,6 +117,13 @@ def test_two_failures_exclude_a_node_for_a_day() -> None:
     assert blame(spec(), old, failure(), NOW)[1] == ()
     for harmless in (Cause.USER_ERROR, Cause.OUT_OF_MEMORY, Cause.PREEMPTION, Cause.STORAGE):
         assert blame(spec(), status, failure(harmless), NOW)[1] == ()
+
+
+def test_a_preflight_that_leaves_no_hope_excludes_its_node_at_once() -> None:
+    hopeless = failure().model_copy(update={"exit_code": ExitCode.PREFLIGHT_EXCLUDE})
+    assert [entry.node for entry in blame(spec(), JobStatus(), hopeless, NOW)[1]] == ["a"]
+    again = failure().model_copy(update={"exit_code": ExitCode.PREFLIGHT_FAILED})
+    assert blame(spec(), JobStatus(), again, NOW)[1] == ()
 
 
 def test_preemptions_in_a_row() -> None:

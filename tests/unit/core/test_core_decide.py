@@ -65,6 +65,19 @@ def test_a_new_job_waits_in_words() -> None:
     assert (decision.status.phase, decision.code) == (Phase.QUEUED, Code.AWAITING_ADMISSION)
 
 
+def test_an_attempts_words_say_what_the_world_notes() -> None:
+    """Such as network settings of ours that the user's own replaced."""
+    seen = observed(reservations=(granted(),), notes=("by your settings A=1 instead of 2",))
+    assert (
+        decide(seen).because == "attempt 1 on 2 nodes of pool pool-a, from the start; by your settings A=1 instead of 2"
+    )
+
+
+def test_what_an_older_muster_wrote_is_ours_from_the_next_write_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.operator.core.moves.STATUS_VERSION", 2)
+    assert decide(observed(reservations=(granted(),))).status.schema_version == 2
+
+
 def test_the_reason_of_admission_is_told() -> None:
     wait = Wait(Code.AWAITING_CAPACITY, "gang needs 2 nodes with 8 GPUs each, 1 free in pool a")
     decision = check(observed(wait=wait))

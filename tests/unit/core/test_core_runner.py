@@ -15,6 +15,7 @@ from tests.unit.core.seen import UID, fleet, node, observed, starting, summary, 
 from muster.contract.status import JobStatus, Phase
 from muster.operator import runner as runner_module
 from muster.operator.core.agenda import RETRY_SECONDS, RETRY_SECONDS_MAX, Agenda
+from muster.operator.core.codes import Code
 from muster.operator.core.decision import Action, Decision
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import Observed, Reservation
@@ -109,8 +110,27 @@ def make(seen: Observed | None, stale: Observed | None = None) -> tuple[Shelf, N
     return world, notes, Runner(world, notes)
 
 
+def waiting() -> Observed:
+    """In the queue, after a pause that is over."""
+    return observed(observed().status.model_copy(update={"code": Code.BACKING_OFF.value}))
+
+
+def test_words_that_the_next_moment_makes_moot_are_not_written_at_once() -> None:
+    """That a job was made, and how many of its workers are up: it mostly runs before anybody could read."""
+    for seen in (observed(), with_status(starting(), starting().status, workers=(worker(0), worker(1)))):
+        world, notes, runner = make(seen)
+        runner._wrote = {} if seen.status.phase is Phase.QUEUED else {UID: 0.0}
+        runner.notice(UID, 0.5)
+        drive(runner.turn(0.5))
+        assert notes.written == []
+        runner.notice(UID, 2.5)
+        while not notes.written:
+            assert drive(runner.turn(2.5))
+        assert "write_status" in world.names()
+
+
 def test_a_pass_writes_or_acts_but_never_both() -> None:
-    world, notes, runner = make(observed())
+    world, notes, runner = make(waiting())
     runner.notice(UID, 0.0)
     assert drive(runner.turn(0.0))
     assert world.names() == ["observe", "write_status"]
@@ -146,7 +166,7 @@ def test_absence_is_looked_for_again_in_a_fresh_read() -> None:
 
 
 def test_a_conflict_is_looked_at_again_freshly_and_counts_nothing() -> None:
-    world, notes, runner = make(observed())
+    world, notes, runner = make(waiting())
     world.errors["write_status"] = [Conflict("somebody was faster")]
     runner.notice(UID, 0.0)
     drive(runner.turn(0.0))

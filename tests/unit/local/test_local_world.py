@@ -155,6 +155,7 @@ async def test_a_worker_is_told_all_it_needs_and_nothing_of_ours(house: House, m
         Env.CONFIG: dump_json(WorkerConfig(training=house.job.spec.training, checkpoint=house.job.spec.checkpoint)),
         Env.WORKER_DIR: str(state.worker(house.uid, 1, 0)),
         Env.CACHE_DIR: str(state.cache),
+        Env.DEVICE: "cpu",
         Env.FENCE: house.world.cluster.fence,
         "MUSTER_NODE": "local-0",
         "PET_NNODES": "2",

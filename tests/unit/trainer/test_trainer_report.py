@@ -128,7 +128,7 @@ def test_the_last_heartbeat_goes_with_the_record(tmp_path: Path, monkeypatch: py
     assert len(text.encode()) <= report.TERMINATION_BYTES_MAX
 
 
-@pytest.mark.parametrize(("answer", "code"), [("warn", 0), ("retry", 84), ("exclude", 84), ("stop", 80)])
+@pytest.mark.parametrize(("answer", "code"), [("warn", 0), ("retry", 84), ("exclude", 90), ("stop", 80)])
 def test_each_answer_of_the_preflight(answer: str, code: int) -> None:
     end = verdict([Fault("disk", "is full")], {"disk": answer})
     assert end.exit_code == code

@@ -1,10 +1,10 @@
 """A look before the gang meets: `python -m muster.trainer.preflight` is an init container that ends with 0, or with 84
-and why, so that a bad node costs seconds instead of a rendezvous that times out.
+(90, 80) and why, so that a bad node costs seconds instead of a rendezvous that times out.
 
 Each check has an answer to failure, by MUSTER_PREFLIGHT (`gpus=exclude,disk=retry,network=warn,efa=warn`):
     warn      say it, and go on
     retry     end with 84: the next attempt may find it well (infrastructure, the node is charged)
-    exclude   the same, and say that the node should be left: it is charged until it is excluded
+    exclude   end with 90: the same, and this node is left at once
     stop      end with 80: no restart will help
 """
 
@@ -21,10 +21,11 @@ from pathlib import Path
 
 from muster.contract.names import Env, ExitCode
 from muster.contract.signals import WorkerExit
+from muster.trainer.rehearsal import rehearse
 from muster.trainer.report import leave_word
 
 SETTING = "MUSTER_PREFLIGHT"
-ANSWERS = {"gpus": "exclude", "disk": "retry", "efa": "exclude", "network": "warn"}
+ANSWERS = {"gpus": "exclude", "disk": "retry", "efa": "exclude", "network": "warn", "collective": "retry"}
 DISK_BYTES_MIN = 2 * 2**30  # for token stores and the files of a commit on their way to the bucket
 RESOLVE_SECONDS = 30.0  # the names of a gang that is just being made take a moment
 
@@ -38,6 +39,8 @@ class Fault:
 def main() -> int:
     answers = ANSWERS | dict(pair.split("=", 1) for pair in os.environ.get(SETTING, "").split(",") if "=" in pair)
     faults = [Fault(name, told) for name, check in CHECKS.items() if (told := check()) is not None]
+    if not faults:
+        faults = [Fault(name, told) for name, check in GANG_CHECKS.items() if (told := check()) is not None]
     for fault in faults:
         print(f"preflight: {fault.check}: {fault.message} ({answers[fault.check]})", file=sys.stderr, flush=True)
     end = verdict(faults, answers)
@@ -50,7 +53,7 @@ def verdict(faults: list[Fault], answers: dict[str, str]) -> WorkerExit:
     """The worst answer decides; its faults are named."""
     for answer, code in (
         ("stop", ExitCode.USER_ERROR),
-        ("exclude", ExitCode.PREFLIGHT_FAILED),
+        ("exclude", ExitCode.PREFLIGHT_EXCLUDE),
         ("retry", ExitCode.PREFLIGHT_FAILED),
     ):
         mine = [fault for fault in faults if answers.get(fault.check) == answer]
@@ -118,6 +121,8 @@ def network() -> str | None:
 
 
 CHECKS: dict[str, Callable[[], str | None]] = {"gpus": gpus, "disk": disk, "efa": efa, "network": network}
+# Only where this node is well, for here all wait for all: a gang that can't meet anyway should not take the time to.
+GANG_CHECKS: dict[str, Callable[[], str | None]] = {"collective": rehearse}
 
 
 if __name__ == "__main__":

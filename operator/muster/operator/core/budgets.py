@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from muster.contract.names import ExitCode
 from muster.contract.signals import Cause
 from muster.contract.spec import JobSpec, Recovery
 from muster.contract.status import ExcludedNode, Failure, JobStatus, NodeFault, Restart, Restarts
@@ -115,7 +116,9 @@ def blame(
     excluded = tuple(entry for entry in status.excluded_nodes if is_excluded(entry, recovery, now))
     if not chargeable(failure) or failure.node is None:
         return faults, excluded
-    return accuse(recovery, faults, excluded, failure.node, f"{failure.cause}: {failure.message}", now)
+    hopeless = failure.exit_code == ExitCode.PREFLIGHT_EXCLUDE
+    why = f"{failure.cause}: {failure.message}"
+    return accuse(recovery, faults, excluded, failure.node, why, now, hopeless)
 
 
 def accuse(
@@ -125,11 +128,13 @@ def accuse(
     node: str,
     why: str,
     now: float,
+    at_once: bool = False,
 ) -> tuple[tuple[NodeFault, ...], tuple[ExcludedNode, ...]]:
-    """One more fault of a node; enough of them exclude it."""
+    """One more fault of a node; enough of them exclude it, or one that leaves no hope (at_once)."""
     faults = (*faults, NodeFault(node=node, at=now, why=why[:300]))
     count = sum(fault.node == node for fault in faults)
-    if count >= recovery.exclude_node_after and all(entry.node != node for entry in excluded):
+    due = at_once or count >= recovery.exclude_node_after
+    if due and all(entry.node != node for entry in excluded):
         words = f"{count} failures of this job within {recovery.exclude_hours} h; the last: {why}"[:300]
         excluded = (*excluded, ExcludedNode(node=node, until=now + recovery.exclude_hours * 3600.0, why=words))
     return faults, excluded

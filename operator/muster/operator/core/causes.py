@@ -22,6 +22,7 @@ _STATED: dict[int, Cause] = {
     ExitCode.NUMERIC: Cause.NUMERIC,
     ExitCode.STORAGE: Cause.STORAGE,
     ExitCode.PREFLIGHT_FAILED: Cause.INFRASTRUCTURE,
+    ExitCode.PREFLIGHT_EXCLUDE: Cause.INFRASTRUCTURE,
     ExitCode.PREEMPTED_COMMITTED: Cause.PREEMPTION,
     ExitCode.PREEMPTED_NO_COMMIT: Cause.PREEMPTION,
     ExitCode.HUNG: Cause.HANG,
@@ -84,8 +85,12 @@ def strength(failure: Failure) -> int:
     if failure.exit_code == ExitCode.PEER_LOST:
         return 5
     if failure.cause == Cause.INFRASTRUCTURE:
-        return 2 if failure.exit_code in (ExitCode.PREFLIGHT_FAILED, ExitCode.STALE_ATTEMPT) else 1
+        return 2 if failure.exit_code in _EARLY else 1
     return 4 if failure.cause == Cause.HANG else 3
+
+
+# Ends before training began: what ended a peer says more.
+_EARLY = frozenset({ExitCode.PREFLIGHT_FAILED, ExitCode.PREFLIGHT_EXCLUDE, ExitCode.STALE_ATTEMPT})
 
 
 def chargeable(failure: Failure) -> bool:

@@ -313,7 +313,12 @@ def _mint(roll: Roll, gang: GangStatus) -> JobStatus:
     return move(
         roll,
         Code.CREATING_WORKERS,
-        f"attempt {number} on {gang.wanted} node{'s' if gang.wanted > 1 else ''} of pool {gang.pool}, {whence}",
+        "; ".join(
+            [
+                f"attempt {number} on {gang.wanted} node{'s' if gang.wanted > 1 else ''} of pool {gang.pool}, {whence}",
+                *seen.notes,
+            ]
+        ),
         Phase.STARTING,
         attempt=number,
         resume_step=resume_step,

@@ -92,7 +92,7 @@ class Observed:
     commits included; else any part may lag behind, each by its own time. committed: None when no commit exists (a store
     that does not answer is an error, not None). nodes_unfit: those of status.gang.nodes that are gone, not ready or
     being drained. reservations: this job's entries of the ledger. wait: what the last admission pass said, if it gave
-    nothing.
+    nothing. notes: what the next attempt's words should say beside its nodes.
     """
 
     uid: str
@@ -113,6 +113,7 @@ class Observed:
     nodes_unfit: tuple[str, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     wait: Wait | None = None
+    notes: tuple[str, ...] = ()
 
 
 OBSERVED = TypeAdapter(Observed)

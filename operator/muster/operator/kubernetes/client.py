@@ -26,7 +26,6 @@ RETRY_SECONDS_MAX = 5.0
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
-_READS = ("GET", "LIST", "WATCH")
 
 
 class ApiError(Exception):
@@ -38,11 +37,11 @@ class ApiError(Exception):
 
 
 class Client:
-    """Use within `async with`. calls: how many of each verb were made, for metrics and tests."""
+    """Use within `async with`. calls: how many were made, by verb and resource (`pods`, `trainingjobs/status`)."""
 
     def __init__(self, connection: Connection, agent: str = "muster-operator", at_once: int = 64) -> None:
         self.connection = connection
-        self.calls: Counter[str] = Counter()
+        self.calls: Counter[tuple[str, str]] = Counter()
         self._agent, self._at_once = agent, at_once
         self._session: aiohttp.ClientSession | None = None
 
@@ -56,10 +55,6 @@ class Client:
     async def __aexit__(self, *error: object) -> None:
         if self._session is not None:
             await self._session.close()
-
-    @property
-    def writes(self) -> int:
-        return sum(count for verb, count in self.calls.items() if verb not in _READS)
 
     async def get(self, path: str, **query: str) -> Object:
         return await self._call("GET", path, query=query)
@@ -93,7 +88,7 @@ class Client:
         assert self._session is not None, "used outside `async with`"
         asked = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version, **query}
         limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence_seconds)
-        self.calls["WATCH"] += 1
+        self.calls["WATCH", resource(path)] += 1
         async with self._session.get(
             self.connection.server + path, params=asked, headers=self._headers(), timeout=limits
         ) as reply:
@@ -136,7 +131,7 @@ class Client:
     ) -> Object:
         assert self._session is not None, "used outside `async with`"
         headers = self._headers() | ({"Content-Type": content} if data is not None else {})
-        self.calls[verb] += 1
+        self.calls[verb, resource(path)] += 1
         async with self._session.request(
             method,
             self.connection.server + path,
@@ -165,6 +160,15 @@ class Client:
         wait = reply.headers.get("Retry-After", "")
         text = status.get("message") or answer[:300].decode(errors="replace") or reply.reason or ""
         return ApiError(reply.status, status.get("reason", ""), text, float(wait) if wait.isdecimal() else 0.0)
+
+
+def resource(path: str) -> str:
+    """What a path is of: `pods`, `trainingjobs/status`; names of objects and namespaces are left out."""
+    words = path.strip("/").split("/")
+    words = words[2:] if words[0] == "api" else words[3:]
+    if words[:1] == ["namespaces"] and len(words) > 2:
+        words = words[2:]
+    return "/".join([words[0], *words[2:]]) if words else "groups"
 
 
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -1,7 +1,9 @@
-"""Makes the pods of an attempt exist, all of them at once, and lifts their gates when the last one does.
+"""Makes the pods of an attempt exist, all of them at once or none.
 
 The core asks worker by worker; requests are gathered, so that a gang of 512 is not made one round trip after another.
-What the API server refuses (a quota, a missing service account) is tried again, and told until it works.
+What the API server refuses (a quota, a missing service account) is tried again, and told until it works. A gang that
+could be made only in part is taken back at once and made anew behind a gate, which is lifted when the last pod exists:
+so a gang holds nothing while it waits for its missing members, and one that nobody refuses needs no gate.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
@@ -23,15 +25,21 @@ from muster.operator.kubernetes.gangs.protocol import Gang, GangRef
 from muster.operator.kubernetes.jobs import FINALIZER, Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods, read_pod
 from muster.operator.kubernetes.render import (
+    CLAIMS_API,
     Site,
     Unrenderable,
+    hold_back,
     pin,
     prefer_elsewhere,
+    render_claims,
     render_pod,
     render_service,
 )
 
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 30.0
+# Where a pod was refused lately, another may be: gangs of that namespace are made behind their gate for so long.
+CAREFUL_SECONDS = 600.0
+TAKE_BACK_SECONDS = 5.0  # grace of a pod that is taken back; it has not met the others, so there is nothing to commit
 WORKER_ROLE = "muster-worker"  # a ClusterRole of the chart: get TrainingJobs, nothing else
 
 Attempt = tuple[str, int]  # job uid, attempt
@@ -44,6 +52,13 @@ class _Order:
     workers: dict[int, CreateWorker] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     since: float = 0.0
+
+
+class _Refusal(str):
+    """Why the API server said no, as opposed to no answer, after which the pod may well be there."""
+
+
+_TAKEN_BACK = "taken back until the whole gang can be made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +91,11 @@ class Creator:
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
         self._ready_jobs: set[str] = set()  # whose service and finalizer are there
         self._ready_namespaces: set[str] = set()
+        self._first = asyncio.Lock()
         self._groups: set[tuple[str, str]] = set()  # (job uid, group) whose objects are there
         self._lifting: set[Attempt] = set()
+        self._careful: dict[str, float] = {}  # namespace → until when (monotonic)
+        self._taken_back: dict[str, set[str]] = {}  # job uid → uids of pods that we deleted ourselves
 
     def order(self, uid: str, action: CreateWorker) -> None:
         """Let it exist. Returns at once."""
@@ -102,8 +120,22 @@ class Creator:
             if worker in order.workers
         )
 
+    def as_made(self, job: Job, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+        """The pods as the core should see them: one that was taken back waits for its like; it is no failure."""
+        taken = self._taken_back.get(job.uid)
+        if not taken or job.status.phase is not Phase.STARTING:
+            return pods
+        self._taken_back[job.uid] = taken & {pod.uid for pod in pods}
+        return tuple(
+            replace(pod, deleting=False, over=False, end=None, running_since=0.0, disruption="", trouble=_TAKEN_BACK)
+            if pod.uid in taken and not pod.gone
+            else pod
+            for pod in pods
+        )
+
     def forget(self, uid: str) -> None:
         """The job is gone."""
+        self._taken_back.pop(uid, None)
         self._ready_jobs.discard(uid)
         self._groups = {entry for entry in self._groups if entry[0] != uid}
 
@@ -157,17 +189,43 @@ class Creator:
         # What is there is not made again: even a refused request counts against a quota for a while.
         made = {pod.worker: pod for pod in self._pods.of(job.uid) if pod.attempt == ref.attempt and not pod.gone}
         absent = [action for worker, action in wanted.items() if worker not in made]
-        results = await asyncio.gather(*(self._make_one(job, gang, ref, action) for action in absent))
+        gate = gang.gate if self._is_careful(job.namespace) and ref.size > 1 else None
+        results = await asyncio.gather(*(self._make_one(job, gang, ref, action, gate) for action in absent))
         answers = {action.worker: result for action, result in zip(absent, results, strict=True)}
         order.refused = {worker: why for worker, why in answers.items() if isinstance(why, str)}
         made |= {worker: pod for worker, pod in answers.items() if isinstance(pod, Pod)}
-        if not order.refused and len(made) == job.status.gang.wanted and gang.gate is not None:
+        taken = self._taken_back.get(job.uid, set())
+        order.refused |= {worker: _TAKEN_BACK for worker, pod in made.items() if pod.uid in taken}
+        if gang.gate is None:
+            return
+        if any(isinstance(why, _Refusal) for why in answers.values()):
+            self._careful[job.namespace] = time.monotonic() + CAREFUL_SECONDS
+            await self._take_back(job, [pod for pod in made.values() if gang.gate not in pod.gates])
+        elif not order.refused and len(made) == job.status.gang.wanted:
             await self._lift(job, tuple(made.values()), gang.gate)
 
-    async def _make_one(self, job: Job, gang: Gang, ref: GangRef, action: CreateWorker) -> Pod | str:
+    def _is_careful(self, namespace: str) -> bool:
+        return time.monotonic() < self._careful.get(namespace, 0.0)
+
+    async def _take_back(self, job: Job, pods: list[Pod]) -> None:
+        """Others of the gang were refused: these must not hold their nodes. What fails is done at the next try."""
+
+        async def take(pod: Pod) -> None:
+            options = {"gracePeriodSeconds": int(TAKE_BACK_SECONDS), "preconditions": {"uid": pod.uid}}
+            self._taken_back.setdefault(job.uid, set()).add(pod.uid)
+            item = await self._client.delete(paths.core(pod.namespace, "pods", pod.name), options)
+            if (left := read_pod(item)) is not None:
+                self._pods.keep(left)
+
+        held = (pod for pod in pods if not pod.deleting and job.status.gang.wanted > 1)
+        await asyncio.gather(*(take(pod) for pod in held), return_exceptions=True)
+
+    async def _make_one(self, job: Job, gang: Gang, ref: GangRef, action: CreateWorker, gate: str | None) -> Pod | str:
         """The pod, or why there is none."""
         try:
             manifest = self._manifest(job, gang, ref, action)
+            if gate is not None:
+                hold_back(manifest, gate)
             item = await self._client.create(paths.core(job.namespace, "pods"), manifest)
             if refusal := gang.refusal(item):
                 await self._client.delete(paths.core(job.namespace, "pods", item["metadata"]["name"]))
@@ -175,7 +233,7 @@ class Creator:
             pod = read_pod(item)
         except ApiError as error:
             if error.reason != "AlreadyExists":
-                return error.message[:500]
+                return _Refusal(error.message[:500])
             return await self._found(job, action)
         except (OSError, aiohttp.ClientError, TimeoutError, Unrenderable) as error:
             return f"{error}"[:500] or repr(error)
@@ -204,13 +262,13 @@ class Creator:
 
     async def _prepare(self, job: Job, gang: Gang, ref: GangRef) -> None:
         """What must be there before the first pod: finalizer, names, the fence's permission, the gang's own objects."""
-        if job.namespace not in self._ready_namespaces:
-            await self._allow_fence(job.namespace)
-            self._ready_namespaces.add(job.namespace)
+        async with self._first:  # many jobs may be the first of their namespace
+            if job.namespace not in self._ready_namespaces:
+                await self._allow_fence(job.namespace)
+                self._ready_namespaces.add(job.namespace)
         if job.uid not in self._ready_jobs:
-            if not job.finalizer:
-                await self._add_finalizer(job)
-            await self._make_sure(paths.core(job.namespace, "services"), render_service(job), job.uid)
+            await self._make_claims(job)
+            await asyncio.gather(self._add_finalizer(job), self._make_service(job))
             self._ready_jobs.add(job.uid)
         if (job.uid, ref.group) not in self._groups:
             for item in gang.objects(ref):
@@ -236,8 +294,36 @@ class Creator:
                     f"a {kind} named {name} is there that does not belong to this job; delete or rename it"
                 ) from error
 
+    async def _make_service(self, job: Job) -> None:
+        """Names by which workers find each other; one that will never have another needs none."""
+        if job.spec.gang.nodes.max > 1:
+            await self._make_sure(paths.core(job.namespace, "services"), render_service(job), job.uid)
+
+    async def _make_claims(self, job: Job) -> None:
+        """The template of claims, and first whether anybody could ever fulfil them."""
+        template = render_claims(job)
+        if template is None:
+            return
+        for request in template["spec"]["spec"]["devices"]["requests"]:
+            name = request["exactly"]["deviceClassName"]
+            try:
+                await self._client.get(f"/apis/{CLAIMS_API}/deviceclasses/{name}")
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                served = error.reason == "NotFound" and "deviceclasses" in error.message
+                raise OSError(
+                    f"spec.gang.deviceClasses.{request['name']}: this cluster has no DeviceClass named {name}"
+                    if served
+                    else f"spec.gang.deviceClasses: this cluster does not serve {CLAIMS_API} (Kubernetes 1.34)"
+                ) from error
+        path = paths.group(CLAIMS_API, job.namespace, "resourceclaimtemplates")
+        await self._make_sure(path, template, job.uid)
+
     async def _add_finalizer(self, job: Job) -> None:
         """So that a deleted job's gang can commit before it goes."""
+        if job.finalizer:
+            return
         item = await self._client.get(paths.job(job.namespace, job.name))
         finalizers = item["metadata"].get("finalizers") or []
         if item["metadata"]["uid"] != job.uid or FINALIZER in finalizers or "deletionTimestamp" in item["metadata"]:

@@ -40,6 +40,13 @@ class Events(Listener):
         self._client, self._instance = client, instance
         self._queue: asyncio.Queue[Object] = asyncio.Queue(QUEUED_MAX)
         self._numbers = itertools.count()
+        self._left: set[str] = set()  # jobs of a newer Muster, told once each
+
+    def decided(self, seen: Observed, decision: Decision) -> None:
+        """Where the status is left to a newer Muster, nothing but an event can say so."""
+        if decision.code == Code.NEWER_STATUS and seen.uid not in self._left:
+            self._left.add(seen.uid)
+            self.tell(seen, decision.code, decision.because, bad=True)
 
     def wrote(self, seen: Observed, decision: Decision) -> None:
         if _is_told(seen.status, decision.status):

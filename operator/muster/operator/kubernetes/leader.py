@@ -61,7 +61,8 @@ class Leader:
             if time.monotonic() - renewed > LEASE_SECONDS:
                 raise LeadershipLost("this process stood still for longer than its lease")
             try:
-                await asyncio.wait_for(self._renew(), GIVE_UP_SECONDS / 2)
+                async with asyncio.timeout(GIVE_UP_SECONDS / 2):  # not wait_for: until 3.12 it swallows cancellations
+                    await self._renew()
                 renewed = time.monotonic()
             except ApiError as error:
                 if error.status == 409:
@@ -75,7 +76,8 @@ class Leader:
         if self._lease is None or self._lease["spec"].get("holderIdentity") != self.identity:
             return
         try:
-            await asyncio.wait_for(self._write(self._lease, holder=""), 2.0)
+            async with asyncio.timeout(2.0):
+                await self._write(self._lease, holder="")
         except (ApiError, OSError, aiohttp.ClientError, TimeoutError):
             pass
 

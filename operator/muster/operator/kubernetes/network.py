@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from muster.contract.spec import Network
+from muster.contract.spec import Gang
 
 EFA = "vpc.amazonaws.com/efa"
 HUGEPAGES = "hugepages-2Mi"
 
 # EFA interfaces per instance. p4d, p4de, p5, p5e, p5en: AWS EC2 user guide, "EFA-enabled instance types", and torchx
-# #995, #1098. Larger or newer families are left out until a source is known; `gang.network.nccl` and the pod's own
-# resources still reach them.
+# #995, #1098. p6-b200: eight network cards of 400 Gb/s; p6-b300: sixteen for its 6,400 Gb/s; p6e-gb200: of eight
+# interfaces four reach the instance's 1,600 Gb/s, for two share the way of one GPU (docs/kubernetes.md). How many a
+# node really has is chosen when it is launched; where that is fewer, a claim by device class takes what there is.
 EFA_INTERFACES: Mapping[str, int] = {
     "p4d.24xlarge": 4,
     "p4de.24xlarge": 4,
     "p5.48xlarge": 32,
     "p5e.48xlarge": 32,
     "p5en.48xlarge": 16,
+    "p6-b200.48xlarge": 8,
+    "p6-b300.48xlarge": 16,
+    "p6e-gb200.36xlarge": 4,
 }
 # 5 GiB of 2 MiB pages, as the EFA device plugin's own examples ask for.
 HUGEPAGES_OF_EFA = "5120Mi"
@@ -48,19 +52,21 @@ class NetworkPlan:
     capabilities: tuple[str, ...] = field(default=())
 
 
-def plan(instance_type: str, gpus: int, network: Network, user: Mapping[str, str]) -> NetworkPlan:
+def plan(instance_type: str, gang: Gang, user: Mapping[str, str]) -> NetworkPlan:
     """Settings for one worker. instance_type: of its node, empty if it is not known yet. user: runtime.env.
 
     The user's values win: gang.network.nccl over the table, and runtime.env over both.
     """
-    if not gpus:
+    network, claimed = gang.network, gang.device_classes.efa is not None
+    if not gang.gpus_per_node:
         return NetworkPlan(dict(network.nccl), {})
-    efa = EFA_INTERFACES.get(instance_type, 0) if network.efa == "auto" else 0
+    efa = EFA_INTERFACES.get(instance_type, int(claimed)) if network.efa == "auto" else 0
     ours = _WITH_GPUS | (_WITH_EFA if efa else {})
     chosen = ours | network.nccl | {name: value for name, value in user.items() if name in ours or name in network.nccl}
     overrides = tuple(
         f"{name}={chosen[name]} instead of {value}" for name, value in ours.items() if chosen[name] != value
     )
-    resources = {EFA: str(efa), HUGEPAGES: HUGEPAGES_OF_EFA} if efa else {}
+    resources = {} if claimed or not efa else {EFA: str(efa)}
+    resources |= {HUGEPAGES: HUGEPAGES_OF_EFA} if efa else {}
     # EFA registers memory for the network card, which needs it locked: more than the restricted standard allows.
     return NetworkPlan(chosen, resources, overrides, ("IPC_LOCK",) if efa else ())

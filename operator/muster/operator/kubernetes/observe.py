@@ -15,6 +15,7 @@ from muster.operator.kubernetes.creation import Refused
 from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.nodes import NodeFacts
 from muster.operator.kubernetes.pods import TRAINER, End, Pod
+from muster.operator.redaction import redact
 
 LOG_TAIL_LENGTH_MAX = 4_096
 LAST_HEARTBEAT = "lastHeartbeat"  # beside the keys of WorkerExit, in a termination message
@@ -23,8 +24,6 @@ _PLAIN = frozenset({"", "Completed", "Error", "ContainerStatusUnknown", "StartEr
 # Reasons of a DisruptionTarget or TerminationTarget condition that mean: others need the place more.
 PREEMPTIONS = frozenset({"PreemptionByScheduler", "PreemptionByKubeScheduler", "Preempted", "StoppedByKueue"})
 _PREEMPTING_WORD = re.compile(r"Preempt|Evicted|Kueue|Reclaim", re.IGNORECASE)
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
-_SECRET_LENGTH_MIN = 6
 _STEP_RECORD = re.compile(r'"type":"step"\}$')  # also one whose beginning was cut off
 
 NodeOf = Callable[[str], NodeFacts | None]
@@ -176,11 +175,3 @@ def _exit(end: End, environment: Mapping[str, str]) -> WorkerExit:
             "log_tail": redact(told.log_tail[-LOG_TAIL_LENGTH_MAX:], environment),
         }
     )
-
-
-def redact(text: str, environment: Mapping[str, str]) -> str:
-    """`text` without the values of those variables whose names say that they are secret."""
-    secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
-    for value in sorted((value for value in secrets if len(value) >= _SECRET_LENGTH_MIN), key=len, reverse=True):
-        text = text.replace(value, "***")
-    return text

@@ -5,6 +5,7 @@ Every pod passes the *restricted* Pod Security Standard, except that EFA needs I
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ ROOT = "/muster"
 FENCE_FOLDER = "/var/run/secrets/muster.dev"
 TERMINATION_LOG = "/dev/termination-log"
 TOKEN_SECONDS = 3600
+CLAIMS_API = "resource.k8s.io/v1"  # Dynamic Resource Allocation, from Kubernetes 1.34 on
+DEVICES = "devices"
 _MOUNT_KEYS = ("mountPath", "subPath", "readOnly")
 
 
@@ -37,7 +40,8 @@ _MOUNT_KEYS = ("mountPath", "subPath", "readOnly")
 class Site:
     """What is the same for every worker of a cluster. image: where the job names none. api_server: as workers reach it.
     tolerations: as in a pod. checkpoint_uri: where the job names none. preflight: look before the gang meets;
-    preflight_answers: what follows a failed check (`gpus=exclude,disk=retry`), where not the trainer's own defaults.
+    None: where it has GPUs. preflight_answers: what follows a failed check (`gpus=exclude,disk=retry`), where neither
+    the job nor the trainer's own defaults say it.
     agent_port: of the node agents, on their nodes' addresses; 0: there are none.
     """
 
@@ -47,7 +51,7 @@ class Site:
     tolerations: tuple[dict[str, Any], ...] = ()
     service_account: str = "default"
     image_pull_secrets: tuple[str, ...] = ()
-    preflight: bool = False
+    preflight: bool | None = None
     preflight_answers: str = ""
     agent_port: int = 0
 
@@ -104,11 +108,44 @@ def render_service(job: Job) -> Object:
     }
 
 
+def claims_name(job: str) -> str:
+    return f"{job}-{DEVICES}"
+
+
+def _claimed(job: Job) -> dict[str, str]:
+    """Device classes by which the job claims devices, by what they are."""
+    classes = job.spec.gang.device_classes
+    wanted = {"gpus": classes.gpus, "efa": classes.efa if job.spec.gang.network.efa == "auto" else None}
+    return {what: name for what, name in wanted.items() if name}
+
+
+def render_claims(job: Job) -> Object | None:
+    """The template of each worker's claim; None where device plugins are asked instead."""
+    if not (claimed := _claimed(job)):
+        return None
+    counts: dict[str, Object] = {
+        "gpus": {"allocationMode": "ExactCount", "count": job.spec.gang.gpus_per_node},
+        "efa": {"allocationMode": "All"},  # however many the node was launched with
+    }
+    requests = [{"name": what, "exactly": {"deviceClassName": name} | counts[what]} for what, name in claimed.items()]
+    return {
+        "apiVersion": CLAIMS_API,
+        "kind": "ResourceClaimTemplate",
+        "metadata": {
+            "name": claims_name(job.name),
+            "namespace": job.namespace,
+            "labels": _labels(job),
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": {"spec": {"devices": {"requests": requests}}},
+    }
+
+
 def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, instance_type: str = "") -> Object:
     """The pod of one worker, before its gang scheduler has a say."""
     spec = job.spec
     user = {variable.name: variable.value for variable in spec.runtime.env}
-    net = network.plan(instance_type, spec.gang.gpus_per_node, spec.gang.network, user)
+    net = network.plan(instance_type, spec.gang, user)
     volumes, mounts = _volumes(job)
     container: Object = {
         "name": TRAINER,
@@ -166,10 +203,12 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
     }
     if site.image_pull_secrets:
         pod["spec"]["imagePullSecrets"] = [{"name": secret} for secret in site.image_pull_secrets]
+    if _claimed(job):
+        pod["spec"]["resourceClaims"] = [{"name": DEVICES, "resourceClaimTemplateName": claims_name(job.name)}]
     if spec.priority_class_name:
         pod["spec"]["priorityClassName"] = spec.priority_class_name
-    if site.preflight:
-        pod["spec"]["initContainers"] = [_preflight(container, site.preflight_answers)]
+    if spec.gang.gpus_per_node > 0 if site.preflight is None else site.preflight:
+        pod["spec"]["initContainers"] = [_preflight(container, _answers(job, site))]
     return pod
 
 
@@ -271,6 +310,8 @@ def _environment(job: Job, action: CreateWorker, site: Site, net: network.Networ
         "PET_MASTER_ADDR": meeting,
         "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
     }
+    if not spec.gang.gpus_per_node:
+        settings[Env.DEVICE] = "cpu"
     if "OMP_NUM_THREADS" not in settings:
         cores = quantity(spec.gang.resources.cpu) or 1.0
         settings["OMP_NUM_THREADS"] = str(max(1, int(cores) // spec.gang.ranks_per_node))
@@ -287,13 +328,14 @@ def _resources(job: Job, net: network.NetworkPlan) -> Object:
     gang = job.spec.gang
     # Memory that may be exceeded is memory that is not there when a step needs it; cores may be shared.
     limits: dict[str, str] = {}
-    if gang.gpus_per_node:
+    if gang.gpus_per_node and not gang.device_classes.gpus:
         limits[GPU] = str(gang.gpus_per_node)
     limits |= net.resources
     if gang.resources.memory:
         limits["memory"] = gang.resources.memory
     cpu = {"cpu": gang.resources.cpu} if gang.resources.cpu else {}
-    return {"requests": limits | cpu, "limits": limits}
+    claims: Object = {"claims": [{"name": DEVICES}]} if _claimed(job) else {}
+    return {"requests": limits | cpu, "limits": limits} | claims
 
 
 def _volumes(job: Job) -> tuple[list[Object], list[Object]]:
@@ -334,8 +376,14 @@ def _container_security(net: network.NetworkPlan) -> Object:
     return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
 
 
+def _answers(job: Job, site: Site) -> str:
+    """Those of the job come last, so they win."""
+    told = [f"{check}={answer}" for check, answer in job.spec.recovery.preflight.items()]
+    return ",".join([*([site.preflight_answers] if site.preflight_answers else []), *told])
+
+
 def _preflight(trainer: Object, answers: str) -> Object:
     """The same container, which looks before the gang meets: GPUs, disk, the way to the others."""
     environment = [*trainer["env"], *([{"name": "MUSTER_PREFLIGHT", "value": answers}] if answers else [])]
     command = ["python", "-m", "muster.trainer.preflight"]
-    return trainer | {"name": "preflight", "command": command, "env": environment, "ports": []}
+    return copy.deepcopy(trainer) | {"name": "preflight", "command": command, "env": environment, "ports": []}

@@ -86,9 +86,10 @@ async def _operate(settings: KubernetesSettings, connection: Connection) -> None
     namespace = settings.namespace or connection.namespace
     identity = settings.identity
     try:
-        async with Client(connection) as client:
+        # The lease has a connection of its own: it must not wait behind a thousand pods that are being made.
+        async with Client(connection) as client, Client(connection, at_once=2) as own:
             metrics.registry.register(_Calls(client))
-            leader = Leader(client, namespace, identity, lambda who: log.info("waiting to lead", leader=who))
+            leader = Leader(own, namespace, identity, lambda who: log.info("waiting to lead", leader=who))
             stop = asyncio.create_task(_stop_signal())
             beat = asyncio.create_task(_beat(pulse))
             if await _until(stop, leader.acquire()):

@@ -47,7 +47,7 @@ class KubernetesSettings(SourceSettings):
     image_pull_secrets: tuple[str, ...] = ()
     service_account: str = "default"
     namespace_limits: dict[str, int] = Field(default_factory=dict)
-    preflight: bool = False
+    preflight: bool | None = None
     preflight_answers: str = ""
     report_port: int = REPORT_PORT
     agent_port: Annotated[int, Field(ge=0, le=65535)] = 0

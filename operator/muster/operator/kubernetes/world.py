@@ -23,10 +23,12 @@ from muster.operator.kubernetes.gangs.choice import Gangs
 from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import FINALIZER, Job, Jobs
 from muster.operator.kubernetes.ledger import Ledger
+from muster.operator.kubernetes.network import plan
 from muster.operator.kubernetes.nodes import Nodes, Others
 from muster.operator.kubernetes.pods import Pod, Pods, read_pod
 from muster.operator.kubernetes.removal import Remover
 from muster.operator.kubernetes.render import REPORT_PORT, SCHEDULER_LABEL, Site, Unrenderable, checkpoint_folder
+from muster.operator.kubernetes.slices import Slices
 from muster.operator.kubernetes.watch import SILENCE_SECONDS, Reflector
 from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unreadable
 
@@ -57,6 +59,7 @@ class KubernetesWorld:
         self.pods = Pods(self._notice)
         self.nodes = Nodes(tolerated, self.now, self._node_changed)
         self._others = Others(lambda: self._notice(FLEET))
+        self._slices, self._silence_seconds = Slices(lambda: self._notice(FLEET)), silence_seconds
         self._ledger = Ledger(client, namespace)
         self.gangs = Gangs(client, self._notice, on_error)
         self.heartbeats = Heartbeats(self.job_cache, self.pods, self._notice, report_port)
@@ -87,6 +90,9 @@ class KubernetesWorld:
                 group.create_task(reflector.run())
             group.create_task(self.heartbeats.run())
             await self.gangs.detect()
+            if self.gangs.claims_served:
+                slices = Reflector(self._client, paths.SLICES, self._slices, self._on_error, self._silence_seconds)
+                group.create_task(slices.run())
             for reflector in self._reflectors:
                 await reflector.listed.wait()
             await self._ledger.read()
@@ -117,7 +123,7 @@ class KubernetesWorld:
         if job.invalid:
             await self._refuse(job, job.invalid)
             return None
-        pods = await self._read_pods(job) if fresh else self.pods.of(uid)
+        pods = self._creator.as_made(job, await self._read_pods(job) if fresh else self.pods.of(uid))
         # After the object and its workers: who is seen gone can commit nothing more.
         committed = await self._committed_in(job, folder, pods, fresh)
         gang = self.gangs.of(job)
@@ -147,6 +153,7 @@ class KubernetesWorld:
             nodes_unfit=observe.unfit_nodes(job, node_of) if gang.places else job.status.gang.nodes if lost else (),
             reservations=self._ledger.of(uid) if gang.places else self._open_reservation(job),
             now=self.now(),
+            notes=self._notes(job),
         )
 
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
@@ -183,7 +190,7 @@ class KubernetesWorld:
         )
         summaries = tuple(job.summary for job in jobs)
         nodes, others = self.nodes.fleet(self._others), self._others.held()
-        return Fleet(self.now(), fresh, nodes, summaries, self._limits, others)
+        return Fleet(self.now(), fresh, self._slices.counted(nodes), summaries, self._limits, others)
 
     async def reservations(self) -> Reservations:
         return await self._ledger.read()
@@ -231,6 +238,16 @@ class KubernetesWorld:
         self._committed.pop(uid, None)
 
     # --- reads ---
+
+    def _notes(self, job: Job) -> tuple[str, ...]:
+        """What the next attempt's words should say beside its nodes: which of our settings the user replaced."""
+        gang, env = job.spec.gang, job.spec.runtime.env
+        if not gang.gpus_per_node or job.status.phase not in (Phase.QUEUED, Phase.RESTARTING):
+            return ()
+        places = next((entry.nodes for entry in self._ledger.of(job.uid)), job.status.gang.nodes)
+        kind = next((kind for node in places[:1] if (kind := self._instance_type(node))), "")
+        net = plan(kind or (gang.instance_types or ("",))[0], gang, {item.name: item.value for item in env})
+        return tuple(f"by your settings {words}" for words in net.overrides)
 
     def _instance_type(self, node: str) -> str:
         facts = self.nodes.get(node)

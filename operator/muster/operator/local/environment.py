@@ -1,10 +1,8 @@
-"""The environment that a worker starts with, and what of it must never be shown."""
+"""The environment that a worker starts with."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
 
 from muster.contract.base import dump_json
 from muster.contract.cluster import LocalCluster
@@ -21,8 +19,6 @@ _OURS = ("MUSTER_", "PET_", "TORCHELASTIC_")
 _RANKS = frozenset({"MASTER_ADDR", "MASTER_PORT"}).union(
     *({f"{of}RANK", f"{of}WORLD_SIZE"} for of in ("", "LOCAL_", "GROUP_", "ROLE_"))
 )
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
-_SECRET_LENGTH_MIN = 6
 
 
 def worker_environment(
@@ -35,12 +31,14 @@ def worker_environment(
     ranks = len(action.nodes) * gang.ranks_per_node
     threads = {"OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", str(max(1, cores() // ranks)))}
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus or not gang.gpus_per_node else {}
+    device = {} if gang.gpus_per_node else {Env.DEVICE: "cpu"}
     return (
         inherited
         | threads
         | {"PYTHONUNBUFFERED": "1"}
         | {variable.name: variable.value for variable in job.spec.runtime.env}
         | visible
+        | device
         | marks(state, key)
         | {
             Env.JOB: meta.name,
@@ -80,11 +78,3 @@ def ignored(runtime: Runtime) -> tuple[str, ...]:
 def checkpoint_folder(state: State, spec: JobSpec, uid: str) -> str:
     """The job's own folder under its checkpoint address, or under the state folder's where it names none."""
     return f"{(spec.checkpoint.uri or f'file://{state.checkpoints}').rstrip('/')}/{uid}"
-
-
-def redact(text: str, environment: Mapping[str, str]) -> str:
-    """`text` without the values of those variables whose names say that they are secret."""
-    secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
-    for value in sorted((value for value in secrets if len(value) >= _SECRET_LENGTH_MIN), key=len, reverse=True):
-        text = text.replace(value, "***")
-    return text

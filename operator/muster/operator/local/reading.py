@@ -16,8 +16,8 @@ from muster.contract.layout import State
 from muster.contract.names import EXIT_RECORD, LOG, ExitCode
 from muster.contract.signals import Heartbeat, WorkerExit
 from muster.contract.stopped import is_stopped
-from muster.operator.local.environment import redact
 from muster.operator.local.processes import WorkerKey, write_whole
+from muster.operator.redaction import redact
 
 LOG_TAIL_BYTES = 4_096
 KILLED = 137  # 128 + SIGKILL

@@ -1,4 +1,4 @@
-"""Muster's own: nodes are held in the ledger before a pod exists, and no pod is scheduled before all of them exist."""
+"""Muster's own: nodes are held in the ledger before a pod exists; a gang that can't exist whole holds none of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ class Builtin:
         return ()
 
     def decorate(self, pod: Object, gang: GangRef) -> None:
-        if gang.size > 1:  # a gang of one is complete as soon as it exists
-            pod["spec"].setdefault("schedulingGates", []).append({"name": self.gate})
+        """Nothing: it is told by its node affinity alone."""
 
     def refusal(self, pod: Object) -> str:
         return ""

@@ -40,10 +40,13 @@ class Gangs:
         self._looked: dict[str, float] = {}
         self._released: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.claims_served = False
 
     async def detect(self) -> None:
-        """Find out which versions of the schedulers' APIs are served."""
+        """Find out which versions of the schedulers' APIs are served, and whether devices can be claimed."""
         served = {group["name"]: group for group in (await self._client.get("/apis"))["groups"]}
+        devices = served.get("resource.k8s.io") or {"versions": []}
+        self.claims_served = any(version["version"] == "v1" for version in devices["versions"])
         self._gangs = all_gangs(
             await self._newest(served.get(kueue.API_GROUP), kueue.VERSIONS),
             await self._newest(served.get(workload.API_GROUP), workload.VERSIONS),

@@ -52,7 +52,7 @@ class Item:
 class Gang(Protocol):
     kind: str
     places: bool  # Muster chooses the nodes itself; else the scheduler does
-    gate: str | None  # Muster's own scheduling gate, taken off all pods of an attempt together
+    gate: str | None  # behind which pods are made where some were refused; lifted from the whole gang together
 
     def objects(self, gang: GangRef) -> tuple[Item, ...]:
         """What must exist before the pods, in this order. Raises Unserved."""

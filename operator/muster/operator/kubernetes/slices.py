@@ -1,0 +1,50 @@
+"""GPUs of drivers for Dynamic Resource Allocation: a node with one of them counts no `nvidia.com/gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from muster.operator.core.fleet import Node
+from muster.operator.kubernetes.client import Object
+
+GPU_DRIVERS = frozenset({"gpu.nvidia.com"})
+
+
+class Slices:
+    """Of ResourceSlices, what admission needs: how many whole GPUs a node has. notice: told when that changes."""
+
+    def __init__(self, notice: Callable[[], None]) -> None:
+        self._notice = notice
+        self._gpus: dict[str, tuple[str, int]] = {}  # uid → node, GPUs
+
+    def put(self, item: Object) -> None:
+        spec = item["spec"]
+        if spec.get("driver") not in GPU_DRIVERS or not spec.get("nodeName"):
+            return
+        found = (str(spec["nodeName"]), sum(_is_whole(device) for device in spec.get("devices") or ()))
+        if self._gpus.get(item["metadata"]["uid"]) != found:
+            self._gpus[item["metadata"]["uid"]] = found
+            self._notice()
+
+    def drop(self, item: Object) -> None:
+        if self._gpus.pop(item["metadata"]["uid"], None):
+            self._notice()
+
+    def keep_only(self, uids: set[str]) -> None:
+        self._gpus = {uid: found for uid, found in self._gpus.items() if uid in uids}
+
+    def counted(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The nodes, with their GPUs also where no device plugin counts them."""
+        if not self._gpus:
+            return nodes
+        totals: dict[str, int] = {}
+        for node, gpus in self._gpus.values():
+            totals[node] = totals.get(node, 0) + gpus
+        return tuple(node if node.gpus else replace(node, gpus=totals.get(node.name, 0)) for node in nodes)
+
+
+def _is_whole(device: Object) -> bool:
+    """Not a MIG partition of one."""
+    kind = ((device.get("attributes") or {}).get("type") or {}).get("string", "gpu")
+    return bool(kind == "gpu")

@@ -1,0 +1,85 @@
+"""Two operators of different versions over the same jobs: the newer one takes them over, the older one then lets go."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.house import House, quick_job
+from tests.polling import eventually
+
+from muster.operator.kubernetes import paths
+
+KIND = {"instanceTypes": ["versions"]}
+NEWER = (str(Path(__file__).with_name("newer_operator.py")),)
+
+
+@pytest.fixture(autouse=True)
+def alone(house: House) -> Iterator[None]:
+    yield
+    house.stop_operators()
+
+
+@pytest.fixture(scope="module")
+def nodes(house: House) -> None:
+    for index in range(4):
+        house.node(f"versions-{index}", {"node.kubernetes.io/instance-type": "versions"})
+
+
+def hand_over(first: "subprocess.Popen[bytes]") -> None:
+    first.terminate()
+    assert first.wait(15) == 0
+
+
+def test_a_newer_operator_upgrades_what_it_finds_and_an_older_one_keeps_off(house: House, nodes: None) -> None:
+    older = house.start_operator("older")
+    house.submit(quick_job("lasting", steps=10_000, gang=KIND))
+    house.reaches("lasting", "Running")
+    assert house.status("lasting")["schemaVersion"] == 1
+
+    newer = house.start_operator("newer", program=NEWER)
+    eventually(lambda: '"leader": "older"' in house.log.read_text(), "the newer one to wait its turn")
+    hand_over(older)
+    house.change("lasting", {"priority": 7})
+    eventually(lambda: house.status("lasting").get("schemaVersion") == 2, f"the upgrade\n{house.tail()}")
+    assert house.status("lasting")["novelty"] == "of version 2"
+    assert (house.status("lasting")["phase"], house.status("lasting")["attempt"]) == ("Running", 1)
+
+    house.start_operator("older-again")
+    hand_over(newer)
+    eventually(lambda: '"identity": "older-again"' in house.log.read_text(), "the older one to lead")
+    house.submit(quick_job("beside-it", steps=5, gang=KIND))
+    house.reaches("beside-it", "Succeeded")
+    before = house.job("lasting")["metadata"]["resourceVersion"]
+    house.change("lasting", {"cancel": True})
+    told = "the status has schema version 2 and this operator knows 1: not touched"
+    eventually(lambda: told in house.kubectl("get", "events", "-n", "team", "-o", "json"), "an event that says so")
+    house.submit(quick_job("after-it", steps=5, gang=KIND))
+    house.reaches("after-it", "Succeeded")
+    left = house.job("lasting")
+    assert (left["status"]["phase"], left["status"]["novelty"]) == ("Running", "of version 2")
+    assert int(left["metadata"]["resourceVersion"]) > int(before)  # by our own edit
+    nodes_held = set(left["status"]["gang"]["nodes"])
+    assert not nodes_held & set(house.status("after-it").get("attempts", [{}])[-1].get("nodes", ()))
+    assert {pod["spec"]["nodeName"] for pod in house.pods("lasting")} == nodes_held
+
+    house.stop_operators()
+    house.start_operator("newer-again", program=NEWER)
+    house.reaches("lasting", "Cancelled")
+
+
+def test_a_phase_that_only_a_newer_muster_knows_is_left_alone(house: House, nodes: None) -> None:
+    house.start_operator("today")
+    house.submit(quick_job("fancy", steps=10_000, gang=KIND))
+    house.reaches("fancy", "Running")
+    path = f"{paths.job('team', 'fancy')}/status"
+    change = {"status": {"schemaVersion": 3, "phase": "Hibernating"}}
+    version = house.do(house.client.patch(path, change))["metadata"]["resourceVersion"]
+    house.submit(quick_job("after-fancy", steps=5, gang=KIND))
+    house.reaches("after-fancy", "Succeeded")
+    assert house.job("fancy")["metadata"]["resourceVersion"] == version
+    assert len(house.pods("fancy")) == 2
+    eventually(lambda: "it is left to a newer operator" in house.log.read_text(), "the operator to say so")
+    house.do(house.client.patch(path, {"status": {"schemaVersion": 1, "phase": "Running"}}))
+    house.change("fancy", {"cancel": True})
+    house.reaches("fancy", "Cancelled")
