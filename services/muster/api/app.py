@@ -127,7 +127,7 @@ async def _reached(settings: Settings, database: Database, cluster: Cluster | No
         async with database.read() as session:
             return await live_in_cluster(session)
 
-    there = KubernetesCluster(Client(connect(yaml.safe_load, settings.kubeconfig)), live)
+    there = KubernetesCluster(Client(connect(yaml.safe_load, settings.kubeconfig)), live, settings.layout)
     try:
         yield there
     finally:

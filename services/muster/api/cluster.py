@@ -54,6 +54,10 @@ class Cluster(Protocol):
         """Ask for the object's removal (its operator removes it when the last worker is gone). Idempotent."""
         ...
 
+    async def fetch_log(self, uid: str, attempt: int | None, worker: int | None) -> None:
+        """Let what those workers wrote so far be in the state folder. None: the current attempt; all workers."""
+        ...
+
     async def version(self) -> int: ...
 
     async def changes(self, after_version: int, limit: int) -> list[RawChange]: ...
@@ -71,6 +75,9 @@ class Local:
 
     async def fulfil(self, wishes: Sequence[Wish]) -> list[Answer]:
         return await asyncio.to_thread(lambda: [self._fulfil(wish) for wish in wishes])
+
+    async def fetch_log(self, uid: str, attempt: int | None, worker: int | None) -> None:
+        """Nothing: workers write there themselves."""
 
     async def discard(self, uid: str) -> None:
         try:

@@ -29,7 +29,10 @@ class Client:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=connection.tls), headers={"User-Agent": "muster-api"}, trust_env=True
+            # Without a limit: each log that is followed holds a connection.
+            connector=aiohttp.TCPConnector(ssl=connection.tls, limit=0),
+            headers={"User-Agent": "muster-api"},
+            trust_env=True,
         )
 
     async def close(self) -> None:
@@ -71,6 +74,20 @@ class Client:
                         yield json.loads(line)
         except aiohttp.ClientError as error:
             raise OSError(f"the watch ended: {error!r}") from error
+
+    async def stream(self, path: str, **query: str) -> AsyncIterator[bytes]:
+        """The bytes of an answer as they come, for as long as it takes. Raises ClusterError and OSError."""
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        try:
+            async with self._session.get(
+                self._connection.server + path, params=query, headers=self._headers(), timeout=limits
+            ) as reply:
+                if reply.status != 200:
+                    raise ClusterError(reply.status, "", (await reply.text())[:300])
+                async for chunk in reply.content.iter_any():
+                    yield chunk
+        except aiohttp.ClientError as error:
+            raise OSError(f"the stream ended: {error!r}") from error
 
     def _headers(self) -> dict[str, str]:
         token = self._connection.credentials.bearer()

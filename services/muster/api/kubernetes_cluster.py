@@ -17,26 +17,30 @@ from pydantic import ValidationError
 
 from muster.api.cluster import Answer, Outcome, Wish
 from muster.api.kubernetes_client import ALL_JOBS, Client, ClusterError, Object, jobs_path
+from muster.api.pod_logs import PodLogs
 from muster.contract.base import dump, known_part
 from muster.contract.cluster import RawChange
 from muster.contract.kubernetes import seconds_of
+from muster.contract.layout import State
 from muster.contract.names import GROUP, KIND, VERSION, Label
 from muster.contract.spec import JobSpec, Metadata, TrainingJob
 
 log = structlog.get_logger("muster.api.kubernetes")
 
 RETRY_SECONDS = 2.0
+LISTED_SECONDS = 10.0
 CHANGES_MAX = 50_000  # kept for a mirror that is behind; past that it is given the present state instead
 FINALIZER = f"{GROUP}/gang"  # the operator's; set here it saves it a write
 
 
 class KubernetesCluster:
-    """live: the ids of rows whose job should be in the cluster."""
+    """live: the ids of rows whose job should be in the cluster. layout: where logs of its workers are mirrored."""
 
     name = "kubernetes"
 
-    def __init__(self, client: Client, live: Callable[[], Awaitable[set[str]]]) -> None:
+    def __init__(self, client: Client, live: Callable[[], Awaitable[set[str]]], layout: State) -> None:
         self._client, self._live = client, live
+        self._logs = PodLogs(client, layout, lambda uid: self._jobs.get(uid))
         self._jobs: dict[str, Object] = {}  # by id
         self._changes: list[RawChange] = []
         self._version = 0
@@ -46,10 +50,14 @@ class KubernetesCluster:
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self._logs.close()
         await self._client.close()
 
     async def fulfil(self, wishes: Sequence[Wish]) -> list[Answer]:
         return [await self._fulfil(wish) for wish in wishes]
+
+    async def fetch_log(self, uid: str, attempt: int | None, worker: int | None) -> None:
+        await self._logs.fetch(uid, attempt, worker)
 
     async def discard(self, uid: str) -> None:
         item = self._jobs.get(uid)
@@ -63,12 +71,12 @@ class KubernetesCluster:
                     raise
 
     async def version(self) -> int:
-        await asyncio.wait_for(self._listed.wait(), 10)
+        await self._have_listed()
         return self._version
 
     async def changes(self, after_version: int, limit: int) -> list[RawChange]:
         """In order of version; those of one version are never torn apart."""
-        await asyncio.wait_for(self._listed.wait(), 10)
+        await self._have_listed()
         found = [change for change in self._changes if change.version > after_version]
         if len(found) > limit:
             last = found[limit - 1].version
@@ -78,6 +86,10 @@ class KubernetesCluster:
     async def find(self, uid: str) -> TrainingJob | None:
         item = self._jobs.get(uid)
         return _job(item, uid) if item is not None else None
+
+    async def _have_listed(self) -> None:
+        async with asyncio.timeout(LISTED_SECONDS):  # not wait_for: until Python 3.12 it swallows cancellations
+            await self._listed.wait()
 
     # --- wishes ---
 
@@ -176,6 +188,7 @@ class KubernetesCluster:
         if known is not None and _version_of(known) >= version:
             return
         self._jobs[uid] = item
+        self._logs.note(uid, item)
         if known is None or known.get("status") != item.get("status"):
             self._append(RawChange(version, uid, time.time(), False, json.dumps(_status(item))))
 

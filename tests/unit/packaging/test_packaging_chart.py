@@ -415,10 +415,11 @@ def test_workers_are_scraped_where_they_listen(chart: Chart) -> None:
     assert spec["podMetricsEndpoints"][0]["port"] in [port["name"] for port in container["ports"]]
 
 
-def test_the_api_may_handle_jobs_and_nothing_else(chart: Chart) -> None:
-    (rule,) = chart.find({}, "ClusterRole", "muster-api")["rules"]
-    assert (rule["apiGroups"], rule["resources"]) == (["muster.dev"], ["trainingjobs"])
-    assert set(rule["verbs"]) == {"get", "list", "watch", "create", "patch", "delete"}
+def test_the_api_may_handle_jobs_read_logs_and_nothing_else(chart: Chart) -> None:
+    jobs, logs = chart.find({}, "ClusterRole", "muster-api")["rules"]
+    assert (jobs["apiGroups"], jobs["resources"]) == (["muster.dev"], ["trainingjobs"])
+    assert set(jobs["verbs"]) == {"get", "list", "watch", "create", "patch", "delete"}
+    assert logs == {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
     assert [o for o in chart.objects({}) if o["kind"] == "Role" and o["metadata"]["name"] == "muster-api"] == []
 
 

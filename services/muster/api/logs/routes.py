@@ -88,6 +88,7 @@ async def logs(
     number = None if worker == "all" else int(worker)
     if number is None and not streaming:
         raise invalid_parameter("query.worker", "`all` is for streams; a page is of one worker")
+    await here.cluster.fetch_log(job_id, attempt, number)
     attempts = await run_in_threadpool(found.attempts)
     if attempt is not None and attempt not in attempts and (not row.live or not streaming):
         known = ", ".join(map(str, attempts)) or "none"

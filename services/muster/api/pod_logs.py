@@ -1,0 +1,143 @@
+"""What workers in a cluster write, mirrored into the state folder, where the API reads logs and steps of all jobs.
+
+Worker 0 of each gang is followed as long as it lives: its output also holds the step records. Other workers are
+followed from when somebody first asks for them. Of one that failed unwatched, the tail in the job's status is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from muster.api.kubernetes_client import Client, ClusterError, Object
+from muster.contract.layout import State
+from muster.contract.names import LOG, STEP_LOG, worker_name
+
+log = structlog.get_logger("muster.api.kubernetes")
+
+CONTAINER = "trainer"
+RETRY_SECONDS = 1.0  # a container that does not run yet has no log
+FETCH_SECONDS = 3.0  # how long a reader waits for the first words
+_ALIVE = frozenset({"Starting", "Running", "Restarting", "Stopping"})
+_STEP = b'"type":"step"'
+
+Worker = tuple[str, int, int]  # job id, attempt, worker
+
+
+class PodLogs:
+    """find: the job's object as last seen."""
+
+    def __init__(self, client: Client, layout: State, find: Callable[[str], Object | None]) -> None:
+        self._client, self._layout, self._find = client, layout, find
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        self._heard: dict[Worker, asyncio.Event] = {}
+
+    def note(self, uid: str, item: Object) -> None:
+        """There is news of the job."""
+        status = item.get("status") or {}
+        attempt = int(status.get("attempt") or 0)
+        if attempt and status.get("phase") in _ALIVE:
+            for worker in range(int((status.get("gang") or {}).get("wanted") or 0)):
+                self._layout.worker(uid, attempt, worker).mkdir(parents=True, exist_ok=True)
+            self._follow((uid, attempt, 0))
+        self._keep_tail(uid, status.get("lastFailure") or {})
+
+    async def fetch(self, uid: str, attempt: int | None, worker: int | None) -> None:
+        """Follow what is asked for, and give the first words a moment to come. attempt None: the current one."""
+        item = self._find(uid)
+        status = (item or {}).get("status") or {}
+        current = int(status.get("attempt") or 0)
+        if item is None or not current or status.get("phase") not in _ALIVE or (attempt or current) != current:
+            return
+        wanted = int((status.get("gang") or {}).get("wanted") or 0)
+        asked = [(uid, current, each) for each in (range(wanted) if worker is None else [worker]) if each < wanted]
+        for key in asked:
+            self._follow(key)
+        waits = [event.wait() for key in asked if (event := self._heard.get(key)) is not None]
+        try:
+            async with asyncio.timeout(FETCH_SECONDS):
+                await asyncio.gather(*waits)
+        except TimeoutError:
+            pass  # then there is nothing to read yet
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _follow(self, key: Worker) -> None:
+        if key not in self._heard:
+            self._heard[key] = asyncio.Event()
+            task = self._tasks[key] = asyncio.create_task(self._mirror(key), name=f"log {key}")
+            task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    async def _mirror(self, key: Worker) -> None:
+        """Until the container has ended, or nobody will see it again."""
+        try:
+            while (path := self._path(key)) is not None:
+                try:
+                    copy = _Copy(self._layout.worker(*key), steps=key[2] == 0)
+                    async for piece in self._client.stream(path, container=CONTAINER, follow="true"):
+                        copy.add(piece)
+                        self._heard[key].set()
+                    return
+                except ClusterError as error:
+                    if error.status == 403:
+                        log.warning("logs of pods can't be read: the role lacks `get pods/log`", error=str(error))
+                        return
+                except OSError as error:
+                    log.info("a log's stream ended and is opened again", worker=key, error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            self._heard[key].set()
+            if self._path(key) is None:
+                self._heard.pop(key, None)
+
+    def _path(self, key: Worker) -> str | None:
+        """Of the pod's log; None when that attempt is over."""
+        item = self._find(key[0])
+        status = (item or {}).get("status") or {}
+        if item is None or status.get("attempt") != key[1] or status.get("phase") not in _ALIVE:
+            return None
+        meta = item["metadata"]
+        return f"/api/v1/namespaces/{meta['namespace']}/pods/{worker_name(meta['name'], key[1], key[2])}/log"
+
+    def _keep_tail(self, uid: str, failure: Object) -> None:
+        tail, attempt, worker = failure.get("logTail"), failure.get("attempt"), failure.get("worker")
+        if not tail or attempt is None or worker is None:
+            return
+        file = self._layout.worker(uid, attempt, worker) / LOG
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{tail.rstrip()}\n")
+
+
+class _Copy:
+    """A worker's log as a file, and of worker 0 its step records as another. What is there already is skipped: the API
+    server always begins at the beginning.
+    """
+
+    def __init__(self, folder: Path, steps: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log, self._steps = folder / LOG, folder / STEP_LOG if steps else None
+        there = self._log.read_bytes() if self._log.exists() else b""
+        self._skip = len(there)
+        self._rest = there[there.rfind(b"\n") + 1 :]
+
+    def add(self, piece: bytes) -> None:
+        fresh = piece[self._skip :]
+        self._skip = max(0, self._skip - len(piece))
+        if not fresh:
+            return
+        with self._log.open("ab") as file:
+            file.write(fresh)
+        if self._steps is None:
+            return
+        *lines, self._rest = (self._rest + fresh).split(b"\n")
+        records = [line + b"\n" for line in lines if line.startswith(b"{") and _STEP in line]
+        if records:
+            with self._steps.open("ab") as file:
+                file.writelines(records)
