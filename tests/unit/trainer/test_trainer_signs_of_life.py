@@ -46,6 +46,15 @@ def beat_of(path: Path) -> Heartbeat | None:
     return read(path) if path.exists() else None
 
 
+@pytest.mark.parametrize("stop_wanted", [True, False])
+def test_a_gang_that_left_together_says_so(stop_wanted: bool) -> None:
+    """Also where this worker was told nothing: it heard of it from a rank whose node goes."""
+    left = worker_exit([RankEnd(0, int(ExitCode.PREEMPTED_COMMITTED), 1.0)], stop_wanted, 15.0)
+    assert (left.exit_code, left.message) == (85, "all ranks left when one was told to, with a commit")
+    empty = worker_exit([RankEnd(0, int(ExitCode.PREEMPTED_NO_COMMIT), 1.0)], stop_wanted, 15.0)
+    assert (empty.exit_code, empty.message) == (86, "all ranks left when one was told to")
+
+
 def test_the_heartbeat_tells_the_story(tmp_path: Path) -> None:
     life = Life(tmp_path, attempt=2, rank=3, started_at=time.time() - 5)
     life.enter(TrainerPhase.LOAD)
