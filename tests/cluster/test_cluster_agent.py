@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,15 +14,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 from tests.cluster.house import SYSTEM, House, quick_job
 from tests.cluster.test_cluster_faults import gang, nodes, placed
 from tests.polling import eventually
+from tests.tidy.repository import ROOT
 from tests.unit.agent.mock_imds import ACTION, MockImds, mock_imds
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import chart, helm  # noqa: F401 - fixtures
 
+from muster.agent.node import ApiError, NodeApi
 from muster.contract.notices import AGENT_CONDITION, FAULT_CONDITION, NOTICES, TAINTS
 from muster.contract.signals import SignalKind
+from muster.operator.kubernetes import paths
 
 
 class Agent:
@@ -157,3 +162,33 @@ def test_its_rights_end_at_the_nodes(account: Path, house: House) -> None:
     denied = [("list", "nodes"), ("delete", "nodes"), ("get", "secrets"), ("list", "pods"), ("get", "trainingjobs")]
     assert [pair for pair in allowed if not may(*pair)] == []
     assert [pair for pair in denied if may(*pair)] == []
+
+
+def test_the_policy_in_the_documents_confines_it_to_its_own_node(house: House, account: Path) -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    (policy,) = (part for part in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "AdmissionPolicy" in part)
+    for document in yaml.safe_load_all(policy):
+        house.apply(document)
+    for name in ("own", "other"):
+        house.node(name)
+    bound = {"apiVersion": "v1", "kind": "Node", "name": "own"}
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}}
+    path = f"{paths.core(SYSTEM, 'serviceaccounts', 'muster-agent')}/token"
+    (account / "bound").write_text(house.do(house.client.create(path, request))["status"]["token"])
+
+    def may_write(node: str) -> bool:
+        api = NodeApi(house.plane.server, node, account / "bound", account / "ca.crt")
+        change = {"metadata": {"annotations": {"muster.dev/try": str(time.monotonic())}}}
+        try:
+            api.patch(change)
+        except ApiError as error:
+            if error.status not in (403, 422):  # what a policy answers
+                raise
+            return False
+        return True
+
+    try:
+        eventually(lambda: not may_write("other"), "the policy to hold", 60)
+        assert may_write("own")
+    finally:
+        house.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "muster-agent")
