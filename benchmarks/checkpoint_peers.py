@@ -329,7 +329,7 @@ def training(where: str, megabytes: int, saves: int) -> None:
         return time.perf_counter() - began
 
     with peak_memory(os.getpid()) as before:
-        for _ in range(5):
+        for _ in range(20):
             step()
     blocked, beside, committed, written = [], [], 0, 0
     quiet: list[float] = []
@@ -346,7 +346,6 @@ def training(where: str, megabytes: int, saves: int) -> None:
     shard = 3 * sum(parameter._local_tensor.nbytes for parameter in model.parameters())
     memory = saver._staging._memory
     assert memory is not None
-    extra = memory.size + of_uploader[0] + max(own[0] - before[0], 0)
     report = {
         "saves": saves,
         "committed": committed,
@@ -357,9 +356,10 @@ def training(where: str, megabytes: int, saves: int) -> None:
         "step_quiet_p99": quantile(quiet, 0.99),
         "step_uploading_p50": quantile(beside, 0.5),
         "step_uploading_p99": quantile(beside, 0.99),
-        "extra_memory": extra / shard,
+        "extra_memory": (memory.size + of_uploader[0]) / shard,
         "shared_memory": memory.size / shard,
-        "uploader_memory": of_uploader[0] / shard,
+        "uploader_bytes": of_uploader[0],
+        "rank_growth_bytes": max(own[0] - before[0], 0),
         "bytes_written": written / shard,
     }
     Path(f"{where}-{rank}.json").write_text(json.dumps(report))

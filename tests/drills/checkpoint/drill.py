@@ -61,10 +61,10 @@ class Drill:
                 self.score.lies.append(f"{folder}: resumed at step {note['resumed']} with another state")
         return life
 
-    def judge(self, folder: str, life: Life) -> None:
+    def judge(self, folder: str, *lives: Life) -> None:
         """With the faults over: every commit must load as it was, and every claimed success must be among them."""
-        outcomes = [note for rank in range(len(life.notes)) for note in life.said("outcome", rank)]
-        self.score.saves += len(life.said("saving"))
+        outcomes = [note for life in lives for rank in range(len(life.notes)) for note in life.said("outcome", rank)]
+        self.score.saves += sum(len(life.said("saving")) for life in lives)
         claimed = {note["outcome"] for note in outcomes if note["committed"]}
         self.score.committed += len(claimed)
         self.score.failed_and_said_so += len({n["outcome"] for n in outcomes if not n["committed"]} - claimed)
@@ -104,13 +104,12 @@ class Drill:
         """Faults on any request while a gang saves; then a second attempt resumes, still in the storm."""
         before = dict(self.plan.done)
         self.plan.rates = {fault: self.dice.uniform(0.02, 0.15) for fault in FAULTS}
-        first = self.train(folder, steps=2)
-        second = self.train(folder, steps=1, attempt=2, resume=99)
+        first = self.train(folder, steps=3)
+        second = self.train(folder, steps=2, attempt=2, resume=99)
         self.plan.rates = {}
         for fault in FAULTS:
             self.score.faults[fault] += self.plan.done[fault] - before.get(fault, 0)
-        self.judge(folder, first)
-        self.judge(folder, second)
+        self.judge(folder, first, second)
 
     def outage(self, folder: str) -> None:
         """The store is gone in the middle of a save, for longer than the retries last or for less."""
@@ -192,15 +191,13 @@ class Drill:
         self.score.faults["stale attempt"] += 2
         if any(note["committed"] for note in late.said("outcome")):
             self.score.lies.append(f"{folder}: a stale attempt committed")
-        for life in (old, new):
-            self.judge(folder, life)
+        self.judge(folder, old, new)
 
     def full_disk(self, folder: str) -> None:
         first = self.train(folder, 1)
         second = self.train(folder, 2, attempt=2, resume=1, file_bytes_max=self.dice.randint(100, 5_000))
         self.score.faults["disk full"] += 1
-        for life in (first, second):
-            self.judge(folder, life)
+        self.judge(folder, first, second)
 
     def damaged(self, folder: str, files: Path, times: int) -> None:
         """Damage the newest of three commits, again and again: the one before must be found, nothing half loaded."""
@@ -270,7 +267,7 @@ def drill_server(drill: Drill, server: S3Server, files: Path | None, rounds: int
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rounds", type=int, default=24, help="rounds per store")
+    arguments.add_argument("--rounds", type=int, default=16, help="rounds per store")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--no-dcp", action="store_true", help="leave out torch.distributed.checkpoint")
     chosen = arguments.parse_args()

@@ -19,8 +19,13 @@ SHARD = "fsdp"
 
 
 def main() -> int:
+    """What a rank needs is imported here, once: a life must not begin with a second of reading modules."""
+    import boto3.session  # noqa: F401
+    import torch.distributed.checkpoint.state_dict
+    import torch.distributed.fsdp  # noqa: F401
 
     import muster.trainer.checkpoint.loader
+    import muster.trainer.checkpoint.s3_store
     import muster.trainer.checkpoint.saver  # noqa: F401
 
     for line in sys.stdin:

@@ -10,7 +10,15 @@ from tests.integration.checkpoint import gang
 from tests.integration.checkpoint.one_rank import trained
 
 from muster.contract.checkpoint import QUARANTINE, commit_key, step_name
-from muster.trainer.checkpoint import CheckpointError, DamagedCommit, list_commits, load, newest_readable, resume
+from muster.trainer.checkpoint import (
+    CheckpointError,
+    DamagedCommit,
+    list_commits,
+    load,
+    loader,
+    newest_readable,
+    resume,
+)
 from muster.trainer.checkpoint.checksum import PART_BYTES
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.file_store import FileStore
@@ -88,6 +96,30 @@ def test_the_newest_readable_commit_is_found_past_damaged_ones(folder: Path) -> 
     assert list_commits(folder.as_uri()) == (1, 2)
     with pytest.raises(CheckpointError, match="no commit up to step 0"):
         newest_readable(folder.as_uri(), 0, words.append)
+
+
+def test_a_commit_that_is_removed_while_it_is_read_is_passed_over(
+    saved: tuple[Path, dict[int, dict[str, str]]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its COMMIT is read, and between two of its bytes."""
+    listed = loader.steps_in
+    monkeypatch.setattr(loader, "steps_in", lambda store: (*listed(store), 4))
+    read_into = FileStore.read_into
+
+    def remove_then_read(store: FileStore, key: str, start: int, into: memoryview) -> None:
+        if "step-00000003" in key:
+            store.delete(commit_key(3))
+            store.delete(key)
+        read_into(store, key, start, into)
+
+    monkeypatch.setattr(FileStore, "read_into", remove_then_read)
+    model, optimizer = gang.build("none", seed=1)
+    said: list[str] = []
+    assert resume(folder.as_uri(), 9, model, optimizer, said.append).step == 2
+    assert gang.digest(model, optimizer) == saved[1][2]
+    assert said[0] == "commit 4 was removed meanwhile, the one before it is tried"
+    assert "the COMMIT names this file, but it is not there" in said[1]
+    assert len(said) == 2
 
 
 def test_a_commit_is_not_collected_while_it_is_read(folder: Path) -> None:

@@ -114,6 +114,24 @@ def test_it_never_writes_over_something_and_leaves_nothing_half_done(tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "uid"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (("--format", "peft"), "there is no adapter to export: this version trains whole models"),
+        (("--format", "gguf"), "--format must be transformers, not 'gguf'"),
+        (("--step", "newest"), "--step must be best, last or a number, not 'newest'"),
+        (("--dtype", "fp8"), "argument --dtype: invalid choice: 'fp8'"),
+    ],
+)
+def test_what_can_not_be_exported_is_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: tuple[str, str], says: str
+) -> None:
+    arguments = ["--checkpoint", str(tmp_path / "uid"), "--to", str(tmp_path / "model"), "--json", *wrong]
+    assert main(arguments) == ExitCode.USER_ERROR
+    assert json.loads(capsys.readouterr().err)["error"].startswith(says)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_model_that_is_no_llama_is_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"no name in a Hugging Face Llama for: conv\.weight, layers\.0\.gate"):
         hugging_face.names(["embed.weight", "conv.weight", "layers.0.gate"])

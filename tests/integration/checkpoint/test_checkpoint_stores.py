@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
-from tests.s3_servers import S3Server
+from tests.s3_servers import Missing, S3Server, rclone_server
 
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.checksum import PART_BYTES, combine, crc32, parts_of
@@ -142,6 +142,22 @@ def test_ten_thousand_remnants_are_swept(tmp_path: Path) -> None:
     assert sum(1 for _ in store.objects("step-")) == 10_000
     collect(store, attempt=2, newest_step=0, keep=Keep())
     assert list(store.objects("")) == []
+
+
+def test_ten_thousand_files_in_the_prefix_are_no_hindrance(keys: None, tmp_path: Path) -> None:
+    try:
+        with rclone_server(tmp_path) as server:
+            store = s3_store(server.url)
+            folder = tmp_path / "checkpoints" / store.uri.rpartition("/")[2]
+            for step in range(1, 101):
+                (folder / f"step-{step:08d}" / "attempt-1").mkdir(parents=True)
+                for shard in range(100):
+                    (folder / f"step-{step:08d}" / "attempt-1" / f"shard-{shard:05d}-of-00100.safetensors").touch()
+            assert sum(1 for _ in store.objects("step-")) == 10_000
+            assert store.create("commits/step-00000101.json", b"{}")
+            assert [found.key for found in store.objects("commits/")] == ["commits/step-00000101.json"]
+    except Missing as missing:
+        pytest.skip(reason=str(missing))
 
 
 @pytest.mark.parametrize("kind", ["rclone", "moto"])

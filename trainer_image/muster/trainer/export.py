@@ -1,7 +1,8 @@
 """python -m muster.trainer.export --checkpoint FOLDER --to DIRECTORY [--step best|last|N] [--dtype bf16] [--json]
 
-Writes the weights of a commit as `transformers` loads them. Streams: a few parts of 16 MiB are in memory at a time,
-whatever the model's size; needs neither torch nor an accelerator. What was written is read back and compared.
+Writes the weights of a commit as `transformers` loads them: a whole model, for adapters are not trained yet. Streams:
+a few parts of 16 MiB are in memory at a time, whatever the model's size; needs neither torch nor an accelerator. What
+was written is read back and compared.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 
 from muster.contract.checkpoint import Commit, Piece
 from muster.trainer import hugging_face
+from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.fetch import Part, Reader, Span
 from muster.trainer.checkpoint.readers import reading
@@ -232,29 +234,42 @@ def _explained(path: Path) -> Iterator[None]:
         raise StorageError(f"{path}: can't write the exported model: {error.strerror or error}") from error
 
 
+def _checked(chosen: argparse.Namespace) -> tuple[Store, int | Literal["best", "last"]]:
+    """Raises UserError for what argparse can't tell is wrong."""
+    if chosen.format == "peft":
+        raise UserError(
+            "there is no adapter to export: this version trains whole models, so a commit holds every weight; "
+            "leave --format out to get the whole model"
+        )
+    if chosen.format != "transformers":
+        raise UserError(f"--format must be transformers, not {chosen.format!r}")
+    if chosen.step not in ("best", "last") and not chosen.step.isdigit():
+        raise UserError(f"--step must be best, last or a number, not {chosen.step!r}")
+    return open_store(chosen.checkpoint), int(chosen.step) if chosen.step.isdigit() else chosen.step
+
+
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m muster.trainer.export", description=__doc__)
+    parser = Arguments(prog="python -m muster.trainer.export", description=__doc__)
     parser.add_argument("--checkpoint", required=True, help="<checkpoint.uri>/<job uid>")
     parser.add_argument("--to", required=True, type=Path, help="directory to make")
     parser.add_argument("--step", default="best", help="best, last or a number (default: best)")
     parser.add_argument("--dtype", choices=("keep", "bf16"), default="keep")
+    parser.add_argument("--format", default="transformers", help="transformers, a whole model (default)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    chosen = parser.parse_args(arguments)
-    if chosen.step not in ("best", "last") and not chosen.step.isdigit():
-        parser.error(f"--step must be best, last or a number, not {chosen.step!r}")
-    step = int(chosen.step) if chosen.step.isdigit() else chosen.step
 
     def show(done: int, total: int) -> None:
-        if not chosen.json and sys.stderr.isatty():
+        if "--json" not in arguments and sys.stderr.isatty():
             print(f"\r{done / 1e6:,.0f} of {total / 1e6:,.0f} MB", end="\n" if done == total else "", file=sys.stderr)
 
     try:
-        report = export(open_store(chosen.checkpoint), step, chosen.to, chosen.dtype, show)
+        chosen = parser.parse_args(arguments)
+        store, step = _checked(chosen)
+        report = export(store, step, chosen.to, chosen.dtype, show)
     except Exception as error:
         code = exit_code(error)
         if code == 1:
             raise
-        print(json.dumps({"error": str(error)}) if chosen.json else f"error: {error}", file=sys.stderr)
+        print(json.dumps({"error": str(error)}) if "--json" in arguments else f"error: {error}", file=sys.stderr)
         return code
     words = (
         f"step {report['step']} exported to {report['directory']}: {report['bytes'] / 1e6:,.1f} MB, {report['dtype']}"

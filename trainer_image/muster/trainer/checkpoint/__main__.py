@@ -16,6 +16,7 @@ from typing import Any
 
 from muster.contract.checkpoint import Commit, commit_key
 from muster.contract.names import ExitCode
+from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in, steps_in
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.quarantine import quarantined
@@ -135,7 +136,9 @@ def _progress(chosen: argparse.Namespace) -> Callable[[int, int], None]:
 
 def _text(command: str, report: Report) -> str:
     if command == "ls":
-        rows = [_ls_line(row) for row in report["commits"]] or ["no commit yet"]
+        rows = [_ls_line(row) for row in report["commits"]] or [
+            "  no commit; a job's folder is <checkpoint.uri>/<job uid>"
+        ]
         aside = [f"quarantined: {', '.join(map(str, report['quarantined']))}"] if report["quarantined"] else []
         return "\n".join([report["folder"], *rows, *aside])
     if command == "verify":
@@ -172,7 +175,7 @@ COMMANDS: dict[str, tuple[Callable[[Store, argparse.Namespace], Report], str]] =
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m muster.trainer.checkpoint", description=__doc__)
+    parser = Arguments(prog="python -m muster.trainer.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, words) in COMMANDS.items():
         command = commands.add_parser(name, help=words)
@@ -183,12 +186,12 @@ def main(arguments: list[str]) -> int:
         command.add_argument("--json", action="store_true", help="print one JSON document")
         if name == "rm":
             command.add_argument("--force", action="store_true", help="even the newest, a pinned one or one being read")
-    chosen = parser.parse_args(arguments)
     try:
+        chosen = parser.parse_args(arguments)
         report = COMMANDS[chosen.command][0](open_store(chosen.folder), chosen)
     except (StorageError, UserError) as error:
         code = ExitCode.USER_ERROR if isinstance(error, UserError) else ExitCode.STORAGE
-        print(json.dumps({"error": str(error)}) if chosen.json else f"error: {error}", file=sys.stderr)
+        print(json.dumps({"error": str(error)}) if "--json" in arguments else f"error: {error}", file=sys.stderr)
         return int(code)
     print(json.dumps(report) if chosen.json else _text(chosen.command, report))
     return 0 if all(row.get("verified", True) for row in report.get("commits", [])) else 1

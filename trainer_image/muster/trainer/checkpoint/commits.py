@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from muster.contract.checkpoint import COMMITS, Commit, commit_key, parse_commit, sealed, step_of_commit_key
-from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
+from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit
 from muster.trainer.checkpoint.store import NotFound, Store, open_store
 from muster.trainer.errors import StaleAttempt
 
@@ -84,4 +84,4 @@ def _read(store: Store, step: int) -> bytes:
     try:
         return store.read(commit_key(step))
     except NotFound as error:
-        raise CheckpointError(f"{store.uri}/{commit_key(step)}: step {step} is not committed") from error
+        raise GoneCommit(f"{store.uri}/{commit_key(step)}: step {step} is not committed") from error

@@ -13,6 +13,10 @@ class DamagedCommit(CheckpointError):
     """The store answers, and what it holds is not what was committed: nothing to be had from trying again."""
 
 
+class GoneCommit(CheckpointError):
+    """There is no such commit, or no longer."""
+
+
 class CheckpointMismatch(UserError):
     """The commit is sound, but of another model; `differences` names every one."""
 

@@ -12,7 +12,7 @@ from torch import nn
 from muster.contract.checkpoint import Commit, Piece, commit_key, sealed
 from muster.trainer.checkpoint.boxes import Box
 from muster.trainer.checkpoint.commits import commit_in, parse, steps_in
-from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch, DamagedCommit
+from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch, DamagedCommit, GoneCommit
 from muster.trainer.checkpoint.fetch import Reader, Span, read_all
 from muster.trainer.checkpoint.fit import Wanted, differences
 from muster.trainer.checkpoint.local_tier import local_tier
@@ -50,8 +50,9 @@ def resume(
 ) -> Commit:
     """Load the newest commit that verifies, of those up to step `at_most`. Collective.
 
-    A commit that does not verify is set aside (quarantine/) and the one before it is tried; `report` is told each time,
-    on rank 0. Raises as `load` does; CheckpointError where no commit is left.
+    A commit that does not verify is set aside (quarantine/), one that somebody has just removed is passed over, and the
+    one before it is tried; `report` is told each time, on rank 0. Raises as `load` does; CheckpointError where no
+    commit is left.
     """
     agreement, store = Agreement(), open_store(folder)
     try:
@@ -61,6 +62,9 @@ def resume(
             except DamagedCommit as damaged:
                 if agreement.rank == 0:
                     set_aside(store, step, str(damaged), report)
+            except GoneCommit:
+                if agreement.rank == 0:
+                    report(f"commit {step} was removed meanwhile, the one before it is tried")
         raise CheckpointError(
             f"{store.uri}: no commit up to step {at_most} can be read; start again without it, or restore its files"
         )
@@ -124,15 +128,14 @@ def _as_reader(store: Store, step: int, agreement: Agreement) -> Iterator[None]:
 def _all_or_none(agreement: Agreement) -> Iterator[None]:
     """Collective. What fails on one rank fails on all, with the same kind of error and the failing rank's words."""
     failure: list[str] | None = None
+    kinds = {kind.__name__: kind for kind in (DamagedCommit, GoneCommit)}
     try:
         yield
-    except DamagedCommit as error:
-        failure = ["damaged", str(error)]
     except (CheckpointError, StoreError) as error:
-        failure = ["failed", str(error)]
+        failure = [type(error).__name__, str(error)]
     for rank, (kind, words) in ((r, f) for r, f in enumerate(agreement.gather(failure)) if f is not None):
         where = f"rank {rank}: " if agreement.world_size > 1 else ""
-        raise DamagedCommit(where + words) if kind == "damaged" else CheckpointError(where + words)
+        raise kinds.get(kind, CheckpointError)(where + words)
 
 
 def _agreed_commit(store: Store, step: int, agreement: Agreement) -> Commit:
