@@ -192,8 +192,9 @@ def training_lines(t: dict[str, float]) -> list[str]:
             f"{1e3 * t[f'step_uploading_{which}']:.1f} ms beside one"
             for which in ("p50", "p99")
         ),
-        f"  extra memory at its peak {t['extra_memory']:.3f} × the shard (shared {t['shared_memory']:.3f}, upload process "
-        f"{t['uploader_bytes'] / 1e6:.0f} MB); the rank's own memory grew by {t['rank_growth_bytes'] / 1e6:.0f} MB",
+        f"  extra memory at its peak {t['extra_memory']:.3f} × the shard (shared {t['shared_memory']:.3f}, "
+        f"upload process {t['uploader_bytes'] / 1e6:.0f} MB)",
+        f"  the rank's own memory grew by {t['rank_growth_bytes'] / 1e6:.0f} MB",
         f"  bytes written {t['bytes_written']:.4f} × the unique bytes",
     ]
 

@@ -41,6 +41,7 @@ class Plan:
     refuse_with: tuple[int, str] | None = None
     checks_crc32: bool = False
     hides_md5: bool = False
+    reads_in: tuple[int, float] | None = None  # so many bytes of a body, then so many seconds of nothing
     late_seconds: float = 0.05
     done: Counter[str] = field(default_factory=Counter)
 
@@ -71,7 +72,7 @@ def faulty_proxy(upstream: str, plan: Plan) -> Iterator[str]:
         disable_nagle_algorithm = True
 
         def do_request(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = self._body(int(self.headers.get("Content-Length") or 0))
             fault, detail = (None, 0.0) if plan.gone else plan.fault()
             if plan.gone or fault == "reset_before":
                 return self._reset()
@@ -98,6 +99,16 @@ def faulty_proxy(upstream: str, plan: Plan) -> Iterator[str]:
             self._answer(answer, data, int(len(data) * detail) if fault == "truncated" and data else None)
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do_request
+
+        def _body(self, size: int) -> bytes:
+            if plan.reads_in is None:
+                return self.rfile.read(size)
+            piece, seconds = plan.reads_in
+            read = b""
+            while len(read) < size:
+                read += self.rfile.read(min(piece, size - len(read)))
+                plan.never.wait(seconds)
+            return read
 
         def _ask(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
             connection = http.client.HTTPConnection(target, timeout=60)

@@ -13,6 +13,7 @@ from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.s3_servers import Missing, S3Server, rclone_server
 
 from muster.contract.spec import Keep
+from muster.trainer.checkpoint import s3_settings
 from muster.trainer.checkpoint.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.trainer.checkpoint.collect import collect
 from muster.trainer.checkpoint.file_store import FileStore
@@ -189,6 +190,21 @@ def test_each_fault_of_the_network_is_survived(keys: None, rclone_s3: S3Server, 
         plan.rates = {}
     assert into == data
     assert plan.done[fault] > 0
+
+
+def test_a_store_that_is_slow_but_goes_on_is_not_given_up(
+    keys: None, rclone_s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that takes longer than the time within which something must move."""
+    monkeypatch.setattr(s3_settings, "READ_SECONDS_MAX", 2)
+    plan = Plan()
+    with faulty_proxy(rclone_s3.url, plan) as url:
+        store = s3_store(url, Retry(0.1))
+        store.warm_up()
+        plan.reads_in = (1 << 20, 0.1)
+        store.replace("step-00000001/attempt-1/x", bytes(64 << 20))
+        plan.reads_in = None
+    assert plan.done["requests"] <= 6  # the probe, and the one that was slow
 
 
 @pytest.mark.parametrize("integrity", ["etag", "crc32"])
