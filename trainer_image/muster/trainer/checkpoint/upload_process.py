@@ -46,6 +46,7 @@ class UploadProcess:
         """The outcome of the save in flight, when there is one. Starts a new process where the old one died."""
         try:
             while (message := self._channel.receive(timeout_seconds)) is not None:
+                timeout_seconds = 0.0  # progress is no reason to wait longer than was asked
                 if self._save is None or message.get("seq") != self._save["seq"]:
                     continue
                 if message["event"] == "outcome":
