@@ -44,6 +44,9 @@ VALUES: dict[str, Any] = {
     },
     "networkPolicy": {"enabled": True},
 }
+# As docs/operations.md has it.
+BACK_UP = "import sqlite3; sqlite3.connect('/state/muster.db').backup(sqlite3.connect('/tmp/muster.db'))"
+LOOK_INSIDE = "import sqlite3; print(sqlite3.connect('/tmp/muster.db').execute('SELECT name FROM jobs').fetchall())"
 NEXT = {kind: {"image": {"tag": "next"}} for kind in ("operator", "workers", "api")}
 
 
@@ -217,6 +220,9 @@ def test_without_a_database_the_history_lies_in_a_volume(world: World) -> None:
     with house.rest(SYSTEM, token) as rest:
         assert [j["name"] for j in rest("GET", f"/jobs?namespace={TEAM}")["items"]] == ["first"]
     assert (folder / "muster.db").stat().st_uid == 1000
+    for program in (BACK_UP, LOOK_INSIDE):
+        told = house.kubectl("exec", "-n", SYSTEM, "deploy/muster-api", "--", "python", "-c", program)
+    assert told == "[('first',)]\n"
 
 
 def _newest_commit(world: World) -> int:
