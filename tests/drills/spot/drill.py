@@ -116,17 +116,17 @@ def drill(notices: int, refused: float, root: Path, seed: int = 0, score: Scorec
                 for _ in range(times):
                     outcome = job.strike()
                     score.outcomes.append(outcome)
+                    score.requests, score.refused = place.plan.done["requests"], place.plan.done["slow_down"]
+                    score.seconds = time.monotonic() - began
                     print(f"{len(score.outcomes):4} {line(outcome)}", flush=True)
             except Exception as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=strike, args=pair) for pair in zip(jobs, shares, strict=True)]
+        threads = [threading.Thread(target=strike, args=pair, daemon=True) for pair in zip(jobs, shares, strict=True)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        score.requests, score.refused = place.plan.done["requests"], place.plan.done["slow_down"]
-        score.seconds = time.monotonic() - began
         if errors:
             raise RuntimeError(f"{errors[0]}\n{place.house.log[-3000:]}") from errors[0]
     return score
@@ -151,10 +151,14 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="muster-spot-") as folder:
             drill(arguments.notices, arguments.refused, Path(folder), arguments.seed + len(before.outcomes), score=now)
+    except KeyboardInterrupt:
+        print(f"stopped after {len(now.outcomes)} notices", file=sys.stderr)
     finally:
         score = before + now
         if arguments.results:
             score.write(arguments.results)
+    if not score.outcomes:
+        return 1
     print(f"\n{score.table()}\n\n{score.summary()}")
     if arguments.write:
         arguments.write.write_text(score.page())
