@@ -107,6 +107,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments.add_argument("--only", default="", help="kinds, with commas between")
     arguments.add_argument("--results", type=Path)
     arguments.add_argument("--write", type=Path)
+    arguments.add_argument("--note", default="", help="a sentence for the page, such as what else the machine did")
     chosen = arguments.parse_args(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whoever ends us early gets a clean machine too
     kinds = KINDS if PROMETHEUS else [kind for kind in KINDS if kind.name != "prometheus-gone"]
@@ -122,7 +123,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(results.figures())
     if chosen.write:
         words = " ".join(["make drill-faults", *([f"ARGS='--rounds {chosen.rounds}'"] if chosen.rounds > 1 else [])])
-        chosen.write.write_text(results.page(words, STEPS, COMMIT_EVERY))
+        chosen.write.write_text(results.page(words, STEPS, COMMIT_EVERY, chosen.note))
     return 0 if results.good else 1
 
 

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.drills.faults.kinds import KINDS
 from tests.drills.faults.outcome import LEDGER_ERROR_MAX, Outcome
 
 from muster.contract.signals import Cause
@@ -21,14 +22,14 @@ Written by the drill itself; not edited by hand.
 
     {command}
 
-{when}, {machine}. Each line is one kind of fault, done {rounds} to jobs of two nodes on a `muster up` of its own (API,
-operator, torchrun, ranks) that train {steps} steps each and save every {every}. Faults within a rank come from
-`tests/drills/faults/hooks`, which no production code knows of.
+{when}, {machine}. Each line is one kind of fault, done {rounds} to jobs of two nodes
+on a `muster up` of its own (API, operator, torchrun, ranks) that train {steps} steps each and save every {every}.
+Faults within a rank come from `tests/drills/faults/hooks`, which no production code knows of.
 
 - **cause**: assigned by the operator; of the first attempt. `none`: no attempt may end.
 - **detected**: from the fault to the operator's record that the attempt is over, or, where it goes on, to the condition
-  that says what is wrong. **recovered**: from the fault to the
-  first step of the next attempt; in brackets, for faults that end no attempt, the longest time without a step.
+  that says what is wrong. **recovered**: from the fault to the first step of the next attempt; in brackets, for faults
+  that end no attempt, the longest time without a step.
 - **lost**: steps that were trained twice. **books**: how far the ledger's sum is off the job's wall clock, at most.
 - **right**: the cause is the injected one, the job ended as it ought to, every step was trained, with the very losses
   of a job to which nothing was done (where the fault changes no number), the books are within {books:.1%}, and no
@@ -73,8 +74,9 @@ class Results:
             f"from its detection on: p95 {p95(after):.1f} s. Books: at most {books:.2%} off."
         )
 
-    def page(self, command: str, steps: int, every: int) -> str:
-        kinds = list(dict.fromkeys(outcome.kind for outcome in self.outcomes))
+    def page(self, command: str, steps: int, every: int, note: str = "") -> str:
+        found = {outcome.kind for outcome in self.outcomes}
+        kinds = [kind.name for kind in KINDS if kind.name in found]
         times = {sum(o.kind == kind for o in self.outcomes) for kind in kinds}
         often = " or ".join(str(number) for number in sorted(times))
         head = HEAD.format(
@@ -83,11 +85,18 @@ class Results:
         )  # fmt: skip
         rows = [self._row([o for o in self.outcomes if o.kind == kind]) for kind in kinds]
         titles = ("fault", "what is done", "cause", "detected", "recovered", "lost", "ended", "books", "right")
-        parts = [head, "## Faults", table(titles, rows), self.figures(), "## Cause assigned against cause injected"]
+        parts = [
+            head,
+            note,
+            "## Faults",
+            table(titles, rows),
+            self.figures(),
+            "## Cause assigned against cause injected",
+        ]
         parts += [confusion(self.outcomes)]
         if wrong := [f"- `{o.kind}`: {'; '.join(o.faults_found)}" for o in self.outcomes if not o.good]:
             parts += ["## Not as it ought to be", "\n".join(dict.fromkeys(wrong))]
-        return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+        return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
     def _row(self, outcomes: list[Outcome]) -> tuple[str, ...]:
         first = outcomes[0]
