@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from muster.contract.prices import Prices
+from muster.contract.signals import Cause
 from muster.contract.status import Phase
 from muster.operator.core.decision import Action, Decision
 from muster.operator.core.fleet import JobSummary
@@ -17,6 +18,7 @@ from muster.operator.core.observed import Observed, Reservation
 from muster.operator.job_metrics import job_page
 from muster.operator.runner import Listener
 from muster.operator.server import Page
+from muster.operator.sources.alerts import Outcome
 
 # A recovery is seconds on a laptop and minutes in a cluster.
 _RECOVERY_BUCKETS = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1800)
@@ -44,9 +46,18 @@ class Metrics(Listener):
             registry=self.registry,
             buckets=_RECOVERY_BUCKETS,
         )
-
         self._alerts = self._counter("alerts", "Alerts received at the webhook, by what became of them", "outcome")
         self._questions = self._counter("prometheus_queries", "Questions to Prometheus, by how they ended", "outcome")
+        # From 0 on: `increase` does not see the first event of a series that begins with it.
+        known: tuple[tuple[Counter, Iterable[str]], ...] = (
+            (self._restarts, Cause),
+            (self._finished, (phase for phase in Phase if phase.terminal)),
+            (self._alerts, Outcome),
+            (self._questions, ("answered", "failed")),
+        )
+        for counter, words in known:
+            for word in words:
+                counter.labels(str(word))
 
     def page(self) -> Page:
         return Page(CONTENT_TYPE_LATEST, generate_latest(self.registry) + self._job_page().encode())
@@ -103,6 +114,7 @@ class _Jobs(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         family = GaugeMetricFamily("muster_operator_jobs", "Jobs by phase", labels=["phase"])
-        for phase, count in self._phases().items():
-            family.add_metric([phase], count)
+        counts = self._phases()
+        for phase in Phase:  # those without jobs too: no rule could tell "none" from "not scraped"
+            family.add_metric([str(phase)], counts.get(str(phase), 0))
         return [family]

@@ -57,7 +57,8 @@ def merged(pages: Iterable[tuple[Mapping[str, str], str]]) -> str:
                 name = match[1]
                 mine = family if name.removeprefix(family) in _SUFFIXES else name
                 samples.setdefault(mine, []).append(_labelled(name, match[2] or "", match[3], own))
-    lines = [line for family, found in samples.items() for line in (*heads.get(family, ()), *found)]
+    families = dict.fromkeys([*heads, *samples])
+    lines = [line for family in families for line in (*heads.get(family, ()), *samples.get(family, ()))]
     return "".join(f"{line}\n" for line in lines)
 
 

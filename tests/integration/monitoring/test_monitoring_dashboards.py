@@ -30,8 +30,6 @@ ABSENT = {
     "muster_operator_pass_failures_total": "no pass failed",
     "muster_trainer_straggler_ratio": "no rank is slow",
     "muster_operator_job_gpu_seconds": "the workers have no GPUs",
-    'cause=~"preemption|eviction"': "nobody was preempted",
-    'phase="Queued"': "nobody waits; a phase without jobs is not told",
 }
 
 
@@ -153,7 +151,7 @@ def test_money_is_told_everywhere(watched: Watched, tmp_path: Path) -> None:
     assert [cost["nodeHours"] > 0 for cost in history["costs"]] == [True, True]
     assert history["cost"]["cost"] == pytest.approx(sum(cost["cost"] for cost in history["costs"]))
     shown = house.muster("get", "hurt").stdout
-    assert re.search(r"^cost +[\d,.]+ USD; [\d.]+ node-hours$", shown, re.MULTILINE), shown
+    assert re.search(r"^cost +[\d,.]+ USD; [\d.]+ node-hours *$", shown, re.MULTILINE), shown
     (told,) = watched.ask("muster_operator_job_cost_dollars")
     assert float(told["value"][1]) > 0
 
