@@ -17,6 +17,7 @@ from tests.polling import eventually
 from muster.contract.base import dump_json
 from muster.contract.cluster import Conflict
 from muster.contract.names import Env
+from muster.contract.notices import NOTICES_ENV
 from muster.contract.signals import WorkerExit
 from muster.contract.spec import Runtime, TrainingJob, WorkerConfig, parse_job
 from muster.contract.status import GangStatus, JobStatus, Phase
@@ -157,6 +158,7 @@ async def test_a_worker_is_told_all_it_needs_and_nothing_of_ours(house: House, m
         Env.CACHE_DIR: str(state.cache),
         Env.DEVICE: "cpu",
         Env.FENCE: house.world.cluster.fence,
+        NOTICES_ENV: str(state.notices / "local-0.json"),
         "MUSTER_NODE": "local-0",
         "PET_NNODES": "2",
         "PET_NPROC_PER_NODE": "1",
@@ -165,7 +167,7 @@ async def test_a_worker_is_told_all_it_needs_and_nothing_of_ours(house: House, m
         "PET_MASTER_PORT": str(port),
     }
     differing = {name for name in first if first[name] != second[name]}
-    assert differing == {Env.WORKER, Env.WORKER_DIR, "MUSTER_NODE", "PET_NODE_RANK"}
+    assert differing == {Env.WORKER, Env.WORKER_DIR, NOTICES_ENV, "MUSTER_NODE", "PET_NODE_RANK"}
     assert (first["HF_TOKEN"], first["MODE"], first["OMP_NUM_THREADS"]) == (
         "hunter2-hunter2",
         "fast",
