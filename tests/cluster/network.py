@@ -81,7 +81,7 @@ class Network:
                     services = (await client.get("/api/v1/services"))["items"]
                     pods = (await client.get("/api/v1/pods"))["items"]
                     await self._arrange(services, pods)
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(LOOK_SECONDS)  # not a wait: kube-proxy looks again
 
     async def _arrange(self, services: list[Object], pods: list[Object]) -> None:
         names: dict[str, list[str]] = {}
