@@ -203,7 +203,7 @@ def test_without_a_database_the_history_lies_in_a_volume(world: World) -> None:
     house.kubectl("apply", "-f", "-", given={
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "here"},
         "spec": {
-            "storageClassName": "here", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "here", "capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"],
             "hostPath": {"path": str(folder)},
         },
     })  # fmt: skip
