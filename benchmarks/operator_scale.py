@@ -422,16 +422,30 @@ async def until(question: Any, what: str, seconds: float = 600, process: Any = N
         await asyncio.sleep(0.1)
 
 
+def cpu_seconds() -> dict[str, float]:
+    """Of this process (clients and kubelet) and the parts of the control plane, so far."""
+    here, parts = psutil.Process(), ("kube", "etcd")
+    found = {"clients and kubelet": sum(here.cpu_times()[:2])}
+    children = ((child.name(), child.cpu_times()) for child in here.children())
+    return found | {name: sum(times[:2]) for name, times in children if name.startswith(parts)}
+
+
+def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: round(after[name] - before.get(name, 0.0), 1) for name in after}
+
+
 async def measure(arguments: argparse.Namespace, plane: ControlPlane, folder: Path) -> None:
     connection = from_kubeconfig(yaml.safe_load, plane.kubeconfig)
     async with Client(connection, agent="benchmark", at_once=AT_ONCE * 2) as client:
         await set_up(client, arguments.nodes)
         results = []
         if not arguments.queued_only:
+            before = cpu_seconds()
             results.append(await bare_loop(client, arguments.jobs, arguments.workers))
-            print(json.dumps(results[-1]), flush=True)
+            between = cpu_seconds()
+            print(json.dumps(results[-1] | {"cpu": spent(before, between)}), flush=True)
             results.append(await with_operator(client, plane, folder, arguments.jobs, arguments.workers))
-            print(json.dumps(results[-1]), flush=True)
+            print(json.dumps(results[-1] | {"cpu": spent(between, cpu_seconds())}), flush=True)
             ratio = results[1]["pods_per_second"] / results[0]["pods_per_second"]
             print(f"pods per second, operator ÷ bare loop: {ratio:.2f}")
         if arguments.queued:

@@ -241,8 +241,12 @@ class PodProcess:
             return await self._end(None)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "termination-log").touch()
+        environment: dict[str, str] = {}
         try:
-            environment = await self._environment(container)
+            while not environment and not self._stop.is_set():
+                with contextlib.suppress(ApiError):  # worker 0 is not there, so its name does not resolve yet
+                    environment = await self._environment(container)
+                await asyncio.sleep(0.0 if environment else 0.1)  # not a wait: it is asked again
         except AssertionError as error:
             print(f"pod {self.name} could not start: {error!r}", file=sys.stderr)
             raise

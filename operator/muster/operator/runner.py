@@ -23,7 +23,7 @@ IDLE_ADMISSION_SECONDS = 60.0  # the same while nobody waits: running gangs may 
 WAIT_TEXT_SECONDS = 30.0  # a queued job's words change at most so often, unless their code changes …
 WAIT_TEXTS_PER_SECOND = 20.0  # … and those of a long queue so many at a time: each is a write of a status
 # So long after a write, words about a gang on its way up wait for more of them: mostly the next phase makes them moot.
-PASSING_WORDS_SECONDS = 2.0
+PASSING_WORDS_SECONDS = 5.0
 RESYNC_SECONDS = 300.0  # how often every job is looked at, whatever was heard
 
 

@@ -123,9 +123,9 @@ def test_words_that_the_next_moment_makes_moot_are_not_written_at_once() -> None
         runner.notice(UID, 0.5)
         drive(runner.turn(0.5))
         assert notes.written == []
-        runner.notice(UID, 2.5)
+        runner.notice(UID, 5.5)
         while not notes.written:
-            assert drive(runner.turn(2.5))
+            assert drive(runner.turn(5.5))
         assert "write_status" in world.names()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from muster.contract.status import GoodputState, JobStatus, Phase
+from muster.contract.status import STATUS_VERSION, GoodputState, JobStatus, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import CreateWorker, Decision, RemoveJob, RemoveWorker
 from muster.operator.core.observed import Observed
@@ -60,8 +60,8 @@ def _change(seen: Observed, decision: Decision) -> Iterator[str]:
     before, after = seen.status, decision.status
     if before.phase.terminal:
         yield f"changes a job that is {before.phase}"
-    if after.schema_version != before.schema_version:
-        yield "changes the status' version"
+    if after.schema_version not in (before.schema_version, max(STATUS_VERSION, before.schema_version)):
+        yield "changes the status' version other than to today's"
     if after.attempt not in (before.attempt, before.attempt + 1):
         yield f"attempt goes from {before.attempt} to {after.attempt}"
     if after.attempt == before.attempt + 1:

@@ -39,7 +39,7 @@ class ApiError(Exception):
 class Client:
     """Use within `async with`. calls: how many were made, by verb and resource (`pods`, `trainingjobs/status`)."""
 
-    def __init__(self, connection: Connection, agent: str = "muster-operator", at_once: int = 64) -> None:
+    def __init__(self, connection: Connection, agent: str = "muster-operator", at_once: int = 96) -> None:
         self.connection = connection
         self.calls: Counter[tuple[str, str]] = Counter()
         self._agent, self._at_once = agent, at_once

@@ -39,6 +39,9 @@ from muster.operator.kubernetes.render import (
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 30.0
 # Where a pod was refused lately, another may be: gangs of that namespace are made behind their gate for so long.
 CAREFUL_SECONDS = 600.0
+# Pods of all gangs that are being made at the same moment. Fewer than the client's connections: a gang that is
+# complete must not wait with its status until all the others are made, too.
+AT_ONCE = 32
 TAKE_BACK_SECONDS = 5.0  # grace of a pod that is taken back; it has not met the others, so there is nothing to commit
 WORKER_ROLE = "muster-worker"  # a ClusterRole of the chart: get TrainingJobs, nothing else
 
@@ -92,6 +95,7 @@ class Creator:
         self._ready_jobs: set[str] = set()  # whose service and finalizer are there
         self._ready_namespaces: set[str] = set()
         self._first = asyncio.Lock()
+        self._turn = asyncio.Semaphore(AT_ONCE)
         self._groups: set[tuple[str, str]] = set()  # (job uid, group) whose objects are there
         self._lifting: set[Attempt] = set()
         self._careful: dict[str, float] = {}  # namespace → until when (monotonic)
@@ -226,7 +230,8 @@ class Creator:
             manifest = self._manifest(job, gang, ref, action)
             if gate is not None:
                 hold_back(manifest, gate)
-            item = await self._client.create(paths.core(job.namespace, "pods"), manifest)
+            async with self._turn:
+                item = await self._client.create(paths.core(job.namespace, "pods"), manifest)
             if refusal := gang.refusal(item):
                 await self._client.delete(paths.core(job.namespace, "pods", item["metadata"]["name"]))
                 return refusal
@@ -268,7 +273,8 @@ class Creator:
                 self._ready_namespaces.add(job.namespace)
         if job.uid not in self._ready_jobs:
             await self._make_claims(job)
-            await asyncio.gather(self._add_finalizer(job), self._make_service(job))
+            await self._add_finalizer(job)
+            await self._make_service(job)
             self._ready_jobs.add(job.uid)
         if (job.uid, ref.group) not in self._groups:
             for item in gang.objects(ref):

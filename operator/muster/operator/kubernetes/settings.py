@@ -52,7 +52,7 @@ class KubernetesSettings(SourceSettings):
     report_port: int = REPORT_PORT
     agent_port: Annotated[int, Field(ge=0, le=65535)] = 0
     silence_seconds: Annotated[float, Field(gt=0)] = SILENCE_SECONDS
-    passes_at_once: Annotated[int, Field(ge=1)] = 16
+    passes_at_once: Annotated[int, Field(ge=1)] = 48  # they mostly wait for the API server
     host: str = "0.0.0.0"  # noqa: S104 - a pod's metrics are scraped from elsewhere
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     log_format: Literal["auto", "console", "json"] = "auto"

@@ -123,7 +123,9 @@ class KubernetesWorld:
         if job.invalid:
             await self._refuse(job, job.invalid)
             return None
-        pods = self._creator.as_made(job, await self._read_pods(job) if fresh else self.pods.of(uid))
+        # Before the first attempt nobody has made a worker, which the object itself says: no need to ask for them.
+        pods = await self._read_pods(job) if fresh and job.status.attempt else self.pods.of(uid)
+        pods = self._creator.as_made(job, pods)
         # After the object and its workers: who is seen gone can commit nothing more.
         committed = await self._committed_in(job, folder, pods, fresh)
         gang = self.gangs.of(job)
