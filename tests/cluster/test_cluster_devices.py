@@ -23,7 +23,8 @@ def cluster(house: House) -> Iterator[House]:
         house.do(house.client.create(f"/apis/{CLAIMS_API}/deviceclasses", body | {"spec": {"selectors": [selector]}}))
     for index in range(2):
         node = f"claimed-{index}"
-        house.node(node, {"node.kubernetes.io/instance-type": "claimed"})
+        # EFA asks for huge pages, which a hollow node has to own up to as well.
+        house.node(node, {"node.kubernetes.io/instance-type": "claimed"}, **{"hugepages-2Mi": "6Gi"})
         for driver, (kind, count) in DRIVERS.items():
             house.do(house.client.create(paths.SLICES, published(node, driver, kind, count)))
     house.namespace(SPACE)  # EFA locks memory, which the restricted standard forbids

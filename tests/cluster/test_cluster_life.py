@@ -75,8 +75,8 @@ def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
     eventually(told, "the quota to be named")
 
     def held() -> bool:
-        (pod,) = life.pods("whole", "tight")
-        return pod["spec"].get("schedulingGates") == [{"name": "muster.dev/gang"}] and "nodeName" not in pod["spec"]
+        gates = [pod["spec"].get("schedulingGates") for pod in life.pods("whole", "tight")]
+        return gates == [[{"name": "muster.dev/gang"}]]  # and so it has no node
 
     eventually(held, "the one pod to wait behind its gate")
     more = {"spec": {"hard": {"pods": "2"}}}

@@ -64,8 +64,8 @@ def trap(
 
 
 def is_held(house: House, name: str, namespace: str) -> bool:
-    (pod,) = house.pods(name, namespace)
-    return bool(pod["spec"].get("schedulingGates")) and "nodeName" not in pod["spec"]
+    specs = [pod["spec"] for pod in house.pods(name, namespace)]
+    return len(specs) == 1 and bool(specs[0].get("schedulingGates")) and "nodeName" not in specs[0]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
