@@ -43,6 +43,8 @@ class Checkers:
         self.require(before.schema_version == 1, "a newer status is not touched", what)
         self._progress(before, after, what)
         self._restarts(job, before, after, what)
+        charged = {fault.node for fault in after.node_faults if fault.why.startswith("straggler")}
+        self.require(charged <= job.slow_nodes, "only the node of a slow rank is charged", f"{what}: {charged}")
         self._ledger(job, after, what)
         if after.attempt > before.attempt:
             self._minted(job, before, after, what)
@@ -177,7 +179,10 @@ class Checkers:
 
     def _suspect_named(self, training: Training, failure: Failure, what: str) -> None:
         """Where one rank shows itself to be the culprit, it is the one that is named, and its node with it."""
-        shows = training.hang in ("stopped", "mute") or (training.hang == "behind" and len(training.members) > 1)
+        loaded = training.broken_at is not None and training.broken_at >= training.met_at + training.load_seconds
+        shows = training.hang in ("stopped", "mute") or (
+            training.hang == "behind" and loaded and len(training.members) > 1
+        )
         if failure.cause is Cause.HANG and shows and failure.message != SignalKind.COLLECTIVE_HANG:
             suspect = training.suspect
             named = suspect is not None and (failure.rank, failure.node) == (suspect.index, suspect.node)
@@ -229,7 +234,8 @@ class Checkers:
             return
         rounding = job.step_seconds * len(job.trainings) + 1e-3  # a step that ends at this very moment
         self.require(claimed <= trained + rounding, "goodput claims nothing", f"{job.name}: {claimed} s of {trained} s")
-        if job.status.attempt == 1 and job.status.phase is Phase.SUCCEEDED and not self.jumped and not self.lags:
+        heard = not self.jumped and not self.lags and not job.muffled
+        if job.status.attempt == 1 and job.status.phase is Phase.SUCCEEDED and heard:
             missed = f"{job.name}: {claimed} s of {trained} s: {seconds}"
             slack = 2.0 + job.step_seconds  # two heartbeats, and the step in which the gang was first seen to train
             self.require(claimed >= trained - slack, "goodput misses nothing", missed)

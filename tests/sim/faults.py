@@ -31,6 +31,7 @@ class Weather:
     crash: float
     user_error: float
     out_of_memory: float
+    straggle: float
     bug: float  # chance per job that one of its steps fails every time
     hang: float
     disk_pause: float  # heartbeats of a node don't get out for a while; training goes on
@@ -78,6 +79,7 @@ def draw(rng: random.Random) -> Weather:
         crash=rate(0.001, 0.02),
         user_error=rate(0.0003, 0.002, 0.2),
         out_of_memory=rate(0.0003, 0.002, 0.15),
+        straggle=rate(0.001, 0.01, 0.3),
         bug=rate(0.05, 0.3, 0.2),
         hang=rate(0.0005, 0.004, 0.3),
         disk_pause=rate(0.001, 0.01, 0.3),
@@ -119,6 +121,7 @@ def heal(weather: Weather) -> Weather:
         crash=0.0,
         user_error=0.0,
         out_of_memory=0.0,
+        straggle=0.0,
         bug=0.0,
         hang=0.0,
         disk_pause=0.0,

@@ -21,7 +21,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from muster.contract.status import Ledger, Phase  # noqa: E402: the path above makes the rest importable
 from muster.operator import runner
-from muster.operator.core import admit, agenda, budgets, causes, decide, endings, ledger, moves, placement, stalls
+from muster.operator.core import (
+    admit,
+    agenda,
+    budgets,
+    causes,
+    decide,
+    endings,
+    findings,
+    ledger,
+    moves,
+    placement,
+    stalls,
+)
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import CreateWorker, Decision, RemoveJob
 from muster.operator.core.observed import Observed, WorkerState
@@ -233,6 +245,11 @@ def failed_before(status: Any, failure: Any) -> bool:
     return len(status.attempts) > 1 and status.attempts[-2].cause == failure.cause
 
 
+def the_neighbour(roll: Roll, rank: int) -> str:
+    nodes = roll.gang.nodes
+    return nodes[(rank // roll.seen.spec.gang.ranks_per_node + 1) % len(nodes)]
+
+
 def the_rank_ahead(gang: Any) -> Any:
     return max(gang, key=lambda w: (w.beat.step, w.beat.moves))
 
@@ -266,6 +283,7 @@ MUTANTS = (
     Mutant("hangs are not noticed", patch(decide, check_running=lambda roll: stalls.Stall(None))),
     Mutant("a deterministic failure is tried for ever", patch(budgets, is_repeated=lambda status, failure: False)),
     Mutant("any failure twice is called deterministic", patch(budgets, is_repeated=failed_before)),
+    Mutant("a straggler's neighbour is charged", patch(findings, _node=the_neighbour)),
     Mutant("a rank that is held for a moment is hung", patch(stalls, STOPPED_CONFIRM_SECONDS=0.0)),
     Mutant("a paused disk is a hang", patch(stalls, SILENT_SECONDS=3.0, SILENT_CONFIRM_SECONDS=2.0)),
     Mutant("a mute rank is not told from the others", patch(stalls, _mute=lambda gang, newest: None)),

@@ -155,6 +155,7 @@ class Mischief:
             "hang": self._hang,
             "disk_pause": self._disk_pause,
             "hold": self._hold,
+            "straggle": self._straggle,
             "pod_deleted": self._pod_deleted,
             "signals": self._signal,
             "user": self._user,
@@ -228,9 +229,19 @@ class Mischief:
         node, world = self._node(), self.world
         until = world.t + world.rng.uniform(5.0, 80.0)
         world.log(lambda: f"the disk of {node.name} pauses until {until:.0f}")
-        for _, process in world.on(node):
+        for job, process in world.on(node):
             if process.muffled[1] < world.t:
                 process.muffled = (world.t, until)
+                job.muffled = True
+
+    def _straggle(self) -> None:
+        """Of one gang, somebody becomes slower than the others for a while. That ends no attempt."""
+        live = [t for job in self.world.jobs.values() for t in job.trainings.values() if not t.over]
+        if live:
+            training = self.world.rng.choice(live)
+            training.slow = self.world.rng.choice(training.members)
+            training.slow_until = self.world.t + self.world.rng.uniform(5.0, 100.0)
+            self.world.jobs[training.uid].slow_nodes.add(training.slow.node)
 
     def _hold(self) -> None:
         alive = [p for job in self.world.jobs.values() for p in job.live()]

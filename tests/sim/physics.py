@@ -7,7 +7,16 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from muster.contract.signals import Cause, Heartbeat, Signal, StepRecord, TrainerPhase, TrainerSeconds, WorkerExit
+from muster.contract.signals import (
+    Cause,
+    Heartbeat,
+    Signal,
+    SlowRank,
+    StepRecord,
+    TrainerPhase,
+    TrainerSeconds,
+    WorkerExit,
+)
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
 from muster.operator.core.observed import Worker, WorkerState
@@ -109,6 +118,8 @@ class Training:
     broken_at: float | None = None  # nobody moves from here on
     hang: str = ""  # and how that shows: everybody beats, all are silent, one is stopped, one is mute, one is behind
     suspect: Process | None = None  # the one that it is about
+    slow: Process | None = None  # a straggler, until …
+    slow_until: float = 0.0
     drain_at: float | None = None
     committed_step: int = 0
     over: bool = False
@@ -165,6 +176,8 @@ class SimJob:
     closed: list[tuple[float, int, Cause]] = field(default_factory=list)  # wall clock, attempt, cause charged
     finished_training: bool = False
     trained_seconds: float = 0.0
+    muffled: bool = False  # its heartbeats were, for a while
+    slow_nodes: set[str] = field(default_factory=set)  # that had a straggler
     bug_step: int | None = None  # whoever trains this step fails, every time
     wished: set[str] = field(default_factory=set)
 
@@ -249,7 +262,14 @@ def _beat(job: SimJob, process: Process, now: float, offset: float) -> Heartbeat
         seconds=seconds,
         last_step=last,
         moves=1 if training.hang == "behind" and training.suspect is process else 3,
+        slow_ranks=_slow_ranks(job, training, now) if process.index == 0 and training.slow is not None else (),
         limit_seconds=max(15.0, 10.0 * training.step_seconds) if step >= training.resume_step + 3 else None,
         stopped=(training.hang == "stopped" and training.suspect is process)
         or process.held[0] <= now < process.held[1],
     )
+
+
+def _slow_ranks(job: SimJob, training: Training, now: float) -> tuple[SlowRank, ...]:
+    if training.slow is None or now >= training.slow_until:
+        return ()
+    return (SlowRank(rank=training.slow.index * job.spec.gang.ranks_per_node, ratio=1.5, since_step=1),)

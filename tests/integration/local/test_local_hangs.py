@@ -88,7 +88,7 @@ def test_a_machine_that_pauses_is_not_restarted(house: House) -> None:
     """Evaluations and saves all the time, and in between every process of the gang stands still for a while."""
     house.start()
     uid = submit(house, every=2, evaluate_every=3)
-    reaches(house, uid, 1, 6)
+    reaches(house, uid, 1, 6)  # an evaluation and two saves
     gang = [process for tree in house.trees(uid).values() for process in tree]
     for process in gang:
         process.send_signal(signal.SIGSTOP)

@@ -54,6 +54,16 @@ def test_a_spot_notice_gives_time_to_commit_and_costs_nothing() -> None:
     assert write(seen).status.phase is Phase.QUEUED, "the node that goes away is not used again"
 
 
+def test_a_node_with_a_broken_gpu_is_avoided_at_once() -> None:
+    seen = write(replace(running(), signals=(signal(SignalKind.GPU_FAULT, 1, "b"),)))
+    assert (seen.status.phase, seen.status.code) == (Phase.RESTARTING, Code.INFRASTRUCTURE_FAULT)
+    assert [entry.node for entry in seen.status.excluded_nodes] == ["b"]
+    seen = closed(seen)
+    assert [entry.node for entry in seen.status.excluded_nodes] == ["b"]
+    assert [fault.node for fault in seen.status.node_faults] == ["b"]
+    assert write(seen).status.phase is Phase.QUEUED, "the gang asks for another"
+
+
 # --- clocks ---
 
 

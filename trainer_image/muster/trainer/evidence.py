@@ -59,11 +59,9 @@ def _words(frame: FrameType) -> tuple[bool, str]:
 
 def record_flights(directory: Path, environ: MutableMapping[str, str] = os.environ) -> None:
     """Have NCCL's flight recorder (on by default, 2,000 entries) dump into the worker's folder, also when asked."""
-    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):  # newer and older torch
-        environ.setdefault(name, str(directory / FLIGHT_RECORDER))
+    environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(directory / FLIGHT_RECORDER))
     environ.setdefault("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", str(directory / FLIGHT_RECORDER))
     environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")  # without it there is no pipe
 
 
 def dump(directory: Path, pids: Mapping[int, int]) -> None:

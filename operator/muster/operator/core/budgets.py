@@ -140,6 +140,16 @@ def accuse(
     return faults, excluded
 
 
+def condemn(
+    recovery: Recovery, excluded: tuple[ExcludedNode, ...], failure: Failure, now: float
+) -> tuple[ExcludedNode, ...]:
+    """The failure's node is avoided from now on."""
+    if failure.node is None or any(entry.node == failure.node for entry in excluded):
+        return excluded
+    until = now + recovery.exclude_hours * 3600.0
+    return (*excluded, ExcludedNode(node=failure.node, until=until, why=failure.message[:300]))
+
+
 def is_excluded(entry: ExcludedNode, recovery: Recovery, now: float) -> bool:
     """Still avoided. An end further off than the rule allows: the clock went back, or the rule was relaxed."""
     return 0 < entry.until - now <= recovery.exclude_hours * 3600.0

@@ -65,13 +65,15 @@ _NODE_FAULTS = frozenset({Cause.INFRASTRUCTURE, Cause.HANG, Cause.UNKNOWN})
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """failure: what to tell the user. strength: 0 is the best evidence. notice: the gang still runs and should be given
-    the time to commit. alive: nothing has ended yet; it is we who would end it.
+    the time to commit. alive: nothing has ended yet; it is we who would end it. condemns: the node that it names is
+    avoided from now on, without waiting for a second fault.
     """
 
     failure: Failure
     strength: int
     notice: bool = False
     alive: bool = False
+    condemns: bool = False
 
 
 def strength(failure: Failure) -> int:
@@ -217,7 +219,13 @@ def _signals(seen: Observed) -> Iterator[Verdict]:
             rank=signal.rank,
             node=signal.node,
         )
-        yield Verdict(failure, strength(failure), notice=cause in (Cause.PREEMPTION, Cause.EVICTION), alive=True)
+        yield Verdict(
+            failure,
+            strength(failure),
+            notice=cause in (Cause.PREEMPTION, Cause.EVICTION),
+            alive=True,
+            condemns=signal.kind is SignalKind.GPU_FAULT and signal.node is not None,
+        )
 
 
 def _leaving(seen: Observed, node: str) -> Cause | None:

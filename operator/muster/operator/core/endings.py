@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from muster.contract.status import CheckpointStatus, Failure, GangStatus, JobStatus, Phase
-from muster.operator.core.budgets import FREE, backoff_seconds, blame, charge, preemptions_in_a_row, refusal
+from muster.operator.core.budgets import FREE, backoff_seconds, blame, charge, condemn, preemptions_in_a_row, refusal
 from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, Verdict, judge, strength
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code, code_of
 from muster.operator.core.decision import ACTIONS_MAX, Action, RemoveWorker
@@ -58,6 +58,9 @@ def fail(roll: Roll, verdict: Verdict) -> JobStatus:
     """The attempt can't go on. Whether another follows is decided when it is gone, but told already."""
     failure = _with_step(roll, verdict.failure)
     refused = refusal(roll.seen.spec, roll.status, failure, progressed(roll), roll.seen.now)
+    excluded = roll.status.excluded_nodes
+    if verdict.condemns:
+        excluded = condemn(roll.seen.spec.recovery, excluded, failure, roll.seen.now)
     if refused:
         return move(
             roll,
@@ -66,11 +69,21 @@ def fail(roll: Roll, verdict: Verdict) -> JobStatus:
             Phase.STOPPING,
             ends_as=Phase.FAILED,
             last_failure=failure,
+            excluded_nodes=excluded,
             suspicion=None,
         )
     because = f"attempt {roll.status.attempt} ended: {failure.cause}: {failure.message}"
     code = OF_CAUSE[failure.cause]
-    return move(roll, code, because, Phase.RESTARTING, ends_as=None, last_failure=failure, suspicion=None)
+    return move(
+        roll,
+        code,
+        because,
+        Phase.RESTARTING,
+        ends_as=None,
+        last_failure=failure,
+        excluded_nodes=excluded,
+        suspicion=None,
+    )
 
 
 def amend(roll: Roll) -> JobStatus | None:

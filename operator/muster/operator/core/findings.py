@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.contract.signals import SlowRank
+from muster.contract.signals import Heartbeat, SlowRank
 from muster.contract.status import Condition
 from muster.operator.core.budgets import accuse
-from muster.operator.core.conditions import Finding, with_findings
+from muster.operator.core.conditions import FINDINGS, Finding, with_findings
 from muster.operator.core.roll import Roll
 
 STARVED_SHARE, FED_SHARE = 0.25, 0.15  # of a minute's training spent waiting for data: from where, and until where
@@ -22,7 +22,7 @@ NODES_NAMED_MAX = 4
 def updates(roll: Roll) -> dict[str, Any]:
     """Conditions, and faults charged to the nodes of ranks that have just become slow; empty if there is no news."""
     seen, status, beat = roll.seen, roll.status, roll.beat
-    if beat is None:
+    if beat is None or _is_well(beat, status.conditions):
         return {}
     known = {condition.type: condition for condition in status.conditions}
     found = (
@@ -35,6 +35,16 @@ def updates(roll: Roll) -> dict[str, Any]:
     if after is status.conditions:
         return {}
     return {"conditions": after} | _accusations(roll, known.get("Straggler"))
+
+
+def _is_well(beat: Heartbeat, conditions: tuple[Condition, ...]) -> bool:
+    """Nothing to tell, nor to take back. Almost always so, and cheap to see."""
+    share, due = beat.data_wait_share, beat.commit_seconds
+    if beat.slow_ranks or beat.last_skipped is not None or (share is not None and share > FED_SHARE):
+        return False
+    if due is not None and beat.at - (beat.last_commit_at or beat.started_at) > OVERDUE_INTERVALS * due:
+        return False
+    return all(condition.status != "True" or condition.type not in FINDINGS for condition in conditions)
 
 
 def _stragglers(roll: Roll, slow: tuple[SlowRank, ...]) -> Finding:

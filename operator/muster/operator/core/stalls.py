@@ -30,6 +30,7 @@ LIMIT_SECONDS: dict[TrainerPhase, float] = {
     TrainerPhase.DRAIN: 600.0,
     TrainerPhase.DONE: 300.0,
 }
+LIMIT_SECONDS_MIN = 15.0  # whatever ranks have learnt
 WAITS_FOR_DATA = "data"  # Heartbeat.doing
 DATA_SECONDS = 120.0  # storage that stops for a minute starves a rank and hangs nobody
 CONFIRM_SHARE = 0.5  # of the limit, between suspicion and belief
@@ -73,12 +74,34 @@ class _Doubt:
 
 def check_running(roll: Roll) -> Stall:
     """Collective training moves together, so the gang is as alive as the rank that moved last."""
-    gang = witnesses(roll)
-    if not gang:
+    if _is_well(roll):
         return Stall(None)
+    gang = witnesses(roll)
     newest = max((w.beat for w in gang), key=lambda beat: beat.progressed_at)
     doubt = _stopped(gang) or _mute(gang, newest) or _idle(gang, newest) or _silent(gang, newest, roll.seen.now)
     return _weigh(roll.seen, doubt, newest.progressed_at) if doubt else Stall(None)
+
+
+def _is_well(roll: Roll) -> bool:
+    """No kind of evidence can be there (or there is no heartbeat yet). Almost always so, and cheap to see."""
+    attempt = roll.status.attempt
+    heard, progressed, oldest = 0.0, 0.0, float("inf")
+    for worker in roll.mine:
+        for beat in worker.heartbeats:
+            if beat.attempt != attempt:
+                continue
+            if beat.stopped:
+                return False
+            at = beat.at
+            heard, oldest = max(heard, at), min(oldest, at)
+            progressed = max(progressed, beat.progressed_at)
+    if not heard:
+        return True
+    return (
+        heard - oldest <= MUTE_SECONDS
+        and heard - progressed <= LIMIT_SECONDS_MIN
+        and roll.seen.now - heard <= SILENT_SECONDS
+    )
 
 
 def check_starting(roll: Roll, created_at: float) -> Stall:
@@ -108,7 +131,8 @@ def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool]:
 
 def limit(beat: Heartbeat) -> float:
     """Seconds without progress that are not worth a word, of a rank that does what it says."""
-    seconds = beat.limit_seconds if beat.limit_seconds is not None else LIMIT_SECONDS[beat.phase]
+    learnt = beat.limit_seconds
+    seconds = LIMIT_SECONDS[beat.phase] if learnt is None else max(learnt, LIMIT_SECONDS_MIN)
     return max(seconds, DATA_SECONDS) if beat.doing == WAITS_FOR_DATA else seconds
 
 

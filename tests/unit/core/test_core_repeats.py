@@ -1,0 +1,113 @@
+"""The same failure twice ends the job, if it is the program's own; data that can't be learnt from is passed over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.core.seen import committed, crew, exited, gone, running, settled, spec, write
+from tests.unit.core.test_core_decide import check
+
+from muster.contract.status import DataSkip, Phase
+from muster.operator.core.codes import Code
+from muster.operator.core.observed import Observed
+
+PATIENT = {"backoffSeconds": 0, "budgets": {"user_error": 5, "out_of_memory": 5, "numeric": 5}}
+
+
+def trains(**changes: Any) -> Observed:
+    return running(spec=spec(recovery=PATIENT), **changes)
+
+
+def ended(seen: Observed, code: int, message: str, step: int | None = 5, **changes: Any) -> Observed:
+    """The state when the attempt has ended so and nobody is left; the next one trains already, if there is one."""
+    end = exited(0, code, attempt=seen.status.attempt, message=message, **changes)
+    assert end.exit is not None
+    end = replace(end, exit=end.exit.model_copy(update={"step": step}))
+    seen = write(replace(seen, workers=(end, crew(seen.status.attempt)[1])))
+    seen = settled(gone(seen))
+    if seen.status.phase is not Phase.STARTING:
+        return seen
+    return settled(replace(seen, workers=crew(seen.status.attempt)))
+
+
+@pytest.mark.parametrize(
+    ("code", "first", "second"),
+    [
+        (1, "KeyError: 'text'", "KeyError: 'text'"),
+        (1, "IndexError: sample 4711 at 0x7f01", "IndexError: sample 12 at 0x7fff"),
+        (80, "training.data: is empty", "training.data: is empty"),
+        (139, "rank 1 was killed by SIGSEGV", "rank 1 was killed by SIGSEGV"),
+        (
+            1,
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "RuntimeError: CUDA error: device-side assert triggered",
+        ),
+    ],
+)
+def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time(code: int, first: str, second: str) -> None:
+    seen = ended(trains(), code, first)
+    assert (seen.status.phase, seen.status.attempt) == (Phase.RUNNING, 2)
+    seen = ended(seen, code, second)
+    assert (seen.status.phase, seen.status.code) == (Phase.FAILED, Code.REPEATED_FAILURE)
+    assert "twice the same after step 5" in seen.status.because
+    assert seen.status.because.endswith(second)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (137, "rank 1 was killed by SIGKILL"),
+        (88, "RuntimeError: connection closed by peer"),
+        (84, "ValueError: the port is taken"),
+        (83, "StorageError: the bucket does not answer"),
+        (82, "NumericError: the loss is nan"),
+        (1, "ConnectionResetError: [Errno 104]"),
+        (1, "OSError: [Errno 5] Input/output error"),
+        (1, "DistBackendError: NCCL error: unhandled system error"),
+        (1, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+        (1, "rank 0 ended with exit code 1, and did not say why; see its log"),
+    ],
+)
+def test_what_the_world_did_is_tried_again(code: int, message: str) -> None:
+    seen = ended(ended(trains(), code, message), code, message)
+    assert seen.status.attempt == 3, seen.status.because
+
+
+@pytest.mark.parametrize(
+    ("step", "message"), [(6, "KeyError: 'text'"), (5, "KeyError: 'other'"), (None, "KeyError: 'text'")]
+)
+def test_another_failure_is_another_matter(step: int | None, message: str) -> None:
+    seen = ended(ended(trains(), 1, "KeyError: 'text'"), 1, message, step)
+    assert seen.status.attempt == 3
+
+
+def test_twice_means_in_a_row() -> None:
+    seen = ended(trains(), 1, "KeyError: 'text'")
+    seen = ended(seen, 137, "rank 1 was killed by SIGKILL")
+    assert ended(seen, 1, "KeyError: 'text'").status.attempt == 4
+
+
+# --- data that is passed over ---
+
+
+def test_after_a_numeric_failure_the_data_up_to_it_is_passed_over() -> None:
+    seen = trains(committed=committed(3))
+    assert seen.status.data_skip is None
+    seen = ended(seen, 82, "the loss is nan", step=7)  # the batch of step 8 was one too many
+    assert (seen.status.attempt, seen.status.resume_step) == (2, 3)
+    assert seen.status.data_skip == DataSkip(after_step=3, steps=5)
+
+    again = ended(seen, 82, "the loss is nan", step=4)  # no new commit: what follows is passed over too
+    assert again.status.data_skip == DataSkip(after_step=3, steps=7)
+    kept = ended(seen, 137, "rank 1 was killed by SIGKILL")
+    assert kept.status.data_skip == DataSkip(after_step=3, steps=5), "whatever ends the next attempt, it stays so"
+    further = ended(replace(seen, committed=committed(9)), 137, "rank 1 was killed by SIGKILL")
+    assert (further.status.resume_step, further.status.data_skip) == (9, None), "that commit's cursor is past it"
+
+
+def test_data_is_passed_over_from_the_start_too() -> None:
+    seen = ended(trains(), 82, "the loss is nan", step=None)
+    assert seen.status.data_skip == DataSkip(after_step=0, steps=1)
+    assert check(seen).status.data_skip == seen.status.data_skip
