@@ -111,3 +111,23 @@ def test_a_job_survives_prometheus_being_killed_for_the_whole_recovery(house: Ho
     before = counted(house, answered)
     prometheus.run(targets(house))
     eventually(lambda: counted(house, answered) > before, "Prometheus to be asked again", 60)
+
+
+@pytest.mark.parametrize(("action", "cause"), [("exclude-node", "infrastructure"), ("drain", "eviction")])
+def test_an_alert_about_a_node_restarts_the_gang(house: House, action: str, cause: str) -> None:
+    house.start()
+    uid = house.submit(steps=400)
+    house.reaches(uid, 10)
+    node = house.status(uid).gang.nodes[1]
+    labels = {"alertname": "NodeIsIll", "muster_action": action, "job_uid": uid, "attempt": "1", "node": node}
+    alert = {"labels": labels, "status": "firing", "startsAt": "2026-01-01T00:00:00Z", "fingerprint": "f"}
+    request = urllib.request.Request(f"{url(house)}/alerts", json.dumps({"alerts": [alert]}).encode())
+    token = (house.state.root / "webhook-token").read_text().strip()
+    request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        assert json.load(reply) == {"taken": 1}
+    status = house.becomes(uid, Phase.SUCCEEDED, timeout=120)
+    assert (status.attempt, status.restarts.by_cause) == (2, {cause: 1})
+    # A drain by alert alone does not keep the node from being chosen again: that takes a cordon (docs/monitoring.md).
+    assert action == "drain" or node not in status.attempts[-1].nodes
+    assert house.never_two(uid)
