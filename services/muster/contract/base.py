@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import json
@@ -100,14 +101,10 @@ def known_part(model: type[BaseModel], document: dict[str, Any]) -> dict[str, An
     for *above, key in faults:
         here: Any = document
         for part in above:
-            if isinstance(here, list | dict) and _has(here, part):  # else it names a branch of a union
+            with contextlib.suppress(LookupError, TypeError):  # a branch of a union is in no document
                 here = here[part]
         here.pop(key, None)
     return document
-
-
-def _has(here: list[Any] | dict[str, Any], part: Any) -> bool:
-    return part in here if isinstance(here, dict) else isinstance(part, int) and part < len(here)
 
 
 def problems(model: type[BaseModel], error: ValidationError, at: str = "") -> tuple[Problem, ...]:
