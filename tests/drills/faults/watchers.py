@@ -74,7 +74,11 @@ class Agent:
                 stdout=output,
                 stderr=output,
             )
-        eventually(lambda: "watching:" in log.read_text(), f"the agent of {node}", 60)
+        try:
+            eventually(lambda: "watching:" in log.read_text(), f"the agent of {node}", 60)
+        except BaseException:
+            self.kill()
+            raise
 
     def kernel_says(self, text: str) -> float:
         at = time.time()
