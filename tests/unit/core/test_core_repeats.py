@@ -13,7 +13,7 @@ from muster.contract.status import DataSkip, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import Observed
 
-PATIENT = {"backoffSeconds": 0, "budgets": {"user_error": 5, "out_of_memory": 5, "numeric": 5}}
+PATIENT = {"backoffSeconds": 0, "excludeNodeAfter": 100, "budgets": {"user_error": 5, "out_of_memory": 5, "numeric": 5}}
 
 
 def trains(**changes: Any) -> Observed:
