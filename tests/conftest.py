@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import signal
+import threading
 import uuid
 from collections.abc import Iterator
 
@@ -31,6 +33,10 @@ explore = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", explore)
 settings.register_profile("ci", explore, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "explore")
+
+# Started in the background by a shell, we and all that we start would be deaf to Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Inherited by every process that a test starts, however deep, and still there when its parent is dead.
 RUN_MARK = str(uuid.uuid4())

@@ -169,3 +169,4 @@ class Signal(Record):
     node: str | None = None
     message: str = ""
     source: str = ""
+    in_place: bool = False  # a GPU fault that cost processes only: the node may be used again at once

@@ -118,7 +118,7 @@ def test_every_rule_is_well_in_prometheus_and_no_alert_fires(watched: Watched) -
     groups = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
     assert len(rules) == sum(len(group["rules"]) for group in groups)
     assert watched.ask('ALERTS{alertstate="firing"}') == []
-    assert watched.ask("muster:job_idle_seconds")
+    eventually(lambda: watched.ask("muster:job_idle_seconds"), "a gang at its steps", 45)
     assert watched.ask("muster:job_goodput_ratio")
 
 

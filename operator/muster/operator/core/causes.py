@@ -224,7 +224,7 @@ def _signals(seen: Observed) -> Iterator[Verdict]:
             strength(failure),
             notice=cause in (Cause.PREEMPTION, Cause.EVICTION),
             alive=True,
-            condemns=signal.kind is SignalKind.GPU_FAULT and signal.node is not None,
+            condemns=signal.kind is SignalKind.GPU_FAULT and signal.node is not None and not signal.in_place,
         )
 
 

@@ -76,7 +76,9 @@ def _lost_processes(job: Job, pod: Pod, facts: NodeFacts) -> list[Signal]:
     if job.spec.gang.gpus_per_node < facts.node.gpus:
         return []
     return [
-        _signal(SignalKind.GPU_FAULT, pod, fault.at, f"node {pod.node}: {fault.message}", fault.source, pod.node)
+        _signal(
+            SignalKind.GPU_FAULT, pod, fault.at, f"node {pod.node}: {fault.message}", fault.source, pod.node
+        ).model_copy(update={"in_place": True})
         for fault in facts.faults
         if fault.concerns(pod.created_at)
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from muster.contract.notices import NodeNotices, Notice
+from muster.contract.notices import NodeNotices, Notice, Remedy
 from muster.contract.signals import Signal
 from muster.contract.status import JobStatus, Phase
 from muster.operator.core.observed import Worker, WorkerState
@@ -76,6 +76,7 @@ def signal_of(notice: Notice, worker: Worker) -> Signal:
         node=worker.node,
         message=f"node {worker.node}: {notice.message}",
         source=notice.source,
+        in_place=notice.remedy is Remedy.RESTART,
     )
 
 
