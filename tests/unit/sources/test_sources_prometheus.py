@@ -202,7 +202,7 @@ class Asker:
 async def server() -> AsyncIterator[tuple[Server, str]]:
     server, app = Server(), web.Application()
     app.router.add_get("/prefix/api/v1/query", server.handle)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
