@@ -126,9 +126,9 @@ def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
         world.wall,
         spec,
         JobStatus(queued_at=world.wall, since=world.wall),
-        steps=rng.choice((5, 20, 60)) if high == low else rng.choice((20, 60, 150)),
+        steps=rng.choice((5, 20, 40)) if high == low else rng.choice((20, 40, 100)),
         step_seconds=rng.choice((1.0, 4.0, 10.0)),
-        commit_every=rng.choice((2, 5, 20)),
+        commit_every=rng.choice((5, 10, 20)),
         load_seconds=rng.uniform(0.5, 10.0),
     )
     if world.chance(world.weather.bug):

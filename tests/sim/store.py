@@ -38,7 +38,7 @@ class Store:
         self.ledger: tuple[Reservation, ...] = ()
         self.ledger_version = 1
         self.ledgers: list[tuple[Reservation, ...]] = [()]
-        self.fleets: list[tuple[Node, ...]] = []
+        self.fleets: list[dict[str, Node]] = []  # by name; the newest is the truth
         self.listeners: list[Callable[[str], None]] = []  # operators that hear of changes
         self.trace = trace
         self.history: list[tuple[float, str]] = []
@@ -153,16 +153,14 @@ class Store:
         self.news(job.uid)
 
     def fleet_changed(self) -> None:
-        self.fleets.append(self.fleet_nodes())
-        del self.fleets[:-SNAPSHOTS_KEPT]
-        self.news(FLEET)
-
-    def fleet_nodes(self) -> tuple[Node, ...]:
-        return tuple(
-            Node(n.name, n.pool, n.capacity, n.gpus, 64.0, 2**40, 110, "", n.labels, n.ready)  # type: ignore[arg-type]
+        nodes = {
+            n.name: Node(n.name, n.pool, n.capacity, n.gpus, 64.0, 2**40, 110, "", n.labels, n.ready)  # type: ignore[arg-type]
             for n in self.nodes.values()
             if not n.gone
-        )
+        }
+        self.fleets.append(nodes)
+        del self.fleets[:-SNAPSHOTS_KEPT]
+        self.news(FLEET)
 
     def fleet(
         self, jobs: list[tuple[SimJob, tuple[int, JobSpec, JobStatus, int, bool]]], nodes: tuple[Node, ...], fresh: bool

@@ -66,10 +66,7 @@ class View:
         commits = job.commits if fresh or not self._stale() else job.commits[: world.rng.randint(0, len(job.commits))]
         best = max(commits, key=lambda commit: commit[0], default=None)
         signals = tuple(job.signals if not self._stale() else job.signals[:-1])
-        nodes = {
-            n.name: n
-            for n in (world.fleet_nodes() if fresh or not self._stale() else self._cached(world.fleets, False))
-        }
+        nodes = self._cached(world.fleets, fresh)
         ledger = self._cached(world.ledgers, fresh)
         return Observed(
             uid=uid,
@@ -111,8 +108,7 @@ class View:
         jobs: list[tuple[SimJob, tuple[int, JobSpec, JobStatus, int, bool]]] = [
             (job, self._cached(job.versions, fresh)) for job in world.jobs.values() if not job.removed
         ]
-        nodes = world.fleet_nodes() if fresh or not self._stale() else self._cached(world.fleets, False)
-        return world.fleet(jobs, nodes, fresh)
+        return world.fleet(jobs, tuple(self._cached(world.fleets, fresh).values()), fresh)
 
     async def reservations(self) -> Reservations:
         await self._request()
