@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.integration.trainer.gangs import Job, training, write_corpus
+from tests.integration.trainer.gangs import ARCHITECTURE, Job, training, write_corpus
 
 from muster.contract.names import ExitCode
 
@@ -43,9 +43,19 @@ def test_a_damaged_commit_is_set_aside_and_the_one_before_is_used(stopped: Job) 
     assert (stopped.folder / "quarantine" / f"step-{newest:08d}.json").exists()
 
 
-def test_other_data_than_the_commit_saw_is_refused(stopped: Job) -> None:
-    (Path(stopped.training["data"]["train"][0]["source"]).parent / "000.txt").write_text("quite another text " * 40)
-    gang = stopped.start(attempt=2, resume_step=4)
-    (end,) = gang.ends()
+def test_a_resume_that_does_not_fit_the_commit_is_refused(stopped: Job) -> None:
+    commits = stopped.commits()
+    larger = stopped.training | {"model": {"architecture": ARCHITECTURE | {"vocabSize": 300}}}
+    fits = stopped.training
+    stopped.training = larger
+    (end,) = stopped.start(attempt=2, resume_step=4).ends()
+    assert end.exit_code == ExitCode.USER_ERROR
+    assert "training.model.architecture.vocabSize: 260 → 300" in end.message
+    assert "undo these changes, or submit a new job with model.from" in end.message
+
+    stopped.training = fits
+    (Path(fits["data"]["train"][0]["source"]).parent / "000.txt").write_text("quite another text " * 40)
+    (end,) = stopped.start(attempt=3, resume_step=4).ends()
     assert end.exit_code == ExitCode.USER_ERROR
     assert "training.data holds other contents than when step 4 was committed" in end.message
+    assert stopped.commits() == commits, "a refusal loses nothing"

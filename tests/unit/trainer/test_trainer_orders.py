@@ -259,6 +259,24 @@ def test_what_may_not_change_is_listed(there: list[Commit]) -> None:
     assert "training.evaluation.every" not in text
 
 
+@pytest.mark.parametrize(
+    ("later", "line"),
+    [
+        ({"model": {"preset": "muster-4m"}}, "training.model.preset: 'muster-1m' → 'muster-4m'"),
+        (
+            {"data": {"train": [{"source": "x"}], "sequenceLength": 64, "tokenizer": "words-999"}},
+            "training.data.tokenizer: 'bytes' → 'words-999'",
+        ),
+    ],
+)
+def test_another_model_or_vocabulary_is_no_resume(there: list[Commit], later: dict[str, Any], line: str) -> None:
+    there.append(commit(config(), PRESETS["muster-1m"], {"size": 260}))
+    with pytest.raises(UserError) as refused:
+        origin.find_origin(run_of(config(**later), resume_step=40), print)
+    assert line in str(refused.value)
+    assert "submit a new job with model.from to start from this commit's weights" in str(refused.value)
+
+
 def from_commit(**data: Any) -> TrainingConfig:
     return config(
         model={"from": {"uri": "file:///base/u", "step": "best"}},
