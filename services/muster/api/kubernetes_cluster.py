@@ -174,6 +174,7 @@ class KubernetesCluster:
         for item in sorted(items, key=_version_of):
             self._note(item)
         present = {id_of(item) for item in items}
+        self._logs.keep_only(present)
         for uid in (await self._live() | self._jobs.keys()) - present:
             last = self._jobs.pop(uid, {})
             self._append(RawChange(int(version), uid, time.time(), True, json.dumps(last.get("status") or {})))
@@ -195,6 +196,7 @@ class KubernetesCluster:
     def _gone(self, item: Object) -> None:
         uid = id_of(item)
         self._jobs.pop(uid, None)
+        self._logs.remove(uid)
         self._append(RawChange(_version_of(item), uid, time.time(), True, json.dumps(_status(item))))
 
     def _append(self, change: RawChange) -> None:

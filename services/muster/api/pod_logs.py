@@ -2,11 +2,14 @@
 
 Worker 0 of each gang is followed as long as it lives: its output also holds the step records. Other workers are
 followed from when somebody first asks for them. Of one that failed unwatched, the tail in the job's status is kept.
+Of a long log the newest part is kept, and nothing of a job that is gone from the cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +24,8 @@ log = structlog.get_logger("muster.api.kubernetes")
 CONTAINER = "trainer"
 RETRY_SECONDS = 1.0  # a container that does not run yet has no log
 FETCH_SECONDS = 3.0  # how long a reader waits for the first words
+LOG_BYTES_MAX = 64 << 20  # that a worker's log takes up; past it, the older half is given up
+_LINE_BYTES_MAX = 1 << 20
 _ALIVE = frozenset({"Starting", "Running", "Restarting", "Stopping"})
 _STEP = b'"type":"step"'
 
@@ -62,6 +67,18 @@ class PodLogs:
                 await asyncio.gather(*waits)
         except TimeoutError:
             pass  # then there is nothing to read yet
+
+    def remove(self, uid: str) -> None:
+        """The job is gone from the cluster, and its workers with it."""
+        for key in [key for key in self._heard if key[0] == uid and key not in self._tasks]:
+            del self._heard[key]
+        shutil.rmtree(self._layout.jobs / uid, ignore_errors=True)
+
+    def keep_only(self, uids: set[str]) -> None:
+        """These are all the jobs that there are: others went while nobody looked."""
+        there = self._layout.jobs.iterdir() if self._layout.jobs.is_dir() else ()
+        for uid in {folder.name for folder in there} - uids:
+            self.remove(uid)
 
     async def close(self) -> None:
         for task in self._tasks.values():
@@ -123,9 +140,9 @@ class _Copy:
     def __init__(self, folder: Path, steps: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._log, self._steps = folder / LOG, folder / STEP_LOG if steps else None
-        there = self._log.read_bytes() if self._log.exists() else b""
-        self._skip = len(there)
-        self._rest = there[there.rfind(b"\n") + 1 :]
+        self._skip = self._size = self._log.stat().st_size if self._log.exists() else 0
+        self._kept_from = 0  # where this file may begin to hold something, in bytes of the whole log
+        self._rest = self._last_line()
 
     def add(self, piece: bytes) -> None:
         fresh = piece[self._skip :]
@@ -134,6 +151,9 @@ class _Copy:
             return
         with self._log.open("ab") as file:
             file.write(fresh)
+        self._size += len(fresh)
+        if self._size - self._kept_from > LOG_BYTES_MAX:
+            self._give_up_older_half()
         if self._steps is None:
             return
         *lines, self._rest = (self._rest + fresh).split(b"\n")
@@ -141,3 +161,23 @@ class _Copy:
         if records:
             with self._steps.open("ab") as file:
                 file.writelines(records)
+
+    def _last_line(self) -> bytes:
+        """As much of it as is there."""
+        if not self._size:
+            return b""
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._size - _LINE_BYTES_MAX))
+            return file.read().rpartition(b"\n")[2]
+
+    def _give_up_older_half(self) -> None:
+        """The file gets a hole in its place, which takes up nothing: readers know their places by bytes of the whole
+        log.
+        """
+        shorter = self._log.with_name(f".{LOG}")
+        with self._log.open("rb") as old, shorter.open("wb") as new:
+            old.seek(self._size - LOG_BYTES_MAX // 2)
+            old.readline()
+            self._kept_from = new.seek(old.tell())
+            shutil.copyfileobj(old, new)
+        os.replace(shorter, self._log)

@@ -47,8 +47,13 @@ class State:
         """What virtual nodes have to say (notices.NodeNotices), as <node>.json."""
         return self.root / "notices"
 
+    @property
+    def jobs(self) -> Path:
+        """A folder per job, named by its uid."""
+        return self.root / "jobs"
+
     def attempt(self, uid: str, attempt: int) -> Path:
-        return self.root / "jobs" / uid / f"attempt-{attempt}"
+        return self.jobs / uid / f"attempt-{attempt}"
 
     def worker(self, uid: str, attempt: int, worker: int) -> Path:
         """MUSTER_WORKER_DIR: log, steps.jsonl, heartbeats, exit record. Kept after the process ends."""

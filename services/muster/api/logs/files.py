@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from muster.contract.layout import State
 from muster.contract.names import LOG
@@ -54,14 +57,25 @@ def page(file: Path, offset: int) -> Page:
     """At most a megabyte from `offset`, ending with a whole line where there is one."""
     try:
         with file.open("rb") as handle:
-            handle.seek(offset)
-            raw = handle.read(PAGE_BYTES_MAX)
+            offset, raw = _read(handle, offset, PAGE_BYTES_MAX)
             at_end = not handle.read(1)
     except FileNotFoundError:
         return Page("", offset, offset, True)
     if not at_end and (cut := raw.rfind(b"\n") + 1):
         raw = raw[:cut]
     return Page(raw.decode(errors="replace"), offset, offset + len(raw), at_end)
+
+
+def _read(handle: BinaryIO, offset: int, size: int) -> tuple[int, bytes]:
+    """From `offset` on, or from the first line that is left: of a long log the oldest part is given up, and the file
+    has a hole there (pod_logs). Returns where it read.
+    """
+    with contextlib.suppress(OSError):  # at the end; or a file system that knows of no holes
+        offset = os.lseek(handle.fileno(), offset, os.SEEK_DATA)
+    handle.seek(offset)
+    raw = handle.read(size)
+    left = raw.lstrip(b"\0")  # a hole ends at a block's border, and lines don't
+    return offset + len(raw) - len(left), left
 
 
 def tail_offset(file: Path, lines: int) -> int:
@@ -142,8 +156,7 @@ class Follower:
         offset = self.offsets.get(worker, 0)
         try:
             with self.logs.file(attempt, worker).open("rb") as handle:
-                handle.seek(offset)
-                raw = handle.read(_CHUNK_BYTES)
+                offset, raw = _read(handle, offset, _CHUNK_BYTES)
         except FileNotFoundError:
             return
         for piece in _pieces(raw, final and len(raw) < _CHUNK_BYTES):
