@@ -35,8 +35,9 @@ demo: venv-run ## the whole promise in a few minutes: submit, train, lose a work
 up: venv-run ## the platform on this machine: API, operator and workers
 	$(BIN)/muster up $(ARGS)
 
+# In the order of the folders (long files first, the many quick ones fill up the end), not by the number of tests.
 test: venv ## all tests; skipped ones are listed with their reasons
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 test-cluster: venv ## the operator on a real control plane, whose binaries KUBEBUILDER_ASSETS names
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m cluster tests/cluster $(ARGS)
