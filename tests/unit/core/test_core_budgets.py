@@ -98,7 +98,8 @@ def test_backoff_doubles_up_to_its_limit_with_a_jitter_that_is_always_the_same()
         status = JobStatus(restarts=Restarts(without_progress=fruitless))
         return backoff_seconds(recovery, "uid", attempt, failure(), status)
 
-    for fruitless, full in ((0, 1), (1, 1), (2, 2), (3, 4), (9, 256), (10, 300), (10_000, 300)):
+    assert pause(0) == 0.0, "it made a commit"
+    for fruitless, full in ((1, 1), (2, 2), (3, 4), (9, 256), (10, 300), (10_000, 300)):
         assert full / 2 <= pause(fruitless) < full
         assert pause(fruitless) == pause(fruitless)
     assert len({pause(5, attempt) for attempt in range(20)}) == 20

@@ -247,7 +247,8 @@ def beats(directory: Path, *ages: tuple[float, float]) -> None:
 @pytest.mark.parametrize(
     ("ages", "hung"),
     [
-        (((0.0, 20.0), (0.0, 21.0)), True),
+        (((0.0, 6.0), (0.0, 7.0)), True),
+        (((0.0, 4.0), (0.0, 7.0)), False),
         (((0.0, 20.0), (60.0, 20.0)), True),  # one of them does not even beat
         (((0.0, 20.0), (0.0, 1.0)), False),  # one moved just now
         (((60.0, 20.0), (60.0, 20.0)), False),  # nothing new is known of any: their disk has paused

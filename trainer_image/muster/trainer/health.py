@@ -28,7 +28,7 @@ from muster.trainer.stopwatch import Stopwatch
 SECONDS_BETWEEN_BEATS_MAX = 0.9
 SECONDS_BETWEEN_BEATS_MIN = 0.1
 DATA_WINDOW_SECONDS = 60.0
-TELL_SHARE = 0.5  # of the time that a phase may take without progress: from then on a rank tells where it stands
+TELL_SHARE = 0.25  # of the time that a phase may take without progress: from then on a rank tells where it stands
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # Phases with step boundaries, at which all ranks agree to stop. In the others nothing is lost by ending at once.
@@ -112,6 +112,10 @@ class Life:
     def does(self, what: str) -> None:
         """What comes next within the step. Every rank says the same in the same order; news of it waits for a beat."""
         self._doing = what
+        self._moves += 1
+
+    def moved(self) -> None:
+        """One more thing is done within what it `does`; again the same on every rank."""
         self._moves += 1
 
     @contextlib.contextmanager

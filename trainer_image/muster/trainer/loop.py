@@ -108,7 +108,7 @@ class Trainer:
         if config.parallel.compile:
             life.deadlines.expect_compilation()
         sharded = layout.shard != "ddp" and not config.parallel.compile  # a compiled layer is not to be looked into
-        self.pace = Pace(device, self.spread.decoder if sharded else None, self.spread.decoder.layers)
+        self.pace = Pace(device, self.spread.decoder if sharded else None, self.spread.decoder.layers, life.moved)
         self.stragglers, self._worked = Stragglers(ranks.world), 0.0
         self.log = StepLog(run.worker_dir) if ranks.rank == 0 else None
         life.before_each_beat(self.log.flush if self.log else None)

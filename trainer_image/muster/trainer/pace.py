@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,10 +36,17 @@ STEPS_IGNORED = 3  # compilation, page caches
 
 class Pace:
     """Times one rank's own work. decoder: where its weights are sharded, else None. Read `seconds` after the step's
-    wait for the device.
+    wait for the device. moved: called at each begin and end of a layer, where the decoder is given.
     """
 
-    def __init__(self, device: torch.device, decoder: nn.Module | None, layers: Iterable[nn.Module] = ()) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        decoder: nn.Module | None,
+        layers: Iterable[nn.Module] = (),
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._moved = moved
         self._cuda = device.type == "cuda"
         self._own: list[tuple[Any, Any]] = []
         self._elsewhere: list[tuple[Any, Any]] = []
@@ -70,10 +77,12 @@ class Pace:
         return max(0.0, total)
 
     def _begin(self, module: nn.Module, *_: object) -> None:
+        self._moved()
         if self._working:
             self._open[id(module)] = self._now()
 
     def _end(self, module: nn.Module, into: list[tuple[Any, Any]]) -> None:
+        self._moved()
         if (began := self._open.pop(id(module), None)) is not None:
             into.append((began, self._now()))
 

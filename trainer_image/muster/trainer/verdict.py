@@ -17,6 +17,7 @@ from muster.trainer.deadlines import unlearnt
 TAIL_BYTES = 16_384
 TAIL_LINES = 40
 FRESH_SECONDS = 5.0
+HUNG_SHARE = 1 / 3  # of the limit, which is ten times what was usual
 _STOPPED = (ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT)
 
 
@@ -92,8 +93,8 @@ class HungRank:
 
 
 def hung_ranks(directory: Path, since: float) -> list[HungRank]:
-    """All of this worker's ranks if one of them is held, or none has moved for longer than its phase may take. Ranks of
-    which only old heartbeats are there may well be moving: their disk may have paused.
+    """All of this worker's ranks if one of them is held, or none has moved for long. Ranks of which only old heartbeats
+    are there may well be moving: their disk may have paused.
     """
     found, held, idle_ranks, moving = [], False, 0, False
     for path in sorted(directory.glob(HEARTBEAT.format(rank="*"))):
@@ -103,12 +104,21 @@ def hung_ranks(directory: Path, since: float) -> list[HungRank]:
         idle, fresh = beat.at - beat.progressed_at, time.time() - beat.at < FRESH_SECONDS
         stopped = is_stopped(beat.pid)
         held |= stopped
-        too_long = idle > (beat.limit_seconds or unlearnt(beat.phase))
+        too_long = idle > patience(beat)
         idle_ranks, moving = idle_ranks + (fresh and too_long), moving or not too_long
         place = f"in {beat.doing or beat.phase.value} after step {beat.step}"
         words = f"rank {beat.rank} {'is stopped ' if stopped else ''}{place}, {idle:.0f} s without progress"
         found.append(HungRank(beat.rank, beat.pid, stopped, words + (f": {beat.stands}" if beat.stands else "")))
     return found if held or (idle_ranks and not moving) else []
+
+
+def patience(beat: Heartbeat) -> float:
+    """Seconds without progress after which a rank that is told to stop is not expected to come to its next step. Less
+    than what makes a hang by itself: the operator may know which rank the others wait for, and has waited longer.
+    """
+    if beat.limit_seconds is None or beat.doing == "data":  # storage may well come back
+        return unlearnt(beat.phase)
+    return beat.limit_seconds * HUNG_SHARE
 
 
 def log_tail(directory: Path) -> str:

@@ -126,7 +126,8 @@ def close(roll: Roll) -> JobStatus:
     if refused is not None:
         return move(roll, refused.code, refused.because, Phase.STOPPING, **updates, ends_as=Phase.FAILED)
     pause = backoff_seconds(seen.spec.recovery, seen.uid, status.attempt, failure, status.model_copy(update=updates))
-    because = f"attempt {status.attempt} ended: {failure.cause}: {failure.message}; the next begins in {pause:.1f} s"
+    when = f"in {pause:.1f} s" if pause > 0 else "at once"
+    because = f"attempt {status.attempt} ended: {failure.cause}: {failure.message}; the next begins {when}"
     retry_at = seen.now + pause if pause > 0 else None
     return move(roll, Code.BACKING_OFF, because, Phase.RESTARTING, **updates, ends_as=None, retry_at=retry_at)
 

@@ -1,8 +1,8 @@
 """Is the gang hung? Told from heartbeats alone, with a deadline for each thing that a rank may be doing.
 
-Four kinds of evidence, the strongest first: a process that job control holds; a rank that falls silent beside its
-peers; a gang that beats and does not progress; a gang of which nothing is heard. The stronger it is, the sooner it is
-believed (docs/decisions/0040).
+Five kinds of evidence, the strongest first: a process that job control holds; a rank that falls silent beside its
+peers; one rank for which all others wait; a gang that beats and does not progress; a gang of which nothing is heard.
+The stronger it is, the sooner it is believed (docs/decisions/0040).
 
 A clock that jumps must not kill a healthy gang. So a stall is first suspected, in the status, and believed only when
 the very same heartbeat is still the newest a while later.
@@ -31,10 +31,12 @@ LIMIT_SECONDS: dict[TrainerPhase, float] = {
     TrainerPhase.DONE: 300.0,
 }
 LIMIT_SECONDS_MIN = 15.0  # whatever ranks have learnt
+# Of the limit (ten times what was usual), where all ranks but one wait for that one: the way between them is well.
+BEHIND_SHARE = 1 / 3
 WAITS_FOR_DATA = "data"  # Heartbeat.doing
 DATA_SECONDS = 120.0  # storage that stops for a minute starves a rank and hangs nobody
 CONFIRM_SHARE = 0.5  # of the limit, between suspicion and belief
-CONFIRM_SECONDS_MIN = 5.0
+CONFIRM_SECONDS_MIN = 3.0
 # A rank rewrites its heartbeat every second, whatever it does.
 STOPPED_CONFIRM_SECONDS = 2.0
 MUTE_SECONDS = 15.0  # one rank, while others of its worker (and so of its disk) are heard
@@ -99,7 +101,7 @@ def _is_well(roll: Roll) -> bool:
         return True
     return (
         heard - oldest <= MUTE_SECONDS
-        and heard - progressed <= LIMIT_SECONDS_MIN
+        and heard - progressed <= LIMIT_SECONDS_MIN * BEHIND_SHARE
         and roll.seen.now - heard <= SILENT_SECONDS
     )
 
@@ -117,16 +119,18 @@ def check_starting(roll: Roll, created_at: float) -> Stall:
     return _weigh(seen, _Doubt(why, SILENT_CONFIRM_SECONDS), 0.0)
 
 
-def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool]:
-    """Whether some ranks of one worker call for a look: one is held, one fell silent, none progresses. Worlds hold this
-    against what it was before, so that no pass has to be made just to see that time went by.
+def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool, bool]:
+    """Whether some ranks of one worker call for a look: one is held, one fell silent, none progresses, none does so for
+    long. Worlds hold this against what it was before, so that no pass has to be made just to see that time went by.
     """
     if not beats:
-        return False, False, False
-    newest = max(beats, key=lambda beat: beat.progressed_at)
+        return False, False, False, False
     held = any(beat.stopped for beat in beats)
     silent = any(now - beat.at > MUTE_SECONDS for beat in beats)
-    return held, silent, now - newest.progressed_at > max(limit(beat) for beat in beats)
+    # As it will be judged: by what the ranks last said, not by how late it is.
+    idle = max(beat.at for beat in beats) - max(beat.progressed_at for beat in beats)
+    bound = max(limit(beat) for beat in beats)
+    return held, silent, idle > bound * BEHIND_SHARE, idle > bound
 
 
 def limit(beat: Heartbeat) -> float:
@@ -153,9 +157,7 @@ def _mute(gang: Sequence[Witness], newest: Heartbeat) -> _Doubt | None:
     """One rank is silent, others on the same disk are not, and nobody has moved since: it sits in the kernel, or in C
     code that does not let go of the interpreter.
     """
-    heard: dict[int, float] = {}
-    for w in gang:
-        heard[w.worker] = max(heard.get(w.worker, 0.0), w.beat.at)
+    heard = _heard(gang)
     for w in gang:
         beat = w.beat
         silent, idle = heard[w.worker] - beat.at, heard[w.worker] - newest.progressed_at
@@ -172,14 +174,40 @@ def _idle(gang: Sequence[Witness], newest: Heartbeat) -> _Doubt | None:
     # Both times are of the worker's own clock, so a skew between machines cancels out.
     idle = heard - newest.progressed_at
     bound, confirm = max(limit(w.beat) for w in gang), 0.0
-    if any(heard - max(w.beat.at for w in gang if w.worker == n) > MUTE_SECONDS for n in {w.worker for w in gang}):
+    lags = behind(gang)
+    if lags is not None and _says_it_stands(lags.beat, bound * BEHIND_SHARE):
+        bound *= BEHIND_SHARE
+    if any(heard - last > MUTE_SECONDS for last in _heard(gang).values()):
         bound, confirm = max(bound, SILENT_SECONDS), SILENT_CONFIRM_SECONDS
     if idle <= bound:
         return None
-    suspect = behind(gang)
-    stands = f": {suspect.name} is behind, {where(suspect.beat)}" if suspect else f", {where(newest)}"
+    suspect = lags or _only_silent(gang)
+    stands = f", {where(newest)}"
+    if suspect:
+        stands = f": {suspect.name} is {'behind' if lags else 'silent'}, {where(suspect.beat)}"
     why = f"no progress for {idle:.0f} s (limit {bound:.0f} s){stands}"
     return _Doubt(why, max(CONFIRM_SECONDS_MIN, bound * CONFIRM_SHARE, confirm), None, suspect)
+
+
+def _says_it_stands(beat: Heartbeat, seconds: float) -> bool:
+    """Its own, fresh word (the newest that was heard of it may be an old one), and that is not what it may do."""
+    learnt = beat.limit_seconds is not None and beat.doing != WAITS_FOR_DATA
+    return learnt and beat.at - beat.progressed_at > seconds
+
+
+def _heard(gang: Sequence[Witness]) -> dict[int, float]:
+    """When each worker was last heard of, by any of its ranks."""
+    heard: dict[int, float] = {}
+    for w in gang:
+        heard[w.worker] = max(heard.get(w.worker, 0.0), w.beat.at)
+    return heard
+
+
+def _only_silent(gang: Sequence[Witness]) -> Witness | None:
+    """The one rank that its own worker's others have outlived; None if there are several."""
+    heard = _heard(gang)
+    silent = [w for w in gang if heard[w.worker] - w.beat.at > MUTE_SECONDS]
+    return silent[0] if len(silent) == 1 else None
 
 
 def _silent(gang: Sequence[Witness], newest: Heartbeat, now: float) -> _Doubt | None:
