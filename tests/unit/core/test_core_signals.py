@@ -54,6 +54,15 @@ def test_a_spot_notice_gives_time_to_commit_and_costs_nothing() -> None:
     assert write(seen).status.phase is Phase.QUEUED, "the node that goes away is not used again"
 
 
+def test_a_node_that_an_alert_wants_drained_is_not_given_again() -> None:
+    alert = signal(SignalKind.NODE_DRAIN, 1, "b")
+    seen = write(replace(running(), signals=(alert,)))
+    assert seen.status.code == Code.EVICTED
+    assert [(entry.node, entry.until) for entry in seen.status.excluded_nodes] == [("b", NOW + 3600.0)]
+    cordoned = write(replace(running(), signals=(alert,), nodes_unfit=("b",)))
+    assert cordoned.status.excluded_nodes == (), "its end is the cluster's to tell"
+
+
 def test_a_node_with_a_broken_gpu_is_avoided_at_once() -> None:
     seen = write(replace(running(), signals=(signal(SignalKind.GPU_FAULT, 1, "b"),)))
     assert (seen.status.phase, seen.status.code) == (Phase.RESTARTING, Code.INFRASTRUCTURE_FAULT)

@@ -145,12 +145,16 @@ def accuse(
 
 
 def condemn(
-    recovery: Recovery, excluded: tuple[ExcludedNode, ...], failure: Failure, now: float
+    recovery: Recovery,
+    excluded: tuple[ExcludedNode, ...],
+    failure: Failure,
+    now: float,
+    hours_max: float = float("inf"),
 ) -> tuple[ExcludedNode, ...]:
     """The failure's node is avoided from now on."""
     if failure.node is None or any(entry.node == failure.node for entry in excluded):
         return excluded
-    until = now + recovery.exclude_hours * 3600.0
+    until = now + min(hours_max, recovery.exclude_hours) * 3600.0
     return (*excluded, ExcludedNode(node=failure.node, until=until, why=failure.message[:300]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+from muster.contract.signals import Cause
 from muster.contract.status import CheckpointStatus, Failure, GangStatus, JobStatus, Phase
 from muster.operator.core.budgets import FREE, backoff_seconds, blame, charge, condemn, preemptions_in_a_row, refusal
 from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, Verdict, judge, strength
@@ -23,6 +24,7 @@ HUNG_SECONDS = 2.0
 OVERDUE_SECONDS = 60.0  # past its grace a worker should long be gone; then it is taken away without asking its node
 # Nodes are kept through a pause that is shorter than giving them up and asking again; a longer one would let them idle.
 HOLD_SECONDS_MAX = 60.0
+DRAIN_HOURS = 1.0  # a drained node is often back after a reboot
 
 _GRACE: dict[str, float] = {
     Code.PREEMPTED: STOP_SECONDS,
@@ -61,6 +63,9 @@ def fail(roll: Roll, verdict: Verdict) -> JobStatus:
     excluded = roll.status.excluded_nodes
     if verdict.condemns:
         excluded = condemn(roll.seen.spec.recovery, excluded, failure, roll.seen.now)
+    elif verdict.alive and failure.cause is Cause.EVICTION and failure.node not in roll.seen.nodes_unfit:
+        # An alert wants the node drained, and nothing else keeps the next attempt away from it.
+        excluded = condemn(roll.seen.spec.recovery, excluded, failure, roll.seen.now, DRAIN_HOURS)
     if refused:
         return move(
             roll,
