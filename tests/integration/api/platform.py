@@ -150,7 +150,7 @@ async def platform(state: Path, cluster: Cluster | None = None, **options: Any) 
 
 
 @contextlib.asynccontextmanager
-async def served(state: Path, **options: Any) -> AsyncIterator[tuple[Platform, Server]]:
+async def served(state: Path, grace_seconds: int = 5, **options: Any) -> AsyncIterator[tuple[Platform, Server]]:
     """The same over a real socket, for what only a socket shows: streams, large bodies, cut connections."""
     settings = Settings(
         **{"state": state, "auth": False, "mirror_seconds": 0.02, "stream_poll_seconds": 0.02, **options}
@@ -158,9 +158,8 @@ async def served(state: Path, **options: Any) -> AsyncIterator[tuple[Platform, S
     app = create_app(settings)
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = Server(
-            uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5), app.state.hub
-        )
+        config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=grace_seconds)
+        server = Server(config, app.state.hub)
         async with app.router.lifespan_context(app), httpx2.AsyncClient(base_url=url, timeout=30) as client:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -258,9 +257,7 @@ async def test_a_slow_one_is_given_up(server: tuple[Server, str]) -> None:
         raise AssertionError
 
     fake.answer = never
-    began = time.monotonic()
     assert isinstance(await Asker(url).turn(), TimeoutError)
-    assert time.monotonic() - began < 5
 
 
 async def test_too_large_an_answer_is_not_read_to_its_end(

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -54,12 +53,10 @@ def listener(address: str, host: str = "") -> subprocess.Popen[str]:
 
 def test_a_notice_in_the_file_ends_the_wait_and_says_why(tmp_path: Path) -> None:
     process = listener(said(tmp_path, *OTHERS))
-    began = time.monotonic()
     said(tmp_path, *OTHERS, GOING)
     _, told = process.communicate(timeout=20)
     assert process.returncode == 85
     assert "the node announces its end: taken back" in told
-    assert time.monotonic() - began < 5
 
 
 def test_what_is_no_announcement_ends_nothing(tmp_path: Path) -> None:
