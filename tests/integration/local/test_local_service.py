@@ -174,8 +174,6 @@ def test_metrics_and_health(house: House) -> None:
         metrics = fetch(f"{url(house)}/metrics")
         missing = [line for line in wanted if f"{line}\n" not in metrics]
         assert not missing, f"{missing} are not in {metrics}"
-            f"{missing} are not in {metrics}"
-        )
         return True
 
     # The job's status says Succeeded a moment before the ledger gives its nodes back and both are counted.
