@@ -125,6 +125,17 @@ def test_announcements_become_signals_of_the_attempt() -> None:
     assert leaving.unfit
 
 
+def test_a_starting_gang_leaves_a_node_that_takes_no_new_pods() -> None:
+    """What is on its node already may stay."""
+    cordoned = {"node-0": facts(), "node-1": facts(spec={"unschedulable": True})}
+    starting = make_job(RUNNING | {"phase": "Starting"})
+    unbound = pod(worker=1, spec={"nodeName": ""}, status={"phase": "Pending", "containerStatuses": []})
+    for pods in ((pod(),), (pod(), unbound)):
+        (signal,) = observe.signals(starting, pods, cordoned.get)
+        assert (signal.kind, signal.worker, signal.node) == (SignalKind.NODE_DRAIN, 1, "node-1")
+    assert observe.signals(starting, (pod(), pod(worker=1)), cordoned.get) == ()
+
+
 def test_a_pod_that_somebody_else_deletes_is_announced_without_blaming_its_node() -> None:
     going = pod(meta={"deletionTimestamp": "2026-11-20T09:00:00Z", "deletionGracePeriodSeconds": 30})
     (signal,) = observe.signals(make_job(RUNNING), (going,), lambda name: facts())

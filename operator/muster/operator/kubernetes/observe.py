@@ -52,7 +52,7 @@ def signals(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> tuple[Signal, .
     """Announcements about the living attempt: its nodes will go, or its pods are being taken away by somebody."""
     if job.status.phase not in (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING):
         return ()
-    found = []
+    found = _shut_out(job, pods, node_of) if job.status.phase is Phase.STARTING else []
     living = job.status.phase is not Phase.RESTARTING  # later it is we who delete pods
     for pod in pods:
         if pod.attempt != job.status.attempt or pod.over:
@@ -67,6 +67,24 @@ def signals(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> tuple[Signal, .
         elif facts is not None:
             found += _lost_processes(job, pod, facts)
     return tuple(found)
+
+
+def _shut_out(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> list[Signal]:
+    """Nodes of a starting gang that take no new pods any more (cordoned, say), and theirs has not come: it would wait
+    in vain until the gang's time to start is over.
+    """
+    attempt = job.status.attempt
+    there = {pod.worker for pod in pods if pod.attempt == attempt and (pod.node or pod.over)}
+    found = []
+    for worker, name in enumerate(job.status.gang.nodes):
+        facts = node_of(name)
+        if worker not in there and facts is not None and facts.answers and facts.unfit:
+            message = f"node {name} takes no new pods: {facts.unfit}; worker {worker} was not there yet"
+            kind = facts.notice.kind if facts.notice else SignalKind.NODE_DRAIN
+            found.append(
+                Signal(kind=kind, attempt=attempt, at=0.0, worker=worker, node=name, message=message, source="node")
+            )
+    return found
 
 
 def _lost_processes(job: Job, pod: Pod, facts: NodeFacts) -> list[Signal]:
