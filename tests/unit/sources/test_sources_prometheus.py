@@ -18,10 +18,11 @@ from muster.operator.sources import prometheus
 from muster.operator.sources.hub import Hub
 from muster.operator.sources.prometheus import (
     CONFIRM_SECONDS,
+    LEARNT_SECONDS_MIN,
     OTHER_SECONDS,
     RULES,
     SOURCE,
-    STEP_SECONDS_MIN,
+    STEP_SECONDS,
     BadAnswer,
     Progress,
     Prometheus,
@@ -37,10 +38,11 @@ BEGAN = 1_700_000_000.0
 
 
 def gang(
-    seen_at: float, step_at: float, stepping: float = 1.0, step_seconds: float = 1.0, **labels: str
+    seen_at: float, step_at: float, stepping: float = 1.0, limit: float | None = 15.0, **labels: str
 ) -> list[Sample]:
     named = {"job_uid": "uid-1", "attempt": "3"} | labels
-    parts = {"seen_at": seen_at, "step_at": step_at, "stepping": stepping, "step_seconds": step_seconds}
+    parts = {"seen_at": seen_at, "step_at": step_at, "stepping": stepping}
+    parts |= {} if limit is None else {"limit": limit}
     return [Sample(named | {"is": part}, value) for part, value in parts.items()]
 
 
@@ -53,7 +55,7 @@ def test_no_step_for_longer_than_the_limit_is_a_stall() -> None:
     times = [BEGAN + 10.0 * tick for tick in range(20)]
     found = stalls([gang(at, BEGAN) for at in times])
     first = found.index(True)
-    assert times[first] - BEGAN == STEP_SECONDS_MIN + 10.0
+    assert times[first] - BEGAN == LEARNT_SECONDS_MIN + 10.0
     assert all(found[first:])
     progress = Progress()
     said = [report for at in times for report in progress.stalled(gang(at, BEGAN), NOW)]
@@ -68,13 +70,17 @@ def test_no_step_for_longer_than_the_limit_is_a_stall() -> None:
 
 
 def test_slow_steps_are_no_stall() -> None:
-    assert not any(stalls([gang(BEGAN + 10.0 * tick, BEGAN, step_seconds=60.0) for tick in range(50)]))
+    assert not any(stalls([gang(BEGAN + 10.0 * tick, BEGAN, limit=600.0) for tick in range(50)]))
 
 
-def test_an_evaluation_or_a_save_has_its_own_limit() -> None:
-    history = [gang(BEGAN + 60.0 * tick, BEGAN, stepping=0.0) for tick in range(70)]
-    found = stalls(history)
-    assert found.index(True) == OTHER_SECONDS / 60.0 + 1
+@pytest.mark.parametrize(
+    ("stepping", "learnt", "limit"), [(0.0, 300.0, 300.0), (0.0, None, OTHER_SECONDS), (1.0, None, STEP_SECONDS)]
+)
+def test_what_the_ranks_have_learnt_counts_else_the_table_of_heartbeats(
+    stepping: float, learnt: float | None, limit: float
+) -> None:
+    found = stalls([gang(BEGAN + 60.0 * tick, BEGAN, stepping, learnt) for tick in range(70)])
+    assert found.index(True) == limit / 60.0 + 1
 
 
 def test_what_is_no_longer_scraped_does_not_age() -> None:

@@ -176,4 +176,10 @@ class _FromHeartbeat:
         for each in TrainerPhase:
             phase.add_metric([each.value], float(each is beat.phase))
         step = GaugeMetricFamily("muster_trainer_step", "The last step that this rank finished", value=beat.step)
-        return [seconds, phase, step]
+        limit = GaugeMetricFamily(
+            "muster_trainer_limit_seconds",
+            "How long this phase may go without progress, learnt from this run; absent until it is",
+        )
+        if beat.limit_seconds is not None:
+            limit.add_metric([], beat.limit_seconds)
+        return [seconds, phase, step, limit]

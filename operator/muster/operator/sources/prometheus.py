@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from muster.contract.signals import Signal, SignalKind
+from muster.contract.signals import Signal, SignalKind, TrainerPhase
+from muster.operator.core.stalls import DATA_SECONDS, LIMIT_SECONDS
 from muster.operator.sources.alerts import Report, report
 from muster.operator.sources.hub import Hub
 
@@ -27,8 +28,9 @@ ANSWER_SECONDS = 8.0
 ANSWER_BYTES_MAX = 64_000_000  # 10,000 gangs take about 8 MB
 HOLD_SECONDS = 60.0
 
-STEPS_MAX, STEP_SECONDS_MIN = 10.0, 120.0  # as with heartbeats: so many times the last step, and not before
-OTHER_SECONDS = 3600.0  # in evaluation, a save, loading, preparing data: the longest of their own deadlines
+# The deadlines are those of heartbeats: learnt by the ranks, if they tell; a step may wait for data within each.
+LEARNT_SECONDS_MIN = DATA_SECONDS
+STEP_SECONDS, OTHER_SECONDS = LIMIT_SECONDS[TrainerPhase.STEP], max(LIMIT_SECONDS.values())
 CONFIRM_SECONDS = 30.0  # of samples that say the same
 
 _GANG = "max by (job_uid, attempt)"
@@ -37,7 +39,7 @@ QUERY = " or ".join(
     [
         f'label_replace({_GANG} ({_STEP_AT}), "is", "step_at", "", "")',
         f'label_replace({_GANG} (timestamp({_STEP_AT})), "is", "seen_at", "", "")',
-        f'label_replace({_GANG} (muster_trainer_rank_step_seconds), "is", "step_seconds", "", "")',
+        f'label_replace({_GANG} (muster_trainer_limit_seconds), "is", "limit", "", "")',
         f'label_replace({_GANG} (muster_trainer_phase{{phase="step"}}), "is", "stepping", "", "")',
         # Rules with that label, and alerts that fire: so a muster_action works without an Alertmanager too.
         '{muster_action!="", __name__!="ALERTS_FOR_STATE", alertstate!="pending"}',
@@ -97,9 +99,9 @@ class Progress:
     def _judge(self, key: tuple[str, str], parts: dict[str, float], now: float) -> Report | None:
         gang, (uid, attempt) = self._gangs[key], key
         idle = parts["seen_at"] - gang.since
-        limit = OTHER_SECONDS
-        if parts.get("stepping", 0.0) > 0:
-            limit = max(STEP_SECONDS_MIN, STEPS_MAX * parts.get("step_seconds", 0.0))
+        limit = STEP_SECONDS if parts.get("stepping", 0.0) > 0 else OTHER_SECONDS
+        if (learnt := parts.get("limit")) is not None:
+            limit = max(LEARNT_SECONDS_MIN, learnt)
         if idle <= limit or parts["seen_at"] - gang.first_at < CONFIRM_SECONDS or not attempt.isdecimal():
             return None
         message = f"Prometheus has seen no step for {idle:.0f} s (limit {limit:.0f} s)"
