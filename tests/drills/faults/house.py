@@ -237,12 +237,14 @@ class Job:
 
     def order(self, rank: int, kind: str, **more: Any) -> float:
         """Have a rank do something to itself in its next step; when it began to."""
-        folder = self.platform.orders / self.name
-        (folder / "order.part").write_text(json.dumps({"kind": kind, **more}))
-        (folder / "order.part").rename(folder / f"rank-{rank}.json")
-        done = folder / f"rank-{rank}.done.json"
+        done = self.leave_order(rank, kind, **more).with_suffix(".done.json")
         eventually(done.exists, f"rank {rank} to take the order {kind}", 60)
         return float(json.loads(done.read_text())["at"])
+
+    def leave_order(self, rank: int, kind: str, **more: Any) -> Path:
+        folder = self.platform.orders / self.name
+        (folder / "order.part").write_text(json.dumps({"kind": kind, **more}))
+        return (folder / "order.part").rename(folder / f"rank-{rank}.json")
 
     def ends(self, seconds: float = END_SECONDS_MAX) -> JobStatus:
         """Its status once it has ended, or as it is when the time is over."""

@@ -77,6 +77,17 @@ def order(kind: str, **more: Any) -> Callable[[Job, Store], float]:
     return lambda job, store: job.order(VICTIM, kind, **more)
 
 
+def order_again(kind: str, **more: Any) -> Callable[[Job, Store], float]:
+    """Now, and to the next attempt from its first step on."""
+
+    def strike(job: Job, store: Store) -> float:
+        at = job.order(VICTIM, kind, **more)
+        job.leave_order(VICTIM, kind, **more)
+        return at
+
+    return strike
+
+
 def corrupt_tokens(job: Job, store: Store) -> float:
     """Token ids that the model doesn't have, in most of the prepared store."""
     (path,) = job.platform.state.cache.glob("tokens/*/tokens.bin")
@@ -240,6 +251,15 @@ KINDS = (
         order("scale", by=float("nan"), passes=10_000),
         Cause.NUMERIC,
         same_losses=False,
+    ),
+    Kind(
+        "nan-again",
+        "the same, also where its data is passed over",
+        order_again("scale", by=float("nan"), passes=10_000),
+        Cause.NUMERIC,
+        same_losses=False,
+        struck_at=50,  # there is a commit before the newest
+        attempts=3,
     ),
     Kind("corrupt-sample", "token ids outside of the vocabulary", corrupt_tokens, Cause.STORAGE),
     Kind("store-gone", "the S3 server is gone during saves", stop_store, None, on_s3=True),

@@ -52,7 +52,7 @@ class Market:
             name=name,
             nodes=workers,
             training=training,
-            env=self.environment,
+            env=self.environment | {"OMP_NUM_THREADS": "1"},  # the gangs share two cores
             checkpoint={"every": COMMIT_EVERY, "uri": f"s3://{BUCKET}/drill"},
             # Were a retry consumed, the job would end: the strictest judge of "none is".
             recovery={"budgets": {"infrastructure": 0, "hang": 0, "unknown": 0}, "backoffSeconds": 0.1},

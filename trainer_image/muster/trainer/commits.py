@@ -8,7 +8,10 @@ import time
 from muster.contract.signals import TrainerPhase
 from muster.contract.spec import Past
 from muster.trainer.checkpoint import Policy, SaveOutcome, Saver, TrainState
+from muster.trainer.checkpoint.commits import steps_in
 from muster.trainer.checkpoint.policy import History
+from muster.trainer.checkpoint.quarantine import quarantine
+from muster.trainer.checkpoint.store import StoreError, open_store
 from muster.trainer.config import Ranks
 from muster.trainer.errors import StorageError
 from muster.trainer.health import Life
@@ -20,6 +23,19 @@ DRAIN_SECONDS = 900.0
 # can't be written is better known after a minute than after a day.
 FAILURES_BORNE = 2
 SKIPPED = "skipped:"
+
+
+def withdraw(folder: str, step: int, reason: str) -> bool:
+    """Set a commit aside though its bytes are good, if there is one before it. Whether that was done."""
+    try:
+        store = open_store(folder)
+        if steps_in(store)[0] >= step:
+            return False
+        quarantine(store, step, reason)
+    except (IndexError, StoreError) as error:
+        print(f"the commit of step {step} can't be set aside: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 class Commits:
@@ -81,6 +97,10 @@ class Commits:
             self.save(state, urgent=True, seconds_left=seconds_left, doomed=doomed)
             self._wait(ends - time.monotonic())
         return self._committed_step == state.step
+
+    def stands_at(self, step: int) -> bool:
+        """Whether the commit of `step` is the newest, with none on its way."""
+        return self._committed_step == step and not self._pending
 
     def finish(self, step: int) -> None:
         """Wait for the last save. Raises StorageError where `step` is not committed."""

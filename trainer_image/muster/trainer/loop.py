@@ -18,7 +18,7 @@ from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
 from muster.trainer import flops, memory, parallel, randomness
 from muster.trainer.checkpoint import Identity, Saver, TrainState, load, resume
-from muster.trainer.commits import Commits
+from muster.trainer.commits import Commits, withdraw
 from muster.trainer.config import Ranks, Run, accumulation
 from muster.trainer.data import Data, Loader, StepBatch, open_data
 from muster.trainer.data.loader import advanced
@@ -58,6 +58,9 @@ def train(run: Run, ranks: Ranks, life: Life) -> int:
         trainer.load()
         try:
             return trainer.run_to_the_end()
+        except NumericError as error:
+            trainer.doubt(error)
+            raise
         finally:
             trainer.close()
     except (RuntimeError, MemoryError) as error:
@@ -87,6 +90,7 @@ class Trainer:
         self.scale = LossScale(enabled=config.precision == "fp16")
         self.numerics = Numerics()
         self.passed_over: list[dict[str, int]] = []
+        self.data_was_bad, self.owes_a_save = False, False
         self.best = Best(config.evaluation.early_stopping if config.evaluation else None)
         self.steps = total_steps(config, data.train.samples_per_epoch)
         self.step, self.tokens = 0, 0
@@ -162,11 +166,20 @@ class Trainer:
         skip = self.run.data_skip
         if skip is None or skip.after_step != self.step:
             return
+        self.data_was_bad = True
         samples = skip.steps * self.config.samples_per_step()
         self.passed_over.append({"epoch": self.cursor.epoch, "sample": self.cursor.sample, "samples": samples})
         if self.ranks.rank == 0:
             say(f"the data of {skip.steps} steps after step {self.step} is passed over: its numbers were unsound")
         self.cursor = advanced(self.cursor, samples, self.data.train.samples_per_epoch)
+
+    def doubt(self, error: NumericError) -> None:
+        """To pass over the data after our commit was no help, so it may be its weights: leave it to the one before."""
+        resumed = self.origin.resume
+        if resumed is None or not (self.data_was_bad and self.commits.stands_at(resumed.step)):
+            return
+        if self.ranks.rank == 0 and withdraw(self.run.folder, resumed.step, str(error)):
+            say(f"the commit of step {resumed.step} is set aside: what comes after it could not be learnt from twice")
 
     def state(self, loss: float, evaluation_loss: float | None, best: bool) -> TrainState:
         metrics = {"loss": loss} | ({} if evaluation_loss is None else {"evaluation_loss": evaluation_loss})
@@ -219,7 +232,10 @@ class Trainer:
             record = record.model_copy(update={"evaluation_loss": loss})
         self._report(record)
         last = self._over()
-        if stop or last or improved or due:
+        # What is not learnt from may be the weights' fault: a commit waits until they have learnt again.
+        due = due or self.owes_a_save
+        self.owes_a_save = due and self.numerics.in_a_row > 0
+        if stop or last or improved or (due and not self.owes_a_save):
             state = self.state(record.loss, record.evaluation_loss, improved)
             if stop and not last:
                 return state
