@@ -19,6 +19,7 @@ from tests.polling import eventually
 from tests.tidy.repository import ROOT
 
 from muster.contract.kubernetes import from_kubeconfig
+from muster.contract.names import Label
 from muster.operator.kubernetes import paths
 from muster.operator.kubernetes.client import ApiError, Client, Object
 
@@ -190,7 +191,8 @@ class House:
 
     def steps(self, name: str, at_least: int, timeout: float = 60.0) -> int:
         """Steps that a quick job has trained, once they are so many."""
-        uid = self.job(name)["metadata"]["uid"]
+        meta = self.job(name)["metadata"]
+        uid = meta.get("labels", {}).get(Label.JOB_ID) or meta["uid"]  # by which its checkpoint folder goes
 
         def look() -> int | None:
             trace = self.trace(uid)

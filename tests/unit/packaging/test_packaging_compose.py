@@ -82,7 +82,9 @@ def test_everything_that_stays_tells_its_health_and_comes_back() -> None:
     staying = {name for name, service in SERVICES.items() if "healthcheck" in service}
     assert staying == set(SERVICES) - ERRANDS
     assert {SERVICES[name].get("restart") for name in staying} == {"unless-stopped"}
-    assert all(SERVICES[name]["healthcheck"]["test"][0] == "CMD" for name in staying), "no shell in between"
+    checks = [SERVICES[name]["healthcheck"] for name in staying]
+    assert all(check["test"][0] == "CMD" for check in checks), "no shell in between"
+    assert all(check["retries"] == 3 and "start_period" in check for check in checks), "patient at the start only"
 
 
 def test_services_wait_for_what_they_need() -> None:
