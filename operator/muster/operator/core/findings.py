@@ -37,6 +37,12 @@ def updates(roll: Roll) -> dict[str, Any]:
     return {"conditions": after} | _accusations(roll, known.get("Straggler"))
 
 
+def news(beat: Heartbeat) -> tuple[object, ...]:
+    """What of a heartbeat calls for a look when it changes; a mere step does not."""
+    slow = tuple(entry.rank for entry in beat.slow_ranks)
+    return beat.rank, beat.pid, beat.phase, beat.last_commit_step, slow, beat.skipped_steps
+
+
 def _is_well(beat: Heartbeat, conditions: tuple[Condition, ...]) -> bool:
     """Nothing to tell, nor to take back. Almost always so, and cheap to see."""
     share, due = beat.data_wait_share, beat.commit_seconds

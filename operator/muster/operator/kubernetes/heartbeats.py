@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import ValidationError
 
-from muster.contract.signals import Heartbeat, TrainerPhase
+from muster.contract.signals import Heartbeat
 from muster.contract.status import Phase
+from muster.operator.core.findings import news
 from muster.operator.core.stalls import alarming
 from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods
@@ -130,10 +131,10 @@ class Heartbeats:
         elif known.beat.stopped != beat.stopped:  # which is told of the process, not by it
             heard[beat.rank] = _Heard(beat, beat.at, known.at)
 
-    def _signs(self, pods: list[Pod]) -> tuple[tuple[bool, ...], list[tuple[int, TrainerPhase, int | None]]]:
+    def _signs(self, pods: list[Pod]) -> tuple[object, ...]:
         """What is news when it changes; a mere step is not, but that there is none for long is."""
         heard = (entry.beat for pod in pods for entry in self._heard.get(pod.uid, {}).values())
-        return self._alarm(pods), [(beat.rank, beat.phase, beat.last_commit_step) for beat in heard]
+        return self._alarm(pods), [news(beat) for beat in heard]
 
     def _sweep(self) -> None:
         if len(self._heard) + len(self._due) < 2 * len(self._jobs.uids()) + 1024:
