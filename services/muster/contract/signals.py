@@ -86,7 +86,7 @@ class Heartbeat(Record):
 
     doing, moves: what the main thread does within a step, and how often that has changed in this step: the rank that
     others wait for has made fewer moves. limit_seconds: the longest that this phase may go without progress, learnt
-    from this very run; None until it is. stands: once half of the limit is over, the main thread's innermost frames.
+    from this very run; None until it is. stands: from a quarter of the limit on, the main thread's innermost frames.
     stopped: job control holds the process (SIGSTOP) while its launcher goes on; only whoever reads the file can tell.
     """
 

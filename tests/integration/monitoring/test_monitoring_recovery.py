@@ -128,6 +128,5 @@ def test_an_alert_about_a_node_restarts_the_gang(house: House, action: str, caus
         assert json.load(reply) == {"taken": 1}
     status = house.becomes(uid, Phase.SUCCEEDED, timeout=120)
     assert (status.attempt, status.restarts.by_cause) == (2, {cause: 1})
-    # A drain by alert alone does not keep the node from being chosen again: that takes a cordon (docs/monitoring.md).
-    assert action == "drain" or node not in status.attempts[-1].nodes
+    assert node not in status.attempts[-1].nodes
     assert house.never_two(uid)
