@@ -96,9 +96,11 @@ def test_backoff_doubles_up_to_its_limit_with_a_jitter_that_is_always_the_same()
 
     def pause(fruitless: int, attempt: int = 1) -> float:
         status = JobStatus(restarts=Restarts(without_progress=fruitless))
-        return backoff_seconds(recovery, "uid", attempt, failure(), status)
+        return backoff_seconds(recovery, "uid", attempt, failure(), status, progressed=False)
 
-    assert pause(0) == 0.0, "it made a commit"
+    often = JobStatus(preemptions_in_a_row=50, restarts=Restarts(without_progress=3))
+    for cause in (Cause.PREEMPTION, Cause.HANG):
+        assert backoff_seconds(recovery, "uid", 1, failure(cause), often, progressed=True) == 0.0
     for fruitless, full in ((1, 1), (2, 2), (3, 4), (9, 256), (10, 300), (10_000, 300)):
         assert full / 2 <= pause(fruitless) < full
         assert pause(fruitless) == pause(fruitless)

@@ -73,15 +73,16 @@ def charge(
     )
 
 
-def backoff_seconds(recovery: Recovery, uid: str, attempt: int, failure: Failure, status: JobStatus) -> float:
+def backoff_seconds(
+    recovery: Recovery, uid: str, attempt: int, failure: Failure, status: JobStatus, progressed: bool
+) -> float:
     """The pause before the attempt after `attempt`: none after one that made a new commit; else doubled for every such
     attempt in a row (or ended by preemption), between half and all of it, the same for everybody who computes it.
     status: after the charge.
     """
-    free = failure.cause in FREE
-    repeats = status.preemptions_in_a_row if free else status.restarts.without_progress
-    if not (repeats or free):
+    if progressed:
         return 0.0
+    repeats = status.preemptions_in_a_row if failure.cause in FREE else status.restarts.without_progress
     full = min(recovery.backoff_seconds_max, recovery.backoff_seconds * 2.0 ** min(max(0, repeats - 1), _DOUBLINGS_MAX))
     return full * (0.5 + 0.5 * _fraction(f"{uid}/{attempt}"))
 

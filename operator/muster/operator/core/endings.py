@@ -126,11 +126,13 @@ def close(roll: Roll) -> JobStatus:
     failing = status.phase is Phase.RESTARTING or status.code in GIVEN_UP
     if failure is None or not failing:
         return move(roll, code_of(status.code), status.because, **_closed(roll, failure, restarting=False))
-    refused = refusal(seen.spec, status, failure, progressed(roll), seen.now)
+    made_progress = progressed(roll)
+    refused = refusal(seen.spec, status, failure, made_progress, seen.now)
     updates = _closed(roll, failure, restarting=refused is None)
     if refused is not None:
         return move(roll, refused.code, refused.because, Phase.STOPPING, **updates, ends_as=Phase.FAILED)
-    pause = backoff_seconds(seen.spec.recovery, seen.uid, status.attempt, failure, status.model_copy(update=updates))
+    after = status.model_copy(update=updates)
+    pause = backoff_seconds(seen.spec.recovery, seen.uid, status.attempt, failure, after, made_progress)
     when = f"in {pause:.1f} s" if pause > 0 else "at once"
     because = f"attempt {status.attempt} ended: {failure.cause}: {failure.message}; the next begins {when}"
     retry_at = seen.now + pause if pause > 0 else None
