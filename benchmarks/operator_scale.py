@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ sys.path.insert(0, str(ROOT))
 from tests.cluster.controlplane import ControlPlane, missing  # noqa: E402
 
 from muster.contract.base import dump  # noqa: E402
-from muster.contract.kubernetes import from_kubeconfig  # noqa: E402
+from muster.contract.kubernetes import Connection, from_kubeconfig  # noqa: E402
+from muster.contract.spec import parse_job  # noqa: E402
 from muster.operator.core.decision import CreateWorker  # noqa: E402
 from muster.operator.kubernetes import paths  # noqa: E402
 from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object  # noqa: E402
@@ -204,7 +206,7 @@ async def bare_loop(client: Client, jobs: int, workers: int) -> Object:
     began = time.monotonic()
     await gather_at_most(lambda pod: client.create(paths.core(NAMESPACE, "pods"), pod), manifests)
     created = time.monotonic() - began
-    await until(lambda: _truth(sweeper.swept >= len(manifests)), "all pods to be deleted")
+    await until(lambda: sweeper.swept >= len(manifests), "all pods to be deleted")
     total = time.monotonic() - began
     for reflector in reflectors:
         reflector.cancel()
@@ -258,7 +260,7 @@ async def with_operator(client: Client, plane: ControlPlane, folder: Path, jobs:
 
     await gather_at_most(submit, range(jobs))
     submitted = time.monotonic() - began
-    await until(lambda: _truth(watcher.ended >= jobs), "all jobs to end", 900, operator)
+    await until(lambda: watcher.ended >= jobs, "all jobs to end", 900, operator)
     total = time.monotonic() - began
     waits = sorted(watcher.running[name] - watcher.submitted[name] for name in watcher.running)
     last_admitted = max(watcher.starting.values()) - began
@@ -294,7 +296,7 @@ async def many_queued(client: Client, plane: ControlPlane, folder: Path, jobs: i
         ),
         range(jobs),
     )
-    await until(lambda: _truth(watcher.told >= jobs), "all to be told why they wait", 900, operator)
+    await until(lambda: watcher.told >= jobs, "all to be told why they wait", 900, operator)
     process = psutil.Process(operator.pid)
     told = {
         "what": "queued", "jobs": jobs, "seconds": round(time.monotonic() - began, 1),
@@ -345,9 +347,7 @@ def launch_operator(plane: ControlPlane, folder: Path) -> "subprocess.Popen[byte
         "MUSTER_OPERATOR_CHECKPOINT_URI": f"file://{folder}", "MUSTER_OPERATOR_REPORT_PORT": str(REPORT_PORT),
         "MUSTER_OPERATOR_IDENTITY": "bench",
     }  # fmt: skip
-    log = folder / "operator.log"
-    log.write_text("")
-    with open(log, "ab") as file:
+    with open(folder / "operator.log", "wb") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "muster.operator", "--world", "kubernetes", "--kubeconfig", str(plane.kubeconfig)],
             env=os.environ | settings, stdout=file, stderr=file,
@@ -356,7 +356,7 @@ def launch_operator(plane: ControlPlane, folder: Path) -> "subprocess.Popen[byte
 
 async def start_operator(plane: ControlPlane, folder: Path) -> "tuple[subprocess.Popen[bytes], int]":
     process, log = launch_operator(plane, folder), folder / "operator.log"
-    await until(lambda: _truth("operator leads" in log.read_text()), "the operator to lead", 60, process)
+    await until(lambda: "operator leads" in log.read_text(), "the operator to lead", 60, process)
     found = re.search(r'"port": (\d+)', log.read_text())
     assert found, log.read_text()
     return process, int(found[1])
@@ -392,8 +392,6 @@ def _meta(name: str) -> Object:
 
 
 def _defaulted(workers: int) -> Object:
-    from muster.contract.spec import parse_job
-
     document = job_document("bare", workers)
     del document["metadata"]["namespace"]
     return dump(parse_job(document).spec)
@@ -410,16 +408,26 @@ async def gather_at_most(work: Any, items: Any) -> None:
     await asyncio.gather(*(one(item) for item in items))
 
 
-async def _truth(value: bool) -> bool:
-    return value
-
-
 async def until(question: Any, what: str, seconds: float = 600, process: Any = None) -> None:
     deadline = time.monotonic() + seconds
-    while not await question():
+    while not (await answer if asyncio.iscoroutine(answer := question()) else answer):
         assert process is None or process.poll() is None, "the operator died; see its log"
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
         await asyncio.sleep(0.1)
+
+
+def requests(connection: Connection) -> Counter[str]:
+    """That the API server has answered so far, of everybody, by verb and resource. Watches are left out."""
+    with urllib.request.urlopen(f"{connection.server}/metrics", context=connection.tls) as reply:
+        text = reply.read().decode()
+    found: Counter[str] = Counter()
+    for labels, count in re.findall(r"^apiserver_request_total\{(.*)\} (\S+)$", text, re.MULTILINE):
+        of = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        if of["verb"] != "WATCH":
+            found[f"{of['verb']} {of['resource']}{'/' * bool(of['subresource'])}{of['subresource']}"] += int(
+                float(count)
+            )
+    return found
 
 
 def cpu_seconds() -> dict[str, float]:
@@ -430,8 +438,19 @@ def cpu_seconds() -> dict[str, float]:
     return found | {name: sum(times[:2]) for name, times in children if name.startswith(parts)}
 
 
-def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    return {name: round(after[name] - before.get(name, 0.0), 1) for name in after}
+class Costs:
+    """What everybody has cost since the last look: seconds of CPU, and requests per worker, the commonest first."""
+
+    def __init__(self, connection: Connection, workers: int) -> None:
+        self._connection, self._workers = connection, workers
+        self._cpu, self._requests = cpu_seconds(), requests(connection)
+
+    def since(self) -> Object:
+        cpu, asked = cpu_seconds(), requests(self._connection)
+        spent = {name: round(cpu[name] - self._cpu.get(name, 0.0), 1) for name in cpu}
+        counts = (asked - self._requests).most_common(20)
+        self._cpu, self._requests = cpu, asked
+        return {"cpu": spent, "requests_per_worker": {what: round(n / self._workers, 2) for what, n in counts}}
 
 
 async def measure(arguments: argparse.Namespace, plane: ControlPlane, folder: Path) -> None:
@@ -440,12 +459,11 @@ async def measure(arguments: argparse.Namespace, plane: ControlPlane, folder: Pa
         await set_up(client, arguments.nodes)
         results = []
         if not arguments.queued_only:
-            before = cpu_seconds()
+            costs = Costs(connection, arguments.jobs * arguments.workers)
             results.append(await bare_loop(client, arguments.jobs, arguments.workers))
-            between = cpu_seconds()
-            print(json.dumps(results[-1] | {"cpu": spent(before, between)}), flush=True)
+            print(json.dumps(results[-1] | costs.since()), flush=True)
             results.append(await with_operator(client, plane, folder, arguments.jobs, arguments.workers))
-            print(json.dumps(results[-1] | {"cpu": spent(between, cpu_seconds())}), flush=True)
+            print(json.dumps(results[-1] | costs.since()), flush=True)
             ratio = results[1]["pods_per_second"] / results[0]["pods_per_second"]
             print(f"pods per second, operator ÷ bare loop: {ratio:.2f}")
         if arguments.queued:

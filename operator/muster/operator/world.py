@@ -48,7 +48,8 @@ class World(Protocol):
     async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
         """The job; None when it is gone. fresh: every part is read from its source, after this call began, and in this
         order: the object, its workers, its commits, the rest. (A worker seen gone can commit nothing more, so no commit
-        is missed; a status that changes after it was read makes the write fail.)
+        is missed; a status that changes after it was read makes the write fail.) The object itself may be older, as
+        long as every write that is decided by it fails then, and the next fresh look is not.
         """
 
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:

@@ -16,7 +16,7 @@ from muster.operator.core.observed import Reservation
 from muster.operator.kubernetes.client import ApiError
 from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import Jobs
-from muster.operator.kubernetes.leader import Leader
+from muster.operator.kubernetes.leader import LEASE_SECONDS, Leader, LeadershipLost
 from muster.operator.kubernetes.ledger import Ledger
 from muster.operator.kubernetes.pods import Pods, read_pod
 from muster.operator.world import Conflict, Unreadable
@@ -96,15 +96,26 @@ async def test_the_lead_is_taken_from_one_who_shows_no_sign_for_the_leases_time(
     first, second = (Leader(store, "system", name) for name in ("first", "second"))  # type: ignore[arg-type]
     assert await first._try()
     assert not await second._try()
-    clock[0] += 14
+    clock[0] += LEASE_SECONDS - 1
     await first._renew()
     assert not await second._try()
-    clock[0] += 14
+    clock[0] += LEASE_SECONDS - 1
     assert not await second._try()
     clock[0] += 2
     assert await second._try()
-    with pytest.raises(ApiError):
+    with pytest.raises(LeadershipLost, match="another operator has taken the lease"):
         await first._renew()
+
+
+async def test_a_renewal_whose_answer_was_lost_is_still_ours() -> None:
+    store = Store()
+    leader = Leader(store, "system", "first")  # type: ignore[arg-type]
+    assert await leader._try()
+    before = leader._lease
+    await leader._renew()
+    leader._lease = before  # as if the answer had not come
+    await leader._renew()
+    assert leader._lease != before
 
 
 async def test_a_released_lead_is_free_at_once() -> None:

@@ -328,19 +328,16 @@ class Creator:
 
     async def _add_finalizer(self, job: Job) -> None:
         """So that a deleted job's gang can commit before it goes."""
-        if job.finalizer:
-            return
-        item = await self._client.get(paths.job(job.namespace, job.name))
-        finalizers = item["metadata"].get("finalizers") or []
-        if item["metadata"]["uid"] != job.uid or FINALIZER in finalizers or "deletionTimestamp" in item["metadata"]:
-            return
-        change = {
-            "metadata": {
-                "finalizers": [*finalizers, FINALIZER],
-                "resourceVersion": item["metadata"]["resourceVersion"],
-            }
-        }
-        self._jobs.keep(await self._client.patch(paths.job(job.namespace, job.name), change))
+        path, known = paths.job(job.namespace, job.name), job
+        while FINALIZER not in known.finalizers and known.uid == job.uid and not known.summary.deleting:
+            finalizers = [*known.finalizers, FINALIZER]
+            change = {"metadata": {"finalizers": finalizers, "resourceVersion": known.version}}
+            try:
+                known = self._jobs.keep(await self._client.patch(path, change))
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+                known = self._jobs.keep(await self._client.get(path))
 
     async def _allow_fence(self, namespace: str) -> None:
         """Workers of this namespace may read its TrainingJobs: their fence (docs/decisions/0011)."""

@@ -38,7 +38,7 @@ class Job:
     summary: JobSummary
     version: str
     generation: int
-    finalizer: bool
+    finalizers: tuple[str, ...]
     queue: str
     id: str
     unreadable: str = ""
@@ -145,7 +145,7 @@ class Jobs:
             ),
             version=meta["resourceVersion"],
             generation=generation,
-            finalizer=FINALIZER in (meta.get("finalizers") or ()),
+            finalizers=tuple(meta.get("finalizers") or ()),
             queue=labels.get(QUEUE_LABEL, ""),
             id=labels.get(Label.JOB_ID) or meta["uid"],
             unreadable=unreadable,

@@ -17,9 +17,13 @@ from muster.operator.kubernetes import paths
 from muster.operator.kubernetes.client import ApiError, Client, Object
 
 NAME = "muster-operator"
-LEASE_SECONDS = 15
+# Long enough for an API server that has too much to do. Workers need no operator meanwhile, and one that is told to
+# stop hands the lease over at once.
+LEASE_SECONDS = 30
 RENEW_SECONDS = 3.0
-GIVE_UP_SECONDS = 10.0  # without a renewal; well before another may take the lease
+RETRY_SECONDS = 1.0
+TRY_SECONDS = 5.0
+GIVE_UP_SECONDS = 15.0  # without a renewal; well before another may take the lease
 _API = "coordination.k8s.io/v1"
 
 
@@ -55,21 +59,19 @@ class Leader:
 
     async def hold(self) -> None:
         """Renew for ever. Raises LeadershipLost."""
-        renewed = time.monotonic()
+        renewed, pause = time.monotonic(), RENEW_SECONDS
         while True:
-            await asyncio.sleep(RENEW_SECONDS)
+            await asyncio.sleep(pause)
             if time.monotonic() - renewed > LEASE_SECONDS:
                 raise LeadershipLost("this process stood still for longer than its lease")
             try:
-                async with asyncio.timeout(GIVE_UP_SECONDS / 2):  # not wait_for: until 3.12 it swallows cancellations
+                async with asyncio.timeout(TRY_SECONDS):  # not wait_for: until 3.12 it swallows cancellations
                     await self._renew()
-                renewed = time.monotonic()
-            except ApiError as error:
-                if error.status == 409:
-                    raise LeadershipLost("another operator has taken the lease") from error
-                self._check(renewed, error)
-            except (OSError, aiohttp.ClientError, TimeoutError) as error:
-                self._check(renewed, error)
+                renewed, pause = time.monotonic(), RENEW_SECONDS
+            except (ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
+                pause = RETRY_SECONDS
+                if (seconds := time.monotonic() - renewed) > GIVE_UP_SECONDS:
+                    raise LeadershipLost(f"the lease could not be renewed for {seconds:.0f} s: {error!r}") from error
 
     async def release(self) -> None:
         """Let the next one lead at once. Best effort."""
@@ -80,10 +82,6 @@ class Leader:
                 await self._write(self._lease, holder="")
         except (ApiError, OSError, aiohttp.ClientError, TimeoutError):
             pass
-
-    def _check(self, renewed: float, error: Exception) -> None:
-        if time.monotonic() - renewed > GIVE_UP_SECONDS:
-            raise LeadershipLost(f"the lease could not be renewed for {GIVE_UP_SECONDS:.0f} s: {error}") from error
 
     async def _try(self) -> bool:
         try:
@@ -119,7 +117,15 @@ class Leader:
 
     async def _renew(self) -> None:
         assert self._lease is not None, "renewed before it was acquired"
-        await self._write(self._lease, self.identity)
+        try:
+            await self._write(self._lease, self.identity)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            self._lease = await self._client.get(self._path)
+            if self._holder() != self.identity:
+                raise LeadershipLost("another operator has taken the lease") from error
+            await self._write(self._lease, self.identity)  # the answer to an earlier renewal was lost
 
     async def _write(self, lease: Object, holder: str) -> None:
         self._lease = await self._client.put(self._path, self._body(lease, holder))

@@ -69,6 +69,7 @@ class KubernetesWorld:
         self._remover = Remover(client, self.pods, on_error)
         self._commits = Commits()
         self._committed: dict[str, tuple[float, Committed | None]] = {}  # job uid → when listed, newest
+        self._overtaken: set[str] = set()  # jobs whose write was refused: they changed, and the watch has not said how
         self._fleet_read: tuple[float, float] = (0.0, 0.0)  # ended (monotonic), seconds it took
         self._reflectors = [
             Reflector(client, paths.JOBS, self.job_cache, on_error, silence_seconds),
@@ -108,8 +109,10 @@ class KubernetesWorld:
 
     async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
         job = self.job_cache.get(uid)
-        if job is not None and fresh:
+        # Else the object is as the watch told it last: every write that is decided by it fails if it has changed.
+        if job is not None and fresh and uid in self._overtaken:
             job = await self._read_job(job)
+            self._overtaken.discard(uid)
         if job is None:
             self._forget(uid)
             return None
@@ -237,6 +240,7 @@ class KubernetesWorld:
     def _forget(self, uid: str) -> None:
         self._creator.forget(uid)
         self.gangs.forget(uid)
+        self._overtaken.discard(uid)
         self._committed.pop(uid, None)
 
     # --- reads ---
@@ -346,6 +350,7 @@ class KubernetesWorld:
             return await self._client.put(f"{paths.job(job.namespace, job.name)}/status", body)
         except ApiError as error:
             if error.status == 409:
+                self._overtaken.add(job.uid)
                 raise Conflict(error.message) from error
             if error.status == 404:
                 self.job_cache.forget(job.uid)
@@ -389,7 +394,8 @@ class KubernetesWorld:
         path = paths.job(job.namespace, job.name)
         try:
             if not job.summary.deleting:
-                await self._client.delete(path, {"preconditions": {"uid": job.uid}, "propagationPolicy": "Background"})
+                unchanged = {"uid": job.uid, "resourceVersion": job.version}
+                await self._client.delete(path, {"preconditions": unchanged, "propagationPolicy": "Background"})
             item = await self._client.get(path)
             finalizers = item["metadata"].get("finalizers") or []
             if item["metadata"]["uid"] == job.uid and FINALIZER in finalizers:
@@ -398,6 +404,7 @@ class KubernetesWorld:
                 await self._client.patch(path, change)
         except ApiError as error:
             if error.status == 409:
+                self._overtaken.add(job.uid)
                 raise Conflict(error.message) from error
             if error.status != 404:
                 raise
