@@ -101,6 +101,9 @@ def test_after_a_numeric_failure_the_data_up_to_it_is_passed_over() -> None:
 
     again = ended(seen, 82, "the loss is nan", step=4)  # no new commit: what follows is passed over too
     assert again.status.data_skip == DataSkip(after_step=3, steps=7)
+    given_up = ended(replace(seen, committed=committed(1)), 82, "the loss is nan", step=4)  # with the commit of step 3
+    assert given_up.status.resume_step == 1
+    assert given_up.status.data_skip == DataSkip(after_step=1, steps=9), "two of steps 2 to 5 met later data"
     kept = ended(seen, 137, "rank 1 was killed by SIGKILL")
     assert kept.status.data_skip == DataSkip(after_step=3, steps=5), "whatever ends the next attempt, it stays so"
     further = ended(replace(seen, committed=committed(9)), 137, "rank 1 was killed by SIGKILL")

@@ -1,7 +1,8 @@
 """Which data the next attempt leaves out, after an attempt that ended for its numbers.
 
 It resumes from the newest commit, and what was trained since then, up to the batch that could not be learnt from, is
-passed over (PaLM, arXiv 2204.02311, 5.1: restart before the spike and skip the batches seen around it).
+passed over (PaLM, arXiv 2204.02311, 5.1: restart before the spike and skip the batches seen around it). Should that be
+of no help, the trainer gives the commit up, and the newest is one before it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from muster.operator.core.roll import Roll
 def data_skip(roll: Roll, resume_step: int) -> DataSkip | None:
     """For the attempt that is being minted. What was passed over after the same commit before stays so."""
     status = roll.status
-    before = status.data_skip if status.data_skip and status.data_skip.after_step == resume_step else None
-    failure = status.last_failure
+    before, failure = status.data_skip, status.last_failure
     if failure is None or failure.attempt != status.attempt or failure.cause is not Cause.NUMERIC:
-        return before
+        return before if before and before.after_step == resume_step else None
     trained = failure.step + 1 - resume_step if failure.step is not None else 1
-    return DataSkip(after_step=resume_step, steps=(before.steps if before else 0) + max(1, trained))
+    # The data that the attempt met lay so much further on, also where it began after a commit that is given up now.
+    passed_over = before.steps if before and before.after_step >= resume_step else 0
+    return DataSkip(after_step=resume_step, steps=passed_over + max(1, trained))
