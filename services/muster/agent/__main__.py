@@ -32,6 +32,7 @@ from muster.contract.base import dump_json
 
 OK, BAD_USAGE, PORT_TAKEN = 0, 2, 5
 STOP_SECONDS = 5.0  # for the last word to the API server
+PARENT_POLL_SECONDS = 0.5
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -80,7 +81,9 @@ def watch(settings: settings_of.Settings, xids: Xids) -> int:
         keeper.start()
     address = {"port": server.server_address[1], "node": settings.node, "pid": os.getpid()}
     log.info("watching: %s", json.dumps(address))
-    watching.stop.wait()
+    while not watching.stop.wait(PARENT_POLL_SECONDS if settings.parent_pid else None):
+        if os.getppid() != settings.parent_pid:
+            watching.stop.set()
     for keeper in keepers:
         keeper.join(STOP_SECONDS)
     return OK
@@ -102,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--imds", help="address of the instance metadata service; '' asks none")
     parser.add_argument("--sysfs", type=Path, help="default: /sys")
     parser.add_argument("--disks", help="paths, one on each file system to watch, with commas (default: /tmp)")
+    parser.add_argument("--parent-pid", type=int, help="stop when that process, which started this one, is gone")
     parser.add_argument("--kubernetes", action="store_true", help="write to the Node object, as the pod's own account")
     commands = parser.add_subparsers(dest="command", metavar="announce")
     parser.set_defaults(command="watch")

@@ -18,6 +18,7 @@ PREFIX = "MUSTER_AGENT_"
 class Settings(BaseModel):
     """node: its name in the cluster. folder: also write the notices to <folder>/<node>.json. imds: the metadata
     service; empty: none is asked. disks: a path on each file system to watch. kubernetes: write to the Node object.
+    parent_pid: stop when that process, which started this one, is gone.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,6 +33,7 @@ class Settings(BaseModel):
     sysfs: Path = Path("/sys")
     disks: tuple[Path, ...] = (Path("/tmp"),)  # noqa: S108 - in a pod, a volume on the disk that the workers fill
     kubernetes: bool = False
+    parent_pid: int | None = None
     service_account: Path = SERVICE_ACCOUNT  # the folder with our own token
 
 

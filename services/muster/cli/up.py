@@ -1,4 +1,4 @@
-"""`muster up`: API and operator of one machine as children of one process, until it is told to stop.
+"""`muster up`: API, operator and agent of one machine as children of one process, until it is told to stop.
 
 Jobs outlive it. Workers are sessions of their own, so stopping the platform stops no training; the next `muster up` on
 the same state folder adopts the gangs that run and starts the next attempt of those that have died meanwhile.
@@ -25,6 +25,7 @@ from muster.cli.errors import CliError, Exit, usage
 from muster.cli.output import json_wanted, print_json_line, say
 from muster.cli.supervise import Child, how_it_ended
 from muster.contract.layout import State
+from muster.contract.notices import MACHINE
 
 READY_SECONDS_MAX = 30.0
 ORPHAN_SECONDS_MAX = 5.0
@@ -143,7 +144,7 @@ def refuse_missing_extras() -> None:
         )
 
 
-def _children(wish: Wish) -> tuple[Child, Child]:
+def _children(wish: Wish) -> tuple[Child, ...]:
     state = ["--state", str(wish.state.root)]
     api = ["--host", wish.host, "--port", str(wish.port), *(["--no-auth"] if wish.loopback else [])]
     operator = ["--world", "local", *state]
@@ -151,9 +152,12 @@ def _children(wish: Wish) -> tuple[Child, Child]:
     operator += ["--gpus-per-node", str(wish.gpus_per_node)] if wish.gpus_per_node is not None else []
     operator += ["--stop-workers"] if wish.stop_jobs else []
     operator += wish.monitoring(port="--port")
+    agent = ["--node", MACHINE, "--folder", str(wish.state.notices), "--disks", str(wish.state.root)]
+    agent += ["--host", "127.0.0.1", "--port", "0"]
     return (
         Child("the API", "muster.api", [*state, *api], wish.state.logs / "api.log"),
         Child("the operator", "muster.operator", operator, wish.state.logs / "operator.log"),
+        Child("the agent", "muster.agent", agent, wish.state.logs / "agent.log"),
     )
 
 

@@ -12,6 +12,7 @@ NOTICES = f"{GROUP}/notices"  # annotation of a node: NodeNotices, as JSON
 FAULT_CONDITION = "MusterNodeFault"  # True: something here is broken, or the node will go
 AGENT_CONDITION = "MusterAgentReady"  # its heartbeat is the agent's
 NOTICES_ENV = "MUSTER_NOTICES"  # set in a worker: where its node's notices are, a file or an address
+MACHINE = "machine"  # as the name of a node: of all virtual nodes of this machine
 AGENT_PORT = 29_502  # of the agent's /notices, /metrics and /healthz, on the node's own address
 
 

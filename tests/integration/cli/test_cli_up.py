@@ -12,6 +12,8 @@ import pytest
 from tests.integration.cli.house import House
 from tests.polling import eventually
 
+from muster.contract.notices import MACHINE
+
 
 def ready(house: House) -> bool:
     try:
@@ -22,7 +24,10 @@ def ready(house: House) -> bool:
 
 
 def test_a_day_in_the_life(house: House) -> None:
-    """Start, be found, refuse a second one, restart a dead child, stop."""
+    """Start, be found, refuse a second one, restart a dead child, hear of a broken GPU, stop."""
+    kernel_log = house.root / "kernel.log"
+    kernel_log.touch()
+    house.environ["MUSTER_AGENT_KERNEL_LOG"] = str(kernel_log)
     house.up()
     assert ready(house)
     assert house.ask("ls") == {"items": [], "more": False}
@@ -35,11 +40,14 @@ def test_a_day_in_the_life(house: House) -> None:
     ]
     assert house.muster("up", "--detach", expect=2).stderr == second.stderr
 
-    for module in ("muster.api", "muster.operator"):
+    for module in ("muster.api", "muster.operator", "muster.agent"):
         house.child(module).kill()
         eventually(lambda: house.child(module), f"a new {module}")  # noqa: B023 - asked before the next round
     eventually(lambda: ready(house), "the new API to answer")
     assert house.ask("ls")["items"] == []
+
+    kernel_log.write_text("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.\n")
+    eventually((house.state.notices / f"{MACHINE}.json").exists, "the agent to say what the kernel said")
 
     code, errors = house.stop(signal.SIGINT)
     assert code == 0
@@ -54,7 +62,7 @@ def test_children_of_a_killed_platform_end_themselves(house: House) -> None:
     house.up()
     assert house.process is not None
     children = psutil.Process(house.process.pid).children()
-    assert len(children) == 2
+    assert len(children) == 3
     house.process.kill()
     house.process.communicate()
     _, alive = psutil.wait_procs(children, timeout=15)

@@ -59,6 +59,10 @@ class Ordered:
         return Heartbeat.model_validate_json(path.read_text())
 
 
+def commits(house: House, uid: str) -> list[Path]:
+    return list((house.job_folder(uid) / "commits").glob("step-*.json"))
+
+
 def test_a_straggler_is_found_within_ten_steps_and_not_restarted(house: House) -> None:
     house.start()
     job = Ordered(house)
@@ -77,7 +81,7 @@ def test_a_straggler_is_found_within_ten_steps_and_not_restarted(house: House) -
     assert (status.attempt, [fault.node for fault in status.node_faults]) == (1, [status.attempts[0].nodes[0]])
 
 
-def test_a_bad_batch_is_skipped_and_bad_data_is_passed_over(house: House) -> None:
+def test_a_bad_batch_is_skipped_then_bad_data_is_passed_over_then_a_commit_is_given_up(house: House) -> None:
     house.start()
     job = Ordered(house)
     reaches(house, job.uid, 1, 6)
@@ -89,13 +93,16 @@ def test_a_bad_batch_is_skipped_and_bad_data_is_passed_over(house: House) -> Non
     assert [record.skipped for record in skipped] == ["the loss is nan"]
     assert house.status(job.uid).attempt == 1
 
+    eventually(lambda: len(commits(house, job.uid)) > 1, "a commit to go back to", 60)
     job.order(1, kind="scale", by=float("nan"), passes=10_000)
+    job.obeyed(1)
+    job.order(1, kind="scale", by=float("nan"), passes=10_000)  # and the next attempt's from its first step on
     status = house.becomes(job.uid, Phase.SUCCEEDED, timeout=200)
-    assert (status.attempt, status.restarts.by_cause) == (2, {"numeric": 1})
+    assert (status.attempt, status.restarts.by_cause) == (3, {"numeric": 2})
     last = status.attempts[0].last_step
     assert last is not None
-    resumed = status.attempts[1].resume_step
-    assert resumed <= last
+    doubted, resumed = (attempt.resume_step for attempt in status.attempts[1:])
+    assert 0 < resumed < doubted <= last
     commit = json.loads((house.job_folder(job.uid) / "commits" / f"step-{STEPS:08d}.json").read_text())
     (passed_over,) = commit["state"]["passedOver"]
     steps = passed_over["samples"] // SAMPLES_PER_STEP

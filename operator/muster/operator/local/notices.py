@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from muster.contract.notices import NodeNotices, Notice, Remedy
+from muster.contract.notices import MACHINE, NodeNotices, Notice, Remedy
 from muster.contract.signals import Signal
 from muster.contract.status import JobStatus, Phase
 from muster.operator.core.observed import Worker, WorkerState
@@ -40,6 +40,10 @@ class Notices:
             return {}
 
     def of(self, node: str) -> tuple[Notice, ...]:
+        """What it says itself, and what is said of the machine that it is a part of."""
+        return (*self._told(node), *self._told(MACHINE))
+
+    def _told(self, node: str) -> tuple[Notice, ...]:
         path = self._folder / f"{node}.json"
         try:
             stamp = _stamp(path.stat())

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 
 from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
+from muster.contract.notices import MACHINE
+from muster.operator.core.findings import news
 from muster.operator.core.stalls import alarming
 from muster.operator.local import processes
 from muster.operator.local.notices import Notices, Stamp
@@ -116,7 +118,8 @@ class Watch:
             return set()
         nodes = {name for name, _ in stamps.items() ^ self._noticed.items()}
         self._noticed = stamps
-        return {FLEET, *(record.job_uid for record in list(self._watched.values()) if record.node in nodes)}
+        whose = (record for record in list(self._watched.values()) if record.node in nodes or MACHINE in nodes)
+        return {FLEET, *(record.job_uid for record in whose)}
 
     def _changed_workers(self) -> set[str]:
         changed = set()
@@ -132,8 +135,7 @@ class Watch:
         if not processes.alive(self._state, record):
             return _GONE
         beats = self._heartbeats.read(key)
-        facts = ((beat.rank, beat.pid, beat.phase, beat.last_commit_step) for beat in beats)
-        return (ended(self._state, key), alarming(beats, self._heartbeats.now()), *facts)
+        return (ended(self._state, key), alarming(beats, self._heartbeats.now()), *map(news, beats))
 
 
 _GONE: Sign = ("gone",)
