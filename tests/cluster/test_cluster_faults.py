@@ -68,6 +68,7 @@ def test_a_deleted_pod_costs_no_budget(cluster: House) -> None:
     nodes(cluster, "deleted", 2)
     uid = cluster.submit(quick_job("deleted", steps=60, gang=gang("deleted")))
     cluster.steps("deleted", 4)
+    cluster.reaches("deleted", "Running")  # before that, the pod is simply made again
     cluster.kubectl("delete", "pod", "-n", "team", "deleted-1-1", "--wait=false")
     status = cluster.reaches("deleted", "Succeeded")
     assert status["restarts"]["byCause"] == {"eviction": 1}
@@ -140,6 +141,7 @@ def test_eviction_by_a_drain(cluster: House) -> None:
     nodes(cluster, "drain", 3)
     cluster.submit(quick_job("drain", steps=60, gang=gang("drain")))
     cluster.steps("drain", 4)
+    cluster.reaches("drain", "Running")
     drained = placed(cluster, "drain")[0]
     cluster.kubectl("cordon", drained)
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "drain-1-0", "namespace": "team"}}
