@@ -92,7 +92,7 @@ def run(wish: Wish) -> None:
         wish = replace(wish, port=free_port(wish.host, wish.port, patience))
         children = _children(wish)
         try:
-            _bring_up(wish, children, stop, patience)
+            _bring_up(wish, children[:2], stop, patience)  # the agent is not waited for: `_watch` starts it
             if not stop.asked:
                 lock.write(running.Running(os.getpid(), wish.url, time.time()))
                 _welcome(wish)

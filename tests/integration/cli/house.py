@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -72,8 +73,9 @@ class House:
         """The running child of `muster up` that runs that module."""
         assert self.process is not None
         for child in psutil.Process(self.process.pid).children():
-            if child.status() != psutil.STATUS_ZOMBIE and module in child.cmdline():
-                return child
+            with contextlib.suppress(psutil.Error):  # it ends just now
+                if child.status() != psutil.STATUS_ZOMBIE and module in child.cmdline():
+                    return child
         raise AssertionError(f"no {module} runs")
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ def test_a_day_in_the_life(house: House) -> None:
     assert house.muster("up", "--detach", expect=2).stderr == second.stderr
 
     for module in ("muster.api", "muster.operator", "muster.agent"):
-        house.child(module).kill()
+        eventually(lambda: house.child(module), module).kill()  # noqa: B023 - asked before the next round
         eventually(lambda: house.child(module), f"a new {module}")  # noqa: B023 - asked before the next round
     eventually(lambda: ready(house), "the new API to answer")
     assert house.ask("ls")["items"] == []
@@ -61,8 +61,9 @@ def test_a_day_in_the_life(house: House) -> None:
 def test_children_of_a_killed_platform_end_themselves(house: House) -> None:
     house.up()
     assert house.process is not None
-    children = psutil.Process(house.process.pid).children()
-    assert len(children) == 3
+    platform = psutil.Process(house.process.pid)
+    eventually(lambda: len(platform.children()) == 3, "API, operator and agent")
+    children = platform.children()
     house.process.kill()
     house.process.communicate()
     _, alive = psutil.wait_procs(children, timeout=15)
