@@ -2,7 +2,9 @@
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.drills.checkpoint.damage import damage
@@ -24,6 +26,8 @@ from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.file_store import FileStore
 from muster.trainer.checkpoint.local_tier import LocalTier
 from muster.trainer.checkpoint.readers import being_read, reading
+from muster.trainer.checkpoint.store import StoreError
+from muster.trainer.errors import StorageError
 
 DAMAGES = 200
 
@@ -120,6 +124,38 @@ def test_a_commit_that_is_removed_while_it_is_read_is_passed_over(
     assert said[0] == "commit 4 was removed meanwhile, the one before it is tried"
     assert "the COMMIT names this file, but it is not there" in said[1]
     assert len(said) == 2
+
+
+@pytest.mark.parametrize("of_commit_3", [commit_key(3), f"{step_name(3)}/"])
+def test_a_commit_that_the_store_never_gives_is_passed_over_and_stays(
+    saved: tuple[Path, dict[int, dict[str, str]]], folder: Path, monkeypatch: pytest.MonkeyPatch, of_commit_3: str
+) -> None:
+    """Lost by the server's disks, say: it answers 500 for this object, and for no other."""
+    failing = [of_commit_3]
+
+    def fail(answer: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(store: FileStore, key: str, *more: Any) -> Any:
+            if key.startswith(tuple(failing)):
+                raise StoreError(f"{key}: the store failed (500)")
+            return answer(store, key, *more)
+
+        return ask
+
+    for name in ("read", "read_into"):
+        monkeypatch.setattr(FileStore, name, fail(getattr(FileStore, name)))
+    model, optimizer = gang.build("none", seed=1)
+    said: list[str] = []
+    assert resume(folder.as_uri(), 3, model, optimizer, said.append).step == 2
+    assert gang.digest(model, optimizer) == saved[1][2]
+    assert len(said) == 1
+    assert said[0].startswith("the store does not give commit 3, the one before it is tried: ")
+    assert list_commits(folder.as_uri()) == (1, 2, 3), "it may be readable tomorrow"
+    failing += [commit_key(2), commit_key(1)]  # then it is the store that is down, and work must not be thrown away
+    model, optimizer = gang.build("none", seed=1)
+    untouched = gang.digest(model, optimizer)
+    with pytest.raises(StorageError, match="step-00000003"):
+        resume(folder.as_uri(), 3, model, optimizer, said.append)
+    assert gang.digest(model, optimizer) == untouched
 
 
 def test_a_commit_is_not_collected_while_it_is_read(folder: Path) -> None:

@@ -125,6 +125,13 @@ class _Parts:
 
 
 def read_all(reader: Reader, jobs: Iterable[tuple[Part, memoryview]], streams: int) -> None:
-    """Read many parts at a time. Raises the first failure."""
+    """Read many parts at a time, but one part of each file before its others. Raises the first failure.
+
+    A server that has to do something before it answers for an object (a gateway fetches it, rclone hashes it) would do
+    it once for every stream.
+    """
+    first: dict[int, tuple[Part, memoryview]] = {}
+    rest = [job for job in jobs if first.setdefault(job[0].file, job) is not job]
     with ThreadPoolExecutor(streams) as threads:
-        list(threads.map(lambda job: reader.read(*job), jobs))
+        for some in (first.values(), rest):
+            list(threads.map(lambda job: reader.read(*job), some))

@@ -17,7 +17,7 @@ from muster.trainer.checkpoint.fetch import Reader, Span, read_all
 from muster.trainer.checkpoint.fit import Wanted, differences
 from muster.trainer.checkpoint.local_tier import local_tier
 from muster.trainer.checkpoint.node_memory import NodeMemory, share
-from muster.trainer.checkpoint.quarantine import set_aside
+from muster.trainer.checkpoint.quarantine import first_good
 from muster.trainer.checkpoint.readers import reading
 from muster.trainer.checkpoint.rendezvous import Agreement
 from muster.trainer.checkpoint.shard_file import ITEM_BYTES
@@ -50,23 +50,18 @@ def resume(
 ) -> Commit:
     """Load the newest commit that verifies, of those up to step `at_most`. Collective.
 
-    A commit that does not verify is set aside (quarantine/), one that somebody has just removed is passed over, and the
-    one before it is tried; `report` is told each time, on rank 0. Raises as `load` does; CheckpointError where no
-    commit is left.
+    A commit that does not verify is set aside (quarantine/), one that somebody has just removed, or that the store does
+    not give, is passed over, and the one before it is tried; `report` is told each time, on rank 0. Raises as `load`
+    does; CheckpointError where no commit is left.
     """
     agreement, store = Agreement(), open_store(folder)
     try:
-        for step in _candidates(store, at_most, agreement):
-            try:
-                return _load(store, step, model, optimizer, agreement)
-            except DamagedCommit as damaged:
-                if agreement.rank == 0:
-                    set_aside(store, step, str(damaged), report)
-            except GoneCommit:
-                if agreement.rank == 0:
-                    report(f"commit {step} was removed meanwhile, the one before it is tried")
-        raise CheckpointError(
-            f"{store.uri}: no commit up to step {at_most} can be read; start again without it, or restore its files"
+        return first_good(
+            store,
+            _candidates(store, at_most, agreement),
+            at_most,
+            lambda step: _load(store, step, model, optimizer, agreement),
+            report if agreement.rank == 0 else None,
         )
     finally:
         agreement.close()

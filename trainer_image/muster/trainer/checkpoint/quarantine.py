@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from muster.contract.checkpoint import QUARANTINE, Commit, commit_key, step_name
 from muster.trainer.checkpoint.commits import commit_in, steps_in
-from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
+from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit
 from muster.trainer.checkpoint.store import NotFound, Store, StoreError, open_store
+
+T = TypeVar("T")
 
 
 def quarantine(store: Store, step: int, reason: str) -> None:
@@ -37,14 +39,37 @@ def newest_readable(folder: str, at_most: int, report: Callable[[str], None]) ->
     Says nothing about the files that it names: `resume` verifies those. Raises CheckpointError where there is none.
     """
     store = open_store(folder)
-    for step in reversed([step for step in steps_in(store) if step <= at_most]):
+    steps = [step for step in reversed(steps_in(store)) if step <= at_most]
+    return first_good(store, steps, at_most, lambda step: commit_in(store, step), report)
+
+
+def first_good(
+    store: Store, steps: Iterable[int], at_most: int, read: Callable[[int], T], report: Callable[[str], None] | None
+) -> T:
+    """`read(step)` of the first of `steps`, newest first, for which it succeeds; `report` is told of the others.
+
+    What is damaged is set aside, what has just been removed is passed over. So is one commit that the store fails to
+    give after all its retries: where it gives the one before, it is not the store that is down. report: None on ranks
+    that leave it to another to speak and to set aside. Raises CheckpointError or StoreError where none is left.
+    """
+    refused: CheckpointError | StoreError | None = None
+    say = report or (lambda words: None)
+    for step in steps:
         try:
-            return commit_in(store, step)
+            return read(step)
         except DamagedCommit as damaged:
-            set_aside(store, step, str(damaged), report)
-        except CheckpointError:  # another rank has just set it aside
-            continue
-    raise CheckpointError(f"{store.uri}: no commit up to step {at_most} can be read; start again, or restore its files")
+            if report is not None:
+                set_aside(store, step, str(damaged), report)
+        except GoneCommit:
+            say(f"commit {step} was removed meanwhile, the one before it is tried")
+        except (CheckpointError, StoreError) as failed:
+            if refused is not None:
+                raise refused from failed
+            refused = failed
+            say(f"the store does not give commit {step}, the one before it is tried: {failed}")
+    raise refused or CheckpointError(
+        f"{store.uri}: no commit up to step {at_most} can be read; start again without it, or restore its files"
+    )
 
 
 def set_aside(store: Store, step: int, reason: str, report: Callable[[str], None]) -> None:

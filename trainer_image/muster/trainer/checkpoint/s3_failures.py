@@ -42,6 +42,7 @@ _PASSING = {
     "OperationAborted",
     "ConditionalRequestConflict",
     "BadDigest",
+    "MalformedXML",  # ours is not: it was damaged on its way
 }
 _REGION = "the bucket is in another region; set AWS_REGION to it"
 _EXPIRED = "the credentials have expired and could not be renewed; give the worker fresh ones"
