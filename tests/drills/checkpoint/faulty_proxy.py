@@ -9,7 +9,7 @@ import threading
 import zlib
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,17 +31,21 @@ _ERROR = '<?xml version="1.0"?><Error><Code>{code}</Code><Message>{code}</Messag
 
 @dataclass
 class Plan:
-    """rates: by fault, the probability for each request. gone: refuse every connection. codes: answer all with this
-    S3 error (status, code) while set. checks_crc32: refuse bodies that don't match x-amz-checksum-crc32, as S3 does.
-    hides_md5: answer with ETags that tell nothing of the body, as a store that encrypts does."""
+    """rates: by fault, the probability for each request. first_time: the fault that each request has when it comes for
+    the first time. gone: refuse every connection. refuse_with: answer all with this S3 error (status, code) while set.
+    at_write: called with the number of each request that changes something, before the server has it. checks_crc32:
+    refuse bodies that don't match x-amz-checksum-crc32, as S3 does. hides_md5: answer with ETags that tell nothing of
+    the body, as a store that encrypts does. reads_in: so many bytes of a body, then so many seconds of nothing."""
 
     seed: int = 0
     rates: dict[str, float] = field(default_factory=dict)
+    first_time: str | None = None
+    at_write: Callable[[int], None] = lambda number: None
     gone: bool = False
     refuse_with: tuple[int, str] | None = None
     checks_crc32: bool = False
     hides_md5: bool = False
-    reads_in: tuple[int, float] | None = None  # so many bytes of a body, then so many seconds of nothing
+    reads_in: tuple[int, float] | None = None
     late_seconds: float = 0.05
     done: Counter[str] = field(default_factory=Counter)
 
@@ -49,17 +53,36 @@ class Plan:
         self.dice = random.Random(self.seed)
         self.lock = threading.Lock()
         self.never = threading.Event()
+        self.seen: set[tuple[str, str]] = set()
 
-    def fault(self) -> tuple[str | None, float]:
-        """What to do to the next request, and a number in [0, 1) for the details."""
+    def fault(self, command: str, path: str, body: bytes) -> tuple[str | None, float]:
+        """What to do to this request, and a number in [0, 1) for the details."""
         with self.lock:
             self.done["requests"] += 1
             detail = self.dice.random()
-            for fault, rate in self.rates.items():
-                if self.dice.random() < rate:
+            likely = [fault for fault, rate in self.rates.items() if self.dice.random() < rate]
+            if self.first_time and (command, path) not in self.seen:
+                self.seen.add((command, path))
+                likely = [self.first_time]
+            for fault in likely:
+                if _possible(fault, command, path, body):
                     self.done[fault] += 1
                     return fault, detail
             return None, detail
+
+    def count_write(self) -> int:
+        with self.lock:
+            self.done["writes"] += 1
+            return self.done["writes"]
+
+
+def _possible(fault: str, command: str, path: str, body: bytes) -> bool:
+    """Whether it would make a difference to the request."""
+    if fault == "flipped_request":
+        return bool(body)
+    if fault == "flipped_answer":
+        return command == "GET" and "?" not in path
+    return fault != "truncated" or command == "GET"
 
 
 @contextmanager
@@ -73,7 +96,7 @@ def faulty_proxy(upstream: str, plan: Plan) -> Iterator[str]:
 
         def do_request(self) -> None:
             body = self._body(int(self.headers.get("Content-Length") or 0))
-            fault, detail = (None, 0.0) if plan.gone else plan.fault()
+            fault, detail = (None, 0.0) if plan.gone else plan.fault(self.command, self.path, body)
             if plan.gone or fault == "reset_before":
                 return self._reset()
             if plan.refuse_with is not None:
@@ -88,10 +111,12 @@ def faulty_proxy(upstream: str, plan: Plan) -> Iterator[str]:
                 body = flipped(body, detail)
             if plan.checks_crc32 and not self._crc32_holds(body):
                 return self._refuse(400, "BadDigest")
+            if self.command not in ("GET", "HEAD"):
+                plan.at_write(plan.count_write())
             answer, data = self._ask(body)
             if fault == "reset_after":
                 return self._reset()
-            if fault == "flipped_answer" and self.command == "GET" and "?" not in self.path:
+            if fault == "flipped_answer":
                 data = flipped(data, detail)
             if self.command == "GET" and "?" not in self.path:
                 with plan.lock:

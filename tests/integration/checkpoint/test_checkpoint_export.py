@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from tests.integration.checkpoint.one_rank import identity, outcomes, state
 from transformers import AutoModelForCausalLM
 
@@ -76,6 +77,28 @@ def test_transformers_computes_the_same(
     assert (theirs.lm_head.weight is theirs.model.embed_tokens.weight) is tied
 
 
+def test_integer_buffers_come_along_bit_by_bit(tmp_path: Path) -> None:
+    model = decoder(True)
+    buffers = {
+        "tokens_seen": torch.tensor([3, 2**53 + 1, -1]),
+        "layers.1.routed": torch.tensor([[1, -128]], dtype=torch.int8),
+        "layers.2.masked": torch.tensor([True, False, True]),
+    }
+    for name, value in buffers.items():
+        owner, _, own = name.rpartition(".")
+        model.get_submodule(owner).register_buffer(own, value)
+    committed(model, tmp_path / "uid")
+    export(FileStore(tmp_path / "uid"), "last", tmp_path / "model", "bf16")
+    exported = load_file(tmp_path / "model" / "model.safetensors")
+    assert {name: exported[name].tolist() for name in buffers} == {n: b.tolist() for n, b in buffers.items()}
+    assert {name: exported[name].dtype for name in buffers} == {n: b.dtype for n, b in buffers.items()}
+    export(FileStore(tmp_path / "uid"), "last", tmp_path / "exact")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exact", dtype=torch.float32)
+    tokens = torch.randint(0, 260, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (theirs(tokens).logits - logits(model, tokens)).abs().max().item() <= 1e-5
+
+
 def test_bf16_is_what_torch_makes_of_it(tmp_path: Path) -> None:
     model = decoder(True)
     committed(model, tmp_path / "uid")
@@ -134,7 +157,7 @@ def test_what_can_not_be_exported_is_refused_in_words(
 
 def test_a_model_that_is_no_llama_is_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"no name in a Hugging Face Llama for: conv\.weight, layers\.0\.gate"):
-        hugging_face.names(["embed.weight", "conv.weight", "layers.0.gate"])
+        hugging_face.names({"embed.weight": "F32", "conv.weight": "F32", "layers.0.gate": "BF16", "seen": "I64"})
 
 
 def test_it_runs_without_torch(tmp_path: Path) -> None:

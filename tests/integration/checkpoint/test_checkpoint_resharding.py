@@ -90,12 +90,17 @@ def test_each_byte_is_fetched_once_per_node_and_not_at_all_where_the_node_has_it
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("MUSTER_LOCAL_TIER_DIR", str(tmp_path / "tier"))
         trained = run_gang(2, "fsdp", "train", folder, steps=1)
-        kept = sum(path.stat().st_size for path in (tmp_path / "tier").rglob("*.safetensors"))
+        copies = sorted((tmp_path / "tier").rglob("*.safetensors"))
+        kept, lost = sum(path.stat().st_size for path in copies), copies[1].stat().st_size
         plan.done.clear()
         warm = run_gang(2, "ddp", "load", folder, step=1)
         assert plan.done["bytes of safetensors"] == 0
+        copies[1].unlink()  # the node that had it is gone: its shard is read from afar, and nothing else
+        replaced = run_gang(2, "ddp", "load", folder, step=1)
+        assert plan.done["bytes of safetensors"] == lost < kept
+        plan.done.clear()
         monkeypatch.setenv("MUSTER_LOCAL_TIER_DIR", "")
         cold = run_gang(2, "ddp", "load", folder, step=1)
         assert plan.done["bytes of safetensors"] == kept > 0
-    for said in (*warm, *cold):
+    for said in (*warm, *replaced, *cold):
         assert said["digest"] == trained[0]["digests"]["1"]

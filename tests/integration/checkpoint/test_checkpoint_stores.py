@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
@@ -125,12 +126,19 @@ def test_what_is_missing_or_too_short_is_told_apart(store: Store) -> None:
 
 
 def test_a_listing_of_many_pages(keys: None, moto_s3: S3Server) -> None:
-    store, client = s3_store(moto_s3.url), moto_s3.client()
-    folder = store.uri.removeprefix("s3://checkpoints/")
-    with ThreadPoolExecutor(4) as threads:
-        put = lambda n: client.put_object(Bucket="checkpoints", Key=f"{folder}/step-{n:08d}/x", Body=b"")  # noqa: E731
-        list(threads.map(put, range(2_100)))
-    assert [o.key for o in store.objects("step-")] == [f"step-{n:08d}/x" for n in range(2_100)]
+    store = s3_store(moto_s3.url)
+    pages: list[str | None] = []
+
+    def small(params: dict[str, Any], **_: Any) -> None:
+        pages.append(params.get("ContinuationToken"))
+        params["MaxKeys"] = 10
+
+    store._client.meta.events.register("before-parameter-build.s3.ListObjectsV2", small)
+    keys = [f"step-{n:08d}/x" for n in range(25)]
+    for key in keys:
+        store.create(key, b"")
+    assert [o.key for o in store.objects("step-")] == keys
+    assert len(set(pages)) == 3
 
 
 def test_ten_thousand_remnants_are_swept(tmp_path: Path) -> None:
@@ -196,13 +204,14 @@ def test_a_store_that_is_slow_but_goes_on_is_not_given_up(
     keys: None, rclone_s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body that takes longer than the time within which something must move."""
-    monkeypatch.setattr(s3_settings, "READ_SECONDS_MAX", 2)
+    monkeypatch.setattr(s3_settings, "READ_SECONDS_MAX", 5.5)
     plan = Plan()
     with faulty_proxy(rclone_s3.url, plan) as url:
         store = s3_store(url, Retry(0.1))
         store.warm_up()
-        plan.reads_in = (1 << 20, 0.1)
-        store.replace("step-00000001/attempt-1/x", bytes(64 << 20))
+        # 8 s for the body, of which sockets hold some 6 MiB: those and the answer take far less than 5.5 s.
+        plan.reads_in = (1 << 20, 0.2)
+        store.replace("step-00000001/attempt-1/x", bytes(40 << 20))
         plan.reads_in = None
     assert plan.done["requests"] <= 6  # the probe, and the one that was slow
 
@@ -212,7 +221,7 @@ def test_a_bit_flipped_on_the_way_up_is_refused_and_sent_again(
     request: pytest.FixtureRequest, keys: None, integrity: str
 ) -> None:
     server: S3Server = request.getfixturevalue("rclone_s3" if integrity == "etag" else "moto_s3")
-    data, plan = memoryview(os.urandom(3 * PART_BYTES)), Plan(seed=3, checks_crc32=integrity == "crc32")
+    data, plan = memoryview(os.urandom(3 * PART_BYTES)), Plan(seed=4, checks_crc32=integrity == "crc32")
     with faulty_proxy(server.url, plan) as url:
         store = s3_store(url, Retry(30))
         assert store.server.integrity == integrity

@@ -87,7 +87,7 @@ def _write_model(
     store: Store, commit: Commit, directory: Path, dtype: str, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     weights = {n.removeprefix(_MODEL): e for n, e in commit.tensors.items() if n.startswith(_MODEL)}
-    theirs = hugging_face.names(weights)
+    theirs = hugging_face.names({n: e.dtype for n, e in weights.items()})
     kinds = {n: "BF16" if dtype == "bf16" and e.dtype == "F32" else e.dtype for n, e in weights.items()}
     sizes = {n: prod(e.shape) * ITEM_BYTES[kinds[n]] for n, e in weights.items()}
     groups = hugging_face.files(sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from muster.contract.architecture import Architecture
@@ -12,6 +12,7 @@ from muster.trainer.errors import UserError
 
 FILE_BYTES_MAX = 5 * 10**9  # as transformers splits by default
 
+INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
 _OUTSIDE = {
     "embed.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -26,16 +27,22 @@ _INSIDE = {
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
 
-def names(ours: Iterable[str]) -> dict[str, str]:
-    """`transformers`' name of each of our weights. Raises UserError naming all that have none."""
+def names(ours: Mapping[str, str]) -> dict[str, str]:
+    """`transformers`' name of each of our tensors, given by name and dtype. Raises UserError naming all that have none.
+
+    A buffer of integers (a counter, a mask) is no weight of a Llama: it keeps its name, and `transformers` passes it
+    over.
+    """
     found, unknown = {}, []
-    for name in ours:
+    for name, dtype in ours.items():
         layer = _LAYER.fullmatch(name)
         theirs = _INSIDE.get(layer[2]) if layer else _OUTSIDE.get(name)
-        if theirs is None:
-            unknown.append(name)
-        else:
+        if theirs is not None:
             found[name] = f"model.layers.{layer[1]}.{theirs}" if layer else theirs
+        elif dtype in INTEGERS:
+            found[name] = name
+        else:
+            unknown.append(name)
     if unknown:
         raise UserError(f"no name in a Hugging Face Llama for: {', '.join(unknown)}")
     return found
