@@ -196,10 +196,16 @@ def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Wor
     beats: tuple[Heartbeat, ...] = ()
     if process.joined:
         muffled = process.alive and process.muffled[0] <= now < process.muffled[1]
-        beats = (_beat(job, process, process.muffled[0] if muffled else now, offset),)
         training = job.trainings.get(process.attempt)
+        beat = _beat(job, process, process.muffled[0] if muffled else now, offset)
+        if training is not None and (
+            (training.hang == "stopped" and training.suspect is process) or process.held[0] <= now < process.held[1]
+        ):
+            # Not in the file that a rank writes: whoever reads it asks the machine.
+            beat = fast(Heartbeat, beat, stopped=True)
+        beats = (beat,)
         if training is not None and training.suspect is process and training.hang == "mute":
-            beats += (fast(Heartbeat, beats[0], rank=_ON_THE_SAME_DISK + process.index, at=now + offset),)
+            beats += (fast(Heartbeat, beat, rank=_ON_THE_SAME_DISK + process.index, at=now + offset),)
     return Worker(
         process.index,
         process.attempt,
@@ -264,8 +270,6 @@ def _beat(job: SimJob, process: Process, now: float, offset: float) -> Heartbeat
         moves=1 if training.hang == "behind" and training.suspect is process else 3,
         slow_ranks=_slow_ranks(job, training, now) if process.index == 0 and training.slow is not None else (),
         limit_seconds=max(15.0, 10.0 * training.step_seconds) if step >= training.resume_step + 3 else None,
-        stopped=(training.hang == "stopped" and training.suspect is process)
-        or process.held[0] <= now < process.held[1],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 from muster.contract.status import Phase
 from muster.operator.core.audit import AuditFailed
 from muster.operator.core.codes import Code
-from muster.operator.core.decision import Action
-from muster.operator.core.observed import WorkerState
+from muster.operator.core.decision import Action, Decision
+from muster.operator.core.observed import Observed, WorkerState
 from muster.operator.runner import Listener, Runner
 from muster.operator.world import FLEET
 from tests.sim.checkers import Violation
@@ -25,6 +26,7 @@ RESYNC_SECONDS = 120.0
 HEALED_SECONDS_MAX = 9_000.0  # from fair weather until every job is where it should be
 CROWDED_SECONDS_MAX = 5_000.0  # the same where small jobs keep coming (the passes are many)
 OBEYED_SECONDS_MAX = 900.0  # within which a cancelled or deleted job has ended
+RETRIED_SECONDS_MAX = 60.0  # from when a failed pass is due again until it is made; less than RESYNC_SECONDS
 PASSES_MAX = 60_000  # an operator that spins is broken too
 # A job that waits for one of these can wait for ever: nothing in this world will change it.
 HOPELESS = frozenset({Code.GANG_TOO_LARGE, Code.TOPOLOGY_UNSATISFIABLE, Code.NAMESPACE_LIMIT})
@@ -42,17 +44,31 @@ class Verdict:
 
 
 class _Ears(Listener):
-    """An audit that fails is our mistake; any other error is the world's weather."""
+    """An audit that fails is our mistake; any other error is the world's weather, and the pass is made again."""
 
     def __init__(self, world: SimWorld, who: str) -> None:
         self.world, self.who = world, who
+        self.deaf = False  # its operator is dead
+        self._tries = Counter[str]()
+
+    def decided(self, seen: Observed, decision: Decision) -> None:
+        self._tries[seen.uid] += 1
 
     def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
+        self._tries[key] += 1
+        # Where calls take seconds, the single-handed operator of this world may have others to see to for that long.
+        if key != FLEET and self.world.weather.latency < 1.0:
+            tries = self._tries[key]
+            self.world.after(retry_seconds + RETRIED_SECONDS_MAX, lambda: self._tried_again(key, tries))
         self.world.log(lambda: f"{self.who}: {key or 'admission'} failed: {error}; again in {retry_seconds:.2f} s")
         if isinstance(error, AuditFailed):
             raise Violation(f"every decision passes audit: {error}")
         if type(error).__name__ != "ApiError":
             raise error
+
+    def _tried_again(self, uid: str, tries: int) -> None:
+        if not self.deaf and self._tries[uid] == tries and not self.world.jobs[uid].removed:
+            raise Violation(f"a failed pass is made again: {self.who} forgot {uid} for {RETRIED_SECONDS_MAX:.0f} s")
 
 
 class Operator:
@@ -69,7 +85,8 @@ class Operator:
     def start(self) -> None:
         self._life += 1
         self.view = View(self.world, self.who)
-        self.runner = Runner(self.view, _Ears(self.world, self.who))
+        self.ears = _Ears(self.world, self.who)
+        self.runner = Runner(self.view, self.ears)
         self._task: Coroutine[Any, Any, Any] | None = None
         self._wake_at = None
         self.world.log(lambda: f"{self.who} starts")
@@ -84,6 +101,7 @@ class Operator:
                     self.world.after(self.world.rng.uniform(0.1, 90.0), functools.partial(self._late, uid, action))
             self._task.close()
         self._task = None
+        self.ears.deaf = True
         self._life += 1
         life = self._life
         self.world.after(self.world.rng.uniform(0.5, 40.0), lambda: self.start() if self._life == life else None)

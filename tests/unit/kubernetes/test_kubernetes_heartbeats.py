@@ -129,3 +129,15 @@ async def test_that_a_process_is_stopped_is_news_of_an_old_heartbeat(gang: Gang)
     await gang.ask()
     beat = gang.beats()[1]
     assert (beat.stopped, beat.at) == (True, then)
+
+
+async def test_a_worker_that_does_not_answer_no_longer_calls_a_process_stopped(gang: Gang) -> None:
+    """A rank may be held for a moment, and its node cut off in just that moment: that is no rank that hangs."""
+    gang.heartbeats._others_seconds = 1_000.0
+    gang.facts = {1: {"stopped": True}}
+    await gang.ask()
+    assert gang.beats()[1].stopped
+    gang.silent = {1}
+    gang.now += RUNNING_SECONDS
+    await gang.ask()
+    assert not gang.beats()[1].stopped

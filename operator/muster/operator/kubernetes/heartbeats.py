@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 from pydantic import ValidationError
@@ -87,12 +87,15 @@ class Heartbeats:
             return
         before = self._signs(mine)
         first, *others = running
-        answered = await self._ask(session, first)
+        answers = [await self._ask(session, first)]
         if alarmed := any(self._alarm(mine)):
             self._due[job.uid] = now + ALARMED_SECONDS
-        if not answered or alarmed or now >= self._others_due.get(job.uid, 0.0):
+        if not answers[0] or alarmed or now >= self._others_due.get(job.uid, 0.0):
             self._others_due[job.uid] = now + self._others_seconds
-            await asyncio.gather(*(self._ask(session, pod) for pod in others))
+            answers += await asyncio.gather(*(self._ask(session, pod) for pod in others))
+        for pod, answered in zip(running, answers, strict=False):
+            if not answered:
+                self._forget_stops(pod)
         if self._signs(mine) != before:
             self._notice(job.uid)
 
@@ -116,6 +119,13 @@ class Heartbeats:
         for entry in entries:
             self._hear(pod, entry)
         return True
+
+    def _forget_stops(self, pod: Pod) -> None:
+        """Who does not answer no longer says that a process of its is held; it may have been for a moment."""
+        heard = self._heard.get(pod.uid, {})
+        for rank, entry in heard.items():
+            if entry.beat.stopped:
+                heard[rank] = replace(entry, beat=entry.beat.model_copy(update={"stopped": False}))
 
     def _hear(self, pod: Pod, entry: object) -> None:
         try:
