@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class Remover:
         self._client, self._pods, self._on_error = client, pods, on_error
         self._batches: dict[tuple[str, int], _Batch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asked: dict[str, tuple[float, float]] = {}  # pod uid → (grace, when)
+        self._asked: dict[str, tuple[float, float]] = {}  # pod uid → (grace, when it was answered; infinite: not yet)
 
     def remove(self, uid: str, action: RemoveWorker) -> None:
         """Returns at once."""
@@ -56,6 +57,8 @@ class Remover:
             for pod in due:
                 self._asked.pop(pod.uid, None)
             self._on_error(key[0], error)
+        else:
+            self._asked |= {pod.uid: (workers[pod.worker], time.monotonic()) for pod in due}
 
     def _is_due(self, pod: Pod, grace: float) -> bool:
         now = time.monotonic()
@@ -63,7 +66,7 @@ class Remover:
         before = self._asked.get(pod.uid)
         if before is not None and before[0] <= grace:
             return False
-        self._asked[pod.uid] = (grace, now)
+        self._asked[pod.uid] = (grace, math.inf)
         return True
 
     async def _remove_all(self, key: tuple[str, int], namespace: str, grace: float) -> None:
