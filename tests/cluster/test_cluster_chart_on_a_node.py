@@ -178,6 +178,7 @@ def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall
 
     told = house.helm("uninstall", "muster", "--namespace", SYSTEM, "--wait")
     assert "trainingjobs.muster.dev" in told
+    assert "muster-worker" in told, "without that role no worker may ask whether its attempt is current"
     eventually(lambda: set(house.names("pods", SYSTEM)) <= {"muster-test"}, "the release's pods to go", 90)
     assert house.get("pod", worker, "-n", TEAM)["metadata"]["uid"] == uid
     before = _newest_commit(world)

@@ -436,6 +436,8 @@ def test_the_definition_is_the_models_own_and_is_kept(chart: Chart) -> None:
     kept = {"metadata": {"annotations": {"helm.sh/resource-policy": "keep"}}}
     assert chart.find({}, "CustomResourceDefinition", name) == merged(file, kept)
     assert chart.find({"crds": {"keep": False}}, "CustomResourceDefinition", name) == file
+    role = chart.find({}, "ClusterRole", "muster-worker")  # without it no worker commits
+    assert role == merged(chart.find({"crds": {"keep": False}}, "ClusterRole", "muster-worker"), kept)
 
 
 def test_the_smoke_tests_job_is_a_job_and_its_mistake_the_only_one() -> None:
