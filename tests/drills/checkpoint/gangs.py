@@ -93,10 +93,14 @@ class Meeting:
             return False
         return True
 
+    def uploader_pid(self, rank: int) -> int | None:
+        note = self.wait_for("uploader", rank)
+        return note["uploader"] if note else None
+
     def rank_pid(self, rank: int) -> int | None:
         """The rank is the parent of its upload process."""
-        note = self.wait_for("uploader", rank)
-        return _parent(note["uploader"]) if note else None
+        uploader = self.uploader_pid(rank)
+        return _parent(uploader) if uploader is not None else None
 
 
 def _parent(pid: int) -> int | None:

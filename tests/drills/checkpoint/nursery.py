@@ -4,6 +4,7 @@ Reads one order per line (JSON) on standard input and answers each with the exit
 have to say is in `<meeting>/notes-<rank>.jsonl`.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ from typing import Any
 from tests.integration.checkpoint import gang
 
 SHARD = "fsdp"
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE = 24, 1
 
 
 def main() -> int:
@@ -60,6 +62,8 @@ def _be_rank(rank: int, order: dict[str, Any]) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(order.get("environment", {}))
+        if order.get("obeys_modes"):  # as whoever is not root, its upload process too
+            ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, 0, 0, 0)
         if "file_bytes_max" in order:  # a disk that fills up, for this rank and its upload process
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes_max"], order["file_bytes_max"]))
         code = _live(rank, order)
@@ -134,6 +138,7 @@ def _check(order: dict[str, Any], note: Any) -> int:
     if order.get("fall_back"):
         tries.append(("fallen", order["steps"][-1]))
     for word, step in tries:
+        note(checking=step)
         model, optimizer = gang.build(SHARD if order["world"] > 1 else "none", seed=1)
         before, began = gang.digest(model, optimizer), time.monotonic()
         try:
