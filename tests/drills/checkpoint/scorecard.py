@@ -1,5 +1,6 @@
 """What the drill counts, and how it is printed."""
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field, fields
 
@@ -40,8 +41,11 @@ class Scorecard:
             ("commits that fail to load", str(len(self.unloadable))),
             ("damage caught before a tensor changed", f"{self.damage_caught} of {self.damage_tried}"),
             ("half loaded, then an error", str(len(self.half_loaded))),
-            ("restarts that resumed", str(self.resumed)),
-            ("slowest fall-back to the commit before", f"{max(self.fall_back_seconds, default=0):.2f} s"),
+            ("restarts that resumed", str(self.resumed or "–")),
+            (
+                "slowest fall-back to the commit before",
+                f"{max(slow):.2f} s" if (slow := self.fall_back_seconds) else "–",
+            ),
             ("the drill took", f"{self.seconds:.0f} s"),
         ]
 
@@ -60,7 +64,7 @@ def page(command: str, muster: Scorecard, dcp: Scorecard) -> str:
     lines = [
         "# Checkpoints under faults",
         "",
-        f"Written by `{command}`. Muster saves to a folder and to two kinds of S3 server,",
+        f"Written by `{command}` on {os.cpu_count()} cores. Muster saves to a folder and to two kinds of S3 server,",
         "torch.distributed.checkpoint (its asynchronous save, its file writer) to a folder. It had as many kills of a",
         "rank, full disks and damaged files as Muster. Which fault is shown where: [checkpoints.md](checkpoints.md).",
         "",
