@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 GOAL_SECONDS = 60.0
+NOTICES = 100
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,13 @@ class Scorecard:
 
     def page(self) -> str:
         machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
-        minutes = self.seconds / 60
+        minutes, count = self.seconds / 60, len(self.outcomes)
+        short = "" if count >= NOTICES else f" But {count} notices are not yet the {NOTICES} of which it speaks."
         return (
             f"# Spot notices\n\nWritten by `make drill-spot ARGS='--write docs/scorecard-spot.md'`; {minutes:.0f} min "
             f"on {machine}. With `--results FILE` several shorter runs add up. Nodes are virtual and their metadata "
             "services stand-ins; agents, operator, trainer, checkpoints and the S3 server (rclone, behind a proxy that "
             "refuses) are real. A gang of two and a gang of one are struck, each on its own.\n\n"
             f"{self.table()}\n\n{self.summary()}\n\nGoal: a verified commit by T+60 s at p99, no retry "
-            f"consumed, training continues elsewhere: {'held' if self.good else 'NOT held'}.\n"
+            f"consumed, training continues elsewhere: {'held' if self.good else 'NOT held'}.{short}\n"
         )
