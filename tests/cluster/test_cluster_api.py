@@ -22,7 +22,7 @@ KIND = {"node.kubernetes.io/instance-type": "rest"}
 
 class Rest:
     def __init__(self, house: House, folder: Path) -> None:
-        self._house, self._folder = house, folder
+        self._house, self.folder = house, folder
         (self._port,) = free_ports(1)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -31,12 +31,12 @@ class Rest:
             "MUSTER_API_CLUSTER": "kubernetes", "MUSTER_API_KUBECONFIG": str(self._house.plane.kubeconfig),
             "MUSTER_API_AUTH": "false", "MUSTER_API_CHECKPOINT_URI": f"file://{self._house.checkpoints}",
         }  # fmt: skip
-        arguments = ["--state", str(self._folder), "--host", "127.0.0.1", "--port", str(self._port)]
-        with open(self._folder / "api.log", "ab") as log:
+        arguments = ["--state", str(self.folder), "--host", "127.0.0.1", "--port", str(self._port)]
+        with open(self.folder / "api.log", "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "muster.api", *arguments], env=os.environ | settings, stdout=log, stderr=log
             )
-        eventually(self._answers, f"the API; its log: {self._folder / 'api.log'}")
+        eventually(self._answers, f"the API; its log: {self.folder / 'api.log'}")
 
     def stop(self) -> None:
         if self._process is not None:
@@ -64,7 +64,7 @@ class Rest:
 
     def _answers(self) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, (self._folder / "api.log").read_text()[-2000:]
+        assert self._process.poll() is None, (self.folder / "api.log").read_text()[-2000:]
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=5) as reply:
                 return bool(reply.status == 200)
@@ -161,6 +161,10 @@ def test_a_job_that_was_made_with_kubectl_appears(house: House, rest: Rest) -> N
     house.reaches("by-kubectl", "Succeeded")
     eventually(lambda: rest.phase("by-kubectl") == "Succeeded", "the job in the API")
     assert rest.job("by-kubectl")["id"] == uid
+    logs = rest.folder / "jobs" / uid
+    eventually(lambda: logs.is_dir(), "its mirrored log")
+    house.kubectl("delete", "tj", "-n", "team", "by-kubectl", "--timeout=30s")
+    eventually(lambda: not logs.exists(), "its log to go with it")
 
 
 def test_what_happened_while_the_api_was_away_is_caught_up_with(house: House, rest: Rest) -> None:
