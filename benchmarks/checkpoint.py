@@ -6,7 +6,8 @@ Muster.
 Peers save and load the same bytes, one rank, on the same rclone S3 server over loopback and in the same folder; each
 runs in a process of its own, in turns. s3fs pins an older botocore, so it is installed into a folder of its own.
 Then two ranks of 256 MB save while they train: seconds that training was blocked, memory, bytes, and what the upload
-costs the steps. And a commit of 1 GB is damaged: seconds until the one before it is loaded.
+costs the steps. A commit of 1 GB is damaged: seconds until the one before it is loaded. And models are exported: the
+most memory that takes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> int:
     arguments.add_argument("--megabytes", type=int, default=512)
     arguments.add_argument("--repeat", type=int, default=3)
     arguments.add_argument("--saves", type=int, default=30, help="saves of each rank while training")
-    arguments.add_argument("--only", choices=("s3", "folder", "training", "fall-back"), help="one part")
+    arguments.add_argument("--only", choices=("s3", "folder", "training", "fall-back", "export"), help="one part")
     arguments.add_argument("--json", type=Path)
     chosen = arguments.parse_args()
     results: dict[str, Any] = {"megabytes": chosen.megabytes, "cpus": os.cpu_count()}
@@ -58,6 +59,8 @@ def main() -> int:
             results["training"] = training(f"{place}/training", chosen)
         if chosen.only in (None, "fall-back"):
             results["fall_back"] = fall_backs(place)
+        if chosen.only in (None, "export"):
+            results["export"] = exports(place)
     print(table(results))
     if chosen.json:
         chosen.json.write_text(json.dumps(results, indent=1))
@@ -133,19 +136,27 @@ def training(where: str, chosen: argparse.Namespace) -> dict[str, Any]:
 
 def fall_backs(place: str) -> dict[str, dict[str, float]]:
     """At 1 GB, in a folder and on the server; files are in the page cache, as they are after a restart."""
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("checkpoint_peers.py")), "fall-back"]
-
-    def measure(where: str, files: Path, environment: dict[str, str]) -> dict[str, float]:
-        env = {**os.environ, **environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
-        done = subprocess.run([*command, where, "1000", str(files)], env=env, check=True, stdout=subprocess.PIPE)
-        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        return found
-
     folder = Path(place) / "fall-back"
-    found = {"folder": measure(folder.as_uri(), folder, {})}
+    found = {"folder": alone({}, "fall-back", folder.as_uri(), "1000", str(folder))}
     with rclone_server(Path(place) / "rclone-fall-back") as server:
         files = Path(place) / "rclone-fall-back" / BUCKET / "fall-back"
-        found["s3"] = measure(f"s3://{BUCKET}/fall-back", files, server.environment())
+        found["s3"] = alone(server.environment(), "fall-back", f"s3://{BUCKET}/fall-back", "1000", str(files))
+    return found
+
+
+def exports(place: str) -> list[dict[str, float]]:
+    """Of models of several sizes, from the server."""
+    with rclone_server(Path(place) / "rclone-export") as server:
+        where = f"s3://{BUCKET}/export"
+        return [alone(server.environment(), "export", f"{where}-{size}", str(size), place) for size in (250, 1_000)]
+
+
+def alone(environment: dict[str, str], *order: str) -> dict[str, float]:
+    """What a process of its own says of one order."""
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("checkpoint_peers.py")), *order]
+    env = {**os.environ, **environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -163,6 +174,11 @@ def table(results: dict[str, Any]) -> str:
         lines += training_lines(results["training"])
     for place, found in results.get("fall_back", {}).items():
         lines.append(f"fall-back at 1 GB, {place}: {found['seconds']:.2f} s, {found['cpu']:.2f} s CPU")
+    for found in results.get("export", ()):
+        megabytes = found["bytes"] / 1e6
+        lines.append(
+            f"export of {megabytes:.0f} MB: {found['seconds']:.1f} s, {found['peak_bytes'] / 1e6:.0f} MB of memory"
+        )
     return "\n".join(lines)
 
 

@@ -36,6 +36,8 @@ def main() -> None:
         return training(where, megabytes, int(place))
     if peer == "fall-back":
         return fall_back(where, megabytes, Path(place))
+    if peer == "export":
+        return export(where, megabytes, place)
     peers: dict[str, Callable[[str, int, str], dict[str, Taken]]] = {
         "boto3": boto3_raw, "boto3-md5": boto3_checked, "s5cmd": s5cmd_raw, "copy": file_copy, "muster": muster,
         "dcp-sync": dcp_sync, "dcp-async": dcp_async, "dcp-fsspec": dcp_fsspec,
@@ -419,6 +421,42 @@ def fall_back(where: str, megabytes: int, files: Path) -> None:
     assert "do not have the checksum" in said[0], said
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
     print(json.dumps({"seconds": seconds, "cpu": cpu}))
+
+
+def export(where: str, megabytes: int, place: str) -> None:
+    """A Llama of so many megabytes of weights: commit it, then write it for `transformers`; seconds, and the most
+    memory that took."""
+    import torch
+
+    from muster.contract.architecture import Architecture
+    from muster.contract.base import dump
+    from muster.contract.spec import Keep
+    from muster.trainer.checkpoint import Identity, Saver
+    from muster.trainer.model import build
+
+    layers = max(megabytes * MEGA // (4 * (4 * 1_024 * 1_024 + 3 * 1_024 * 2_816)), 1)
+    shape = Architecture(dim=1_024, layers=layers, heads=16, kv_heads=16, ffn_dim=2_816, vocab_size=1_024,
+                         max_positions=128, rope_theta=10_000.0, norm_eps=1e-6, tied_head=True)  # fmt: skip
+    model = build(shape).to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-1, 1)
+    saver = Saver(Identity("bench", "bench", 1, None, where, {}, dump(shape), {}), Keep(last=1), {})
+    saver.save(train_state(model, torch.optim.AdamW(model.parameters()), 1))
+    assert all(outcome.committed for outcome in saver.drain(600))
+    saver.close()
+    command = [sys.executable, "-m", "muster.trainer.export", "--checkpoint", where, "--to", f"{place}/model", "--json"]
+    # By a small process: a child's peak begins with the memory of whoever started it.
+    watched = (
+        "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], check=True, stdout=subprocess.PIPE); "
+        "print(done.stdout.decode()); print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)"
+    )
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", watched, *command], check=True, stdout=subprocess.PIPE, text=True)
+    seconds = time.perf_counter() - began
+    report, peak = json.loads(done.stdout.splitlines()[0]), int(done.stdout.splitlines()[-1])
+    shutil.rmtree(f"{place}/model")
+    print(json.dumps({"bytes": report["bytes"], "seconds": seconds, "peak_bytes": peak}))
 
 
 if __name__ == "__main__":
