@@ -16,5 +16,5 @@ def test_a_fault_is_judged_survived_and_accounted_for() -> None:
     assert {outcome.kind for outcome in results.outcomes} == SHORT
     assert [outcome.document() for outcome in results.outcomes if not outcome.good] == []
     page = results.page("make drill-faults", 1, 1)
-    assert "| **infrastructure** | 1 | · |" in page
+    assert "| **unknown** | 1 |" in page
     assert "1 faults of 1 kinds, 0 not as they ought to be" in page

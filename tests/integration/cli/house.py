@@ -60,10 +60,12 @@ class House:
         return self.process.returncode, errors
 
     def kill(self) -> None:
-        """`kill -9` of the whole platform: `muster up` and both its children, at once."""
+        """`kill -9` of the whole platform: `muster up` and all its children, at once."""
         assert self.process is not None
-        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children()]
-        assert len(family) == 3, family
+        parent = psutil.Process(self.process.pid)
+        # The agent is started when the platform answers already.
+        children = eventually(lambda: found if len(found := parent.children()) == 3 else [], "API, operator and agent")
+        family = [parent, *children]
         for member in family:
             member.kill()
         psutil.wait_procs(family, timeout=10)
