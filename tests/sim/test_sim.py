@@ -45,7 +45,7 @@ def test_no_promise_breaks_in_any_of_many_worlds() -> None:
 
 
 def test_a_world_is_the_same_each_time() -> None:
-    first, second = run_seed(7, trace=True), run_seed(7, trace=True)
+    first, second = run_seed(3, trace=True), run_seed(3, trace=True)
     assert first == second
     assert len(first.history) > 50
 

@@ -8,6 +8,7 @@ import pytest
 from muster.cli import up
 from muster.cli.errors import CliError, Exit
 from muster.contract.layout import State
+from muster.contract.notices import MACHINE
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,8 @@ def test_the_address_as_seen_from_here(host: str, url: str, loopback: bool) -> N
 
 
 def test_children_are_told_what_was_asked_for() -> None:
-    api, operator = up._children(up.Wish(State(Path("/s")), "127.0.0.1", 7, nodes=3, gpus_per_node=2, stop_jobs=True))
+    wish = up.Wish(State(Path("/s")), "127.0.0.1", 7, nodes=3, gpus_per_node=2, stop_jobs=True)
+    api, operator, agent = up._children(wish)
     assert (api.module, list(api.arguments)) == (
         "muster.api",
         ["--state", "/s", "--host", "127.0.0.1", "--port", "7", "--no-auth"],
@@ -35,6 +37,10 @@ def test_children_are_told_what_was_asked_for() -> None:
     assert (operator.module, list(operator.arguments)) == (
         "muster.operator",
         ["--world", "local", "--state", "/s", "--nodes", "3", "--gpus-per-node", "2", "--stop-workers"],
+    )
+    assert (agent.module, list(agent.arguments)) == (
+        "muster.agent",
+        ["--node", MACHINE, "--folder", "/s/notices", "--disks", "/s", "--host", "127.0.0.1", "--port", "0"],
     )
     assert list(up._children(up.Wish(State(Path("/s"))))[1].arguments) == ["--world", "local", "--state", "/s"]
 
