@@ -60,12 +60,11 @@ class Checkers:
         self._capacity_promised()
 
     def _progress(self, before: JobStatus, after: JobStatus, what: str) -> None:
-        if before.attempt == after.attempt and before.progress and after.progress:
-            steps = (before.progress.step, after.progress.step)
-            fresh_start = not before.attempts or before.attempts[-1].last_step is None
-            self.require(
-                fresh_start or steps[0] <= steps[1], "progress does not go back within an attempt", f"{what}: {steps}"
-            )
+        # Until an attempt reports for the first time, the progress that is told is the last one's.
+        known = before.attempts[-1].last_step if before.attempts and before.attempt == after.attempt else None
+        if known is not None and after.progress and after.progress != before.progress:
+            steps = (known, after.progress.step)
+            self.require(steps[0] <= steps[1], "progress does not go back within an attempt", f"{what}: {steps}")
         if before.checkpoint and after.checkpoint:
             steps = (before.checkpoint.step, after.checkpoint.step)
             self.require(steps[0] <= steps[1], "a commit that was reported stays reported", f"{what}: {steps}")

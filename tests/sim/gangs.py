@@ -259,7 +259,8 @@ class Gangs(Store):
                 self.crew_changed(job)
             return
         kill_at = self.t + action.grace_seconds
-        if process.removing and process.kill_at is not None and process.kill_at <= kill_at:
+        # A kill that fell due while the node did not answer is still owed.
+        if process.removing and process.kill_at is not None and self.t < process.kill_at <= kill_at:
             return
         first = not process.removing
         process.removing, process.kill_at = True, kill_at
