@@ -11,6 +11,7 @@ from muster.contract.checkpoint import Commit, FileEntry
 from muster.trainer.checkpoint.checksum import parts_of, whole_file
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.local_tier import LocalTier
+from muster.trainer.checkpoint.memory import take_pages
 from muster.trainer.checkpoint.shard_file import header_bytes, read_header
 from muster.trainer.checkpoint.store import NotFound, Store, StoreError, Truncated
 
@@ -128,10 +129,21 @@ def read_all(reader: Reader, jobs: Iterable[tuple[Part, memoryview]], streams: i
     """Read many parts at a time, but one part of each file before its others. Raises the first failure.
 
     A server that has to do something before it answers for an object (a gateway fetches it, rclone hashes it) would do
-    it once for every stream.
+    it once for every stream. Meanwhile the others' memory is made ready.
     """
+
+    def read(job: tuple[Part, memoryview]) -> None:
+        take_pages(job[1])
+        reader.read(*job)
+
     first: dict[int, tuple[Part, memoryview]] = {}
     rest = [job for job in jobs if first.setdefault(job[0].file, job) is not job]
     with ThreadPoolExecutor(streams) as threads:
-        for some in (first.values(), rest):
-            list(threads.map(lambda job: reader.read(*job), some))
+        begun = threads.map(read, first.values())
+        ahead = [threads.submit(take_pages, into) for _, into in rest]
+        try:
+            list(begun)
+        finally:
+            for waiting in ahead:
+                waiting.cancel()
+        list(threads.map(read, rest))

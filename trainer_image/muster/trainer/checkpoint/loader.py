@@ -16,7 +16,7 @@ from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismat
 from muster.trainer.checkpoint.fetch import Reader, Span, read_all
 from muster.trainer.checkpoint.fit import Wanted, differences
 from muster.trainer.checkpoint.local_tier import local_tier
-from muster.trainer.checkpoint.node_memory import NodeMemory, share
+from muster.trainer.checkpoint.node_memory import NodeMemory, Room, share
 from muster.trainer.checkpoint.quarantine import first_good
 from muster.trainer.checkpoint.readers import reading
 from muster.trainer.checkpoint.rendezvous import Agreement
@@ -34,11 +34,8 @@ def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimi
     Any sharding loads into any other. Raises CheckpointError (DamagedCommit where bytes do not verify) and
     CheckpointMismatch (another model) on every rank, with the model and the optimizer as they were.
     """
-    agreement = Agreement()
-    try:
-        return _load(open_store(folder), step, model, optimizer, agreement)
-    finally:
-        agreement.close()
+    with contextlib.closing(Agreement()) as agreement, contextlib.closing(Room()) as room:
+        return _load(open_store(folder), step, model, optimizer, agreement, room)
 
 
 def resume(
@@ -54,51 +51,51 @@ def resume(
     not give, is passed over, and the one before it is tried; `report` is told each time, on rank 0. Raises as `load`
     does; CheckpointError where no commit is left.
     """
-    agreement, store = Agreement(), open_store(folder)
-    try:
+    store = open_store(folder)
+    with contextlib.closing(Agreement()) as agreement, contextlib.closing(Room()) as room:
         return first_good(
             store,
             _candidates(store, at_most, agreement),
             at_most,
-            lambda step: _load(store, step, model, optimizer, agreement),
+            lambda step: _load(store, step, model, optimizer, agreement, room),
             report if agreement.rank == 0 else None,
         )
-    finally:
-        agreement.close()
 
 
 def _load(
-    store: Store, step: int, model: nn.Module, optimizer: torch.optim.Optimizer | None, agreement: Agreement
+    store: Store,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    agreement: Agreement,
+    room: Room,
 ) -> Commit:
     commit = _agreed_commit(store, step, agreement)
     _compare(commit, model, optimizer, f"{store.uri} step {step}")
     state = _state_to_fill(commit, model, optimizer) if optimizer is not None else {}
     live = [*model_tensors(model), *(named for tensors in state.values() for named in tensors.items())]
     targets = [localize(name, tensor, agreement.world_size) for name, tensor in live if tensor.numel()]
-    memory, starts = _fetched(store, commit, targets, agreement)
+    memory, starts = _fetched(store, commit, targets, agreement, room)
     with torch.no_grad():
         for target in targets:
             _fill(target, commit, memory, starts)
     if optimizer is not None:
         _adopt_state(optimizer, state)
-    memory.close()
     return commit
 
 
-def _fetched(store: Store, commit: Commit, targets: list[Local], agreement: Agreement) -> tuple[NodeMemory, Starts]:
+def _fetched(
+    store: Store, commit: Commit, targets: list[Local], agreement: Agreement, room: Room
+) -> tuple[NodeMemory, Starts]:
     """All bytes that this rank needs, verified; returns only when every rank has its own."""
     reader = Reader(store, commit, local_tier(store.uri, commit.job_uid))
     with _as_reader(store, commit.step, agreement):
         with _all_or_none(agreement):
             starts, headers = _starts(commit, reader, targets)
             wanted = reader.parts_of([*_needed(commit, targets, starts), *headers])
-        memory = share(agreement, commit, wanted)
-        try:
-            with _all_or_none(agreement):
-                read_all(reader, memory.jobs(reader), store.streams)
-        except CheckpointError:
-            memory.close()
-            raise
+        memory = share(agreement, commit, wanted, room)
+        with _all_or_none(agreement):
+            read_all(reader, memory.jobs(reader), store.streams)
     return memory, starts
 
 

@@ -3,6 +3,7 @@ file."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -36,12 +37,19 @@ class SharedMemory:
 
     def populate(self) -> None:
         """Take every page now, so that the first save does not wait for them. Other threads run meanwhile."""
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(max(self.size, 1)), _MADV_POPULATE_WRITE)
+        take_pages(memoryview(self.map))
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(BufferError):  # a view is still held somewhere; it goes with its holder
             self.map.close()
-        except BufferError:  # a view is still held somewhere; it goes with its holder
-            pass
         os.close(self.descriptor)
+
+
+def take_pages(view: memoryview) -> None:
+    """Have the kernel give all pages of `view` at once: one by one, as they are written, costs more than the writing.
+    Other threads run meanwhile. Older kernels refuse, and nothing is lost."""
+    if not len(view):
+        return
+    start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    page = start - start % mmap.PAGESIZE
+    _libc.madvise(ctypes.c_void_p(page), ctypes.c_size_t(start + len(view) - page), _MADV_POPULATE_WRITE)

@@ -29,29 +29,52 @@ class NodeMemory:
             start, length = reader.bounds(part)
             yield part, self.bytes_of(part.file, start, start + length)
 
+
+class Room:
+    """The memory of one rank's load. Where a commit does not verify, the one before it finds the pages taken."""
+
+    def __init__(self) -> None:
+        self._memory: SharedMemory | None = None
+
+    def own(self, size: int) -> SharedMemory:
+        if self._memory is None or self._memory.size < size:
+            self.close()
+            self._memory = SharedMemory.create(size)
+        return self._memory
+
+    def of_another(self, pid: int, descriptor: int, size: int) -> SharedMemory | None:
+        """None where the kernel does not let us open it."""
+        self.close()
+        try:
+            self._memory = SharedMemory.attach(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR), size)
+        except OSError:
+            return None
+        return self._memory
+
     def close(self) -> None:
-        self._memory.close()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
 
-def share(agreement: Agreement, commit: Commit, wanted: Sequence[Part]) -> NodeMemory:
+def share(agreement: Agreement, commit: Commit, wanted: Sequence[Part], room: Room) -> NodeMemory:
     """Collective. Divide what the ranks of each node want among them."""
     everyone = agreement.gather([_node(), os.getpid(), [[part.file, part.index] for part in wanted]])
     here = [rank for rank, (node, _, _) in enumerate(everyone) if node == everyone[agreement.rank][0]]
     parts = sorted({Part(file, index) for rank in here for file, index in everyone[rank][2]})
     bases, size = _side_by_side(commit, parts)
     leader = here[0]
-    memory = SharedMemory.create(size) if agreement.rank == leader else None
+    memory = room.own(size) if agreement.rank == leader else None
     descriptors = agreement.gather(memory.descriptor if memory else None)
     if memory is None:
-        memory = _attach(everyone[leader][1], descriptors[leader], size)
+        memory = room.of_another(everyone[leader][1], descriptors[leader], size)
     # Where a rank may not open another's memory (a hardened kernel), each reads for itself.
     alone = agreement.gather(memory is None)
     if any(alone[rank] for rank in here):
         own = sorted(set(wanted))
-        if memory is not None:
-            memory.close()
+        room.close()
         bases, size = _side_by_side(commit, own)
-        return NodeMemory(SharedMemory.create(size), bases, own)
+        return NodeMemory(room.own(size), bases, own)
     assert memory is not None
     return NodeMemory(memory, bases, parts[here.index(agreement.rank) :: len(here)])
 
@@ -63,13 +86,6 @@ def _side_by_side(commit: Commit, parts: Iterable[Part]) -> tuple[dict[int, int]
         bases[file] = size
         size += -(-commit.files[file].bytes // 4096) * 4096
     return bases, size
-
-
-def _attach(pid: int, descriptor: int, size: int) -> SharedMemory | None:
-    try:
-        return SharedMemory.attach(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR), size)
-    except OSError:
-        return None
 
 
 def _node() -> str:
