@@ -163,10 +163,10 @@ def test_success_when_every_worker_ended_well_and_is_gone() -> None:
     seen = with_status(seen, seen.status, workers=(exited(0, 0), exited(1, 0)))
     seen = write(seen, check(seen))
     assert (seen.status.phase, seen.status.ends_as) == (Phase.STOPPING, Phase.SUCCEEDED)
+    assert (seen.status.attempts[-1].ended_at, seen.status.gang.nodes) == (NOW, NODES)  # closed, and still held
     assert check(seen).actions == (RemoveWorker(1, 0, 0.0), RemoveWorker(1, 1, 0.0))
-    seen = closed(seen)
-    assert seen.status.phase is Phase.STOPPING
-    assert seen.status.gang.nodes == NODES
+    seen = gone(seen)
+    assert check(seen).trusts_absence
     seen = write(seen, check(seen))
     assert (seen.status.phase, seen.status.code, seen.status.gang.nodes) == (Phase.SUCCEEDED, Code.FINISHED, ())
     assert seen.status.finished_at == NOW

@@ -75,7 +75,7 @@ def _change(seen: Observed, decision: Decision) -> Iterator[str]:
         yield "gives nodes back while the gang may still be there"
     if before.gang.nodes and not after.gang.nodes and after.reservation == before.reservation:
         yield "drops nodes without giving them back"
-    if _closed(after) and not _closed(before) and not sure:
+    if _closed(after) and not _closed(before) and not (sure or _all_done(seen)):
         yield "closes an attempt whose gang may still be there"
     if after.phase in _ALIVE and len(after.gang.nodes) != after.gang.wanted:
         yield f"holds {len(after.gang.nodes)} nodes for {after.gang.wanted} workers"
@@ -157,6 +157,12 @@ def _books(seen: Observed, after: JobStatus) -> Iterator[str]:
 
 def _closed(status: JobStatus) -> bool:
     return not status.attempts or status.attempts[-1].ended_at is not None
+
+
+def _all_done(seen: Observed) -> bool:
+    """Each worker of the gang ended well: there is nobody left who could train."""
+    done = {w.worker for w in seen.workers if w.attempt == seen.status.attempt and w.exit and w.exit.exit_code == 0}
+    return len(done) == seen.status.gang.wanted > 0
 
 
 def _gone(seen: Observed) -> bool:

@@ -18,6 +18,7 @@ from muster.operator.core.endings import (
     close,
     end,
     fail,
+    finish,
     reason_to_release,
     requeue,
     stop,
@@ -83,7 +84,7 @@ def done(roll: Roll) -> Decision | None:
     ):
         return None
     because = f"all {roll.gang.wanted} workers finished"
-    return _turn(roll, stop(roll, Phase.SUCCEEDED, Code.FINISHING, because))
+    return _turn(roll, finish(roll, because))
 
 
 def wished(roll: Roll) -> Decision | None:

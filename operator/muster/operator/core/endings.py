@@ -56,6 +56,12 @@ def stop(roll: Roll, ends_as: Phase, code: Code, because: str) -> JobStatus:
     return move(roll, code, because, Phase.STOPPING, ends_as=ends_as, suspicion=None)
 
 
+def finish(roll: Roll, because: str) -> JobStatus:
+    """All ended well, so nobody will commit any more: the attempt is closed with the same write that says so."""
+    closed = _closed(roll, own_failure(roll.status), False, Phase.SUCCEEDED, because)
+    return move(roll, Code.FINISHING, because, Phase.STOPPING, **closed, ends_as=Phase.SUCCEEDED)
+
+
 def fail(roll: Roll, verdict: Verdict) -> JobStatus:
     """The attempt can't go on. Whether another follows is decided when it is gone, but told already."""
     failure = _with_step(roll, verdict.failure)
@@ -125,10 +131,11 @@ def close(roll: Roll) -> JobStatus:
     failure = own_failure(status)
     failing = status.phase is Phase.RESTARTING or status.code in GIVEN_UP
     if failure is None or not failing:
-        return move(roll, code_of(status.code), status.because, **_closed(roll, failure, restarting=False))
+        closed = _closed(roll, failure, False, status.ends_as, status.because)
+        return move(roll, code_of(status.code), status.because, **closed)
     made_progress = progressed(roll)
     refused = refusal(seen.spec, status, failure, made_progress, seen.now)
-    updates = _closed(roll, failure, restarting=refused is None)
+    updates = _closed(roll, failure, refused is None, status.ends_as, status.because)
     if refused is not None:
         return move(roll, refused.code, refused.because, Phase.STOPPING, **updates, ends_as=Phase.FAILED)
     after = status.model_copy(update=updates)
@@ -212,7 +219,9 @@ def unfit_nodes(roll: Roll) -> frozenset[str]:
     return frozenset(nodes & bad)
 
 
-def _closed(roll: Roll, failure: Failure | None, restarting: bool) -> dict[str, Any]:
+def _closed(
+    roll: Roll, failure: Failure | None, restarting: bool, ends_as: Phase | None, because: str
+) -> dict[str, Any]:
     """What closing the attempt changes. A failure is charged even if the user stopped the job since."""
     seen, status = roll.seen, roll.status
     updates: dict[str, Any] = {"checkpoint": checkpoint_status(roll), "suspicion": None}
@@ -225,8 +234,8 @@ def _closed(roll: Roll, failure: Failure | None, restarting: bool) -> dict[str, 
         nodes=status.attempts[-1].nodes[:NODES_KEPT],
         cause=failure.cause if failure else None,
         failed_step=failure.step if failure else None,
-        outcome=_outcome(status, failure),
-        message=failure.message if failure else status.because,
+        outcome=_outcome(ends_as, failure),
+        message=failure.message if failure else because,
     )
     if failure is None:
         if made_progress:
@@ -241,10 +250,10 @@ def _closed(roll: Roll, failure: Failure | None, restarting: bool) -> dict[str, 
     }
 
 
-def _outcome(status: JobStatus, failure: Failure | None) -> str:
+def _outcome(ends_as: Phase | None, failure: Failure | None) -> str:
     if failure is not None:
         return "preempted" if failure.cause in FREE else "failed"
-    return _OUTCOMES.get(status.ends_as, "resized") if status.ends_as else "resized"
+    return _OUTCOMES.get(ends_as, "resized") if ends_as else "resized"
 
 
 def _remove(roll: Roll, worker: Worker, grace: float, overdue: bool) -> RemoveWorker | None:

@@ -135,7 +135,7 @@ def _worker(
         state=state,
         created_at=pod.created_at,
         exit=_exit(pod.end, environment) if state is WorkerState.EXITED and pod.end else None,
-        heartbeats=_last_heartbeat(pod) or beats,
+        heartbeats=last_heartbeat(pod) or beats,
         removing=pod.deleting,
         reason=redact(reason, environment),
         since=since,
@@ -143,7 +143,7 @@ def _worker(
     )
 
 
-def _last_heartbeat(pod: Pod) -> tuple[Heartbeat, ...]:
+def last_heartbeat(pod: Pod) -> tuple[Heartbeat, ...]:
     """What an ended worker left with its exit record: newer than what was last heard of it."""
     if pod.end is None or LAST_HEARTBEAT not in pod.end.message:
         return ()

@@ -297,7 +297,8 @@ class KubernetesWorld:
     async def _committed_in(self, job: Job, folder: str, pods: tuple[Pod, ...], fresh: bool) -> Committed | None:
         """Listing costs a request to the store, so it waits for a sign that there is something new."""
         listed_at, known = self._committed.get(job.uid, (-1e9, None))
-        told = max((beat.last_commit_step or 0 for pod in pods for beat in self.heartbeats.of(pod)), default=0)
+        beats = (beat for pod in pods for beat in observe.last_heartbeat(pod) or self.heartbeats.of(pod))
+        told = max((beat.last_commit_step or 0 for beat in beats), default=0)
         begun = job.status.attempt > 0
         if not begun or (
             not fresh and told <= (known.step if known else 0) and time.monotonic() - listed_at < COMMITS_SECONDS
