@@ -23,7 +23,8 @@ IDLE_ADMISSION_SECONDS = 60.0  # the same while nobody waits: running gangs may 
 WAIT_TEXT_SECONDS = 30.0  # a queued job's words change at most so often, unless their code changes …
 WAIT_TEXTS_PER_SECOND = 20.0  # … and those of a long queue so many at a time: each is a write of a status
 # So long after a write, words about a gang on its way up wait for more of them: mostly the next phase makes them moot.
-PASSING_WORDS_SECONDS = 5.0
+# They wait longer where many gangs are on their way, unless they name some trouble.
+PASSING_WORDS_SECONDS, PASSING_WORDS_SECONDS_MAX, PASSING_WORDS_PER_SECOND = 5.0, 30.0, 4.0
 RESYNC_SECONDS = 300.0  # how often every job is looked at, whatever was heard
 
 
@@ -170,7 +171,10 @@ class Runner:
             and before.suspicion == after.suspicion
         ):
             return 0.0
-        return max(0.0, self._wrote.get(seen.uid, ticks - PASSING_WORDS_SECONDS) + PASSING_WORDS_SECONDS - ticks)
+        pause = PASSING_WORDS_SECONDS
+        if not any(worker.reason for worker in seen.workers):
+            pause = min(PASSING_WORDS_SECONDS_MAX, max(pause, len(self.agenda) / PASSING_WORDS_PER_SECOND))
+        return max(0.0, self._wrote.get(seen.uid, ticks - pause) + pause - ticks)
 
     def _forget(self, uid: str) -> None:
         self._wrote.pop(uid, None)
@@ -193,9 +197,12 @@ def _concerns_the_queue(seen: Observed, decision: Decision) -> bool:
 
 
 async def serve(runner: Runner, workers: int = 8) -> None:
-    """Run until cancelled. Errors of the watch are the world's to handle; if it ends, so does this."""
+    """Run until cancelled. Errors of the watch are the world's to handle; if it ends, so does this.
+
+    workers: passes at the same time, each over another job.
+    """
     loop = asyncio.get_running_loop()
-    news = asyncio.Event()
+    news, free = asyncio.Event(), asyncio.Semaphore(workers)
 
     async def watch() -> None:
         async for key in runner.world.watch():
@@ -213,14 +220,22 @@ async def serve(runner: Runner, workers: int = 8) -> None:
             news.set()
             await asyncio.sleep(RESYNC_SECONDS)
 
-    async def work() -> None:
-        while True:
+    async def turn() -> None:
+        try:
             if await runner.turn(loop.time()):
                 news.set()  # a turn may have made work for others
-                await asyncio.sleep(0)
-                continue
-            next_at = runner.agenda.next_at()
+        finally:
+            free.release()
+
+    async def dispatch(group: asyncio.TaskGroup) -> None:
+        while True:
             news.clear()
+            next_at = runner.agenda.next_at()
+            if next_at is not None and next_at <= loop.time():
+                await free.acquire()
+                group.create_task(turn())
+                await asyncio.sleep(0)  # it takes its key
+                continue
             try:
                 # Not wait_for: until Python 3.12 it swallows a cancellation that comes together with the news, and then
                 # the process could not be stopped.
@@ -232,8 +247,7 @@ async def serve(runner: Runner, workers: int = 8) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(watch())
         group.create_task(resync())
-        for _ in range(workers):
-            group.create_task(work())
+        group.create_task(dispatch(group))
 
 
 RETRY_AFTER_RESYNC_SECONDS = 5.0

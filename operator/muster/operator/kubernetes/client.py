@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
+from aiohttp.helpers import get_env_proxy_for_url
+from yarl import URL
 
 from muster.contract.kubernetes import Connection
 
@@ -49,7 +51,11 @@ class Client:
         connector = aiohttp.TCPConnector(ssl=self.connection.tls, limit=self._at_once)
         # Uncompressed, as Kubernetes' own controllers ask: to pack a list costs the API server more than to send it.
         headers = {"User-Agent": self._agent, "Accept": "application/json", "Accept-Encoding": "identity"}
-        self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=True)
+        try:  # here and not by trust_env, which reads environment and netrc anew, in a thread, at every call
+            proxy, proxy_auth = get_env_proxy_for_url(URL(self.connection.server))
+        except LookupError:
+            proxy, proxy_auth = None, None
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=proxy, proxy_auth=proxy_auth)
         return self
 
     async def __aexit__(self, *error: object) -> None:

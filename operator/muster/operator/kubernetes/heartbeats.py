@@ -83,8 +83,9 @@ class Heartbeats:
         running = sorted((p for p in mine if p.running_since and p.ip and not p.over), key=lambda pod: pod.worker)
         running_phase, now = job.status.phase is Phase.RUNNING, time.monotonic()
         self._due[job.uid] = now + (RUNNING_SECONDS if running_phase else STARTING_SECONDS)
-        if not running:
-            return
+        there = sum(1 for pod in mine if pod.running_since or pod.over)
+        if not running or (not running_phase and there < job.status.gang.wanted):
+            return  # whoever is there waits for the others and has nothing to tell
         before = self._signs(mine)
         first, *others = running
         answers = [await self._ask(session, first)]

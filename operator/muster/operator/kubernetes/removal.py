@@ -44,6 +44,8 @@ class Remover:
 
     async def _flush(self, key: tuple[str, int]) -> None:
         await asyncio.sleep(0)  # let the rest of the gang be named
+        now = time.monotonic()
+        self._asked = {uid: told for uid, told in self._asked.items() if now - told[1] < REPEAT_SECONDS}
         workers = self._batches.pop(key).workers
         mine = [pod for pod in self._pods.of(key[0]) if pod.attempt == key[1] and not pod.gone]
         due = [pod for pod in mine if pod.worker in workers and self._is_due(pod, workers[pod.worker])]
@@ -61,8 +63,6 @@ class Remover:
             self._asked |= {pod.uid: (workers[pod.worker], time.monotonic()) for pod in due}
 
     def _is_due(self, pod: Pod, grace: float) -> bool:
-        now = time.monotonic()
-        self._asked = {uid: told for uid, told in self._asked.items() if now - told[1] < REPEAT_SECONDS}
         before = self._asked.get(pod.uid)
         if before is not None and before[0] <= grace:
             return False
