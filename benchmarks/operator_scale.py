@@ -32,14 +32,12 @@ sys.path.insert(0, str(ROOT))
 
 from tests.cluster.controlplane import ControlPlane, missing  # noqa: E402
 
-from muster.contract.base import dump  # noqa: E402
 from muster.contract.kubernetes import Connection, from_kubeconfig  # noqa: E402
-from muster.contract.spec import parse_job  # noqa: E402
 from muster.operator.core.decision import CreateWorker  # noqa: E402
 from muster.operator.kubernetes import paths  # noqa: E402
 from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object  # noqa: E402
 from muster.operator.kubernetes.jobs import Jobs  # noqa: E402
-from muster.operator.kubernetes.render import Site, render_pod  # noqa: E402
+from muster.operator.kubernetes.render import Site, pin, render_pod  # noqa: E402
 from muster.operator.kubernetes.watch import Keeper, Reflector  # noqa: E402
 
 NAMESPACE = "scale"
@@ -160,6 +158,10 @@ def job_document(name: str, workers: int, cpu: str = "3") -> Object:
     }
 
 
+def node_name(index: int) -> str:
+    return f"hollow-{index:04d}"
+
+
 async def set_up(client: Client, nodes: int) -> None:
     await client.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     definition = yaml.safe_load((ROOT / "helm" / "muster" / "files" / "trainingjobs.yaml").read_text())
@@ -168,7 +170,7 @@ async def set_up(client: Client, nodes: int) -> None:
     ready = {"type": "Ready", "status": "True", "reason": "Hollow", "lastHeartbeatTime": _stamp()}
 
     async def add(index: int) -> None:
-        name = f"hollow-{index:04d}"
+        name = node_name(index)
         await client.create(paths.NODES, {"metadata": {"name": name, "labels": {"muster.dev/pool": "hollow"}}})
         status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready | {"lastTransitionTime": _stamp()}]}
         await client.patch(f"{paths.NODES}/{name}/status", {"status": status}, STRATEGIC)
@@ -186,23 +188,20 @@ async def _serves(client: Client) -> bool:
     return True
 
 
-async def bare_loop(client: Client, jobs: int, workers: int) -> Object:
-    """The same pods, made and deleted by a client that decides nothing."""
+async def bare_loop(client: Client, jobs: int, workers: int, nodes: int) -> Object:
+    """The same pods, made and deleted by a client that decides nothing; a job that nobody looks at owns them."""
     hollow, sweeper = Hollow(client, gang_size=workers), Sweeper(client)
     reflectors = [asyncio.create_task(_follow(client, keeper)) for keeper in (hollow, sweeper)]
-    template = Jobs(lambda uid: None).keep(
-        {**job_document("bare", workers), "metadata": _meta("bare"), "spec": _defaulted(workers)}
-    )
+    template = Jobs(lambda uid: None).keep(await client.create(paths.jobs(NAMESPACE), job_document("bare", workers)))
     site = Site(image="trainer", checkpoint_uri="file:///tmp")
     manifests = []
-    for index in range(jobs):
-        for worker in range(workers):
-            action = CreateWorker(1, worker, "", tuple("" for _ in range(workers)), 0)
-            pod = render_pod(template, action, site, "builtin")
-            pod["metadata"] |= {"name": f"bare-{index}-{worker}", "ownerReferences": []}
-            pod["metadata"]["labels"]["muster.dev/job-uid"] = f"bare-{index}"
-            pod["spec"]["hostname"] = f"bare-{index}-{worker}"
-            manifests.append(pod)
+    for number in range(jobs * workers):
+        gang, worker = divmod(number, workers)
+        pod = render_pod(template, CreateWorker(1, worker, "", ("",) * workers, 0), site, "builtin")
+        pin(pod, node_name(number % nodes))
+        pod["spec"]["hostname"] = pod["metadata"]["name"] = f"bare-{gang}-{worker}"
+        pod["metadata"]["labels"]["muster.dev/job-uid"] = f"bare-{gang}"
+        manifests.append(pod)
     began = time.monotonic()
     await gather_at_most(lambda pod: client.create(paths.core(NAMESPACE, "pods"), pod), manifests)
     created = time.monotonic() - began
@@ -210,6 +209,7 @@ async def bare_loop(client: Client, jobs: int, workers: int) -> Object:
     total = time.monotonic() - began
     for reflector in reflectors:
         reflector.cancel()
+    await client.delete(paths.job(NAMESPACE, "bare"))
     return {
         "what": "bare loop", "pods": len(manifests), "seconds": round(total, 1), "created_seconds": round(created, 1),
         "pods_per_second": round(len(manifests) / (total - RUN_SECONDS), 1), "writes_per_worker": 2.0,
@@ -384,19 +384,6 @@ async def _follow(client: Client, keeper: Keeper) -> None:
     ).run()  # fmt: skip
 
 
-def _meta(name: str) -> Object:
-    return {
-        "name": name, "namespace": NAMESPACE, "uid": "bare", "resourceVersion": "1",
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-    }  # fmt: skip
-
-
-def _defaulted(workers: int) -> Object:
-    document = job_document("bare", workers)
-    del document["metadata"]["namespace"]
-    return dump(parse_job(document).spec)
-
-
 async def gather_at_most(work: Any, items: Any) -> None:
     """work(item) for each, so many at once."""
     limit = asyncio.Semaphore(AT_ONCE)
@@ -460,7 +447,7 @@ async def measure(arguments: argparse.Namespace, plane: ControlPlane, folder: Pa
         results = []
         if not arguments.queued_only:
             costs = Costs(connection, arguments.jobs * arguments.workers)
-            results.append(await bare_loop(client, arguments.jobs, arguments.workers))
+            results.append(await bare_loop(client, arguments.jobs, arguments.workers, arguments.nodes))
             print(json.dumps(results[-1] | costs.since()), flush=True)
             results.append(await with_operator(client, plane, folder, arguments.jobs, arguments.workers))
             print(json.dumps(results[-1] | costs.since()), flush=True)
