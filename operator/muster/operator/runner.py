@@ -24,7 +24,7 @@ WAIT_TEXT_SECONDS = 30.0  # a queued job's words change at most so often, unless
 WAIT_TEXTS_PER_SECOND = 20.0  # … and those of a long queue so many at a time: each is a write of a status
 # So long after a write, words about a gang on its way up wait for more of them: mostly the next phase makes them moot.
 # They wait longer where many gangs are on their way, unless they name some trouble.
-PASSING_WORDS_SECONDS, PASSING_WORDS_SECONDS_MAX, PASSING_WORDS_PER_SECOND = 5.0, 30.0, 4.0
+PASSING_WORDS_SECONDS, PASSING_WORDS_SECONDS_MAX, PASSING_WORDS_PER_SECOND = 5.0, 60.0, 4.0
 RESYNC_SECONDS = 300.0  # how often every job is looked at, whatever was heard
 
 

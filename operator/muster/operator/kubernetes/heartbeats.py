@@ -34,11 +34,12 @@ ANSWER_BYTES_MAX = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """written_at: by the worker's own clock, for telling news from repetition. at: when we heard that, by ours."""
+    """beat: with times by our clock, for workers' may be wrong. written_at: by the worker's own, for telling news
+    from repetition.
+    """
 
     beat: Heartbeat
     written_at: float
-    at: float
 
 
 class Heartbeats:
@@ -52,9 +53,8 @@ class Heartbeats:
         self._errors: dict[str, str] = {}  # pod uid → why it did not answer
 
     def of(self, pod: Pod) -> tuple[Heartbeat, ...]:
-        """Of its ranks, in rank order, with times by our clock: workers' clocks may be wrong."""
-        heard = sorted(self._heard.get(pod.uid, {}).items())
-        return tuple(_by_our_clock(entry) for _, entry in heard)
+        """Of its ranks, in rank order, with times by our clock."""
+        return tuple(entry.beat for _, entry in sorted(self._heard.get(pod.uid, {}).items()))
 
     def trouble(self, pod: Pod) -> str:
         """Why it did not answer when it was last asked; empty if it did."""
@@ -138,9 +138,9 @@ class Heartbeats:
         heard = self._heard.setdefault(pod.uid, {})
         known = heard.get(beat.rank)
         if known is None or known.written_at != beat.at:
-            heard[beat.rank] = _Heard(beat, beat.at, time.time())
+            heard[beat.rank] = _Heard(_by_clock_at(beat, time.time()), beat.at)
         elif known.beat.stopped != beat.stopped:  # which is told of the process, not by it
-            heard[beat.rank] = _Heard(beat, beat.at, known.at)
+            heard[beat.rank] = _Heard(_by_clock_at(beat, known.beat.at), beat.at)
 
     def _signs(self, pods: list[Pod]) -> tuple[object, ...]:
         """What is news when it changes; a mere step is not, but that there is none for long is."""
@@ -157,8 +157,7 @@ class Heartbeats:
         self._others_due = {uid: due for uid, due in self._others_due.items() if uid in self._due}
 
 
-def _by_our_clock(heard: _Heard) -> Heartbeat:
-    shift = heard.at - heard.beat.at
-    return heard.beat.model_copy(
-        update={"at": heard.at, "progressed_at": min(heard.at, heard.beat.progressed_at + shift)}
-    )
+def _by_clock_at(beat: Heartbeat, at: float) -> Heartbeat:
+    """As if it was written at that time."""
+    progressed_at = min(at, beat.progressed_at + at - beat.at)
+    return beat.model_copy(update={"at": at, "progressed_at": progressed_at})

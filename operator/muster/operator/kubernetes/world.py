@@ -35,7 +35,8 @@ from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unrea
 COMMITS_SECONDS = 60.0  # how old a listing of commits may be where nothing tells of a new one
 ADMISSION_SHARE = 0.1  # of the time may be spent on reading the fleet afresh
 ADMISSION_SECONDS_MAX = 3.0
-NEWS_SECONDS = 0.15  # how long news waits for more of the same job
+NEWS_SECONDS, NEWS_SECONDS_MAX = 0.15, 1.0  # how long news waits for more of the same job …
+NEWS_PER_SECOND = 100.0  # … and longer where there is much: so many jobs and no more are looked at
 
 
 class KubernetesWorld:
@@ -230,7 +231,8 @@ class KubernetesWorld:
         """Told a moment later: when the pods of a gang come up one after another, one look sees to several."""
         if key not in self._told:
             self._told.add(key)
-            asyncio.get_running_loop().call_later(NEWS_SECONDS, self._news.put_nowait, key)
+            pause = min(NEWS_SECONDS_MAX, max(NEWS_SECONDS, len(self._told) / NEWS_PER_SECOND))
+            asyncio.get_running_loop().call_later(pause, self._news.put_nowait, key)
 
     def _node_changed(self, name: str) -> None:
         for uid in {pod.job_uid for pod in self.pods.all() if pod.node == name}:
