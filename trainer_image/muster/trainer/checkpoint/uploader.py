@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -44,6 +45,9 @@ class Uploader:
     def warm_up(self) -> None:
         with contextlib.suppress(StoreError):  # a save will say so, should it still be so
             self._store.warm_up()
+        gc.collect()
+        with contextlib.suppress(AttributeError):  # glibc's: what starting took and needs no more
+            ctypes.CDLL(None).malloc_trim(0)
 
     def run(self) -> None:
         while True:
