@@ -5,9 +5,9 @@ Muster.
 
 Peers save and load the same bytes, one rank, on the same rclone S3 server over loopback and in the same folder; each
 runs in a process of its own, in turns. s3fs pins an older botocore, so it is installed into a folder of its own.
-Then two ranks of 256 MB save while they train: seconds that training was blocked, memory, bytes, and what the upload
-costs the steps. A commit of 1 GB is damaged: seconds until the one before it is loaded. And models are exported: the
-most memory that takes.
+Then two ranks of 256 MB save while they train: seconds that training was blocked, bytes, and what the upload costs
+the steps. One rank saves: the memory that takes. A commit of 1 GB is damaged: seconds until the one before it is
+loaded. And models are exported: the most memory that takes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--megabytes", type=int, default=512)
     arguments.add_argument("--repeat", type=int, default=3)
-    arguments.add_argument("--saves", type=int, default=30, help="saves of each rank while training")
-    arguments.add_argument("--only", choices=("s3", "folder", "training", "fall-back", "export"), help="one part")
+    arguments.add_argument("--saves", type=int, default=51, help="saves of each rank while training")
+    parts = ("s3", "folder", "training", "memory", "fall-back", "export")
+    arguments.add_argument("--only", choices=parts, help="one part")
     arguments.add_argument("--json", type=Path)
     chosen = arguments.parse_args()
     results: dict[str, Any] = {"megabytes": chosen.megabytes, "cpus": os.cpu_count()}
@@ -57,6 +58,8 @@ def main() -> int:
             results["folder"] = compare(LOCAL, f"{place}/folder", {}, place, chosen)
         if chosen.only in (None, "training"):
             results["training"] = training(f"{place}/training", chosen)
+        if chosen.only in (None, "memory"):
+            results["memory"] = memory(place)
         if chosen.only in (None, "fall-back"):
             results["fall_back"] = fall_backs(place)
         if chosen.only in (None, "export"):
@@ -134,6 +137,16 @@ def training(where: str, chosen: argparse.Namespace) -> dict[str, Any]:
     return {key: max(rank[key] for rank in ranks) for key in ranks[0]}
 
 
+def memory(place: str) -> dict[str, dict[str, float]]:
+    """Of three saves, by store and size of the shard."""
+    found = {}
+    with rclone_server(Path(place) / "rclone-memory") as server:
+        for size in (256, 512):
+            for store, where in (("folder", f"{place}/memory"), ("s3", f"s3://{BUCKET}/memory")):
+                found[f"{store}, {size} MB"] = alone(server.environment(), "memory", f"{where}-{size}", str(size), "3")
+    return found
+
+
 def fall_backs(place: str) -> dict[str, dict[str, float]]:
     """At 1 GB, in a folder and on the server; files are in the page cache, as they are after a restart."""
     folder = Path(place) / "fall-back"
@@ -172,6 +185,9 @@ def table(results: dict[str, Any]) -> str:
         lines += ratios(results["s3"]["median"])
     if "training" in results:
         lines += training_lines(results["training"])
+    for kind, found in results.get("memory", {}).items():
+        extra, shard = found["extra"], found["shard"]
+        lines.append(f"extra memory, {kind}: {extra / shard:.3f} × the shard, {(extra - shard) / 1e6:.0f} MB beside it")
     for place, found in results.get("fall_back", {}).items():
         lines.append(f"fall-back at 1 GB, {place}: {found['seconds']:.2f} s, {found['cpu']:.2f} s CPU")
     for found in results.get("export", ()):
@@ -208,9 +224,6 @@ def training_lines(t: dict[str, float]) -> list[str]:
             f"{1e3 * t[f'step_uploading_{which}']:.1f} ms beside one"
             for which in ("p50", "p99")
         ),
-        f"  extra memory at its peak {t['extra_memory']:.3f} × the shard (shared {t['shared_memory']:.3f}, "
-        f"upload process {t['uploader_bytes'] / 1e6:.0f} MB)",
-        f"  the rank's own memory grew by {t['rank_growth_bytes'] / 1e6:.0f} MB",
         f"  bytes written {t['bytes_written']:.4f} × the unique bytes",
     ]
 

@@ -18,7 +18,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ def main() -> None:
     peer, where, megabytes, place = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if peer == "training":
         return training(where, megabytes, int(place))
+    if peer == "memory":
+        return memory(where, megabytes, int(place))
     if peer == "fall-back":
         return fall_back(where, megabytes, Path(place))
     if peer == "export":
@@ -216,7 +218,7 @@ def train_state(model: Any, optimizer: Any, step: int) -> Any:
 
 def muster(where: str, megabytes: int, place: str) -> dict[str, Taken]:
     """Until the COMMIT is published: staged, uploaded, verified; and every byte compared when it is loaded."""
-    import boto3.session  # noqa: F401  (as the other peers have it before the clock runs)
+    import botocore.session  # noqa: F401  (as the other peers have it before the clock runs)
     import torch
 
     from muster.contract.spec import Keep
@@ -331,24 +333,18 @@ def training(where: str, megabytes: int, saves: int) -> None:
         optimizer.zero_grad()
         return time.perf_counter() - began
 
-    with peak_memory(os.getpid()) as before:
-        for _ in range(20):
-            step()
-    blocked, beside, committed, written = [], [], 0, 0
-    quiet: list[float] = []
-    with peak_memory(os.getpid()) as own, peak_memory(saver._process.pid) as of_uploader:
-        for number in range(1, saves + 1):
-            quiet += [step() for _ in range(2)]
-            dist.barrier()
-            blocked.append(saver.save(train_state(model, optimizer, number)))
-            # Every rank sees the same number of steps beside the upload, whoever is done first.
-            beside += [step() for _ in range(3)]
-            for outcome in saver.drain(120):
-                committed += outcome.committed
-                written = max(written, outcome.bytes)
+    for _ in range(5):
+        step()
+    blocked, quiet, beside, committed, written = [], [], [], 0, 0
+    for number in range(1, saves + 1):
+        quiet.append(step())
+        dist.barrier()
+        blocked.append(saver.save(train_state(model, optimizer, number)))
+        beside.append(step())  # one on every rank, whoever's upload is over first
+        for outcome in saver.drain(120):
+            committed += outcome.committed
+            written = max(written, outcome.bytes)
     shard = 3 * sum(parameter._local_tensor.nbytes for parameter in model.parameters())
-    memory = saver._staging._memory
-    assert memory is not None
     report = {
         "saves": saves,
         "committed": committed,
@@ -359,10 +355,6 @@ def training(where: str, megabytes: int, saves: int) -> None:
         "step_quiet_p99": quantile(quiet, 0.99),
         "step_uploading_p50": quantile(beside, 0.5),
         "step_uploading_p99": quantile(beside, 0.99),
-        "extra_memory": (memory.size + of_uploader[0]) / shard,
-        "shared_memory": memory.size / shard,
-        "uploader_bytes": of_uploader[0],
-        "rank_growth_bytes": max(own[0] - before[0], 0),
         "bytes_written": written / shard,
     }
     Path(f"{where}-{rank}.json").write_text(json.dumps(report))
@@ -375,15 +367,55 @@ def quantile(values: list[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
+def memory(where: str, megabytes: int, saves: int) -> None:
+    """What the rank and its upload process hold while they save, above what the same training held before it had a
+    Saver."""
+    import torch
+
+    from muster.contract.spec import Keep
+    from muster.trainer.checkpoint import Identity, Saver
+
+    model, optimizer = state(megabytes)
+
+    def train() -> None:
+        """In place: what an allocator happens to keep would be most of the difference."""
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.999)
+
+    with most_held() as before:
+        for _ in range(20):
+            train()
+    saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
+    with most_held() as saving:
+        saver.prepare(model, optimizer)
+        for number in range(1, saves + 1):
+            saver.save(train_state(model, optimizer, number), urgent=True)
+            train()
+            assert all(outcome.committed for outcome in saver.drain(120))
+    saver.close()
+    shard = 3 * sum(parameter.nbytes for parameter in model.parameters())
+    print(json.dumps({"shard": shard, "extra": saving[0] - before[0]}))
+
+
 @contextmanager
-def peak_memory(pid: int) -> Iterator[list[int]]:
-    """The most private memory (RssAnon, bytes) that a process had meanwhile, looked at every 10 ms."""
+def most_held() -> Iterator[list[int]]:
+    """The most memory, in bytes, that this process and its children held meanwhile, looked at every 10 ms: what each
+    has of its own, and once what they share, all of which this process has touched. Files in the page cache can be
+    given back and are not held."""
     peak, over = [0], threading.Event()
 
+    def resident(kind: str, pid: int) -> int:
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(status.split(f"Rss{kind}:")[1].split()[0]) * 1024
+
     def look() -> None:
+        me = psutil.Process()
         while not over.wait(0.01):
-            status = Path(f"/proc/{pid}/status").read_text()
-            peak[0] = max(peak[0], int(status.split("RssAnon:")[1].split()[0]) * 1024)
+            with suppress(OSError, IndexError):  # a child has just ended
+                tree = [me.pid, *(child.pid for child in me.children(recursive=True))]
+                own = sum(resident("Anon", pid) for pid in tree)
+                peak[0] = max(peak[0], own + resident("Shmem", me.pid))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
