@@ -1,6 +1,7 @@
 """Saved at one world size and sharding, loaded at another: the same bits, and the next sample is the next one."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,20 @@ def test_weights_alone_for_a_fine_tune(saved: tuple[str, list[dict]]) -> None:
     said = run_gang(1, "none", "load", saved[0], step=STEPS, weights_only=True)[0]
     weights = {name: bits for name, bits in saved[1][0]["digests"][str(STEPS)].items() if name.startswith("model/")}
     assert said["digest"] == weights
+
+
+def test_all_ranks_fall_back_to_the_same_commit(saved: tuple[str, list[dict]], tmp_path: Path) -> None:
+    """One bit of one shard: the rank that reads it finds it, and no rank has changed a tensor or goes on alone."""
+    shutil.copytree(saved[0].removeprefix("file://"), tmp_path / "uid")
+    shard = sorted((tmp_path / "uid").glob(f"step-{STEPS:08d}/*/*"))[-1]
+    data = bytearray(shard.read_bytes())
+    data[-9] ^= 1
+    shard.write_bytes(data)
+    ranks = run_gang(2, "ddp", "resume", (tmp_path / "uid").as_uri(), step=STEPS)
+    for said in ranks:
+        assert (said["step"], said["digest"]) == (STEPS - 1, saved[1][0]["digests"][str(STEPS - 1)])
+    assert [len(said["notes"]) for said in ranks] == [1, 0]
+    assert f"{shard.name}: bytes 0 to {len(data)} do not have the checksum" in ranks[0]["notes"][0]
 
 
 def test_each_byte_is_fetched_once_per_node_and_not_at_all_where_the_node_has_it(
