@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -73,22 +74,15 @@ class RawChange:
 
 
 class LocalCluster:
-    """path: the SQLite file, made if absent. Each call opens its own connection: any thread or process may use it."""
+    """path: the SQLite file, made if absent. Any thread or process may use it: each thread has its own connection."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.closing(sqlite3.connect(path, timeout=30)) as db:
-            db.execute("PRAGMA journal_mode=WAL")
-            db.executescript(_SCHEMA)
-        # Never used again, only kept: the last connection to close a WAL database copies and deletes the log, and
-        # where every call opens and closes its own that made each write cost 12 ms instead of 1.
-        self._kept = sqlite3.connect(path, timeout=30, check_same_thread=False)
-        self._kept.execute("SELECT version FROM counter").fetchall()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, sqlite3.Error):
-            self._kept.close()
+        self._threads = threading.local()
+        db = self._connection()
+        db.execute("PRAGMA journal_mode=WAL")
+        db.executescript(_SCHEMA)
 
     @property
     def fence(self) -> str:
@@ -112,35 +106,39 @@ class LocalCluster:
             row = (uid, namespace, name, version, 1, now, None, json.dumps(labels), dump_json(spec), dump_json(status))
             db.execute("INSERT INTO jobs VALUES (?,?,?,?,?,?,?,?,?,?)", row)
             _remember(db, version, uid, dump_json(status))
-        return self.get(uid)
+        metadata = Metadata(
+            name=name,
+            namespace=namespace,
+            uid=uid,
+            generation=1,
+            resource_version=str(version),
+            creation_timestamp=now,
+            labels=labels,
+        )
+        return TrainingJob(metadata=metadata, spec=spec, status=status)
 
     def get(self, uid: str) -> TrainingJob:
-        with self._read() as db:
-            row = db.execute("SELECT * FROM jobs WHERE uid = ?", (uid,)).fetchone()
+        row = self._connection().execute("SELECT * FROM jobs WHERE uid = ?", (uid,)).fetchone()
         if row is None:
             raise NotFound(f"no job with uid {uid}")
         return _job(row)
 
     def jobs(self, after_version: int = 0) -> list[TrainingJob]:
         """Jobs written after that version, oldest write first; all of them by default."""
-        with self._read() as db:
-            rows = db.execute("SELECT * FROM jobs WHERE version > ? ORDER BY version", (after_version,)).fetchall()
+        query = "SELECT * FROM jobs WHERE version > ? ORDER BY version"
+        rows = self._connection().execute(query, (after_version,)).fetchall()
         return [_job(row) for row in rows]
 
     def version(self) -> int:
         """The newest version written: a cheap way to see whether anything changed."""
-        with self._read() as db:
-            return int(db.execute("SELECT version FROM counter").fetchone()["version"])
+        return int(self._connection().execute("SELECT version FROM counter").fetchone()["version"])
 
     def written_after(self, version: int) -> tuple[str, ...]:
         """The uids of the jobs that were written or removed after that version, unparsed; 0: of all that there are."""
-        with self._read() as db:
-            written = db.execute("SELECT uid FROM jobs WHERE version > ? ORDER BY version", (version,)).fetchall()
-            gone = (
-                db.execute("SELECT uid FROM history WHERE gone = 1 AND version > ?", (version,)).fetchall()
-                if version
-                else []
-            )
+        db = self._connection()
+        written = db.execute("SELECT uid FROM jobs WHERE version > ? ORDER BY version", (version,)).fetchall()
+        removed = "SELECT uid FROM history WHERE gone = 1 AND version > ?"
+        gone = db.execute(removed, (version,)).fetchall() if version else []
         return tuple(dict.fromkeys(row["uid"] for row in [*written, *gone]))
 
     def changes(self, after_version: int, limit: int = 1000) -> list[Change]:
@@ -152,10 +150,8 @@ class LocalCluster:
 
     def raw_changes(self, after_version: int, limit: int = 1000) -> list[RawChange]:
         """`changes` with each status as the JSON that was written: a newer one must not stop the reader."""
-        with self._read() as db:
-            rows = db.execute(
-                "SELECT * FROM history WHERE version > ? ORDER BY version LIMIT ?", (after_version, limit)
-            ).fetchall()
+        query = "SELECT * FROM history WHERE version > ? ORDER BY version LIMIT ?"
+        rows = self._connection().execute(query, (after_version, limit)).fetchall()
         return [RawChange(row["version"], row["uid"], row["at"], bool(row["gone"]), row["status"]) for row in rows]
 
     def write_status(self, uid: str, status: JobStatus, resource_version: str) -> str:
@@ -201,24 +197,26 @@ class LocalCluster:
             db.execute("DELETE FROM jobs WHERE uid = ?", (uid,))
             _remember(db, _next(db), uid, row["status"], gone=True)
 
-    @contextlib.contextmanager
-    def _read(self) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(sqlite3.connect(self.path, timeout=30)) as db:
-            db.row_factory = sqlite3.Row
-            yield db
+    def _connection(self) -> sqlite3.Connection:
+        """This thread's, closed when the thread is gone. To open one takes longer than most of what is asked of it."""
+        found: sqlite3.Connection | None = getattr(self._threads, "connection", None)
+        if found is None:
+            found = self._threads.connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
+            found.row_factory = sqlite3.Row
+            found.execute("PRAGMA synchronous=FULL")  # what was written survives a power cut, not only a crash
+        return found
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as db:
-            db.row_factory = sqlite3.Row
-            db.execute("PRAGMA synchronous=FULL")  # what was written survives a power cut, not only a crash
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-            except BaseException:
-                db.execute("ROLLBACK")
-                raise
+        db = self._connection()
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
             db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:  # some failures of SQLite's have ended it already
+                db.execute("ROLLBACK")
+            raise
 
 
 def _next(db: sqlite3.Connection) -> int:

@@ -9,28 +9,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 from tests.integration.api.platform import Platform, document, platform, until
 
+from muster.api.events.repository import event_values
 from muster.api.events.types import EventType, Happening
 from muster.api.jobs import repository
 from muster.api.jobs.submission import parse_submission
+from muster.api.tables import EventRow, JobRow, LabelRow
 from muster.contract.base import dump
 from muster.contract.status import JobStatus
 
 JOBS, BY_HTTP = 10_000, 200
 
 
-async def store(here: Platform, numbers: range) -> list[str]:
-    """As submissions leave them, but many in one commit: what is tested is what comes after."""
+async def store(here: Platform, count: int) -> list[str]:
+    """As submissions leave them: one is made, the others are copies of it. What is tested is what comes after."""
     spec, status = dump(parse_submission(document()).spec), dump(JobStatus(code="Submitted"))
     created = Happening(EventType.JOB_CREATED, 1.0, "submitted")
-    uids = [str(uuid.uuid4()) for _ in numbers]
-    for start in range(0, len(uids), 1000):
-        async with here.services.database.write() as session:
-            for number, uid in list(zip(numbers, uids, strict=True))[start : start + 1000]:
-                labels = {"tenth": str(number % 10)}
-                job = repository.NewJob(uid, "default", f"job-{number}", labels, spec, 0, 1.0, status)
-                await repository.insert(session, job, created)
+    uids = [str(uuid.uuid4()) for _ in range(count)]
+    async with here.services.database.write() as session:
+        job = repository.NewJob(uids[0], "default", "job-0", {"tenth": "0"}, spec, 0, 1.0, status)
+        first = await repository.insert(session, job, created)
+        row = {column.key: getattr(first, column.key) for column in JobRow.__table__.columns}
+        more = [(number, uid, str(number % 10)) for number, uid in enumerate(uids)][1:]
+        await session.execute(
+            insert(JobRow),
+            [
+                row | {"seq": first.seq + number, "id": uid, "name": f"job-{number}", "labels": {"tenth": tenth}}
+                for number, uid, tenth in more
+            ],
+        )
+        labels = [{"job_seq": first.seq + number, "key": "tenth", "value": tenth} for number, _, tenth in more]
+        await session.execute(insert(LabelRow), labels)
+        await session.execute(insert(EventRow), [event_values(uid, 1, created) for uid in uids[1:]])
     return uids
 
 
@@ -49,7 +61,7 @@ async def walk(here: Platform, **filters: Any) -> list[dict[str, Any]]:
 @pytest.mark.timeout(400)
 async def test_ten_thousand_jobs(tmp_path: Path) -> None:
     async with platform(tmp_path / "state", database_timeout_seconds=30.0, mirror_seconds=0.2) as here:
-        stored = await store(here, range(JOBS - BY_HTTP))
+        stored = await store(here, JOBS - BY_HTTP)
         made = await asyncio.gather(*(here.submit(f"http-{number}") for number in range(BY_HTTP)))
         uids = stored + [job["id"] for job in made]
 
