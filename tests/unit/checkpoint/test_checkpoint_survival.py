@@ -142,9 +142,9 @@ def live(seed: int) -> None:
     dice = random.Random(seed)
     store = ModelStore()
     keep = Keep(last=dice.randint(1, 3), best=dice.randint(0, 2), every=dice.choice([None, 4]))
-    job, marks = Job(store, dice, keep), []
+    job, marks, before = Job(store, dice, keep), [], set[int]()
     for _ in range(dice.randint(3, 10)):
-        before, spared = verified(store), pinned(store) | being_read(store, time.time())
+        spared = pinned(store) | being_read(store, time.time())
         if dice.random() < 0.4:
             store.operations_left = dice.randint(0, 12)
         action = dice.choice(["save"] * 5 + ["pin", "unpin", "read", "damage"])
@@ -168,8 +168,10 @@ def live(seed: int) -> None:
             assert max(after) >= max(before), f"seed {seed}: the newest verified commit {max(before)} is gone"
             assert before & spared <= after, f"seed {seed}: a pinned commit, or one being read, is gone"
         assert set(steps_in(store)) == after, f"seed {seed}: a COMMIT names files that are not there"
+        before = after
         if action == "damage":
             job.damage()
+            before = verified(store)
 
 
 def test_the_newest_verified_commit_always_survives() -> None:
