@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.unit.kubernetes.making import ended, make_job, node_item, pod_item
+from tests.unit.kubernetes.making import JOB_UID, ended, make_job, node_item, pod_item
 
 from muster.contract.signals import SignalKind, WorkerExit
 from muster.operator.core.observed import Worker, WorkerState
@@ -186,3 +186,19 @@ def test_an_older_version_never_replaces_a_newer_one() -> None:
     (kept,) = pods.of(pod().job_uid)
     assert kept.version == 5
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(("grace", "told"), [(120, True), (0, False)])
+def test_a_pod_that_left_between_two_looks_is_remembered_unless_it_was_forced(grace: int, told: bool) -> None:
+    pods = Pods(lambda uid: None)
+    leaving = {"deletionTimestamp": "2026-11-20T09:00:00Z", "deletionGracePeriodSeconds": grace}
+    pods.put(pod_item())
+    pods.put(pod_item(version=2, meta=leaving))
+    pods.put(pod_item(version=3, meta=leaving, status=ended(0)))
+    pods.drop(pod_item(version=4, meta=leaving))
+    assert pods.of(JOB_UID) == ()
+    job = make_job({"phase": "Running", "attempt": 1})
+    found = observe.signals(job, pods.leaving(JOB_UID), lambda name: None)
+    assert [signal.message for signal in found] == ["pod llama-1-0 is being deleted, and not by Muster"] * told
+    pods.forget_leaving(JOB_UID)
+    assert pods.leaving(JOB_UID) == ()

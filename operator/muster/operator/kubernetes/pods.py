@@ -138,6 +138,7 @@ class Pods:
         self._notice = notice
         self._by_job: dict[str, dict[str, Pod]] = {}  # job uid → pod uid → pod
         self._job_of: dict[str, str] = {}
+        self._leaving: dict[str, Pod] = {}
 
     def of(self, job_uid: str) -> tuple[Pod, ...]:
         return tuple(self._by_job.get(job_uid, {}).values())
@@ -145,6 +146,13 @@ class Pods:
     def all(self) -> Iterator[Pod]:
         for pods in self._by_job.values():
             yield from pods.values()
+
+    def leaving(self, job_uid: str) -> tuple[Pod, ...]:
+        """The last pod that was told to go, as it was then: between two looks it may have left altogether."""
+        return (self._leaving[job_uid],) if job_uid in self._leaving else ()
+
+    def forget_leaving(self, job_uid: str) -> None:
+        self._leaving.pop(job_uid, None)
 
     def put(self, item: Object) -> None:
         pod = read_pod(item)
@@ -159,6 +167,8 @@ class Pods:
             return
         pods[pod.uid] = pod
         self._job_of[pod.uid] = pod.job_uid
+        if pod.deleting and not (pod.over or pod.given_up or (known and known.deleting)):
+            self._leaving[pod.job_uid] = pod
         self._notice(pod.job_uid)
 
     def drop(self, item: Object) -> None:

@@ -136,6 +136,8 @@ class KubernetesWorld:
         if not fresh:
             self._creator.tend(job, pods)
             self.gangs.follow(job, pods)
+        if job.status.phase is not Phase.RUNNING:
+            self.pods.forget_leaving(uid)  # by us, or it is simply made again
         group = self.gangs.group(job)
         lost = bool(job.status.gang.nodes) and bool(gang.lost(group))
         node_of = self.nodes.get
@@ -155,7 +157,7 @@ class KubernetesWorld:
             ),
             committed=committed,
             checkpoint_uri=folder,
-            signals=observe.signals(job, pods, node_of),
+            signals=observe.signals(job, (*pods, *self._left(uid, pods)), node_of),
             nodes_unfit=observe.unfit_nodes(job, node_of) if gang.places else job.status.gang.nodes if lost else (),
             reservations=self._ledger.of(uid) if gang.places else self._open_reservation(job),
             now=self.now(),
@@ -242,6 +244,7 @@ class KubernetesWorld:
     def _forget(self, uid: str) -> None:
         self._creator.forget(uid)
         self.gangs.forget(uid)
+        self.pods.forget_leaving(uid)
         self._overtaken.discard(uid)
         self._committed.pop(uid, None)
 
@@ -309,6 +312,11 @@ class KubernetesWorld:
         found = await asyncio.to_thread(self._list_commits, job, folder)
         self._committed[job.uid] = (time.monotonic(), found)
         return found
+
+    def _left(self, uid: str, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+        """The pod that was told to go and has done so before we looked: it did not just vanish."""
+        here = {pod.uid for pod in pods if not pod.over}
+        return tuple(pod for pod in self.pods.leaving(uid) if pod.uid not in here)
 
     def _list_commits(self, job: Job, folder: str) -> Committed | None:
         base = (job.spec.checkpoint.uri or self._site.checkpoint_uri).removeprefix("file://")
