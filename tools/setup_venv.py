@@ -126,13 +126,15 @@ def install(wanted):
     print(f"muster set-up: installing {requirement}; the first time takes a minute or more", flush=True)
     began = time.monotonic()
     pip = [VENV_PYTHON, "-m", "pip", "--disable-pip-version-check"]
-    if not run_showing_the_last_line([*pip, "install", "--retries", "5", "--editable", requirement]):
+    if not run_showing_the_last_line([*pip, "install", "--no-compile", "--retries", "5", "--editable", requirement]):
         raise SetupError(
             "pip could not install the requirements (its message is above). It needs the package registry, "
             "or wheels named by PIP_FIND_LINKS, and about 3 GB of free disk. The next run tries again."
         )
     if subprocess.call([*pip, "check"], stdout=subprocess.DEVNULL) != 0:
         raise SetupError(f"the installed packages contradict each other: {VENV_PYTHON} -m pip check says how")
+    # On all cores, which pip would not. A file that is no Python for this version is nobody's to import.
+    subprocess.call([VENV_PYTHON, "-m", "compileall", "-qq", "-j", "0", VENV])
     # Last, and in one step: a stamp is only there when everything is.
     with open(STAMP + ".new", "w") as file:
         json.dump({"extras": wanted, "fingerprint": fingerprint()}, file)
