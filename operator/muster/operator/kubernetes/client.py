@@ -11,10 +11,11 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import proxy_bypass
 
 import aiohttp
-from aiohttp.helpers import get_env_proxy_for_url
-from yarl import URL
+from aiohttp.helpers import proxies_from_env
 
 from muster.contract.kubernetes import Connection
 
@@ -51,10 +52,10 @@ class Client:
         connector = aiohttp.TCPConnector(ssl=self.connection.tls, limit=self._at_once)
         # Uncompressed, as Kubernetes' own controllers ask: to pack a list costs the API server more than to send it.
         headers = {"User-Agent": self._agent, "Accept": "application/json", "Accept-Encoding": "identity"}
-        try:  # here and not by trust_env, which reads environment and netrc anew, in a thread, at every call
-            proxy, proxy_auth = get_env_proxy_for_url(URL(self.connection.server))
-        except LookupError:
-            proxy, proxy_auth = None, None
+        # Not by trust_env, which reads environment and netrc anew, in a thread, at every call.
+        server = urlsplit(self.connection.server)
+        found = None if proxy_bypass(server.hostname or "") else proxies_from_env().get(server.scheme)
+        proxy, proxy_auth = (found.proxy, found.proxy_auth) if found else (None, None)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=proxy, proxy_auth=proxy_auth)
         return self
 
