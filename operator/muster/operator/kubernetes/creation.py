@@ -227,10 +227,10 @@ class Creator:
     async def _make_one(self, job: Job, gang: Gang, ref: GangRef, action: CreateWorker, gate: str | None) -> Pod | str:
         """The pod, or why there is none."""
         try:
-            manifest = self._manifest(job, gang, ref, action)
-            if gate is not None:
-                hold_back(manifest, gate)
-            async with self._turn:
+            async with self._turn:  # also to render it: manifests that wait would be most of our memory
+                manifest = self._manifest(job, gang, ref, action)
+                if gate is not None:
+                    hold_back(manifest, gate)
                 item = await self._client.create(paths.core(job.namespace, "pods"), manifest)
             if refusal := gang.refusal(item):
                 await self._client.delete(paths.core(job.namespace, "pods", item["metadata"]["name"]))
