@@ -202,3 +202,12 @@ def test_a_pod_that_left_between_two_looks_is_remembered_unless_it_was_forced(gr
     assert [signal.message for signal in found] == ["pod llama-1-0 is being deleted, and not by Muster"] * told
     pods.forget_leaving(JOB_UID)
     assert pods.leaving(JOB_UID) == ()
+
+
+def test_late_news_of_a_pod_that_a_fresh_list_does_not_have_is_not_a_pod_that_leaves() -> None:
+    """One that we took back ourselves while the gang was incomplete must not end the gang that runs meanwhile."""
+    pods = Pods(lambda uid: None)
+    pods.put(pod_item())
+    pods.replace(JOB_UID, ())
+    pods.put(pod_item(version=2, meta={"deletionTimestamp": "2026-11-20T09:00:00Z", "deletionGracePeriodSeconds": 5}))
+    assert pods.leaving(JOB_UID) == ()

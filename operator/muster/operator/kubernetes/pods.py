@@ -167,7 +167,8 @@ class Pods:
             return
         pods[pod.uid] = pod
         self._job_of[pod.uid] = pod.job_uid
-        if pod.deleting and not (pod.over or pod.given_up or (known and known.deleting)):
+        # Of one that we don't know this is old news: a fresh list without it came first.
+        if known and not known.deleting and pod.deleting and not (pod.over or pod.given_up):
             self._leaving[pod.job_uid] = pod
         self._notice(pod.job_uid)
 
