@@ -9,8 +9,8 @@ TESTS ?= tests
 ARGS ?=
 SEEDS ?= 2000
 REGISTRY ?= localhost
-# One more than the cores of a small machine: many tests wait for a dead-line or a hang. More buy little and cost memory.
-TEST_PROCESSES ?= 3
+# Many tests start several ranks of their own, so more processes than two buy little and cost memory.
+TEST_PROCESSES ?= 2
 
 # The environment must hold what pyproject.toml names and nothing that happens to lie around on the machine.
 unexport PYTHONPATH
@@ -40,7 +40,7 @@ test: venv ## all tests; skipped ones are listed with their reasons
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 test-cluster: venv ## the operator on a real control plane, whose binaries KUBEBUILDER_ASSETS names
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/cluster $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m cluster tests/cluster $(ARGS)
 
 images: ## the three container images: make images REGISTRY=registry.example.com/ml ARGS='--build-arg …'
 	@$(PYTHON) tools/build_images.py --registry $(REGISTRY) $(ARGS)

@@ -92,28 +92,30 @@ def _watch_and_kill(client: Client, job: dict[str, Any], state: State) -> Kill |
     from muster.cli.follow import Display, moments
 
     kill: Kill | None = None
+    due: int | None = None  # a few steps after the first commit; later ones may come sooner than so many steps
     deadline = time.monotonic() + DEMO_SECONDS_MAX
     with Display(job["metadata"]["name"]) as display:
         for moment in moments(client, job["id"]):
             display.show(moment)
-            if kill is None:
-                kill = _kill_a_rank(job["id"], moment, state)
+            if kill is None and (commit := moment.status.get("checkpoint")) and commit["step"] > 0:
+                due = due or commit["step"] + STEPS_AFTER_COMMIT
+                kill = _kill_a_rank(job["id"], moment, state, max(due, commit["step"] + 1))
             if time.monotonic() > deadline:
                 raise CliError(f"the job did not end within {DEMO_SECONDS_MAX:g} s: {moment.status['because']}")
     return kill
 
 
-def _kill_a_rank(job_id: str, moment: Moment, state: State) -> Kill | None:
-    """SIGKILL the last rank of the last worker, as a machine that loses power would, once there is something to lose.
+def _kill_a_rank(job_id: str, moment: Moment, state: State, step: int) -> Kill | None:
+    """SIGKILL the last rank of the last worker, as a machine that loses power would, once it has trained that step.
 
-    That is: a commit to come back to, and a few steps after it that must be trained again. None: not yet.
+    There is a commit to come back to then, and there are steps after it that must be trained again. None: not yet.
     """
-    commit, attempt = moment.status.get("checkpoint"), moment.status["attempt"]
+    commit, attempt = moment.status["checkpoint"], moment.status["attempt"]
     worker = moment.status["gang"]["wanted"] - 1
-    if moment.phase != "Running" or commit is None or commit["step"] <= 0:
+    if moment.phase != "Running":
         return None
     beat = _last_rank(state.worker(job_id, attempt, worker))
-    if beat is None or beat.attempt != attempt or beat.step < commit["step"] + STEPS_AFTER_COMMIT:
+    if beat is None or beat.attempt != attempt or beat.step < step:
         return None
     if not processes.belongs_to(beat.pid, job_id, attempt):
         return None

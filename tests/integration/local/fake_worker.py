@@ -12,6 +12,7 @@ FAKE_STRAY                             each rank starts a process of its own ses
 FAKE_GARBAGE                           every other heartbeat is rubbish
 """
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -140,21 +141,22 @@ class Rank:
         if os.environ.get("FAKE_GARBAGE") and self.step % 2:
             (FOLDER / f"rank-{self.rank}.json").write_bytes(b'{"attempt": 1, "rank\xff\x00')
             return
-        write_whole(
-            FOLDER / f"rank-{self.rank}.json",
-            {
-                "attempt": ATTEMPT,
-                "rank": self.rank,
-                "pid": os.getpid(),
-                "phase": phase,
-                "step": self.step,
-                "at": time.time(),
-                "progressedAt": self.progressed_at,
-                "startedAt": STARTED,
-                "lastCommitStep": self.commit_step,
-                "lastStep": self.last_step() if self.step else None,
-            },
-        )
+        with contextlib.suppress(FileNotFoundError):  # the folder may be moved away at any moment; the rank trains on
+            write_whole(FOLDER / f"rank-{self.rank}.json", self.heartbeat(phase))
+
+    def heartbeat(self, phase: str) -> dict:
+        return {
+            "attempt": ATTEMPT,
+            "rank": self.rank,
+            "pid": os.getpid(),
+            "phase": phase,
+            "step": self.step,
+            "at": time.time(),
+            "progressedAt": self.progressed_at,
+            "startedAt": STARTED,
+            "lastCommitStep": self.commit_step,
+            "lastStep": self.last_step() if self.step else None,
+        }
 
     def last_step(self) -> dict:
         numbers = dict.fromkeys(("loss", "gradNorm", "lr", "tokensPerSecond", "stepSeconds", "dataWaitSeconds"), 0.5)
