@@ -190,13 +190,17 @@ class House:
         return eventually(look, f"{name} to be {phase}\n{self.tail()}", timeout)
 
     def steps(self, name: str, at_least: int, timeout: float = 60.0) -> int:
-        """Steps that a quick job has trained, once they are so many."""
+        """Steps that every worker of a quick job has trained, once they are so many: they don't wait for each other."""
         meta = self.job(name)["metadata"]
         uid = meta.get("labels", {}).get(Label.JOB_ID) or meta["uid"]  # by which its checkpoint folder goes
 
         def look() -> int | None:
-            trace = self.trace(uid)
-            return trace[-1][2] if trace and trace[-1][2] >= at_least else None
+            newest = {(attempt, worker): step for attempt, worker, step, _ in self.trace(uid)}
+            current = max((attempt for attempt, _ in newest), default=0)
+            reached = [step for (attempt, _), step in newest.items() if attempt == current]
+            if not reached or len(reached) < self.job(name)["status"]["gang"]["wanted"]:
+                return None
+            return min(reached) if min(reached) >= at_least else None
 
         return eventually(look, f"{name} to train {at_least} steps\n{self.tail()}", timeout)
 
