@@ -1,6 +1,6 @@
 """16,384 GPUs for 54 days, with the failures that the Llama 3 paper reports: what is left for training?
 
-    python -m benchmarks.fleet [--days 54] [--seed 1] [--json FILE]
+    python benchmarks/fleet.py [--days 54] [--seed 1] [--json FILE]
 
 The first run is steered by Muster's production core and runner, gang, ledger and all; the second by what is usual: a
 fixed checkpoint interval, the collectives' ten-minute time-out as the only detector, and a requeue. Both are compared
@@ -26,6 +26,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run as a file
 
 from benchmarks.ettr import best_interval, formula
 

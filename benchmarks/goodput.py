@@ -1,6 +1,6 @@
 """How much of the wall clock is training, when something breaks every five minutes? And is `every: auto` the best?
 
-    python -m benchmarks.goodput [--hours 24] [--seed 1] [--results FILE] [--json FILE]
+    python benchmarks/goodput.py [--hours 24] [--seed 1] [--results FILE] [--json FILE]
 
 ETTR is time spent on steps that were not trained again, over wall clock. The production core and runner steer a small
 gang through random interruptions, and the production policy chooses the interval between checkpoints from what the
@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to be run as a file
+
 from benchmarks.ettr import formula
 from benchmarks.fleet import Site, muster
 
