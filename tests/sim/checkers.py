@@ -174,9 +174,9 @@ class Checkers:
 
         training = job.trainings.get(before.attempt)
         if failure is not None and training is not None and training.suspect is not None:
-            self._suspect_named(training, failure, what)
+            self._suspect_named(training, failure, self._heard(job), what)
 
-    def _suspect_named(self, training: Training, failure: Failure, what: str) -> None:
+    def _suspect_named(self, training: Training, failure: Failure, heard: bool, what: str) -> None:
         """Where one rank shows itself to be the culprit, it is the one that is named, and its node with it."""
         loaded = training.broken_at is not None and training.broken_at >= training.met_at + training.load_seconds
         shows = training.hang in ("stopped", "mute") or (
@@ -186,6 +186,10 @@ class Checkers:
             suspect = training.suspect
             named = suspect is not None and (failure.rank, failure.node) == (suspect.index, suspect.node)
             self.require(named, "the rank that hangs is named", f"{what}: {failure.message} ({training.hang})")
+            # Found in half the time that a gang may stand still, while its neighbours are heard.
+            clear = training.hang == "mute" and loaded and heard
+            silent = not clear or "no sign of life" in failure.message
+            self.require(silent, "a mute rank is known by its silence", f"{what}: {failure.message}")
 
     def _empty(self, job: SimJob, what: str) -> None:
         """A worker that was created late by a delayed call has not passed the fence and never will."""
@@ -233,11 +237,14 @@ class Checkers:
             return
         rounding = job.step_seconds * len(job.trainings) + 1e-3  # a step that ends at this very moment
         self.require(claimed <= trained + rounding, "goodput claims nothing", f"{job.name}: {claimed} s of {trained} s")
-        heard = not self.jumped and not self.lags and not job.muffled
-        if job.status.attempt == 1 and job.status.phase is Phase.SUCCEEDED and heard:
+        if job.status.attempt == 1 and job.status.phase is Phase.SUCCEEDED and self._heard(job):
             missed = f"{job.name}: {claimed} s of {trained} s: {seconds}"
             slack = 2.0 + job.step_seconds  # two heartbeats, and the step in which the gang was first seen to train
             self.require(claimed >= trained - slack, "goodput misses nothing", missed)
+
+    def _heard(self, job: SimJob) -> bool:
+        """Whether the operator could know at every moment what the job's ranks did."""
+        return not self.jumped and not self.lags and not job.muffled
 
     def ledger_written(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
         held: dict[str, set[str]] = {}
