@@ -88,7 +88,7 @@ def _train(rank: int, order: dict[str, Any]) -> dict[str, Any]:
     model, optimizer = build(order["shard"], seed=0)
     loader = samples(rank, order["world"], None)
     saver = Saver(identity(order), Keep(last=order.get("last", 3)), {"shard": order["shard"]})
-    saver.prepare(model, optimizer)
+    saver.prepare(model)
     outcomes, digests, blocked, ids = [], {}, [], {}
     for step in range(1, order["steps"] + 1):
         batch = loader.next()

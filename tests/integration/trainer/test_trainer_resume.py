@@ -40,7 +40,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     expected = calm.steps(1)
     assert [record.step for record in expected] == list(range(1, steps + 1))
 
-    job = Job(tmp_path / "killed", document, {"every": 5})
+    job = Job(tmp_path / "killed", document, {"every": 1000})
     gang = job.start(attempt=1, workers=2)
     moment = random.randint(8, 45)
     beat = gang.reaches(moment, rank=1)
@@ -49,8 +49,9 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert (killed.exit_code, killed.rank, killed.signal) == (137, 1, signal.SIGKILL)
     assert bystander.exit_code == ExitCode.PEER_LOST, gang.log()
 
-    resumed_from = job.commits()[-1]
-    assert 0 < resumed_from < steps
+    (resumed_from,) = job.commits()
+    assert 0 < resumed_from < steps, "committed from the memory of the ranks that had died"
+    assert "what the ranks left in memory" in gang.log()
     job.start(attempt=2, resume_step=resumed_from, workers=2).ends_well()
     before, after = job.steps(1), job.steps(2)
     assert computed(before) == computed(expected[: len(before)])

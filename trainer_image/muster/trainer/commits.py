@@ -22,6 +22,8 @@ DRAIN_SECONDS = 900.0
 # Failed saves in a row that are borne once a save has succeeded. Before the first success none is: a folder that
 # can't be written is better known after a minute than after a day.
 FAILURES_BORNE = 2
+# Of the training time, for the copies in memory that a crash is committed from: every step, if a step is long enough.
+SNAPSHOT_SHARE_MAX = 0.01
 SKIPPED = "skipped:"
 
 
@@ -39,11 +41,21 @@ def withdraw(folder: str, step: int, reason: str) -> bool:
 
 
 class Commits:
-    """every: of CheckpointSpec. Rank 0 alone decides when a save is due; the others hear it in the step's reduction."""
+    """every: of CheckpointSpec. snapshots: whether `saver` can take them. Rank 0 alone decides when a save is due; the
+    others hear it in the step's reduction."""
 
-    def __init__(self, saver: Saver, every: int | str, past: Past, ranks: Ranks, life: Life, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        saver: Saver,
+        snapshots: bool,
+        every: int | str,
+        past: Past,
+        ranks: Ranks,
+        life: Life,
+        metrics: Metrics,
+    ) -> None:
         self._saver, self._policy, self._ranks, self._life, self._metrics = saver, Policy(every), ranks, life, metrics
-        self._past = past
+        self._past, self._snapshots = past, snapshots
         self._started = (time.monotonic(), 0)
         self._saved: tuple[float, int] | None = None
         self._blocked: list[float] = []
@@ -53,6 +65,8 @@ class Commits:
         self._failures = 0
         self._ever = False
         self._pending = 0  # saves whose outcome is not known yet
+        self._snapshot_step = 0
+        self._snapshot_seconds = [0.0]  # of the last ones; the least is what one takes
 
     def begin(self, step: int) -> None:
         """This attempt continues after the commit of `step`."""
@@ -78,6 +92,17 @@ class Commits:
             blocked = self._saver.save(state, urgent=urgent, seconds_left=seconds_left, doomed=doomed)
         self._blocked = [*self._blocked[-9:], blocked]
         self._metrics.checkpoint_blocked.observe(blocked)
+
+    def snapshot_due(self, step: int, step_seconds: float) -> bool:
+        """Whether to keep the state after `step` in memory; rank 0 decides, as for `due`."""
+        share = min(self._snapshot_seconds) / max((step - self._snapshot_step) * step_seconds, 1e-9)
+        return self._ranks.rank == 0 and self._snapshots and share <= SNAPSHOT_SHARE_MAX
+
+    def snapshot(self, state: TrainState) -> None:
+        """Keep the state in memory, on every rank alike."""
+        with self._life.taking_a_snapshot():
+            seconds = self._saver.snapshot(state)
+        self._snapshot_step, self._snapshot_seconds = state.step, [*self._snapshot_seconds[-2:], seconds]
 
     def look(self) -> None:
         """Take note of saves that ended. Raises StorageError when they keep failing, StaleAttempt."""

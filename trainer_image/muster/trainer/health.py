@@ -125,6 +125,13 @@ class Life:
         yield
         self._stopwatch.switch(ACCOUNT[self._phase])
 
+    @contextlib.contextmanager
+    def taking_a_snapshot(self) -> Iterator[None]:
+        self.does("snapshot")
+        self._stopwatch.switch("checkpoint")
+        yield
+        self._stopwatch.switch(ACCOUNT[self._phase])
+
     def resumed(self, step: int, committed_at: float | None, best_step: int | None) -> None:
         """Training continues after `step`, from a commit or (committed_at None) from nothing."""
         self.step, self._best_step = step, best_step

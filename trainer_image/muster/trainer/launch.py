@@ -1,7 +1,7 @@
 """A worker's first process, `python -m muster.trainer.launch`: torchrun with truthful exit codes.
 
-The order is the point: confirm the fence, only then import torch and let ranks meet. When the ranks are gone, exit.json
-says how this worker ended, and the process ends with the same code.
+The order is the point: confirm the fence, only then import torch and let ranks meet. When the ranks are gone, and what
+they left in memory is committed, exit.json says how this worker ended, and the process ends with the same code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from muster.contract.base import dump_json
 from muster.contract.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.contract.names import EXIT_RECORD, ExitCode
 from muster.contract.signals import WorkerExit
+from muster.trainer.checkpoint.urgency import AFTER_CRASH_SECONDS_MAX
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
 from muster.trainer.evidence import dump, record_flights
 from muster.trainer.health import write_whole
-from muster.trainer.lifeline import LAUNCHER
+from muster.trainer.lifeline import LAUNCHER, adopt_orphans
 from muster.trainer.notices import watch_notices
 from muster.trainer.report import leave_word, serve_reports
 from muster.trainer.verdict import RankEnd, hung_ranks, log_tail, read_end, worker_exit
@@ -137,6 +138,17 @@ def children() -> list[int]:
     return [child.pid for child in psutil.Process().children()]
 
 
+def see_uploads_end() -> None:
+    """Wait for upload processes that outlived their ranks, for as long as an upload after a crash may take."""
+    import psutil
+
+    left = psutil.Process().children()
+    _, slow = psutil.wait_procs(left, timeout=AFTER_CRASH_SECONDS_MAX)
+    for process in slow:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
     """Run torch's elastic agent over `-m muster.trainer` until all ranks are gone, and judge how they ended."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -152,6 +164,7 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
     config.shutdown_timeout = SHUTDOWN_SECONDS
     config.signals_to_handle = "SIGUSR2"  # torch's own handler would kill the ranks instead of letting them commit
     os.environ[LAUNCHER] = str(os.getpid())
+    adopt_orphans()
     record_flights(run.worker_dir)
     stop.ranks_may_exist = True
     if stop.wanted:
@@ -163,6 +176,8 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
             return WorkerExit(exit_code=ExitCode.HUNG, at=time.time(), message=f"killed while hanging: {stop.hung}")
         ends = [_end(run, rank, failure, started) for rank, failure in error.failures.items()]
         return worker_exit(ends, stop.wanted, SHUTDOWN_SECONDS)
+    finally:
+        see_uploads_end()
     return WorkerExit(exit_code=ExitCode.DONE, at=time.time())
 
 

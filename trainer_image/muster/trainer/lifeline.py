@@ -1,4 +1,4 @@
-"""Small facts about processes: when one started, and how to die with the one that started it."""
+"""Small facts about processes: when one started, and with whom it dies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 
 LAUNCHER = "MUSTER_LAUNCHER_PID"  # set by the launcher for its ranks
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
@@ -20,6 +21,32 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(launcher):  # it died before we asked
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what our children leave running when they die (Linux: PR_SET_CHILD_SUBREAPER)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def has_adopter() -> bool:
+    """Whether there is a launcher that takes over what a dead rank leaves running, and sees to its end."""
+    return LAUNCHER in os.environ and sys.platform.startswith("linux")
+
+
+def die_with_adopter(parent: int) -> None:
+    """Outlive `parent`, which started us, if a launcher adopts us then, and die with that; else die with `parent`."""
+    if not sys.platform.startswith("linux"):
+        return
+    kept_by = (parent, int(os.environ.get(LAUNCHER, parent)))
+
+    def orphaned(*_: object) -> None:  # also told when only the parent's main thread is gone, and the rest is going
+        if os.getppid() not in kept_by:
+            os._exit(1)
+
+    signal.signal(signal.SIGUSR1, orphaned)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+    orphaned()  # it may have died before the line above
 
 
 def process_started_at() -> float:

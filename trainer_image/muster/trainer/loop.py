@@ -22,7 +22,7 @@ from muster.trainer.commits import Commits, withdraw
 from muster.trainer.config import Ranks, Run, accumulation
 from muster.trainer.data import Data, Loader, StepBatch, open_data
 from muster.trainer.data.loader import advanced
-from muster.trainer.errors import NumericError, OutOfMemory, UserError
+from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, UserError
 from muster.trainer.evaluation import Best, Evaluator
 from muster.trainer.health import Life, is_out_of_memory
 from muster.trainer.metrics import Metrics, StepLog
@@ -34,6 +34,8 @@ from muster.trainer.origin import Origin, find_origin
 from muster.trainer.pace import Pace, Stragglers
 from muster.trainer.schedule import learning_rate, total_steps
 
+# A second copy of this rank's part of the state is kept where it takes at most this part of the host's spare memory.
+SNAPSHOT_MEMORY_PART = 8
 INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
 
 
@@ -58,8 +60,10 @@ def train(run: Run, ranks: Ranks, life: Life) -> int:
         trainer.load()
         try:
             return trainer.run_to_the_end()
-        except NumericError as error:
-            trainer.doubt(error)
+        except (NumericError, StaleAttempt, StorageError) as error:
+            trainer.commits.close()  # what is in memory is not to be committed after us
+            if isinstance(error, NumericError):
+                trainer.doubt(error)
             raise
         finally:
             trainer.close()
@@ -113,12 +117,13 @@ class Trainer:
             life.deadlines.expect_compilation()
         sharded = layout.shard != "ddp" and not config.parallel.compile  # a compiled layer is not to be looked into
         self.pace = Pace(device, self.spread.decoder if sharded else None, self.spread.decoder.layers, life.moved)
-        self.stragglers, self._worked = Stragglers(ranks.world), 0.0
+        self.stragglers, self._worked, self._step_seconds = Stragglers(ranks.world), 0.0, 0.0
         self.log = StepLog(run.worker_dir) if ranks.rank == 0 else None
         life.before_each_beat(self.log.flush if self.log else None)
         saver = Saver(identity, run.checkpoint.keep, layout.describe())
-        saver.prepare(self.spread.decoder, self.optimizer)
-        self.commits = Commits(saver, run.checkpoint.every, run.past, ranks, life, self.metrics)
+        spare = parallel.host_memory(ranks) - (layout.need.total if device.type == "cpu" else 0)
+        snapshots = saver.prepare(self.spread.decoder, spare // SNAPSHOT_MEMORY_PART)
+        self.commits = Commits(saver, snapshots, run.checkpoint.every, run.past, ranks, life, self.metrics)
         self.evaluator = _evaluator(run, ranks, data, device)
         self.flops_per_token = flops.per_token(origin.architecture, length)
         self.peak = flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None
@@ -224,7 +229,7 @@ class Trainer:
 
     def advance(self, loader: Loader) -> TrainState | None:
         """One step, and what is due after it: evaluation, records, a save. The state to commit where all ranks stop."""
-        record, stop, due = self._one_step(loader)
+        record, stop, due, snapshot_due = self._one_step(loader)
         improved = False
         if self._evaluation_due():
             loss, asked = self._evaluate()
@@ -240,14 +245,16 @@ class Trainer:
             if stop and not last:
                 return state
             self.commits.save(state, urgent=last)
+        elif snapshot_due and self.numerics.in_a_row == 0:
+            self.commits.snapshot(self.state(record.loss, record.evaluation_loss, improved))
         self.commits.look()
         return None
 
     def _over(self) -> bool:
         return self.step >= self.steps or self.best.stop
 
-    def _one_step(self, loader: Loader) -> tuple[StepRecord, bool, bool]:
-        """One optimizer step; its record, whether all ranks stop now, and whether all ranks save now.
+    def _one_step(self, loader: Loader) -> tuple[StepRecord, bool, bool, bool]:
+        """One optimizer step; its record, and whether all ranks now stop, save, and keep the state in memory.
 
         The one collective besides the gradients' own: loss, tokens, gradient norm and the ranks' wishes, added up.
         Reading its result is the step's one wait for the device, and where numbers that are not finite are found.
@@ -258,10 +265,11 @@ class Trainer:
         loss_sum, labels = self._backward(batch)
         gradients = self.spread.gradients()
         step = self.step + 1
-        wishes = [float(batch.tokens), float(self.life.stop_wanted), float(self.commits.due(step)), *self._own_work()]
+        asks = (self.life.stop_wanted, self.commits.due(step), self.commits.snapshot_due(step, self._step_seconds))
+        wishes = [float(batch.tokens), *map(float, asks), *self._own_work()]
         self.life.does("meeting")
         parts = [loss_sum.double(), labels.double(), squared_norm(gradients) / self.spread.copies]
-        loss_total, labels_total, square, tokens, stop, due, *work = self._total(
+        loss_total, labels_total, square, tokens, stop, due, snapshot, *work = self._total(
             torch.cat(
                 (torch.stack(parts), torch.tensor(wishes, dtype=torch.float64).to(self.device, non_blocking=True))
             )
@@ -277,11 +285,11 @@ class Trainer:
             self._update(gradients, correction * clip_factor(norm, self.config.optimizer.clip_norm), rate)
         self.optimizer.zero_grad()
         self.step, self.cursor, self.tokens = step, batch.cursor, self.tokens + int(tokens)
-        seconds = time.perf_counter() - began
+        seconds = self._step_seconds = time.perf_counter() - began
         shown = (loss if math.isfinite(loss) else self.numerics.last_good_loss(), norm if math.isfinite(norm) else 0.0)
         record = self._record(*shown, rate, int(tokens), seconds, batch.wait_seconds, why)
         self.metrics.stepped(record, self.config.samples_per_step(), batch.wait_seconds)
-        return record, stop > 0, due > 0
+        return record, stop > 0, due > 0, snapshot > 0
 
     def _backward(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """Forward and backward over the micro-batches; the summed loss and the number of scored labels of this rank."""

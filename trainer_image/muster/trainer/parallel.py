@@ -52,6 +52,11 @@ def capacity(device: torch.device, ranks: Ranks) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
+    return host_memory(ranks)
+
+
+def host_memory(ranks: Ranks) -> int:
+    """This rank's share of the machine's memory, or of the control group's."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(machine, _cgroup_limit() or machine) // ranks.local_world
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import random
+import struct
 import sys
 from typing import Any
 
@@ -77,7 +78,7 @@ def _unpack(text: str) -> torch.Tensor:
 
 
 def _pack_words(words: tuple[int, ...]) -> str:
-    return base64.b64encode(b"".join(word.to_bytes(4, "little") for word in words)).decode()
+    return base64.b64encode(struct.pack(f"<{len(words)}I", *words)).decode()
 
 
 def _unpack_words(text: str) -> tuple[int, ...]:

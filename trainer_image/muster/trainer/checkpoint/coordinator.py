@@ -20,9 +20,12 @@ from muster.trainer.checkpoint.collect import collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.store import Store, StoreError
+from muster.trainer.checkpoint.urgency import worth_a_commit
 from muster.trainer.errors import StaleAttempt
 
 FENCE_RETRIES = 5
+# For the ranks that die after the first: the launcher kills those that don't notice by themselves (launch.py).
+OTHERS_SECONDS_MAX = 20.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Coordinator:
         self._reports: dict[int, dict[int, Message]] = {}
         self._outcomes: dict[int, Message] = {}
         self._channels: dict[int, Channel] = {}
+        self._left: dict[int, Message] = {}
+        self._committed_step, self._committed_at, self._commit_seconds = -1, time.monotonic(), 0.0
         if listener is not None:
             threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
 
@@ -62,17 +67,36 @@ class Coordinator:
 
     def settle(self, order: Message, deadline: float) -> Message:
         """Wait for every rank, commit, and tell them all. `order`: {seq, step, commit: the fields that change}."""
-        seq = order["seq"]
+        seq, began = order["seq"], time.monotonic()
         outcome: Message = {"event": "outcome", "seq": seq, "step": order["step"], "committed": False, "error": None}
         try:
             commit = self._commit(order, self._all_reports(seq, deadline))
             outcome |= {"committed": True, "bytes": sum(file.bytes for file in commit.files)}
+            self._committed_step, self._committed_at = order["step"], order["at"]
+            self._commit_seconds = time.monotonic() - began
         except StaleAttempt as stale:
             outcome |= {"error": str(stale), "stale": True}
         except (StoreError, CheckpointError, FenceUnreachable) as error:
             outcome["error"] = str(error)
         self._announce(seq, outcome)
         return outcome
+
+    def choose(self, rank: int, left: Message, seconds: float) -> int | None:
+        """Rank `rank` is dead and left whole copies of these steps: {step: [seq, when]}. When all have told, the newest
+        that all left, if it is worth a commit; None otherwise, or where one does not tell in time."""
+        with self._changed:
+            self._left[rank] = left
+            self._changed.notify_all()
+            world = self._job.world_size
+            known = self._changed.wait_for(lambda: len(self._left) == world or {} in self._left.values(), seconds)
+            if not known or len(self._left) < world:
+                return None
+            steps = set.intersection(*(set(map(int, each)) for each in self._left.values()))
+            newest = max(steps, default=-1)
+            if newest <= self._committed_step:
+                return None
+            at = float(self._left[0][str(newest)][1])
+            return newest if worth_a_commit(at - self._committed_at, self._commit_seconds) else None
 
     def collect(self, step: int) -> None:
         """Remove what the commit of `step` has made superfluous."""
@@ -89,12 +113,19 @@ class Coordinator:
                         raise CheckpointError(f"rank {rank}: {report['error']}")
                 if len(reports) == world:
                     return reports
+                missing = [rank for rank in range(world) if rank not in reports]
+                if dead := [rank for rank in missing if self._never_reports(rank, seq)]:
+                    raise CheckpointError(f"rank {dead[0]} died before its copy was whole")
                 if (left := deadline - time.monotonic()) <= 0:
-                    missing = ", ".join(str(rank) for rank in range(world) if rank not in reports)
+                    names = ", ".join(map(str, missing))
                     raise CheckpointError(
-                        f"no report came from rank {missing}; its upload is too slow, or its node is gone"
+                        f"no report came from rank {names}; its upload is too slow, or its node is gone"
                     )
                 self._changed.wait(left)
+
+    def _never_reports(self, rank: int, seq: int) -> bool:
+        """Whether this rank is dead, and what it left is not of save `seq`."""
+        return rank in self._left and all(seq != left for left, _ in self._left[rank].values())
 
     def _commit(self, order: Message, reports: dict[int, Message]) -> Commit:
         files = tuple(FileEntry.model_validate(reports[rank]["file"]) for rank in range(self._job.world_size))
@@ -146,6 +177,7 @@ class Coordinator:
 
     def _serve(self, channel: Channel) -> None:
         """One rank's connection: who it is, then its reports."""
+        rank = -1
         try:
             hello = channel.receive(timeout_seconds=10)
             if hello is None or not hmac.compare_digest(str(hello.get("token")), self._token):
@@ -153,10 +185,14 @@ class Coordinator:
             rank = int(hello["rank"])
             with self._changed:
                 self._channels[rank] = channel
+                self._left.pop(rank, None)  # its process was replaced
             while (report := channel.receive()) is not None:
                 if "first" in report:
                     self.wait_for(report["seq"], report["first"], float(report["first_seconds"]))
                     channel.send({"event": "go", "seq": report["seq"]})
+                    continue
+                if "left" in report:
+                    channel.send({"event": "chosen", "step": self.choose(rank, report["left"], OTHERS_SECONDS_MAX)})
                     continue
                 answer = self._answer_already_known(rank, report)
                 if answer is not None:
@@ -165,6 +201,12 @@ class Coordinator:
                     self.report(rank, report)
         except (Closed, ValueError, KeyError):
             channel.close()
+        with (
+            self._changed
+        ):  # its process ended, and so did all that it could have left; one that is replaced comes back
+            if self._channels.get(rank) is channel:
+                self._left[rank] = {}
+                self._changed.notify_all()
 
     def _answer_already_known(self, rank: int, report: Message) -> Message | None:
         """The outcome of a save that was settled before this report came (again): by us, or by our predecessor."""

@@ -1,4 +1,7 @@
-"""Saving: stage, return to training, and have the rest done elsewhere. The story of one save is `Saver.save`."""
+"""Saving: stage, return to training, and have the rest done elsewhere. The story of one save is `Saver.save`.
+
+Between saves, `Saver.snapshot` only stages. Should this rank die, its upload process finds the newest copy in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import math
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -18,7 +22,7 @@ from muster.contract.checkpoint import DataCursor
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.channel import Message
 from muster.trainer.checkpoint.rendezvous import Agreement
-from muster.trainer.checkpoint.staging import Staging
+from muster.trainer.checkpoint.staging import Staging, reserve_bytes
 from muster.trainer.checkpoint.upload_process import UploadProcess
 from muster.trainer.checkpoint.urgency import (
     WAITING_SHARE_MAX,
@@ -90,6 +94,7 @@ class _InFlight:
     step: int
     started: float
     best: bool
+    slot: int | None  # of the memory that the upload reads
 
 
 class Saver:
@@ -121,9 +126,22 @@ class Saver:
         self._seq = 0
         self._rates: list[float] = []  # bytes per second of the last saves, from staged to committed
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take the staging memory now, so that the first save blocks no longer than the others. Optional."""
-        self._staging.reserve(model, optimizer)
+    def prepare(self, model: nn.Module, snapshot_bytes_max: int = 0) -> bool:
+        """Collective. Take the staging memory now, so that the first save blocks no longer than the others. Optional.
+
+        Returns whether snapshots can be taken: whether on every rank a second copy takes at most snapshot_bytes_max.
+        """
+        can = not self._agreement.any(reserve_bytes(model) > snapshot_bytes_max)
+        self._staging.reserve(model, 2 if can else 1)
+        return can
+
+    def snapshot(self, state: TrainState) -> float:
+        """Keep the state in this node's memory, to be committed should this rank die before the next save. Of the same
+        steps on every rank. Returns the seconds that training was blocked."""
+        began = time.monotonic()
+        self._seq += 1
+        self._stage(self._order(state), state, lambda _: None)
+        return time.monotonic() - began
 
     def save(
         self, state: TrainState, *, urgent: bool = False, seconds_left: float | None = None, doomed: bool = False
@@ -146,8 +164,11 @@ class Saver:
             self._skip(state, began, f"an earlier checkpoint was not uploaded within {time.monotonic() - began:.0f} s")
             return time.monotonic() - began
         self._seq += 1
-        self._in_flight = _InFlight(self._seq, state.step, time.monotonic(), state.best)
-        self._stage(self._order(state, chosen), state)
+        started, order = time.monotonic(), self._order(state)
+        if chosen.first and chosen.seconds_left is not None:
+            order |= {"first": chosen.first, "first_seconds": chosen.seconds_left * WAITING_SHARE_MAX}
+        slot = self._stage(order, state, self._process.send_save)
+        self._in_flight = _InFlight(self._seq, state.step, started, state.best, slot)
         return time.monotonic() - began
 
     def finished(self) -> tuple[SaveOutcome, ...]:
@@ -184,16 +205,15 @@ class Saver:
         self._wait(time.monotonic() + (UPLOAD_SECONDS_MAX if seconds_left is None else seconds_left))
         return not self._agreement.any(self._in_flight is not None)
 
-    def _order(self, state: TrainState, chosen: Plan) -> Message:
+    def _order(self, state: TrainState) -> Message:
         order: Message = {
             "do": "save",
             "seq": self._seq,
             "step": state.step,
+            "at": time.monotonic(),
             "rng": state.rng,
             "deadline_seconds": UPLOAD_SECONDS_MAX,
         }
-        if chosen.first and chosen.seconds_left is not None:
-            order |= {"first": chosen.first, "first_seconds": chosen.seconds_left * WAITING_SHARE_MAX}
         if self._agreement.rank == 0:
             order["commit"] = {
                 "cursor": dump(state.cursor),
@@ -205,21 +225,24 @@ class Saver:
             }
         return order
 
-    def _stage(self, order: Message, state: TrainState) -> None:
+    def _stage(self, order: Message, state: TrainState, staged: Callable[[Message], None]) -> int | None:
+        """Copy the state; `staged` is told the order once it is there, or with why it can't be. The slot it is in."""
         try:
             json.dumps(order, allow_nan=False)
         except (TypeError, ValueError) as error:
             order = {key: order[key] for key in ("do", "seq", "step", "deadline_seconds")}
-            self._process.send_save(order | {"failed": f"TrainState.state or .rng holds what JSON can't: {error}"})
-            return
+            staged(order | {"failed": f"TrainState.state or .rng holds what JSON can't: {error}"})
+            return None
         try:
             self._staging.wait()
             if self._staging.lay_out(state.model, state.optimizer):
                 self._process.use_layout(self._staging.share.layout.size, self._staging.share.pieces)
-            self._staging.copy(state.optimizer, lambda: self._process.send_save(order))
+            held = self._in_flight.slot if self._in_flight is not None else None
+            return self._staging.copy(state.optimizer, order, held, staged)
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:
             # The other ranks learn it through rank 0, so that nobody waits.
-            self._process.send_save(order | {"failed": f"can't stage the checkpoint in shared memory: {error}"})
+            staged(order | {"failed": f"can't stage the checkpoint in shared memory: {error}"})
+            return None
 
     def _poll(self, timeout_seconds: float = 0.0) -> None:
         message = self._process.poll(timeout_seconds)

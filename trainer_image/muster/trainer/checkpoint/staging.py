@@ -1,21 +1,24 @@
 """The copy that training waits for: this rank's share of the state, as one safetensors file in shared memory.
 
-The memory is taken once and used again; the upload process reads it where it lies. On CUDA it is page-locked, the
-copies run on a stream of their own, and only the next optimizer step waits for them, on the device.
+The memory is taken once and used again; the upload process reads it where it lies. There is one slot for saving; a
+second lets every step be copied, with one whole copy there at any moment. On CUDA they are page-locked, the copies run
+on a stream of their own, and only the next optimizer step waits for them, on the device.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from muster.trainer.checkpoint.channel import Message
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.shard_file import ShardLayout, lay_out
+from muster.trainer.checkpoint.snapshot import ORDER_BYTES, begin, complete
 from muster.trainer.checkpoint.tensors import (
     Local,
     localize,
@@ -38,16 +41,57 @@ class Share:
     pieces: dict[str, list[Any]]
 
 
+class Slot:
+    """Memory for one copy of the share."""
+
+    def __init__(self, size: int, page_locked: bool) -> None:
+        self.memory = SharedMemory.create(size + ORDER_BYTES)
+        self.memory.populate()
+        self.bytes = torch.frombuffer(self.memory.map, dtype=torch.uint8)
+        self._places: dict[str, torch.Tensor] = {}
+        self._page_locked = page_locked
+        if page_locked:
+            cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(cuda.cudaHostRegister(self.bytes.data_ptr(), self.bytes.numel(), 0))
+
+    @property
+    def room(self) -> int:
+        return self.memory.size - ORDER_BYTES
+
+    def lay_out(self, share: Share) -> None:
+        """Where each tensor goes from now on; the header is there already, the tensors are not."""
+        begin(self.memory)
+        header = share.layout.header
+        self.bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        self._places = {}
+        for local in share.locals:
+            place = share.layout.slots[local.name]
+            self._places[local.name] = self.bytes[place.start : place.end].view(local.data.dtype).view(local.data.shape)
+
+    def copy(self, locals_: Sequence[Local], non_blocking: bool = False) -> None:
+        if locals_:
+            places = [self._places[local.name] for local in locals_]
+            torch._foreach_copy_(places, [local.data for local in locals_], non_blocking)
+
+    def close(self) -> None:
+        if self._page_locked:
+            torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())  # type: ignore[no-untyped-call]
+        del self.bytes, self._places
+        self.memory.close()
+
+
 class Staging:
-    def __init__(self, on_new_memory: Callable[[SharedMemory], None]) -> None:
+    """on_new_memory: told of each slot's memory, by the slot's number."""
+
+    def __init__(self, on_new_memory: Callable[[int, SharedMemory], None]) -> None:
         self._on_new_memory = on_new_memory
-        self._memory: SharedMemory | None = None
-        self._bytes: torch.Tensor | None = None
-        self._page_locked = False
+        self._slots: list[Slot] = []
+        self._wanted_slots, self._newest = 1, 0
         self._share: Share | None = None
         self._seen: tuple[tuple[int, int], ...] = ()
         self._stream: torch.cuda.Stream | None = None
         self._staged: torch.cuda.Event | None = None
+        self._completing: threading.Thread | None = None
 
     @property
     def share(self) -> Share:
@@ -59,14 +103,12 @@ class Staging:
         """Bytes of this rank's file, as far as is known yet."""
         if self._share is not None:
             return self._share.layout.size
-        return self._memory.size if self._memory is not None else 0
+        return self._slots[0].room if self._slots else 0
 
-    def reserve(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take the memory that a save will need, before the first one: AdamW keeps two values per weight."""
-        rank, world = rank_and_world()
-        locals_ = [localize(name, tensor, world) for name, tensor in model_tensors(model)]
-        weights = sum(local.bytes for local in share_of(locals_, rank))
-        self._take(3 * weights + _HEADER_BYTES, any(local.data.is_cuda for local in locals_))
+    def reserve(self, model: nn.Module, slots: int) -> None:
+        """Take the memory that saves will need, before the first one: AdamW keeps two values per weight."""
+        self._wanted_slots = slots
+        self._take(reserve_bytes(model), any(tensor.is_cuda for _, tensor in model_tensors(model)))
 
     def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Settle what this rank writes; True when it is not what it was at the last save."""
@@ -85,44 +127,48 @@ class Staging:
         }
         self._share, self._seen = Share(tuple(locals_), layout, pieces), seen
         self._take(layout.size, any(local.data.is_cuda for local in locals_))
+        for slot in self._slots:
+            slot.lay_out(self._share)
         return True
 
-    def copy(self, optimizer: torch.optim.Optimizer, staged: Callable[[], None]) -> None:
-        """Copy the share to shared memory; `staged` is called when its last byte is there (on CUDA from a thread)."""
-        assert self._bytes is not None
-        layout = self.share.layout
-        self._bytes[: len(layout.header)] = torch.frombuffer(bytearray(layout.header), dtype=torch.uint8)
+    def copy(
+        self, optimizer: torch.optim.Optimizer, order: Message, held: int | None, staged: Callable[[Message], None]
+    ) -> int:
+        """Copy the share to the slot that is neither `held` (an upload reads it) nor, if possible, the newest.
+
+        When the last byte is there, the slot has the order (told which slot it is), and so has `staged`: on CUDA from a
+        thread. Returns the slot's number.
+        """
+        number = min((n for n in range(len(self._slots)) if n != held), key=lambda n: n == self._newest)
+        slot, self._newest = self._slots[number], number
+        begin(slot.memory)
+
+        def done() -> None:
+            complete(slot.memory, order | {"slot": number})
+            staged(order | {"slot": number})
+
         on_device = [local for local in self.share.locals if local.data.is_cuda]
-        # First what is copied here and now: `staged` may be called as soon as the device is done.
-        self._copy(local for local in self.share.locals if not local.data.is_cuda)
+        # First what is copied here and now: `done` may be called as soon as the device is done.
+        slot.copy([local for local in self.share.locals if not local.data.is_cuda])
         if on_device:
-            self._copy_from_device(on_device, optimizer, staged)
+            self._copy_from_device(slot, on_device, optimizer, done)
         else:
-            staged()
+            done()
+        return number
 
     def wait(self) -> None:
-        """Return when the copies that run on the device have ended."""
-        if self._staged is not None:
-            self._staged.synchronize()
+        """Return when the copies that run on the device have ended, and those who wait for them were told."""
+        if self._completing is not None:
+            self._completing.join()
+            self._completing = None
 
     def close(self) -> None:
         self.wait()
-        if self._page_locked and self._bytes is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())  # type: ignore[no-untyped-call]
-        self._bytes, self._page_locked = None, False
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-
-    def _copy(self, locals_: Iterable[Local], non_blocking: bool = False) -> None:
-        assert self._bytes is not None
-        for local in locals_:
-            slot = self.share.layout.slots[local.name]
-            target = self._bytes[slot.start : slot.end].view(local.data.dtype).view(local.data.shape)
-            target.copy_(local.data, non_blocking=non_blocking)
+        while self._slots:
+            self._slots.pop().close()
 
     def _copy_from_device(
-        self, locals_: Sequence[Local], optimizer: torch.optim.Optimizer, staged: Callable[[], None]
+        self, slot: Slot, locals_: Sequence[Local], optimizer: torch.optim.Optimizer, done: Callable[[], None]
     ) -> None:
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -131,7 +177,7 @@ class Staging:
         locals_ = [replace(local, data=local.data.clone()) if local.restless else local for local in locals_]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            self._copy(locals_, non_blocking=True)
+            slot.copy(locals_, non_blocking=True)
             for local in locals_:
                 local.data.record_stream(self._stream)
             self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -140,26 +186,29 @@ class Staging:
 
         def when_done() -> None:
             event.synchronize()
-            staged()
+            done()
 
-        threading.Thread(target=when_done, name="checkpoint-staged", daemon=True).start()
+        self._completing = threading.Thread(target=when_done, name="checkpoint-staged", daemon=True)
+        self._completing.start()
 
     def _before_step(self, *_: Any) -> None:
         if self._staged is not None:
             torch.cuda.current_stream().wait_event(self._staged)
 
     def _take(self, size: int, page_locked: bool) -> None:
-        if self._memory is not None and self._memory.size >= size:
+        if len(self._slots) >= self._wanted_slots and self._slots[0].room >= size:
             return
         self.close()
-        self._memory = SharedMemory.create(size)
-        self._memory.populate()
-        self._bytes = torch.frombuffer(self._memory.map, dtype=torch.uint8)
-        if page_locked:
-            cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(cuda.cudaHostRegister(self._bytes.data_ptr(), self._bytes.numel(), 0))
-            self._page_locked = True
-        self._on_new_memory(self._memory)
+        for number in range(self._wanted_slots):
+            self._slots.append(Slot(size, page_locked))
+            self._on_new_memory(number, self._slots[number].memory)
+
+
+def reserve_bytes(model: nn.Module) -> int:
+    """About what this rank's file will take, told from its share of the weights before there is an optimizer state."""
+    rank, world = rank_and_world()
+    locals_ = [localize(name, tensor, world) for name, tensor in model_tensors(model)]
+    return 3 * sum(local.bytes for local in share_of(locals_, rank)) + _HEADER_BYTES
 
 
 def _identity(tensor: torch.Tensor) -> tuple[int, int]:

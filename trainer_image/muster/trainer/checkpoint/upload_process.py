@@ -19,7 +19,7 @@ class UploadProcess:
 
     def __init__(self, init: Message, listener: socket.socket | None) -> None:
         self._init, self._listener = init, listener
-        self._memory: SharedMemory | None = None
+        self._memories: dict[int, SharedMemory] = {}
         self._layout: Message | None = None
         self._save: Message | None = None
         self._lives_left = LIVES_PER_SAVE
@@ -30,9 +30,9 @@ class UploadProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def use_memory(self, memory: SharedMemory) -> None:
-        self._memory = memory
-        self._tell({"do": "memory", "bytes": memory.size}, memory.descriptor)
+    def use_memory(self, slot: int, memory: SharedMemory) -> None:
+        self._memories[slot] = memory
+        self._tell({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor)
 
     def use_layout(self, size: int, pieces: dict[str, list[Any]]) -> None:
         self._layout = {"do": "layout", "bytes": size, "pieces": pieces}
@@ -63,7 +63,9 @@ class UploadProcess:
         self._replace()
 
     def close(self, timeout_seconds: float = 5.0) -> None:
-        self._channel.close()  # it ends when it sees this
+        """Say that what is in the memory is not wanted any more, and see the process end."""
+        self._tell({"do": "end"})
+        self._channel.close()
         try:
             self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -97,8 +99,8 @@ class UploadProcess:
 
     def _told(self) -> list[tuple[Message, int | None]]:
         told: list[tuple[Message, int | None]] = []
-        if self._memory is not None:
-            told.append(({"do": "memory", "bytes": self._memory.size}, self._memory.descriptor))
+        for slot, memory in self._memories.items():
+            told.append(({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor))
         if self._layout is not None:
             told.append((self._layout, None))
         return told
@@ -117,6 +119,7 @@ class UploadProcess:
             [sys.executable, "-P", "-m", module, str(os.getpid()), *map(str, passed)],
             pass_fds=passed,
             stdin=subprocess.DEVNULL,
+            process_group=0,  # what is done to the rank's group must not end it: it may have to outlive the rank
         )
         theirs.close()
         self._channel = Channel(ours)

@@ -1,7 +1,7 @@
 """The upload process of one rank: reads the staged file in shared memory, stores it, and reports.
 
-Started and watched by the Saver; it dies with its rank. It imports no torch, so that it starts in a moment, and shares
-neither the interpreter nor a process group with training.
+Started and watched by the Saver. It imports no torch, so that it starts in a moment, and shares neither the interpreter
+nor a process group with training. Where its rank dies without a farewell, it first saves what the rank left in memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import os
 import signal
 import socket
 import sys
@@ -21,12 +20,13 @@ from typing import Any
 from muster.contract.checkpoint import shard_key
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
-from muster.trainer.checkpoint.coordinator import Coordinator, Job
+from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, Coordinator, Job
 from muster.trainer.checkpoint.local_tier import local_tier
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.snapshot import left_in
 from muster.trainer.checkpoint.store import Store, StoreError, open_store
-
-_PR_SET_PDEATHSIG = 1
+from muster.trainer.checkpoint.urgency import AFTER_CRASH_SECONDS_MAX
+from muster.trainer.lifeline import die_with_adopter, has_adopter
 
 
 class Uploader:
@@ -36,7 +36,7 @@ class Uploader:
         self._to_rank, self._init = rank_process, init
         self._rank, self._world = int(init["rank"]), int(init["world_size"])
         self._store: Store = open_store(init["uri"])
-        self._memory: SharedMemory | None = None
+        self._memories: dict[int, SharedMemory] = {}
         self._layout: Message = {}
         self._tier = local_tier(init["uri"], init["job_uid"])
         self._coordinator = self._make_coordinator(listener) if self._rank == 0 else None
@@ -45,23 +45,68 @@ class Uploader:
     def warm_up(self) -> None:
         with contextlib.suppress(StoreError):  # a save will say so, should it still be so
             self._store.warm_up()
+        if self._coordinator is None:
+            with contextlib.suppress(Closed, OSError):  # a save will try again
+                self._peer = self._connect(5.0)
         gc.collect()
         with contextlib.suppress(AttributeError):  # glibc's: what starting took and needs no more
             ctypes.CDLL(None).malloc_trim(0)
 
     def run(self) -> None:
-        while True:
-            order = self._to_rank.receive()
-            assert order is not None
-            if order["do"] == "memory":
-                self._attach(self._to_rank.take_descriptor(), int(order["bytes"]))
-            elif order["do"] == "layout":
-                self._layout = order
-            elif order["do"] == "save":
-                outcome = self._save(order)
-                self._to_rank.send(outcome)
-                if outcome["committed"] and self._coordinator is not None:
-                    self._coordinator.collect(order["step"])
+        """Until the rank says that it needs us no more; or dies, and then until what it left is saved."""
+        try:
+            while self._obey(self._to_rank.receive()):
+                pass
+        except Closed:
+            if has_adopter():
+                self._save_what_is_left()
+
+    def _obey(self, order: Message | None) -> bool:
+        """False: there is nothing more to do."""
+        assert order is not None
+        if order["do"] == "memory":
+            self._attach(int(order["slot"]), self._to_rank.take_descriptor(), int(order["bytes"]))
+        elif order["do"] == "layout":
+            self._layout = order
+        elif order["do"] == "save":
+            outcome = self._save(order)
+            self._tell_rank(outcome)
+            if outcome["committed"] and self._coordinator is not None:
+                self._coordinator.collect(order["step"])
+        return bool(order["do"] != "end")
+
+    def _save_what_is_left(self) -> None:
+        """Commit the newest step that the memories of all ranks hold, if there is one and it is worth it."""
+        deadline = time.monotonic() + AFTER_CRASH_SECONDS_MAX
+        orders = {order["step"]: order for memory in self._memories.values() if (order := left_in(memory))}
+        left = {str(step): [order["seq"], order.get("at", 0.0)] for step, order in orders.items()}
+        step = self._agree_on(left)
+        if step not in orders:
+            return
+        outcome = self._save(orders[step] | {"deadline_seconds": deadline - time.monotonic()})
+        if self._coordinator is not None:
+            how = "committed from" if outcome["committed"] else f"not committed ({outcome['error']}) from"
+            print(f"step {step} was {how} what the ranks left in memory", file=sys.stderr, flush=True)
+
+    def _agree_on(self, left: Message) -> int | None:
+        """The step that all ranks save now that they are dead; None: none."""
+        if self._coordinator is not None:
+            return self._coordinator.choose(0, left, OTHERS_SECONDS_MAX)
+        try:
+            if self._peer is None:
+                self._peer = self._connect(1.0)
+            self._peer.send({"left": left})
+            deadline = time.monotonic() + OTHERS_SECONDS_MAX
+            while (answer := self._peer.receive(max(deadline - time.monotonic(), 0))) is not None:
+                if answer["event"] == "chosen":
+                    return None if answer["step"] is None else int(answer["step"])
+        except (Closed, OSError):  # rank 0's is gone: nobody can commit
+            pass
+        return None
+
+    def _tell_rank(self, message: Message) -> None:
+        with contextlib.suppress(Closed):  # it has died: what is under way is finished first
+            self._to_rank.send(message)
 
     def _save(self, order: Message) -> Message:
         started, deadline = time.monotonic(), time.monotonic() + float(order["deadline_seconds"])
@@ -87,10 +132,10 @@ class Uploader:
     def _copy_to_tier(self, key: str, order: Message) -> Iterator[threading.Event]:
         """Meanwhile, keep a copy on the node; over before the memory may be used again. Set: there is a whole one."""
         done = threading.Event()
-        if self._tier is None or self._memory is None or order.get("failed"):
+        if self._tier is None or order.get("failed"):
             yield done
             return
-        tier, data = self._tier, self._memory.view(int(self._layout["bytes"]))
+        tier, data = self._tier, self._file(order)
 
         def keep() -> None:
             if tier.keep(key, data):
@@ -108,13 +153,12 @@ class Uploader:
         """The report on this rank's file: written and verified, or why not."""
         if order.get("failed"):
             return {"error": order["failed"]}
-        assert self._memory is not None
 
         def told(sent: int) -> None:
-            self._to_rank.send({"event": "progress", "seq": order["seq"], "sent": sent})
+            self._tell_rank({"event": "progress", "seq": order["seq"], "sent": sent})
 
         try:
-            entry = self._store.write(key, self._memory.view(int(self._layout["bytes"])), told)
+            entry = self._store.write(key, self._file(order), told)
             self._store.verify(entry)
         except (StoreError, OSError) as error:
             return {"error": str(error)}
@@ -162,10 +206,13 @@ class Uploader:
         channel.send({"token": self._init["token"], "rank": self._rank})
         return channel
 
-    def _attach(self, descriptor: int, size: int) -> None:
-        if self._memory is not None:
-            self._memory.close()
-        self._memory = SharedMemory.attach(descriptor, size)
+    def _attach(self, slot: int, descriptor: int, size: int) -> None:
+        if slot in self._memories:
+            self._memories.pop(slot).close()
+        self._memories[slot] = SharedMemory.attach(descriptor, size)
+
+    def _file(self, order: Message) -> memoryview:
+        return self._memories[order["slot"]].view(int(self._layout["bytes"]))
 
     def _make_coordinator(self, listener: socket.socket | None) -> Coordinator:
         init: dict[str, Any] = self._init
@@ -185,11 +232,8 @@ def main(arguments: list[str]) -> int:
     # The rank answers signals: its emergency save needs this process until the rank itself ends.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent, descriptor, *listening = (int(argument) for argument in arguments)
-    if os.getppid() != parent:  # it died before the line above
-        return 0
+    die_with_adopter(parent)
     channel = Channel(socket.socket(fileno=descriptor))
     try:
         init = channel.receive()

@@ -1,4 +1,4 @@
-"""What an urgent save does about the upload in flight, when the node is about to go. Pure."""
+"""What an urgent save does about the upload in flight, when a node is about to go; and what a crash is worth. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Literal
 from muster.trainer.checkpoint.checksum import PART_BYTES
 from muster.trainer.checkpoint.policy import PRIOR_SAVE_SECONDS
 
+# After a crash, for a commit from the ranks' memories. A gang that is silent for longer is taken for hung
+# (core/stalls.py).
+AFTER_CRASH_SECONDS_MAX = 45.0
+WORTHWHILE_SECONDS = 2.0  # a wait that nobody minds
 WAITING_SHARE_MAX = 1 / 3  # of the time that is left: so long do the others let doomed ranks go first
 
 
@@ -70,3 +74,11 @@ def in_flight_seconds(size: int, sent: int, elapsed: float, rates: Sequence[floa
     """
     so_far = min(sent + PART_BYTES, size) / max(elapsed, 1e-3)
     return max(size - sent, 0) / max(min(so_far, *rates) if rates else so_far, 1.0)
+
+
+def worth_a_commit(lost_seconds: float, upload_seconds: float) -> bool:
+    """Whether to upload what the ranks of a crash left in memory, rather than to train it again.
+
+    lost_seconds: of training since the last commit. upload_seconds: what the last upload took (0: there was none).
+    """
+    return upload_seconds <= min(max(lost_seconds, WORTHWHILE_SECONDS), AFTER_CRASH_SECONDS_MAX)

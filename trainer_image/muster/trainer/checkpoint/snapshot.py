@@ -1,0 +1,41 @@
+"""What a rank leaves in shared memory: its file as a save would write it, and behind it the order to save it.
+
+The order is there only while the bytes before it are whole. So whoever finds one can save it, also when the rank that
+wrote it is dead.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Final
+
+from muster.trainer.checkpoint.channel import Message
+from muster.trainer.checkpoint.memory import SharedMemory
+
+ORDER_BYTES: Final = 1 << 18  # at the end of the memory
+_LENGTH = struct.Struct("<Q")
+
+
+def begin(memory: SharedMemory) -> None:
+    """The bytes are about to change: there is no order for them."""
+    _LENGTH.pack_into(memory.map, memory.size - ORDER_BYTES, 0)
+
+
+def complete(memory: SharedMemory, order: Message) -> None:
+    """The bytes are whole, and `order` saves them. One too long to be left is not."""
+    body = json.dumps(order, separators=(",", ":")).encode()
+    start = memory.size - ORDER_BYTES
+    if len(body) <= ORDER_BYTES - _LENGTH.size:
+        memory.map[start + _LENGTH.size : start + _LENGTH.size + len(body)] = body
+        _LENGTH.pack_into(memory.map, start, len(body))  # last: it says that the rest is there
+
+
+def left_in(memory: SharedMemory) -> Message | None:
+    """The order for the bytes in `memory`; None where they are not whole."""
+    start = memory.size - ORDER_BYTES
+    (length,) = _LENGTH.unpack_from(memory.map, start)
+    if not 0 < length <= ORDER_BYTES - _LENGTH.size:
+        return None
+    order: Message = json.loads(memory.map[start + _LENGTH.size : start + _LENGTH.size + length])
+    return order
