@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint import snapshot
+from muster.trainer.checkpoint.channel import Channel
 from muster.trainer.checkpoint.coordinator import Coordinator, Job
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.store import open_store
@@ -78,6 +80,31 @@ def test_a_save_that_a_dead_rank_had_no_copy_of_ends_at_once(tmp_path: Path) -> 
     threading.Timer(0.05, lambda: there.choose(1, left(4), 0.0)).start()
     outcome = there.settle({"seq": 5, "step": 5}, deadline=time.monotonic() + 60)
     assert (outcome["committed"], outcome["error"]) == (False, "rank 1 died before its copy was whole")
+
+
+def test_who_waits_for_a_save_that_rank_0_never_ordered_is_told_and_tells(tmp_path: Path) -> None:
+    """Rank 0 died between the copies of its peers and its own order: they have the step, and so has its memory."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        job = Job({}, "uid", attempt=1, fence=None, world_size=2, keep=Keep())
+        there = Coordinator(open_store(f"file://{tmp_path}"), job, listener, "token")
+        peer = Channel(socket.create_connection(listener.getsockname()[:2]))
+        peer.send({"token": "token", "rank": 1})
+        report = {"seq": 5, "step": 5, "file": {"key": "of rank 1"}, "pieces": {}, "rng": {}}
+        peer.send(report)
+        answers: list[int | None] = []
+        rank_0 = threading.Thread(target=lambda: answers.append(there.choose(0, left(4, 5), 20.0)))
+        rank_0.start()
+        told = peer.receive(20)
+        assert told is not None
+        assert (told["seq"], told["error"]) == (5, "rank 0 died before its copy was whole")
+        peer.send({"left": left(4, 5)})
+        assert peer.receive(20) == {"event": "chosen", "step": 5}
+        rank_0.join()
+        assert answers == [5]
+        peer.send(report)  # this time it counts
+        there.wait_for(5, [1], 20.0)
+        assert there.settle({"seq": 5, "step": 5}, deadline=0.0)["error"].startswith("no report came from rank 0")
+        peer.close()
 
 
 def test_an_upload_after_a_crash_must_be_worth_its_time() -> None:

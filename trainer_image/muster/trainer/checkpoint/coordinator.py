@@ -47,7 +47,9 @@ class Coordinator:
         self._reports: dict[int, dict[int, Message]] = {}
         self._outcomes: dict[int, Message] = {}
         self._channels: dict[int, Channel] = {}
-        self._left: dict[int, Message] = {}
+        self._left: dict[int, Message] = {}  # by dead ranks
+        self._decided = False
+        self._chosen: int | None = None
         self._committed_step, self._committed_at, self._commit_seconds = -1, time.monotonic(), 0.0
         if listener is not None:
             threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
@@ -86,17 +88,26 @@ class Coordinator:
         that all left, if it is worth a commit; None otherwise, or where one does not tell in time."""
         with self._changed:
             self._left[rank] = left
+            if rank == 0:  # who has uploaded what rank 0 did not get to order must hear that, to tell what else it has
+                for seq in self._reports.keys() - self._outcomes.keys():
+                    self._announce(seq, self._never_led(seq))
             self._changed.notify_all()
             world = self._job.world_size
             known = self._changed.wait_for(lambda: len(self._left) == world or {} in self._left.values(), seconds)
-            if not known or len(self._left) < world:
-                return None
-            steps = set.intersection(*(set(map(int, each)) for each in self._left.values()))
-            newest = max(steps, default=-1)
-            if newest <= self._committed_step:
-                return None
-            at = float(self._left[0][str(newest)][1])
-            return newest if worth_a_commit(at - self._committed_at, self._commit_seconds) else None
+            if known and len(self._left) == world and not self._decided:
+                self._decided, self._chosen = True, self._newest_left()
+            return self._chosen
+
+    def _newest_left(self) -> int | None:
+        steps = set.intersection(*(set(map(int, each)) for each in self._left.values()))
+        newest = max(steps, default=-1)
+        if newest <= self._committed_step:
+            return None
+        seq, at = self._left[0][str(newest)]
+        if not worth_a_commit(float(at) - self._committed_at, self._commit_seconds):
+            return None
+        self._outcomes = {known: outcome for known, outcome in self._outcomes.items() if known != seq}  # it is retried
+        return newest
 
     def collect(self, step: int) -> None:
         """Remove what the commit of `step` has made superfluous."""
@@ -126,6 +137,10 @@ class Coordinator:
     def _never_reports(self, rank: int, seq: int) -> bool:
         """Whether this rank is dead, and what it left is not of save `seq`."""
         return rank in self._left and all(seq != left for left, _ in self._left[rank].values())
+
+    def _never_led(self, seq: int) -> Message:
+        error = "rank 0 died before its copy was whole"
+        return {"event": "outcome", "seq": seq, "committed": False, "error": error}
 
     def _commit(self, order: Message, reports: dict[int, Message]) -> Commit:
         files = tuple(FileEntry.model_validate(reports[rank]["file"]) for rank in range(self._job.world_size))
@@ -195,15 +210,15 @@ class Coordinator:
                     channel.send({"event": "chosen", "step": self.choose(rank, report["left"], OTHERS_SECONDS_MAX)})
                     continue
                 answer = self._answer_already_known(rank, report)
+                if answer is None and 0 in self._left and not self._decided:
+                    answer = self._never_led(report["seq"])
                 if answer is not None:
                     channel.send(answer)
                 else:
                     self.report(rank, report)
         except (Closed, ValueError, KeyError):
             channel.close()
-        with (
-            self._changed
-        ):  # its process ended, and so did all that it could have left; one that is replaced comes back
+        with self._changed:  # its process ended, so nothing is left of it; one that is replaced comes back
             if self._channels.get(rank) is channel:
                 self._left[rank] = {}
                 self._changed.notify_all()

@@ -41,6 +41,7 @@ class Uploader:
         self._tier = local_tier(init["uri"], init["job_uid"])
         self._coordinator = self._make_coordinator(listener) if self._rank == 0 else None
         self._peer: Channel | None = None
+        self._rank_is_dead = False
 
     def warm_up(self) -> None:
         with contextlib.suppress(StoreError):  # a save will say so, should it still be so
@@ -77,7 +78,7 @@ class Uploader:
 
     def _save_what_is_left(self) -> None:
         """Commit the newest step that the memories of all ranks hold, if there is one and it is worth it."""
-        deadline = time.monotonic() + AFTER_CRASH_SECONDS_MAX
+        deadline, self._rank_is_dead = time.monotonic() + AFTER_CRASH_SECONDS_MAX, True
         orders = {order["step"]: order for memory in self._memories.values() if (order := left_in(memory))}
         left = {str(step): [order["seq"], order.get("at", 0.0)] for step, order in orders.items()}
         step = self._agree_on(left)
@@ -192,6 +193,8 @@ class Uploader:
             except (Closed, OSError):
                 if self._peer is not None:
                     self._peer.close()
+                if self._rank_is_dead:  # so is rank 0, and nobody replaces its process
+                    break
                 self._peer, report = None, report | {"again": True}
                 time.sleep(0.05)
         error = "rank 0 did not say in time whether the checkpoint was committed"
