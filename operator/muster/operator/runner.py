@@ -22,8 +22,8 @@ ADMISSION_SECONDS = 15.0  # how often a queue is looked at without news: node re
 IDLE_ADMISSION_SECONDS = 60.0  # the same while nobody waits: running gangs may be able to grow
 WAIT_TEXT_SECONDS = 30.0  # a queued job's words change at most so often, unless their code changes …
 WAIT_TEXTS_PER_SECOND = 20.0  # … and those of a long queue so many at a time: each is a write of a status
-# So long after a write, words about a gang on its way up wait for more of them: mostly the next phase makes them moot.
-# They wait longer where many gangs are on their way, unless they name some trouble.
+# So long words about a gang on its way up wait before they are written: mostly the next phase makes them moot. They
+# wait longer where many gangs are on their way; those that name some trouble wait only so long after the last write.
 PASSING_WORDS_SECONDS, PASSING_WORDS_SECONDS_MAX, PASSING_WORDS_PER_SECOND = 5.0, 60.0, 4.0
 RESYNC_SECONDS = 300.0  # how often every job is looked at, whatever was heard
 
@@ -58,6 +58,7 @@ class Runner:
         self._waits: dict[str, Wait] = {}
         self._told: dict[str, tuple[Wait, float]] = {}  # what each queued job was last told, and when (ticks)
         self._wrote: dict[str, float] = {}  # when a job's status was last written, or the job first seen (ticks)
+        self._passing: dict[str, float] = {}  # since when a job has words that wait (ticks)
         self._distrusted: set[str] = set()  # a conflict showed that what we see lags behind
 
     def notice(self, key: str, ticks: float) -> None:
@@ -98,10 +99,12 @@ class Runner:
                 return pause
             await self.world.write_status(uid, decision.status, seen.version)
             self._wrote[uid] = ticks
+            self._passing.pop(uid, None)
             self.listener.wrote(seen, decision)
             if _concerns_the_queue(seen, decision):
                 self.agenda.notice(FLEET, ticks)
             return 0.0
+        self._passing.pop(uid, None)
         for action in decision.actions:
             await self.world.apply(uid, action)
             self.listener.applied(uid, action)
@@ -172,12 +175,15 @@ class Runner:
         ):
             return 0.0
         pause = PASSING_WORDS_SECONDS
+        since = self._wrote.get(seen.uid, ticks - pause)
         if not any(worker.reason for worker in seen.workers):
             pause = min(PASSING_WORDS_SECONDS_MAX, max(pause, len(self.agenda) / PASSING_WORDS_PER_SECOND))
-        return max(0.0, self._wrote.get(seen.uid, ticks - pause) + pause - ticks)
+            since = self._passing.setdefault(seen.uid, ticks)
+        return max(0.0, since + pause - ticks)
 
     def _forget(self, uid: str) -> None:
         self._wrote.pop(uid, None)
+        self._passing.pop(uid, None)
         self._waits.pop(uid, None)
         self._told.pop(uid, None)
 

@@ -51,8 +51,9 @@ class Gang:
     async def ask(self) -> list[int]:
         """Whom one turn asks, once it is due."""
         self.asked.clear()
-        if self.heartbeats._is_due(JOB):
-            await self.heartbeats._ask_gang(cast(aiohttp.ClientSession, None), JOB)
+        due = self.heartbeats._is_due(JOB, time.monotonic())
+        if due and (mine := self.heartbeats._to_ask(JOB, time.monotonic())) is not None:
+            await self.heartbeats._ask_gang(cast(aiohttp.ClientSession, None), JOB, mine)
         return sorted(self.asked)
 
     def beats(self) -> list[Heartbeat]:

@@ -65,27 +65,34 @@ class Heartbeats:
         limits = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         async with aiohttp.ClientSession(connector=connector, timeout=limits) as session:
             while True:
-                for job in [job for job in self._jobs.all() if self._is_due(job)]:
+                now = time.monotonic()
+                for job in [job for job in self._jobs.all() if self._is_due(job, now)]:
+                    if (mine := self._to_ask(job, now)) is None:
+                        continue
                     self._asking.add(job.uid)
-                    task = asyncio.create_task(self._ask_gang(session, job))
+                    task = asyncio.create_task(self._ask_gang(session, job, mine))
                     task.add_done_callback(lambda _, uid=job.uid: self._asking.discard(uid))  # type: ignore[misc]
                 self._sweep()
                 self._others_seconds = max(RUNNING_SECONDS, sum(1 for _ in self._pods.all()) / OTHERS_PER_SECOND)
                 await asyncio.sleep(ROUND_SECONDS)
 
-    def _is_due(self, job: Job) -> bool:
+    def _is_due(self, job: Job, now: float) -> bool:
         if job.status.phase not in (Phase.STARTING, Phase.RUNNING) or job.uid in self._asking:
             return False
-        return time.monotonic() >= self._due.get(job.uid, 0.0)
+        return now >= self._due.get(job.uid, 0.0)
 
-    async def _ask_gang(self, session: aiohttp.ClientSession, job: Job) -> None:
+    def _to_ask(self, job: Job, now: float) -> list[Pod] | None:
+        """The gang, if there is anybody to ask."""
         mine = [pod for pod in self._pods.of(job.uid) if pod.attempt == job.status.attempt]
-        running = sorted((p for p in mine if p.running_since and p.ip and not p.over), key=lambda pod: pod.worker)
-        running_phase, now = job.status.phase is Phase.RUNNING, time.monotonic()
+        running_phase = job.status.phase is Phase.RUNNING
         self._due[job.uid] = now + (RUNNING_SECONDS if running_phase else STARTING_SECONDS)
         there = sum(1 for pod in mine if pod.running_since or pod.over)
-        if not running or (not running_phase and there < job.status.gang.wanted):
-            return  # whoever is there waits for the others and has nothing to tell
+        if not any(map(_answers, mine)) or (not running_phase and there < job.status.gang.wanted):
+            return None  # whoever is there waits for the others and has nothing to tell
+        return mine
+
+    async def _ask_gang(self, session: aiohttp.ClientSession, job: Job, mine: list[Pod]) -> None:
+        running, now = sorted(filter(_answers, mine), key=lambda pod: pod.worker), time.monotonic()
         before = self._signs(mine)
         first, *others = running
         answers = [await self._ask(session, first)]
@@ -155,6 +162,10 @@ class Heartbeats:
         self._errors = {uid: error for uid, error in self._errors.items() if uid in here}
         self._due = {uid: due for uid, due in self._due.items() if self._jobs.get(uid) is not None}
         self._others_due = {uid: due for uid, due in self._others_due.items() if uid in self._due}
+
+
+def _answers(pod: Pod) -> bool:
+    return bool(pod.running_since and pod.ip and not pod.over)
 
 
 def _by_clock_at(beat: Heartbeat, at: float) -> Heartbeat:
