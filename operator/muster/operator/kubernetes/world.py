@@ -35,8 +35,8 @@ from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unrea
 COMMITS_SECONDS = 60.0  # how old a listing of commits may be where nothing tells of a new one
 ADMISSION_SHARE = 0.1  # of the time may be spent on reading the fleet afresh
 ADMISSION_SECONDS_MAX = 3.0
-NEWS_SECONDS, NEWS_SECONDS_MAX = 0.15, 1.0  # how long news waits for more of the same job …
-NEWS_PER_SECOND = 100.0  # … and longer where there is much: so many jobs and no more are looked at
+NEWS_SECONDS, NEWS_SECONDS_MAX = 0.15, 2.0  # how long news waits for more of the same job …
+NEWS_PER_SECOND = 50.0  # … and longer where there is much: so many jobs and no more are looked at
 
 
 class KubernetesWorld:
