@@ -18,7 +18,7 @@ from muster.operator.kubernetes.client import ApiError, Client
 from muster.operator.kubernetes.gangs.choice import release_pod
 from muster.operator.kubernetes.pods import Pod, Pods
 
-REPEAT_SECONDS = 10.0  # a deletion whose effect was not seen so long is asked for again
+REPEAT_SECONDS = 30.0  # a deletion whose effect was not seen so long is asked for again; a watch may lag that much
 AT_ONCE = 32  # deletions of all gangs at the same moment; statuses need connections, too
 
 
