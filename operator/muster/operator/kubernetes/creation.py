@@ -335,7 +335,7 @@ class Creator:
     async def _add_finalizer(self, job: Job) -> None:
         """So that a deleted job's gang can commit before it goes.
 
-        The same write ends the tracking of who owns which field, which is half of what the statuses to come would
+        The same write ends the tracking of who owns which field, which is two fifths of what the statuses to come would
         cost, unless somebody applies the job server-side, which is what the tracking is for.
         """
         path, known = paths.job(job.namespace, job.name), job
