@@ -115,6 +115,10 @@ def test_a_spec_that_is_edited_while_it_runs(cluster: House) -> None:
     with pytest.raises(ApiError) as refused:
         cluster.change("edited", {"gang": {"nodes": 1}})
     assert "gang is fixed at submission" in refused.value.message
+    # The rule lets through what looks like a new status; nobody can make an edit look so.
+    both = {"spec": {"gang": {"nodes": 1}}, "status": {"ledger": {"since": 1.0}}}
+    with pytest.raises(ApiError, match="gang is fixed at submission"):
+        cluster.do(cluster.client.patch(paths.job("team", "edited"), both))
     cluster.change("edited", {"recovery": {"budgets": {"hang": 1}}, "priority": 5})
     generation = cluster.job("edited")["metadata"]["generation"]
     eventually(lambda: cluster.status("edited")["observedGeneration"] == generation, "the edit to be seen")

@@ -38,6 +38,9 @@ def set_up_logs(format: Literal["auto", "console", "json"], level: str) -> None:
 class Log(Listener):
     """Words only, never a variable of a job: `because` and names hold no secret, environments do."""
 
+    def __init__(self) -> None:
+        self._tells_actions = log.is_enabled_for(logging.DEBUG)  # else they are not even put together
+
     def wrote(self, seen: Observed, decision: Decision) -> None:
         before, after = seen.status, decision.status
         if (before.phase, before.attempt, before.code) == (after.phase, after.attempt, after.code):
@@ -48,8 +51,9 @@ class Log(Listener):
         )  # fmt: skip
 
     def applied(self, uid: str, action: Action) -> None:
-        facts = {name: getattr(action, name) for name in action.__slots__}
-        log.debug("applied", uid=uid, action=type(action).__name__, **facts)
+        if self._tells_actions:
+            facts = {name: getattr(action, name) for name in action.__slots__}
+            log.debug("applied", uid=uid, action=type(action).__name__, **facts)
 
     def reserved(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
         log.info("reserved", uids=[entry.uid for entry in after], nodes=sum(len(entry.nodes) for entry in after))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from muster.contract.status import Phase
+from muster.contract.status import JobStatus, Phase
 from muster.operator.core.admit import admit
 from muster.operator.core.agenda import Agenda
 from muster.operator.core.audit import AuditFailed, audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
-from muster.operator.core.decision import Action, Decision
+from muster.operator.core.decision import ACTIONS_MAX, Action, Decision
 from muster.operator.core.observed import Observed, Reservation, Wait
 from muster.operator.world import FLEET, Conflict, NotFound, World
 
@@ -22,9 +22,11 @@ ADMISSION_SECONDS = 15.0  # how often a queue is looked at without news: node re
 IDLE_ADMISSION_SECONDS = 60.0  # the same while nobody waits: running gangs may be able to grow
 WAIT_TEXT_SECONDS = 30.0  # a queued job's words change at most so often, unless their code changes …
 WAIT_TEXTS_PER_SECOND = 20.0  # … and those of a long queue so many at a time: each is a write of a status
-# So long after a write, words about a gang on its way up wait for more of them: mostly the next phase makes them moot.
-# They wait longer where many gangs are on their way, unless they name some trouble.
+# So long words about a gang on its way up wait before they are written: mostly the next phase makes them moot. They
+# wait longer where many gangs are on their way; those that name some trouble wait only so long after the last write.
 PASSING_WORDS_SECONDS, PASSING_WORDS_SECONDS_MAX, PASSING_WORDS_PER_SECOND = 5.0, 60.0, 4.0
+# Gangs whose workers are being made, looked at without news: so many a second and no more. What is made makes news.
+CREATIONS_PER_SECOND = 40.0
 RESYNC_SECONDS = 300.0  # how often every job is looked at, whatever was heard
 
 
@@ -58,6 +60,7 @@ class Runner:
         self._waits: dict[str, Wait] = {}
         self._told: dict[str, tuple[Wait, float]] = {}  # what each queued job was last told, and when (ticks)
         self._wrote: dict[str, float] = {}  # when a job's status was last written, or the job first seen (ticks)
+        self._passing: dict[str, float] = {}  # since when a job has words that wait (ticks)
         self._distrusted: set[str] = set()  # a conflict showed that what we see lags behind
 
     def notice(self, key: str, ticks: float) -> None:
@@ -98,14 +101,16 @@ class Runner:
                 return pause
             await self.world.write_status(uid, decision.status, seen.version)
             self._wrote[uid] = ticks
+            self._passing.pop(uid, None)
             self.listener.wrote(seen, decision)
             if _concerns_the_queue(seen, decision):
                 self.agenda.notice(FLEET, ticks)
             return 0.0
+        self._passing.pop(uid, None)
         for action in decision.actions:
             await self.world.apply(uid, action)
             self.listener.applied(uid, action)
-        return decision.wake_after
+        return self._wake_after(decision)
 
     async def admission(self, ticks: float) -> float:
         """One pass over the queue: who gets which nodes. Granted in one compare-and-swap of the ledger."""
@@ -165,24 +170,44 @@ class Runner:
             if seen.uid not in self._wrote:  # the pass over the queue will say more than that it has not come yet
                 self._wrote[seen.uid] = ticks
                 self.agenda.notice(FLEET, ticks)
-        elif not (
-            before.phase is after.phase is Phase.STARTING
-            and after.code in _PASSING
-            and before.suspicion == after.suspicion
-        ):
+        elif not (_is_on_its_way(before, after) or _only_counts(before, after)):
             return 0.0
         pause = PASSING_WORDS_SECONDS
+        since = self._wrote.get(seen.uid, ticks - pause)
         if not any(worker.reason for worker in seen.workers):
             pause = min(PASSING_WORDS_SECONDS_MAX, max(pause, len(self.agenda) / PASSING_WORDS_PER_SECOND))
-        return max(0.0, self._wrote.get(seen.uid, ticks - pause) + pause - ticks)
+            since = self._passing.setdefault(seen.uid, ticks)
+        return max(0.0, since + pause - ticks)
+
+    def _wake_after(self, decision: Decision) -> float | None:
+        seconds = decision.wake_after
+        if decision.code != Code.CREATING_WORKERS or len(decision.actions) >= ACTIONS_MAX or seconds is None:
+            return seconds
+        return max(seconds, len(self.agenda) / CREATIONS_PER_SECOND)
 
     def _forget(self, uid: str) -> None:
         self._wrote.pop(uid, None)
+        self._passing.pop(uid, None)
         self._waits.pop(uid, None)
         self._told.pop(uid, None)
 
 
 _PASSING = frozenset({Code.AWAITING_WORKERS, Code.AWAITING_RANKS, Code.AWAITING_SCHEDULER})
+_COUNTS = frozenset({"gang", "ledger", "attempts"})
+
+
+def _is_on_its_way(before: JobStatus, after: JobStatus) -> bool:
+    return (
+        before.phase is after.phase is Phase.STARTING and after.code in _PASSING and before.suspicion == after.suspicion
+    )
+
+
+def _only_counts(before: JobStatus, after: JobStatus) -> bool:
+    """No more than how many workers are up changed: they end one after another, and soon there is more to say."""
+    if not before.phase is after.phase is Phase.RUNNING:
+        return False
+    known, new = before.__dict__, after.__dict__
+    return all(value is known[name] or value == known[name] for name, value in new.items() if name not in _COUNTS)
 
 
 def _concerns_the_queue(seen: Observed, decision: Decision) -> bool:

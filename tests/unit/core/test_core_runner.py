@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.core.seen import UID, fleet, node, observed, starting, summary, with_status, worker
+from tests.unit.core.seen import (
+    UID,
+    crew,
+    exited,
+    fleet,
+    node,
+    observed,
+    running,
+    starting,
+    summary,
+    with_status,
+    worker,
+)
 
 from muster.contract.status import JobStatus, Phase
 from muster.operator import runner as runner_module
@@ -116,8 +128,10 @@ def waiting() -> Observed:
 
 
 def test_words_that_the_next_moment_makes_moot_are_not_written_at_once() -> None:
-    """That a job was made, and how many of its workers are up: it mostly runs before anybody could read."""
-    for seen in (observed(), with_status(starting(), starting().status, workers=(worker(0), worker(1)))):
+    """That a job was made, how many of its workers are up: it mostly runs or is over before anybody could read."""
+    up = with_status(starting(), starting().status, workers=(worker(0), worker(1)))
+    ending = with_status(running(), running().status, workers=(crew()[0], exited(1, 0)))
+    for seen in (observed(), up, ending):
         world, notes, runner = make(seen)
         runner._wrote = {} if seen.status.phase is Phase.QUEUED else {UID: 0.0}
         runner.notice(UID, 0.5)

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import aiohttp
 import pytest
 from tests.unit.kubernetes.making import JOB_UID, pod_item
 
@@ -37,7 +36,7 @@ class Gang:
     def of(self, uid: str) -> tuple[Pod, ...]:
         return tuple(self.pods)
 
-    async def _answer(self, session: aiohttp.ClientSession, pod: Pod) -> bool:
+    async def _answer(self, pod: Pod) -> bool:
         self.asked.append(pod.worker)
         if pod.worker in self.silent:
             return False
@@ -51,8 +50,9 @@ class Gang:
     async def ask(self) -> list[int]:
         """Whom one turn asks, once it is due."""
         self.asked.clear()
-        if self.heartbeats._is_due(JOB):
-            await self.heartbeats._ask_gang(cast(aiohttp.ClientSession, None), JOB)
+        due = self.heartbeats._is_due(JOB, time.monotonic())
+        if due and (mine := self.heartbeats._to_ask(JOB, time.monotonic())) is not None:
+            await self.heartbeats._ask_gang(JOB, mine)
         return sorted(self.asked)
 
     def beats(self) -> list[Heartbeat]:

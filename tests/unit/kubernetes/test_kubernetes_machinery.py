@@ -152,6 +152,13 @@ def test_equal_specs_are_kept_once() -> None:
     assert jobs.keep(first).spec is jobs.keep(second).spec
 
 
+@pytest.mark.parametrize(("operation", "applied"), [("Apply", True), ("Update", False)])
+def test_who_applies_a_job_keeps_the_record_of_his_fields(operation: str, applied: bool) -> None:
+    item = job_item()
+    item["metadata"]["managedFields"] = [{"manager": "flux", "operation": operation}]
+    assert Jobs(lambda uid: None).keep(item).applied is applied
+
+
 def test_a_spec_that_the_schema_let_in_and_we_do_not_is_told_with_its_path() -> None:
     job = Jobs(lambda uid: None).keep(job_item(gang={"nodes": 3}))
     assert "tokensPerStep 524288 can't be divided over 3 ranks" in job.invalid

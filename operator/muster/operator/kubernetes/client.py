@@ -7,7 +7,6 @@ ever (docs/decisions/0010).
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from urllib.request import proxy_bypass
 
 import aiohttp
 from aiohttp.helpers import proxies_from_env
+from pydantic_core import from_json, to_json
 
 from muster.contract.kubernetes import Connection
 
@@ -29,6 +29,8 @@ RETRY_SECONDS_MAX = 5.0
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
+# Of a list: no more of each object than its metadata.
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class ApiError(Exception):
@@ -66,13 +68,12 @@ class Client:
     async def get(self, path: str, **query: str) -> Object:
         return await self._call("GET", path, query=query)
 
-    async def pages(self, path: str, **query: str) -> AsyncIterator[Object]:
-        """Page by page, so that a large list is never in memory as a whole."""
+    async def pages(self, path: str, accept: str = "", **query: str) -> AsyncIterator[Object]:
+        """Page by page, so that a large list is never in memory as a whole. accept: METADATA, where that is enough."""
         following: str | None = ""
         while following is not None:
-            page = await self._call(
-                "GET", path, query={**query, "limit": str(PAGE), "continue": following}, verb="LIST"
-            )
+            asked = {**query, "limit": str(PAGE), "continue": following}
+            page = await self._call("GET", path, query=asked, verb="LIST", accept=accept)
             yield page
             following = page.get("metadata", {}).get("continue") or None
 
@@ -88,6 +89,10 @@ class Client:
     async def delete(self, path: str, body: Object | None = None, **query: str) -> Object:
         return await self._call("DELETE", path, body, query)
 
+    async def remove(self, path: str, body: Object) -> None:
+        """`delete` where nobody wants to read what was deleted."""
+        await self._send("DELETE", path, body)
+
     async def watch(self, path: str, version: str, silence_seconds: float, **query: str) -> AsyncIterator[Object]:
         """Events from `version` on, until the server ends the stream. Raises ApiError (410: relist), OSError, and
         TimeoutError when nothing, not even a bookmark, was heard for so long.
@@ -102,7 +107,7 @@ class Client:
             if reply.status != 200:
                 raise self._error(reply, await reply.read())
             async for line in _lines(reply.content):
-                yield json.loads(line)
+                yield from_json(line)
 
     async def _call(
         self,
@@ -112,12 +117,27 @@ class Client:
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
         verb: str = "",
+        accept: str = "",
     ) -> Object:
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        document: Object = from_json(await self._send(method, path, body, query, content, verb, accept))
+        return document
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        query: Mapping[str, str] | None = None,
+        content: str = "application/json",
+        verb: str = "",
+        accept: str = "",
+    ) -> bytes:
+        data = None if body is None else to_json(body)
+        headers = ({"Content-Type": content} if data is not None else {}) | ({"Accept": accept} if accept else {})
         params = {key: value for key, value in (query or {}).items() if value}
         for attempt in range(1, TRIES + 1):
             try:
-                return await self._once(method, path, data, params, content, verb or method)
+                return await self._once(method, path, data, params, headers, verb or method)
             except ApiError as error:
                 if attempt == TRIES or (error.status not in (401, 429) and not error.retry_after):
                     raise
@@ -134,24 +154,22 @@ class Client:
         raise AssertionError("unreachable")
 
     async def _once(
-        self, method: str, path: str, data: bytes | None, params: Mapping[str, str], content: str, verb: str
-    ) -> Object:
+        self, method: str, path: str, data: bytes | None, params: Mapping[str, str], headers: dict[str, str], verb: str
+    ) -> bytes:
         assert self._session is not None, "used outside `async with`"
-        headers = self._headers() | ({"Content-Type": content} if data is not None else {})
         self.calls[verb, resource(path)] += 1
         async with self._session.request(
             method,
             self.connection.server + path,
             params=params,
             data=data,
-            headers=headers,
+            headers=self._headers() | headers,
             timeout=aiohttp.ClientTimeout(total=CALL_SECONDS),
         ) as reply:
             answer = await reply.read()
             if reply.status >= 400:
                 raise self._error(reply, answer)
-            document: Object = json.loads(answer)
-            return document
+            return answer
 
     def _headers(self) -> dict[str, str]:
         token = self.connection.credentials.bearer()
@@ -159,7 +177,7 @@ class Client:
 
     def _error(self, reply: aiohttp.ClientResponse, answer: bytes) -> ApiError:
         try:
-            status = json.loads(answer)
+            status = from_json(answer)
         except ValueError:
             status = {}
         if not isinstance(status, dict):

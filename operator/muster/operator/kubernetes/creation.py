@@ -91,6 +91,7 @@ class Creator:
         self._client, self._jobs, self._pods, self._site = client, jobs, pods, site
         self._gang_of, self._instance_type, self._notice = gang_of, instance_type, notice
         self._orders: dict[Attempt, _Order] = {}
+        self._ordered: dict[str, set[int]] = {}  # job uid → attempts
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
         self._ready_jobs: set[str] = set()  # whose service and finalizer are there
         self._ready_namespaces: set[str] = set()
@@ -105,6 +106,7 @@ class Creator:
         """Let it exist. Returns at once."""
         key = (uid, action.attempt)
         order = self._orders.setdefault(key, _Order(since=time.time()))
+        self._ordered.setdefault(uid, set()).add(action.attempt)
         order.workers.setdefault(action.worker, action)
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._carry_out(key), name=f"create {uid}/{action.attempt}")
@@ -118,8 +120,8 @@ class Creator:
     def refused(self, uid: str) -> tuple[Refused, ...]:
         return tuple(
             Refused(worker, attempt, order.workers[worker].node, why, order.since)
-            for (of, attempt), order in self._orders.items()
-            if of == uid
+            for attempt in self._ordered.get(uid, ())
+            if (order := self._orders.get((uid, attempt))) is not None
             for worker, why in order.refused.items()
             if worker in order.workers
         )
@@ -179,6 +181,10 @@ class Creator:
         finally:
             self._orders.pop(key, None)
             self._tasks.pop(key, None)
+            if not (left := self._ordered.get(key[0], set()) - {key[1]}):
+                self._ordered.pop(key[0], None)
+            else:
+                self._ordered[key[0]] = left
             self._notice(key[0])
 
     async def _make(self, job: Job, order: _Order) -> None:
@@ -327,11 +333,18 @@ class Creator:
         await self._make_sure(path, template, job.uid)
 
     async def _add_finalizer(self, job: Job) -> None:
-        """So that a deleted job's gang can commit before it goes."""
+        """So that a deleted job's gang can commit before it goes.
+
+        The same write ends the tracking of who owns which field, which is two fifths of what the statuses to come would
+        cost, unless somebody applies the job server-side, which is what the tracking is for.
+        """
         path, known = paths.job(job.namespace, job.name), job
         while FINALIZER not in known.finalizers and known.uid == job.uid and not known.summary.deleting:
-            finalizers = [*known.finalizers, FINALIZER]
-            change = {"metadata": {"finalizers": finalizers, "resourceVersion": known.version}}
+            change: Object = {
+                "metadata": {"finalizers": [*known.finalizers, FINALIZER], "resourceVersion": known.version}
+            }
+            if not known.applied:
+                change["metadata"]["managedFields"] = [{}]  # the API's own way to say so
             try:
                 known = self._jobs.keep(await self._client.patch(path, change))
             except ApiError as error:

@@ -31,6 +31,8 @@ class Job:
     """One TrainingJob. version: its resourceVersion. queue: the Kueue label, which also names other schedulers' queues.
     id: under which the API knows it.
 
+    applied: somebody owns fields of it by server-side apply, so the API server must go on tracking whose is what.
+
     unreadable: why the stored object can't be understood (a newer Muster wrote it): it is not touched. invalid: why the
     spec is refused, although the schema let it in: the job can't run. In both, `spec` is a stand-in.
     """
@@ -41,6 +43,7 @@ class Job:
     finalizers: tuple[str, ...]
     queue: str
     id: str
+    applied: bool = False
     unreadable: str = ""
     invalid: str = ""
 
@@ -76,6 +79,11 @@ class Jobs:
     def get(self, uid: str) -> Job | None:
         return self._jobs.get(uid)
 
+    def has(self, uid: str, version: str) -> bool:
+        """In that version or a newer one."""
+        known = self._jobs.get(uid)
+        return known is not None and int(known.version) >= int(version)
+
     def all(self) -> Iterator[Job]:
         yield from self._jobs.values()
 
@@ -89,7 +97,7 @@ class Jobs:
         """The job as it is now known, which may be newer than `item`."""
         uid = item["metadata"]["uid"]
         known = self._jobs.get(uid)
-        if known is not None and int(known.version) >= int(item["metadata"]["resourceVersion"]):
+        if known is not None and self.has(uid, item["metadata"]["resourceVersion"]):
             return known
         job = self._jobs[uid] = self._read(item, known)
         self._notice(uid)
@@ -98,8 +106,7 @@ class Jobs:
     def written(self, job: Job, item: Object, status: JobStatus) -> None:
         """We wrote this status: nothing needs to be understood again."""
         meta = item["metadata"]
-        known = self._jobs.get(job.uid)
-        if known is not None and int(known.version) >= int(meta["resourceVersion"]):
+        if self.has(job.uid, meta["resourceVersion"]):
             return
         summary = replace(job.summary, status=status, deleting="deletionTimestamp" in meta)
         generation = int(meta.get("generation", 1))
@@ -148,6 +155,7 @@ class Jobs:
             finalizers=tuple(meta.get("finalizers") or ()),
             queue=labels.get(QUEUE_LABEL, ""),
             id=labels.get(Label.JOB_ID) or meta["uid"],
+            applied=any(entry.get("operation") == "Apply" for entry in meta.get("managedFields") or ()),
             unreadable=unreadable,
             invalid=invalid,
         )

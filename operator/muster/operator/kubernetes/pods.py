@@ -143,6 +143,9 @@ class Pods:
     def of(self, job_uid: str) -> tuple[Pod, ...]:
         return tuple(self._by_job.get(job_uid, {}).values())
 
+    def __len__(self) -> int:
+        return len(self._job_of)
+
     def all(self) -> Iterator[Pod]:
         for pods in self._by_job.values():
             yield from pods.values()

@@ -1,4 +1,8 @@
-"""Takes workers away: asked once, with the grace that the core gave, a whole gang in one request where it can be."""
+"""Takes workers away: asked once, with the grace that the core gave.
+
+One by one: a DELETE of a collection makes the API server look through all pods of the namespace to find eight, in etcd
+itself where its cache lags, and then answers with every pod in full.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from muster.contract.names import Label
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.kubernetes import paths
 from muster.operator.kubernetes.client import ApiError, Client
 from muster.operator.kubernetes.gangs.choice import release_pod
 from muster.operator.kubernetes.pods import Pod, Pods
 
-REPEAT_SECONDS = 10.0  # a deletion whose effect was not seen so long is asked for again
+REPEAT_SECONDS = 30.0  # a deletion whose effect was not seen so long is asked for again; a watch may lag that much
+AT_ONCE = 32  # deletions of all gangs at the same moment; statuses need connections, too
 
 
 @dataclass(slots=True)
@@ -30,6 +34,7 @@ class Remover:
         self._client, self._pods, self._on_error = client, pods, on_error
         self._batches: dict[tuple[str, int], _Batch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Semaphore(AT_ONCE)
         self._asked: dict[str, tuple[float, float]] = {}  # pod uid → (grace, when it was answered; infinite: not yet)
 
     def remove(self, uid: str, action: RemoveWorker) -> None:
@@ -50,11 +55,7 @@ class Remover:
         mine = [pod for pod in self._pods.of(key[0]) if pod.attempt == key[1] and not pod.gone]
         due = [pod for pod in mine if pod.worker in workers and self._is_due(pod, workers[pod.worker])]
         try:
-            graces = {workers[pod.worker] for pod in due}
-            if len(due) > 1 and len(due) == len(mine) and len(graces) == 1:
-                await self._remove_all(key, due[0].namespace, graces.pop())
-            else:
-                await asyncio.gather(*(self._remove_one(pod, workers[pod.worker]) for pod in due))
+            await asyncio.gather(*(self._remove_one(pod, workers[pod.worker]) for pod in due))
         except Exception as error:
             for pod in due:
                 self._asked.pop(pod.uid, None)
@@ -69,16 +70,11 @@ class Remover:
         self._asked[pod.uid] = (grace, math.inf)
         return True
 
-    async def _remove_all(self, key: tuple[str, int], namespace: str, grace: float) -> None:
-        selector = f"{Label.JOB_UID}={key[0]},{Label.ATTEMPT}={key[1]}"
-        await self._client.delete(
-            paths.core(namespace, "pods"), labelSelector=selector, gracePeriodSeconds=str(int(grace))
-        )
-
     async def _remove_one(self, pod: Pod, grace: float) -> None:
         options = {"gracePeriodSeconds": int(grace), "preconditions": {"uid": pod.uid}}
         try:
-            await self._client.delete(paths.core(pod.namespace, "pods", pod.name), options)
+            async with self._turn:
+                await self._client.remove(paths.core(pod.namespace, "pods", pod.name), options)
             if not grace and not pod.over:  # by force: nobody is to hold on to it either
                 await release_pod(self._client, pod)
         except ApiError as error:

@@ -17,7 +17,7 @@ from muster.operator.core.decision import Action, CreateWorker, RemoveJob, Remov
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Committed, Observed, Reservation
 from muster.operator.kubernetes import observe, paths
-from muster.operator.kubernetes.client import ApiError, Client, Object
+from muster.operator.kubernetes.client import METADATA, ApiError, Client, Object
 from muster.operator.kubernetes.creation import Creator
 from muster.operator.kubernetes.gangs.choice import Gangs
 from muster.operator.kubernetes.heartbeats import Heartbeats
@@ -35,8 +35,8 @@ from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unrea
 COMMITS_SECONDS = 60.0  # how old a listing of commits may be where nothing tells of a new one
 ADMISSION_SHARE = 0.1  # of the time may be spent on reading the fleet afresh
 ADMISSION_SECONDS_MAX = 3.0
-NEWS_SECONDS, NEWS_SECONDS_MAX = 0.15, 1.0  # how long news waits for more of the same job …
-NEWS_PER_SECOND = 100.0  # … and longer where there is much: so many jobs and no more are looked at
+NEWS_SECONDS, NEWS_SECONDS_MAX = 0.15, 2.0  # how long news waits for more of the same job …
+NEWS_PER_SECOND = 50.0  # … and longer where there is much: so many jobs and no more are looked at
 
 
 class KubernetesWorld:
@@ -112,7 +112,7 @@ class KubernetesWorld:
         job = self.job_cache.get(uid)
         # Else the object is as the watch told it last: every write that is decided by it fails if it has changed.
         if job is not None and fresh and uid in self._overtaken:
-            job = await self._read_job(job)
+            job = await self._read_job(job.namespace, job.name, uid)
             self._overtaken.discard(uid)
         if job is None:
             self._forget(uid)
@@ -264,16 +264,16 @@ class KubernetesWorld:
         facts = self.nodes.get(node)
         return facts.node.instance_type if facts else ""
 
-    async def _read_job(self, job: Job) -> Job | None:
+    async def _read_job(self, namespace: str, name: str, uid: str) -> Job | None:
         try:
-            item = await self._client.get(paths.job(job.namespace, job.name))
+            item = await self._client.get(paths.job(namespace, name))
         except ApiError as error:
             if error.status != 404:
                 raise
-            self.job_cache.forget(job.uid)
+            self.job_cache.forget(uid)
             return None
-        if item["metadata"]["uid"] != job.uid:  # deleted, and another of its name was made
-            self.job_cache.forget(job.uid)
+        if item["metadata"]["uid"] != uid:  # deleted, and another of its name was made
+            self.job_cache.forget(uid)
             self.job_cache.put(item)
             return None
         return self.job_cache.keep(item)
@@ -287,15 +287,18 @@ class KubernetesWorld:
         return tuple(found)
 
     async def _list_jobs(self) -> Callable[[Job], bool]:
-        """Read all jobs from the source; returns who of the cache was there, or is newer than what was read."""
+        """Read from the source which jobs there are in which version, and whole what the watch has not brought yet.
+        Returns who of the cache was there, or is newer than the list.
+        """
         began = time.monotonic()
         uids: set[str] = set()
         version = 0
-        async for page in self._client.pages(paths.JOBS):
+        async for page in self._client.pages(paths.JOBS, METADATA):
             version = version or int(page["metadata"]["resourceVersion"])
-            for item in page.get("items") or ():
-                self.job_cache.put(item)
-                uids.add(item["metadata"]["uid"])
+            metas = [item["metadata"] for item in page.get("items") or ()]
+            uids |= {meta["uid"] for meta in metas}
+            late = [meta for meta in metas if not self.job_cache.has(meta["uid"], meta["resourceVersion"])]
+            await asyncio.gather(*(self._read_job(meta["namespace"], meta["name"], meta["uid"]) for meta in late))
         self._fleet_read = (time.monotonic(), time.monotonic() - began)
         return lambda job: job.uid in uids or int(job.version) > version
 
