@@ -49,9 +49,9 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert (killed.exit_code, killed.rank, killed.signal) == (137, 1, signal.SIGKILL)
     assert bystander.exit_code == ExitCode.PEER_LOST, gang.log()
 
-    (resumed_from,) = job.commits()
-    assert 0 < resumed_from < steps, "committed from the memory of the ranks that had died"
-    assert "what the ranks left in memory" in gang.log()
+    resumed_from = job.commits()[-1]
+    assert 0 < resumed_from < steps
+    assert f"step {resumed_from} was committed from what the ranks left in memory" in gang.log()
     job.start(attempt=2, resume_step=resumed_from, workers=2).ends_well()
     before, after = job.steps(1), job.steps(2)
     assert computed(before) == computed(expected[: len(before)])

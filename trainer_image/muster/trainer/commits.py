@@ -47,12 +47,12 @@ class Commits:
     def __init__(
         self,
         saver: Saver,
-        snapshots: bool,
         every: int | str,
         past: Past,
         ranks: Ranks,
         life: Life,
         metrics: Metrics,
+        snapshots: bool = False,
     ) -> None:
         self._saver, self._policy, self._ranks, self._life, self._metrics = saver, Policy(every), ranks, life, metrics
         self._past, self._snapshots = past, snapshots

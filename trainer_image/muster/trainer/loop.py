@@ -123,7 +123,7 @@ class Trainer:
         saver = Saver(identity, run.checkpoint.keep, layout.describe())
         spare = parallel.host_memory(ranks) - (layout.need.total if device.type == "cpu" else 0)
         snapshots = saver.prepare(self.spread.decoder, spare // SNAPSHOT_MEMORY_PART)
-        self.commits = Commits(saver, snapshots, run.checkpoint.every, run.past, ranks, life, self.metrics)
+        self.commits = Commits(saver, run.checkpoint.every, run.past, ranks, life, self.metrics, snapshots)
         self.evaluator = _evaluator(run, ranks, data, device)
         self.flops_per_token = flops.per_token(origin.architecture, length)
         self.peak = flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None
