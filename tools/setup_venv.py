@@ -133,8 +133,10 @@ def install(wanted):
         )
     if subprocess.call([*pip, "check"], stdout=subprocess.DEVNULL) != 0:
         raise SetupError(f"the installed packages contradict each other: {VENV_PYTHON} -m pip check says how")
-    # On all cores, which pip would not. A file that is no Python for this version is nobody's to import.
-    subprocess.call([VENV_PYTHON, "-m", "compileall", "-qq", "-j", "0", VENV])
+    # On all cores, which pip would not. A file that is no Python for this version is nobody's to import; and of large
+    # packages of which little is imported, that little is compiled when it is.
+    little = "/(transformers|moto|networkx|cfnlint|pip|setuptools)/"
+    subprocess.call([VENV_PYTHON, "-m", "compileall", "-qq", "-j", "0", "-x", little, VENV])
     # Last, and in one step: a stamp is only there when everything is.
     with open(STAMP + ".new", "w") as file:
         json.dump({"extras": wanted, "fingerprint": fingerprint()}, file)

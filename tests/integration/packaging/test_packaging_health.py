@@ -46,8 +46,7 @@ def running(*words: str | Path, **environment: str) -> Iterator["subprocess.Pope
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
+        process.kill()  # how they end is not asked here, and SeaweedFS takes its time
         process.wait(30)
 
 

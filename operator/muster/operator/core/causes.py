@@ -56,6 +56,9 @@ LEAVING = frozenset({SignalKind.SPOT_NOTICE, SignalKind.NODE_DRAIN, SignalKind.N
 # A launcher sees its rank's end within its poll of 0.1 s. Well below the grace after a failure, so that whom we killed
 # ourselves explains nothing.
 LATE_WORD_SECONDS = 3.0
+# For the peer that survivors have lost to say why it ended, before those that still live are removed: whom we remove is
+# not heard any more, and its word may come a moment after theirs.
+WORD_SECONDS = 1.0
 _TOLD_TO_STOP = frozenset({ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT, 128 + 15})
 
 _OWN_FAULTS = frozenset({Cause.USER_ERROR, Cause.OUT_OF_MEMORY, Cause.NUMERIC, Cause.STORAGE})
@@ -119,6 +122,13 @@ def judge(roll: Roll) -> Verdict | None:
     return min(
         found, key=lambda verdict: (verdict.strength, verdict.failure.at, verdict.failure.worker or 0), default=None
     )
+
+
+def word_awaited(roll: Roll) -> float:
+    """Seconds for which nobody is to be removed yet, for all that is known is that a peer was lost."""
+    waited = roll.seen.now - roll.status.since
+    lives = any(worker.state is WorkerState.RUNNING for worker in roll.mine)
+    return WORD_SECONDS - waited if lives and 0 <= waited < WORD_SECONDS and _only_a_lost_peer(roll.status) else 0.0
 
 
 def _only_a_lost_peer(status: JobStatus) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from muster.contract.signals import TrainerPhase
 from muster.contract.status import STATUS_VERSION, Attempt, GangStatus, JobStatus, Phase
 from muster.operator.core.budgets import remaining_backoff_seconds
-from muster.operator.core.causes import Verdict, contradicted, hung, judge, never_met, vanished
+from muster.operator.core.causes import Verdict, contradicted, hung, judge, never_met, vanished, word_awaited
 from muster.operator.core.codes import GIVEN_UP, Code, code_of
 from muster.operator.core.decision import ACTIONS_MAX, Action, CreateWorker, Decision, RemoveJob
 from muster.operator.core.endings import (
@@ -125,6 +125,8 @@ def stopping(roll: Roll) -> Decision | None:
     failing = status.phase is Phase.RESTARTING or status.code in GIVEN_UP
     if failing and not closed and (better := amend(roll)) is not None:
         return _turn(roll, better)
+    if failing and not closed and (patience := word_awaited(roll)) > 0:
+        return _stay(roll, (), patience)
     if not roll.empty:
         return _stay(roll, clear(roll), LOOK_SECONDS)
     return _turn(roll, end(roll) if closed else close(roll), trusts_absence=True)

@@ -19,8 +19,9 @@ from muster.operator.core.roll import Roll
 STOP_SECONDS = 110.0
 # After a failure there is nothing to wait for: the collectives are broken, and whoever holds them learns it at once.
 FAILURE_SECONDS = 5.0
-# Ranks that hang can do nothing with more time; their launcher needs this much to have their stacks written down.
-HUNG_SECONDS = 2.0
+# Ranks that hang can do nothing with more time. Their launcher has their stacks written down, and what is in their
+# memory committed (decision 0048).
+HUNG_SECONDS = 10.0
 OVERDUE_SECONDS = 60.0  # past its grace a worker should long be gone; then it is taken away without asking its node
 # Nodes are kept through a pause that is shorter than giving them up and asking again; a longer one would let them idle.
 HOLD_SECONDS_MAX = 60.0
