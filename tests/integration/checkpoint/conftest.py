@@ -1,7 +1,9 @@
 """S3 servers of both kinds, started once per module that asks."""
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.s3_servers import Missing, S3Server, moto_server, rclone_server
@@ -22,6 +24,14 @@ def moto_s3() -> Iterator[S3Server]:
     """Honours If-None-Match, checks no body."""
     with moto_server() as server:
         yield server
+
+
+@pytest.fixture
+def tier(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for the local tier that has room however full this machine's disks are: a tier takes no disk's last."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="muster-tests-tier-") as folder:
+        monkeypatch.setenv("MUSTER_LOCAL_TIER_DIR", folder)
+        yield Path(folder)
 
 
 @pytest.fixture

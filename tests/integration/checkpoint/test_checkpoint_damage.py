@@ -170,24 +170,32 @@ def test_a_commit_is_not_collected_while_it_is_read(folder: Path) -> None:
 
 
 def test_a_copy_on_the_node_is_used_when_it_is_good_and_not_when_it_is_not(
-    saved: tuple[Path, dict[int, dict[str, str]]], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: tuple[Path, dict[int, dict[str, str]]], folder: Path, tier: Path
 ) -> None:
-    monkeypatch.setenv("MUSTER_LOCAL_TIER_DIR", str(tmp_path / "tier"))
     store = FileStore(folder)
     (entry,) = commit_in(store, 3).files
     data = bytearray((folder / entry.key).read_bytes())
-    tier = LocalTier(tmp_path / "tier" / "uid")
+    copies = LocalTier(tier / "uid")
     (folder / entry.key).write_bytes(b"\0" * entry.bytes)  # the truth is damaged, the copy is good
-    assert tier.keep(entry.key, memoryview(bytes(data)))
+    assert copies.keep(entry.key, memoryview(bytes(data)))
     model, optimizer = gang.build("none", seed=1)
     load(folder.as_uri(), 3, model, optimizer)
     assert gang.digest(model, optimizer) == saved[1][3]
     (folder / entry.key).write_bytes(data)
     data[len(data) // 2] ^= 1  # now the copy is damaged, and the truth is good
-    assert tier.keep(entry.key, memoryview(bytes(data)))
+    assert copies.keep(entry.key, memoryview(bytes(data)))
     model, optimizer = gang.build("none", seed=1)
     load(folder.as_uri(), 3, model, optimizer)
     assert gang.digest(model, optimizer) == saved[1][3]
     assert entry.bytes < PART_BYTES
-    tier.drop_all_but(4)
-    assert list((tmp_path / "tier").rglob("*.safetensors")) == []
+    copies.drop_all_but(4)
+    assert list(tier.rglob("*.safetensors")) == []
+
+
+def test_no_copy_is_kept_on_a_disk_that_is_nearly_full(tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = shutil.disk_usage(tier)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: room._replace(total=1000, free=100 + 8))
+    copies = LocalTier(tier / "uid")
+    assert not copies.keep("step-00000003/attempt-1/shard", memoryview(b"123456789"))
+    assert copies.keep("step-00000003/attempt-1/shard", memoryview(b"12345678"))
+    assert [path.read_bytes() for path in tier.rglob("shard*")] == [b"12345678"]

@@ -58,14 +58,19 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert computed(after) == computed(expected[resumed_from:])
 
 
-@pytest.mark.parametrize("shard", ["ddp", "zero2"])
-def test_three_ranks_go_on_bit_for_bit(tmp_path: Path, shard: str) -> None:
+def test_three_ranks_go_on_bit_for_bit(tmp_path: Path) -> None:
     """From three ranks on, the order of a sum shows in its last bit: DDP must lay out its buckets as before."""
-    document = deterministic(write_corpus(tmp_path / "corpus"), shard, 25)
-    calm, job = Job(tmp_path / "calm", document, uid="calm"), Job(tmp_path / "stopped", document)
-    parts = [Part(calm), Part(job, 1, 0, stop_after=11), Part(job, 2, 11)]
-    assert train_many(tmp_path, 3, parts) == [ExitCode.DONE, ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE]
-    assert computed(job.steps(1, 2)) == computed(calm.steps(1))
+    source = write_corpus(tmp_path / "corpus")
+    pairs, parts = [], []
+    for shard in ("ddp", "zero2"):
+        document = deterministic(source, shard, 25)
+        calm = Job(tmp_path / f"{shard}-calm", document, uid=f"{shard}-calm")
+        job = Job(tmp_path / f"{shard}-stopped", document, uid=f"{shard}-stopped")
+        pairs.append((calm, job))
+        parts += [Part(calm), Part(job, 1, 0, stop_after=11), Part(job, 2, 11)]
+    assert train_many(tmp_path, 3, parts) == 2 * [ExitCode.DONE, ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE]
+    for calm, job in pairs:
+        assert computed(job.steps(1, 2)) == computed(calm.steps(1))
 
 
 def test_two_ranks_then_one_then_two_use_every_sample_once_in_the_same_order(tmp_path: Path) -> None:

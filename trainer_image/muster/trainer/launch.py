@@ -34,6 +34,8 @@ from muster.trainer.verdict import RankEnd, hung_ranks, log_tail, read_end, work
 FENCE_SECONDS_MAX = 60.0
 # After one rank failed, the others get this long to notice before they are killed.
 SHUTDOWN_SECONDS = 15
+# Beside our own files: torchrun's agent would leave a folder in /tmp for each worker that ever started.
+AGENT_DIR = "torchelastic"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -155,7 +157,9 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
     from torch.distributed.launcher.api import launch_agent
     from torch.distributed.run import config_from_args, get_args_parser
 
-    arguments = get_args_parser().parse_args([*_own_arguments(), "-m", "muster.trainer"])
+    arguments = get_args_parser().parse_args(
+        [*_own_arguments(), f"--log-dir={run.worker_dir / AGENT_DIR}", "-m", "muster.trainer"]
+    )
     _share_cores(arguments.nproc_per_node)
     config, command, command_arguments = config_from_args(arguments)
     config.run_id = f"{run.job_uid}-{run.attempt}"
