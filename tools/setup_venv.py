@@ -19,6 +19,7 @@ import time
 PYTHON_MIN = (3, 11)
 EXTRAS = {"run": ["all"], "dev": ["all", "dev"]}
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SOURCES = ("services", "operator", "trainer_image")
 VENV = os.path.join(ROOT, ".venv")
 VENV_PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "muster-installed.json")
@@ -134,9 +135,11 @@ def install(wanted):
     if subprocess.call([*pip, "check"], stdout=subprocess.DEVNULL) != 0:
         raise SetupError(f"the installed packages contradict each other: {VENV_PYTHON} -m pip check says how")
     # On all cores, which pip would not. A file that is no Python for this version is nobody's to import; and of large
-    # packages of which little is imported, that little is compiled when it is.
+    # packages of which little is imported, that little is compiled when it is. Our own sources too: dozens of processes
+    # read them in a minute, and some environments forbid these to write down what they compiled.
     little = "/(transformers|moto|networkx|cfnlint|pip|setuptools)/"
-    subprocess.call([VENV_PYTHON, "-m", "compileall", "-qq", "-j", "0", "-x", little, VENV])
+    sources = [os.path.join(ROOT, root) for root in SOURCES]
+    subprocess.call([VENV_PYTHON, "-m", "compileall", "-qq", "-j", "0", "-x", little, VENV, *sources])
     # Last, and in one step: a stamp is only there when everything is.
     with open(STAMP + ".new", "w") as file:
         json.dump({"extras": wanted, "fingerprint": fingerprint()}, file)
