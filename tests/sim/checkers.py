@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 FREE = (Cause.PREEMPTION, Cause.EVICTION)
 BUG = "IndexError"  # what a job with a bug says when it strikes
 ALIVE = (Phase.STARTING, Phase.RUNNING)
+HELD_SEEN_SECONDS = 2.0  # after a process was held: what was read before is still acted on
 
 
 class Violation(AssertionError):
@@ -26,6 +27,7 @@ class Checkers:
     def __init__(self, world: SimWorld) -> None:
         self.world = world
         self.lags = world.weather.stale > 0
+        self.slow = world.weather.latency >= 1.0  # what is read is seconds old when it is acted on
         self.jumped = False  # the wall clock did: windows and deadlines then follow it, and are not checked
 
     def require(self, holds: bool, promise: str, detail: str) -> None:
@@ -187,7 +189,8 @@ class Checkers:
             named = suspect is not None and (failure.rank, failure.node) == (suspect.index, suspect.node)
             self.require(named, "the rank that hangs is named", f"{what}: {failure.message} ({training.hang})")
             # Found in half the time that a gang may stand still, while its neighbours are heard.
-            clear = training.hang == "mute" and loaded and heard
+            held = suspect is not None and suspect.held[0] <= self.world.t < suspect.held[1] + HELD_SEEN_SECONDS
+            clear = training.hang == "mute" and loaded and heard and not held
             silent = not clear or "no sign of life" in failure.message
             self.require(silent, "a mute rank is known by its silence", f"{what}: {failure.message}")
 
@@ -227,8 +230,8 @@ class Checkers:
             self.require(after.code == Code.DEADLINE_EXCEEDED and set_once, "a failure has a reason", what)
 
     def goodput_is_true(self, job: SimJob) -> None:
-        """What the ledger calls productive or lost was trained in truth. Where no read lags, nothing is missing either
-        (time that is booked as starting, because an old heartbeat said so, is not booked again).
+        """What the ledger calls productive or lost was trained in truth. Where no read lags or takes seconds, none is
+        missing either (time that is booked as starting, because an old heartbeat said so, is not booked again).
         """
         seconds = job.status.ledger.seconds
         claimed = seconds.get(GoodputState.PRODUCTIVE, 0.0) + seconds.get(GoodputState.LOST, 0.0)
@@ -244,7 +247,7 @@ class Checkers:
 
     def _heard(self, job: SimJob) -> bool:
         """Whether the operator could know at every moment what the job's ranks did."""
-        return not self.jumped and not self.lags and not job.muffled
+        return not (self.jumped or self.lags or self.slow or job.muffled)
 
     def ledger_written(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
         held: dict[str, set[str]] = {}

@@ -58,9 +58,11 @@ class SimWorld(Gangs):
                 if process.removing:
                     self.after(1.0, lambda j=job, p=process: self.forget(j, p))  # type: ignore[misc]
                 self.crew_changed(job)
-            elif process.state is WorkerState.UNREACHABLE:
-                process.state, process.since = WorkerState.RUNNING, self.t
-                if process.removing:
+            elif process.state in (WorkerState.UNREACHABLE, WorkerState.RUNNING):
+                if process.state is WorkerState.UNREACHABLE:
+                    process.state, process.since = WorkerState.RUNNING, self.t
+                # The kubelet hears only now that it was deleted, or still owes a kill.
+                if process.removing and (process.kill_at is None or process.kill_at <= self.t):
                     self.at(self.t + 5.0, lambda p=process: self.end(p, 137, signal=9))  # type: ignore[misc]
                 self.crew_changed(job)
         self.fleet_changed()
