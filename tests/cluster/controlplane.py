@@ -73,6 +73,8 @@ class ControlPlane:
             "--use-service-account-credentials=false", "--node-monitor-period=1s",
             f"--node-monitor-grace-period={self._grace}",
             *gates, "--kube-api-qps=500", "--kube-api-burst=1000",
+            # A create whose client was killed in the middle stays counted until quotas are counted anew: 5 minutes.
+            "--resource-quota-sync-period=5s",
             f"--controllers=*{idle}",
         )  # fmt: skip
         self._run(
