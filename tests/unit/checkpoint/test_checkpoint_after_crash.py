@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -21,11 +22,11 @@ from muster.trainer.checkpoint.urgency import AFTER_CRASH_SECONDS_MAX, worth_a_c
 def test_an_order_is_left_only_while_the_bytes_are_whole() -> None:
     memory = SharedMemory.create(100 + snapshot.ORDER_BYTES)
     assert snapshot.left_in(memory) is None, "fresh memory"
-    snapshot.complete(memory, {"step": 7, "rng": {"torch": "x" * 5000}})
+    snapshot.complete(memory, json.dumps({"step": 7, "rng": {"torch": "x" * 5000}}).encode())
     assert snapshot.left_in(memory) == {"step": 7, "rng": {"torch": "x" * 5000}}
     snapshot.begin(memory)
     assert snapshot.left_in(memory) is None, "they are being changed"
-    snapshot.complete(memory, {"rng": "x" * snapshot.ORDER_BYTES})
+    snapshot.complete(memory, json.dumps({"rng": "x" * snapshot.ORDER_BYTES}).encode())
     assert snapshot.left_in(memory) is None, "one that is too long is not left"
     memory.close()
 

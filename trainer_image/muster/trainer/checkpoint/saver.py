@@ -228,7 +228,7 @@ class Saver:
     def _stage(self, order: Message, state: TrainState, staged: Callable[[Message], None]) -> int | None:
         """Copy the state; `staged` is told the order once it is there, or with why it can't be. The slot it is in."""
         try:
-            json.dumps(order, allow_nan=False)
+            text = json.dumps(order, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError) as error:
             order = {key: order[key] for key in ("do", "seq", "step", "deadline_seconds")}
             staged(order | {"failed": f"TrainState.state or .rng holds what JSON can't: {error}"})
@@ -238,7 +238,7 @@ class Saver:
             if self._staging.lay_out(state.model, state.optimizer):
                 self._process.use_layout(self._staging.share.layout.size, self._staging.share.pieces)
             held = self._in_flight.slot if self._in_flight is not None else None
-            return self._staging.copy(state.optimizer, order, held, staged)
+            return self._staging.copy(state.optimizer, text.encode(), held, lambda slot: staged(order | {"slot": slot}))
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:
             # The other ranks learn it through rank 0, so that nobody waits.
             staged(order | {"failed": f"can't stage the checkpoint in shared memory: {error}"})

@@ -22,13 +22,12 @@ def begin(memory: SharedMemory) -> None:
     _LENGTH.pack_into(memory.map, memory.size - ORDER_BYTES, 0)
 
 
-def complete(memory: SharedMemory, order: Message) -> None:
-    """The bytes are whole, and `order` saves them. One too long to be left is not."""
-    body = json.dumps(order, separators=(",", ":")).encode()
+def complete(memory: SharedMemory, order: bytes) -> None:
+    """The bytes are whole, and `order`, JSON, saves them. One too long to be left is not."""
     start = memory.size - ORDER_BYTES
-    if len(body) <= ORDER_BYTES - _LENGTH.size:
-        memory.map[start + _LENGTH.size : start + _LENGTH.size + len(body)] = body
-        _LENGTH.pack_into(memory.map, start, len(body))  # last: it says that the rest is there
+    if len(order) <= ORDER_BYTES - _LENGTH.size:
+        memory.map[start + _LENGTH.size : start + _LENGTH.size + len(order)] = order
+        _LENGTH.pack_into(memory.map, start, len(order))  # last: it says that the rest is there
 
 
 def left_in(memory: SharedMemory) -> Message | None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from muster.trainer.checkpoint.channel import Message
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.shard_file import ShardLayout, lay_out
 from muster.trainer.checkpoint.snapshot import ORDER_BYTES, begin, complete
@@ -112,12 +112,9 @@ class Staging:
 
     def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Settle what this rank writes; True when it is not what it was at the last save."""
-        live = [*model_tensors(model), *optimizer_tensors(model, optimizer)]
-        seen = tuple(
-            (id(tensor), tensor.data_ptr()) if type(tensor) is torch.Tensor else _identity(tensor) for _, tensor in live
-        )
-        if self._share is not None and seen == self._seen:
+        if self._share is not None and _identities(model, optimizer) == self._seen:
             return False
+        live = [*model_tensors(model), *optimizer_tensors(model, optimizer)]
         rank, world = rank_and_world()
         locals_ = share_of([localize(name, tensor, world) for name, tensor in live], rank)
         layout = lay_out((local.name, local.dtype, local.box.extent) for local in locals_)
@@ -125,27 +122,27 @@ class Staging:
             local.name: [local.dtype, local.shape, local.box.offset, local.box.extent, layout.slots[local.name].start]
             for local in locals_
         }
-        self._share, self._seen = Share(tuple(locals_), layout, pieces), seen
+        self._share, self._seen = Share(tuple(locals_), layout, pieces), _identities(model, optimizer)
         self._take(layout.size, any(local.data.is_cuda for local in locals_))
         for slot in self._slots:
             slot.lay_out(self._share)
         return True
 
     def copy(
-        self, optimizer: torch.optim.Optimizer, order: Message, held: int | None, staged: Callable[[Message], None]
+        self, optimizer: torch.optim.Optimizer, order: bytes, held: int | None, staged: Callable[[int], None]
     ) -> int:
         """Copy the share to the slot that is neither `held` (an upload reads it) nor, if possible, the newest.
 
-        When the last byte is there, the slot has the order (told which slot it is), and so has `staged`: on CUDA from a
-        thread. Returns the slot's number.
+        When the last byte is there, the slot has the order, and `staged` is told the slot: on CUDA from a thread.
+        Returns the slot's number.
         """
         number = min((n for n in range(len(self._slots)) if n != held), key=lambda n: n == self._newest)
         slot, self._newest = self._slots[number], number
         begin(slot.memory)
 
         def done() -> None:
-            complete(slot.memory, order | {"slot": number})
-            staged(order | {"slot": number})
+            complete(slot.memory, order)
+            staged(number)
 
         on_device = [local for local in self.share.locals if local.data.is_cuda]
         # First what is copied here and now: `done` may be called as soon as the device is done.
@@ -211,6 +208,9 @@ def reserve_bytes(model: nn.Module) -> int:
     return 3 * sum(local.bytes for local in share_of(locals_, rank)) + _HEADER_BYTES
 
 
-def _identity(tensor: torch.Tensor) -> tuple[int, int]:
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return id(tensor), local.data_ptr()
+def _identities(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:
+    """Of every tensor, and of the memory it lies in. Quick, because every snapshot asks; a layer that FSDP has gathered
+    has others than one that lies in shards."""
+    states = (value for state in optimizer.state.values() for value in state.values())
+    tensors = chain(model.parameters(), model.buffers(), (value for value in states if isinstance(value, torch.Tensor)))
+    return tuple((id(tensor), getattr(tensor, "_local_tensor", tensor).data_ptr()) for tensor in tensors)
