@@ -105,6 +105,7 @@ class Heartbeat(Record):
     last_commit_at: float | None = None
     best_step: int | None = None
     last_step: StepRecord | None = None
+    first_step_at: float | None = None  # when this process had done a step
     last_evaluation: StepRecord | None = None
     doing: str = ""
     moves: int = 0

@@ -132,6 +132,25 @@ def test_running_when_the_ranks_have_met() -> None:
     assert (status.phase, status.code) == (Phase.RUNNING, Code.PREPARING)
 
 
+def test_the_first_step_is_when_it_was_done_and_not_when_it_was_noticed() -> None:
+    begun = with_status(starting(), starting().status, workers=())
+    loading = tuple(worker(i, heartbeats=(beat(1, 0, phase=TrainerPhase.LOAD, rank=i),)) for i in range(2))
+    seen = settled(replace(begun, workers=loading))
+    evaluated = beat(1, 9).last_step
+    assert evaluated is not None
+    step_0 = beat(1, 0, last_step=evaluated.model_copy(update={"step": 0, "step_seconds": 0.0}))
+    seen = settled(replace(seen, workers=(worker(0, heartbeats=(step_0,)), loading[1])))
+    assert seen.status.attempts[-1].first_step_at is None, "step 0 is an evaluation"
+    noticed = tuple(worker(i, heartbeats=(beat(1, 5, NOW + 9, rank=i, first_step_at=NOW + 4),)) for i in range(2))
+    seen = settled(replace(seen, now=NOW + 9, workers=noticed))
+    assert seen.status.attempts[-1].first_step_at == NOW + 4
+    later = tuple(worker(i, heartbeats=(beat(1, 9, NOW + 60, rank=i, first_step_at=NOW + 4),)) for i in range(2))
+    assert settled(replace(seen, now=NOW + 60, workers=later)).status.attempts[-1].first_step_at == NOW + 4
+    silent = tuple(worker(i, heartbeats=(beat(1, 5, NOW + 9, rank=i),)) for i in range(2))
+    old = settled(replace(begun, now=NOW + 9, workers=silent))
+    assert old.status.attempts[-1].first_step_at == NOW + 9, "an older trainer does not say"
+
+
 def test_progress_is_reported_and_a_stale_heartbeat_does_not_take_it_back() -> None:
     seen = running(step=5)
     assert seen.status.progress is not None

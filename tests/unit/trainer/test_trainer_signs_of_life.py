@@ -77,6 +77,7 @@ def test_the_heartbeat_tells_the_story(tmp_path: Path) -> None:
     beat = read(tmp_path / "rank-3.json")
     assert (beat.last_commit_step, beat.last_commit_at, beat.best_step) == (5, 950.0, 5)
     assert (beat.last_step, beat.last_evaluation) == (record(7), evaluated)
+    assert beat.first_step_at == 1005.0
 
 
 def test_seconds_sum_to_the_wall_clock(tmp_path: Path) -> None:

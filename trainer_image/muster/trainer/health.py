@@ -65,6 +65,7 @@ class Life:
         self.deadlines = Deadlines()
         self._stopwatch = Stopwatch(started_at)
         self._last_step: StepRecord | None = None
+        self._first_step_at: float | None = None
         self._last_evaluation: StepRecord | None = None
         self._last_skipped: StepRecord | None = None
         self.skipped_steps = 0
@@ -142,8 +143,9 @@ class Life:
         self.step, self._last_step = step, record
         self._doing, self._moves = "", 0
         self._progressed_at, self._moved_at = record.at, time.monotonic()
-        if record.step_seconds > 0:
+        if record.step_seconds > 0:  # step 0 is only an evaluation
             self.deadlines.took(TrainerPhase.STEP, record.step_seconds)
+            self._first_step_at = self._first_step_at or record.at
         if record.evaluation_loss is not None:
             self._last_evaluation = record
         if record.skipped:
@@ -191,6 +193,7 @@ class Life:
             last_commit_at=commit[1] if commit else None,
             best_step=self._best_step,
             last_step=self._last_step,
+            first_step_at=self._first_step_at,
             last_evaluation=self._last_evaluation,
             doing=self._doing,
             moves=self._moves,

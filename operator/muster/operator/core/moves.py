@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from muster.contract.signals import StepRecord
+from muster.contract.signals import Heartbeat, StepRecord
 from muster.contract.status import STATUS_VERSION, Attempt, JobStatus, Phase, Progress
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import conditions
@@ -114,11 +114,17 @@ def _books(roll: Roll, phase: Phase, attempts: tuple[Attempt, ...]) -> dict[str,
     told: dict[str, Any] = {}
     if beat is not None and beat.last_step is not None and not _is_old(status, beat.last_step):
         told["last_step"] = beat.last_step.step
-        told["first_step_at"] = beat.last_step.at if current.first_step_at is None else current.first_step_at
+        told["first_step_at"] = current.first_step_at or _first_step_at(beat)
     if current.ended_at is not None:
         booked, told["lost_steps"] = lose(booked, current.model_copy(update=told), _committed_step(roll))
     told["seconds"] = booked.attempt_seconds
     return {"ledger": booked.ledger, "attempts": replace_last(attempts, **told)}
+
+
+def _first_step_at(beat: Heartbeat) -> float | None:
+    """An older trainer does not say: then what it did last is as near as can be told. Step 0 is only an evaluation."""
+    told = beat.last_step.at if beat.last_step is not None and beat.last_step.step_seconds > 0 else None
+    return told if beat.first_step_at is None else beat.first_step_at
 
 
 def _is_old(status: JobStatus, step: StepRecord) -> bool:
