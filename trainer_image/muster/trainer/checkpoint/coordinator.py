@@ -186,7 +186,12 @@ class Coordinator:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            connection, _ = listener.accept()
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                if listener.fileno() < 0:  # closed: this rank's saving is over
+                    return
+                raise
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._serve, args=(Channel(connection),), daemon=True).start()
 
