@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from muster.contract.status import Ledger, Phase  # noqa: E402 (the path above makes the rest importable)
+from muster.contract.status import Ledger, Phase
 from muster.operator import runner
 from muster.operator.core import (
     admit,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.sim.swarm import Verdict, run_seed  # noqa: E402 (the path above makes it importable)
+from tests.sim.swarm import Verdict, run_seed
 
 SEEDS = Path(__file__).with_name("seeds.txt")
 HISTORY_LINES = 45
