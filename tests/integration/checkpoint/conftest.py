@@ -1,4 +1,4 @@
-"""S3 servers of both kinds, started once per module that asks."""
+"""S3 servers of both kinds, started once per module that asks, and room for the local tier."""
 
 import os
 import tempfile
