@@ -6,6 +6,8 @@ python benchmarks/checkpoint_peers.py PEER WHERE MEGABYTES [PLACE FOR TEMPORARY 
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import io
 import json
 import os
@@ -368,8 +370,10 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def memory(where: str, megabytes: int, saves: int) -> None:
-    """What the rank and its upload process hold while they save, above what the same training held before it had a
-    Saver."""
+    """What the rank and its upload process hold while they save, above what a rank holds that trains without."""
+    from muster.trainer.checkpoint.upload_process import fork_while_young
+
+    fork_while_young(where)  # as a rank does
     import torch
 
     from muster.contract.spec import Keep
@@ -383,7 +387,9 @@ def memory(where: str, megabytes: int, saves: int) -> None:
             for parameter in model.parameters():
                 parameter.mul_(0.999)
 
-    with most_held() as before:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what making the model took is no part of it
+    with most_held(alone=True) as before:
         for _ in range(20):
             train()
     saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
@@ -399,23 +405,22 @@ def memory(where: str, megabytes: int, saves: int) -> None:
 
 
 @contextmanager
-def most_held() -> Iterator[list[int]]:
-    """The most memory, in bytes, that this process and its children held meanwhile, looked at every 10 ms: what each
-    has of its own, and once what they share, all of which this process has touched. Files in the page cache can be
-    given back and are not held."""
+def most_held(alone: bool = False) -> Iterator[list[int]]:
+    """The most memory, in bytes, that this process and its children held meanwhile, or it `alone`, looked at every
+    10 ms. What two share counts once. Files in the page cache can be given back and are not held."""
     peak, over = [0], threading.Event()
 
-    def resident(kind: str, pid: int) -> int:
-        status = Path(f"/proc/{pid}/status").read_text()
-        return int(status.split(f"Rss{kind}:")[1].split()[0]) * 1024
+    def anonymous(pid: int) -> int:
+        kind = "Anonymous:" if alone else "Pss_Anon:"
+        return int(Path(f"/proc/{pid}/smaps_rollup").read_text().split(f"\n{kind}")[1].split()[0]) * 1024
 
     def look() -> None:
         me = psutil.Process()
         while not over.wait(0.01):
             with suppress(OSError, IndexError):  # a child has just ended
-                tree = [me.pid, *(child.pid for child in me.children(recursive=True))]
-                own = sum(resident("Anon", pid) for pid in tree)
-                peak[0] = max(peak[0], own + resident("Shmem", me.pid))
+                tree = [me.pid] if alone else [me.pid, *(child.pid for child in me.children(recursive=True))]
+                shared = int(Path("/proc/self/status").read_text().split("RssShmem:")[1].split()[0]) * 1024
+                peak[0] = max(peak[0], shared + sum(map(anonymous, tree)))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

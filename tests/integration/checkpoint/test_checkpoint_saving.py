@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -138,6 +140,43 @@ def test_the_upload_process_is_replaced_and_the_save_goes_on(tmp_path: Path) -> 
             assert outcomes(saving) == [(step, True, None)]
             assert saving._process.pid != pid or step == 3
     assert list_commits(folder) == (1, 2, 3)
+
+
+YOUNG_RANK = """
+import os, sys
+import psutil
+from muster.trainer.checkpoint.upload_process import fork_while_young
+
+fork_while_young(sys.argv[1])
+assert "torch" not in sys.modules
+(young,) = psutil.Process().children()
+from tests.integration.checkpoint import gang
+from tests.integration.checkpoint.one_rank import outcomes, saver, state
+
+model, optimizer = gang.build("none", seed=0)
+with saver(sys.argv[1]) as saving:
+    assert saving._process.pid == young.pid and young.name() == "muster-upload" and os.getpgid(young.pid) == young.pid
+    for step in (1, 2):
+        gang.step_once(model, optimizer, step)
+        saving.save(state(model, optimizer, step))
+        assert outcomes(saving) == [(step, True, None)]
+        if step == 1:
+            young.kill()
+    (program,) = psutil.Process().children()
+    assert program.pid == saving._process.pid != young.pid and "uploader" in " ".join(program.cmdline())
+assert not psutil.Process().children()
+"""
+
+
+def test_the_first_upload_process_is_forked_and_the_next_is_a_program(
+    moto_s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in moto_s3.environment().items():
+        monkeypatch.setenv(name, value)
+    folder = f"s3://{BUCKET}/young/uid"
+    done = subprocess.run([sys.executable, "-c", YOUNG_RANK, folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list_commits(folder) == (1, 2)
 
 
 def test_an_upload_process_that_keeps_dying_is_a_failed_save(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from muster.contract.names import Env, ExitCode
+from muster.trainer.checkpoint.upload_process import fork_while_young
 from muster.trainer.config import Ranks, Run, read_ranks, read_run
 from muster.trainer.errors import PeerLost, exit_code
 from muster.trainer.evidence import answer_dumps
@@ -19,6 +20,7 @@ from muster.trainer.lifeline import die_with_parent, process_started_at
 
 def main() -> int:
     die_with_parent()
+    fork_while_young(os.environ.get(Env.CHECKPOINT_URI, ""))
     ranks = read_ranks()
     directory = Path(os.environ.get(Env.WORKER_DIR) or ".")
     directory.mkdir(parents=True, exist_ok=True)

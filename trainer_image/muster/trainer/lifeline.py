@@ -1,4 +1,4 @@
-"""Small facts about processes: when one started, and with whom it dies."""
+"""Small facts about processes: when one started, what it is called, and with whom it dies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 
 LAUNCHER = "MUSTER_LAUNCHER_PID"  # set by the launcher for its ranks
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -47,6 +48,12 @@ def die_with_adopter(parent: int) -> None:
     signal.signal(signal.SIGUSR1, orphaned)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
     orphaned()  # it may have died before the line above
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` call this process, 15 characters (Linux: PR_SET_NAME)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 def process_started_at() -> float:

@@ -53,15 +53,27 @@ class S3Settings:
         )
 
 
+_shared: dict[S3Settings, Any] = {}
+
+
+def share_client(settings: S3Settings) -> None:
+    """Make the client that this process, and one that it forks now, will use: half of its memory is what it has read of
+    S3, and nobody needs that twice. It has no connection yet, and each process makes its own."""
+    _shared[settings] = _make_client(settings)
+
+
 def s3_client(settings: S3Settings) -> Any:
     """A client of boto3's core that leaves retries and checksums to us: we know the checksum before the body is sent.
 
     The rest of boto3 would take 3 MB of every upload process, for nothing that we use.
     """
-    import botocore.session
+    return _shared.get(settings) or _make_client(settings)
+
+
+def _make_client(settings: S3Settings) -> Any:
     from botocore.config import Config
 
-    session = botocore.session.get_session()
+    session = _session()
     if settings.role_arn:
         session = _assuming(session, settings.role_arn)
     config = Config(
@@ -80,14 +92,24 @@ def s3_client(settings: S3Settings) -> Any:
     return session.create_client("s3", endpoint_url=settings.endpoint, config=config)
 
 
+def _session() -> Any:
+    """botocore's, without the 7 MB that say where each of AWS' hundreds of services is."""
+    import botocore.session
+
+    session = botocore.session.get_session()
+    endpoints, _ = session.get_component("data_loader").load_data_with_path("endpoints")  # which it keeps, and asks
+    for partition in endpoints["partitions"]:
+        partition["services"] = {name: partition["services"].get(name, {}) for name in ("s3", "sts")}
+    return session
+
+
 def _assuming(session: Any, role_arn: str) -> Any:
     """A session whose credentials are the role's, renewed before they expire."""
-    import botocore.session
     from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
 
     fetcher = AssumeRoleCredentialFetcher(
         session.create_client, session.get_credentials(), role_arn, extra_args={"RoleSessionName": "muster-trainer"}
     )
-    assumed = botocore.session.get_session()
+    assumed = _session()
     assumed._credentials = DeferredRefreshableCredentials(method="assume-role", refresh_using=fetcher.fetch_credentials)
     return assumed

@@ -28,7 +28,7 @@ from muster.trainer.checkpoint.tensors import (
     share_of,
 )
 
-_HEADER_BYTES = 1 << 20  # room for names and offsets
+_HEADER_BYTES = 512  # for each tensor of a file: its name, shape and place
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,8 @@ def reserve_bytes(model: nn.Module) -> int:
     """About what this rank's file will take, told from its share of the weights before there is an optimizer state."""
     rank, world = rank_and_world()
     locals_ = [localize(name, tensor, world) for name, tensor in model_tensors(model)]
-    return 3 * sum(local.bytes for local in share_of(locals_, rank)) + _HEADER_BYTES
+    mine = share_of(locals_, rank)
+    return 3 * sum(local.bytes + _HEADER_BYTES for local in mine) + 8 * _HEADER_BYTES
 
 
 def _identities(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:

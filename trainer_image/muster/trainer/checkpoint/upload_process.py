@@ -1,17 +1,108 @@
-"""The rank's end of its upload process: started at once, given one save at a time, replaced when it dies."""
+"""The rank's end of its upload process: started at once, given one save at a time, replaced when it dies.
+
+The first is forked while the rank is young, for then it shares the rank's memory and costs no start of an interpreter.
+One that replaces it is a program of its own: by then the rank has torch, its threads and a GPU, and can't be forked.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
-from typing import Any
+import time
+import traceback
+from typing import Any, Protocol
 
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.s3_settings import S3Settings, share_client
 
 LIVES_PER_SAVE = 3
+
+
+class Process(Protocol):
+    """The little of subprocess.Popen that is needed here."""
+
+    @property
+    def pid(self) -> int: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class Forked:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def kill(self) -> None:
+        if self._code is None:  # else the number may be another process's by now
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._code is None:
+            ended, status = os.waitpid(self.pid, 0 if deadline is None else os.WNOHANG)
+            if ended:
+                self._code = os.waitstatus_to_exitcode(status)
+            elif deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("the upload process", timeout or 0.0)
+            else:
+                time.sleep(0.01)
+        return self._code
+
+
+_young: list[tuple[Process, Channel]] = []  # forked, and not asked for yet
+
+
+def fork_while_young(uri: str) -> None:
+    """Fork the upload process that this process will need, to save under `uri`. To be called before any thread is
+    there, and torch."""
+    from muster.trainer.checkpoint import uploader
+
+    if uri.startswith("s3://"):
+        with contextlib.suppress(Exception):  # whatever is wrong is said when a store is opened
+            share_client(S3Settings.from_environment(os.environ))
+    ours, theirs = socket.socketpair()
+    parent = os.getpid()
+    gc.freeze()  # a search for garbage would write to what both share
+    try:
+        pid = os.fork()
+    except OSError:  # no more processes: it is tried again when it is needed
+        ours.close()
+        theirs.close()
+        return
+    if pid == 0:
+        code = 1
+        try:
+            ours.close()
+            os.setpgid(0, 0)  # as below
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            uploader.main(parent, theirs)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    theirs.close()
+    _young.append((Forked(pid), Channel(ours)))
+
+
+def _start_anew() -> tuple[Process, Channel]:
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "muster.trainer.checkpoint.uploader", str(os.getpid()), str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # what is done to the rank's group must not end it: it may have to outlive the rank
+    )
+    theirs.close()
+    return process, Channel(ours)
 
 
 class UploadProcess:
@@ -112,15 +203,5 @@ class UploadProcess:
             pass
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        passed = [theirs.fileno()] + ([self._listener.fileno()] if self._listener else [])
-        module = "muster.trainer.checkpoint.uploader"
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(os.getpid()), *map(str, passed)],
-            pass_fds=passed,
-            stdin=subprocess.DEVNULL,
-            process_group=0,  # what is done to the rank's group must not end it: it may have to outlive the rank
-        )
-        theirs.close()
-        self._channel = Channel(ours)
-        self._tell(self._init)
+        self._process, self._channel = _young.pop() if _young else _start_anew()
+        self._tell(self._init, None if self._listener is None else self._listener.fileno())

@@ -26,7 +26,7 @@ from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.snapshot import left_in
 from muster.trainer.checkpoint.store import Store, StoreError, open_store
 from muster.trainer.checkpoint.urgency import AFTER_CRASH_SECONDS_MAX
-from muster.trainer.lifeline import die_with_adopter, has_adopter
+from muster.trainer.lifeline import die_with_adopter, has_adopter, name_process
 
 
 class Uploader:
@@ -231,25 +231,23 @@ class Uploader:
         return Coordinator(self._store, job, listener, init["token"])
 
 
-def main(arguments: list[str]) -> int:
-    """`python -m muster.trainer.checkpoint.uploader <parent's pid> <socket> [<listening socket>]`"""
+def main(parent: int, connection: socket.socket) -> None:
+    """Serve the rank whose process is `parent` and that has the other end of `connection`."""
     # The rank answers signals: its emergency save needs this process until the rank itself ends.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    parent, descriptor, *listening = (int(argument) for argument in arguments)
     die_with_adopter(parent)
-    channel = Channel(socket.socket(fileno=descriptor))
-    try:
+    name_process("muster-upload")
+    channel = Channel(connection)
+    with contextlib.suppress(Closed):
         init = channel.receive()
         assert init is not None
-        uploader = Uploader(channel, init, socket.socket(fileno=listening[0]) if listening else None)
+        listener = socket.socket(fileno=channel.take_descriptor()) if init["rank"] == 0 else None
+        uploader = Uploader(channel, init, listener)
         uploader.warm_up()
         channel.send({"event": "ready"})
         uploader.run()
-    except Closed:
-        return 0
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))
