@@ -19,7 +19,16 @@ import time
 PYTHON_MIN = (3, 11)
 EXTRAS = {"run": ["all"], "dev": ["all", "dev"]}
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SOURCES = ("services", "operator", "trainer_image")
+# What the processes of each extra load, side by side on two cores.
+LOADED = {
+    "all": (
+        "muster.trainer.loop, muster.trainer.checkpoint.s3_store, torch.distributed.run, torch.distributed.fsdp, "
+        "torch._dynamo, botocore.session, botocore.client",
+        "muster.cli.main, muster.api.app, muster.api.migrate, muster.agent.server, muster.operator.local.service, "
+        "muster.operator.kubernetes.service, uvicorn.protocols.http.h11_impl, rich.live, aiosqlite, asyncpg",
+    ),
+    "dev": ("pytest, xdist, hypothesis, schemathesis, moto.server, boto3.session",),
+}
 VENV = os.path.join(ROOT, ".venv")
 VENV_PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "muster-installed.json")
@@ -134,17 +143,22 @@ def install(wanted):
         )
     if subprocess.call([*pip, "check"], stdout=subprocess.DEVNULL) != 0:
         raise SetupError(f"the installed packages contradict each other: {VENV_PYTHON} -m pip check says how")
-    # On all cores, which pip would not. A file that is no Python for this version is nobody's to import; and of large
-    # packages of which little is imported, that little is compiled when it is. Our own sources too: dozens of processes
-    # read them in a minute, and some environments forbid these to write down what they compiled.
-    little = "/(transformers|moto|networkx|cfnlint|pip|setuptools)/"
-    sources = [os.path.join(ROOT, root) for root in SOURCES]
-    subprocess.call([VENV_PYTHON, "-m", "compileall", "-qq", "-j", "0", "-x", little, VENV, *sources])
+    compile_what_is_used(wanted)
     # Last, and in one step: a stamp is only there when everything is.
     with open(STAMP + ".new", "w") as file:
         json.dump({"extras": wanted, "fingerprint": fingerprint()}, file)
     os.replace(STAMP + ".new", STAMP)
     print(f"muster set-up: ready after {time.monotonic() - began:.0f} s", flush=True)
+
+
+def compile_what_is_used(wanted):
+    """Have what our processes load compiled once, by loading it. To compile all that was installed takes longer, and
+    some environments forbid the dozens of processes that will read it in a minute to write down what they compiled."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    commands = [[VENV_PYTHON, "-P", "-c", f"import {names}"] for extra in wanted for names in LOADED[extra]]
+    for process in [subprocess.Popen(command, cwd=ROOT, env=environment) for command in commands]:
+        if process.wait() != 0:
+            raise SetupError("what was installed can't be loaded (its message is above)")
 
 
 def run_showing_the_last_line(command):

@@ -28,6 +28,10 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(tool, "VENV_PYTHON", str(tmp_path / ".venv" / "bin" / "python"))
     monkeypatch.setattr(tool, "STAMP", str(tmp_path / ".venv" / "muster-installed.json"))
     monkeypatch.setattr(tool, "LOCK", str(tmp_path / ".venv.lock"))
+    monkeypatch.setattr(tool, "LOADED", {"all": ("planted",), "dev": ("json",)})
+    (tmp_path / "planted.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     return tool
 
 
@@ -116,6 +120,22 @@ def test_changed_requirements_are_installed(setup: ModuleType, installs: list[li
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'planted'\ndependencies = ['wheel']\n")
     assert setup.main(["dev"]) == 0
     assert [call[-1] for call in installs] == [".[all,dev]", "check"]
+
+
+def test_what_is_loaded_is_compiled_even_where_processes_must_not(
+    setup: ModuleType, installs: list[list[str]], tmp_path: Path
+) -> None:
+    assert setup.main(["run"]) == 0
+    assert [path.name.split(".")[0] for path in tmp_path.glob("__pycache__/*.pyc")] == ["planted"]
+
+
+def test_what_can_not_be_loaded_is_said_and_leaves_no_stamp(
+    setup: ModuleType, installs: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "planted.py").write_text("import nothing_of_that_name")
+    assert setup.main(["dev"]) == 1
+    assert "what was installed can't be loaded" in capsys.readouterr().err
+    assert not (tmp_path / ".venv" / "muster-installed.json").exists()
 
 
 def test_a_failed_installation_shows_pips_last_words_and_leaves_no_stamp(

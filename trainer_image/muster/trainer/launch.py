@@ -7,6 +7,7 @@ they left in memory is committed, exit.json says how this worker ended, and the 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -153,10 +154,13 @@ def see_uploads_end() -> None:
 
 def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
     """Run torch's elastic agent over `-m muster.trainer` until all ranks are gone, and judge how they ended."""
+    gc.disable()  # torch is a quarter of a million objects that never become garbage; looking for some takes its time
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import launch_agent
     from torch.distributed.run import config_from_args, get_args_parser
 
+    gc.freeze()
+    gc.enable()
     arguments = get_args_parser().parse_args(
         [*_own_arguments(), f"--log-dir={run.worker_dir / AGENT_DIR}", "-m", "muster.trainer"]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,17 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
 class ShardAdamW(torch.optim.AdamW):
     """torch's fused AdamW, applied to this rank's shards themselves: the update is elementwise, so a DTensor's way
     through the dispatcher (milliseconds a step) buys nothing. State and its names are torch's."""
+
+    # torch's own of these two load the compiler, which takes half a second, to tell it to keep away.
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        inspect.unwrap(torch.optim.AdamW.add_param_group)(self, param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        assert set_to_none, "a gradient of zeros would still take its memory"
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

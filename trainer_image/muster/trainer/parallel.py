@@ -151,11 +151,11 @@ class Spread:
         self.layout = layout
         self.ranks = ranks
         dtype = DTYPES[training.precision]
-        self.decoder: Decoder = build(architecture, dtype, training.parallel.activation_checkpointing)
-        sharded = layout.shard != "ddp"
+        sharded, recompute = layout.shard != "ddp", training.parallel.activation_checkpointing
+        self.decoder: Decoder = build(architecture, dtype, recompute, "meta" if sharded else device)
         if sharded:
             _shard(self.decoder, layout, ranks, device, dtype)
-        self.decoder.to_empty(device=device)
+            self.decoder.to_empty(device=device)
         initialize(self.decoder, architecture, training.seed, local_rows)
         if training.parallel.compile:
             for layer in self.decoder.layers:

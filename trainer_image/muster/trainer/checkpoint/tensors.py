@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from muster.trainer.checkpoint.boxes import Box
 from muster.trainer.errors import UserError
@@ -105,11 +103,19 @@ def localize(name: str, tensor: torch.Tensor, world_size: int) -> Local:
     """The box of `tensor` that lies on this rank."""
     if tensor.dtype not in DTYPES:
         raise UserError(f"{name} has dtype {tensor.dtype}, which safetensors can't hold")
-    if not isinstance(tensor, DTensor):
-        shape = tuple(tensor.shape)
-        restless = name.startswith("model/") and not isinstance(tensor, nn.Parameter)
-        box = Box((0,) * len(shape), shape)
-        return Local(name, shape, box, tensor.detach(), tuple(range(world_size)), restless)
+    if hasattr(tensor, "device_mesh"):
+        return _localize_shard(name, tensor)
+    shape = tuple(tensor.shape)
+    restless = name.startswith("model/") and not isinstance(tensor, nn.Parameter)
+    box = Box((0,) * len(shape), shape)
+    return Local(name, shape, box, tensor.detach(), tuple(range(world_size)), restless)
+
+
+def _localize_shard(name: str, tensor: Any) -> Local:
+    # Where nothing is sharded, half a second of imports is spared.
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(type(placement) not in (Shard, Replicate) for placement in placements):
         raise UserError(f"{name} is placed {placements}; checkpoints know shards of one dimension and replicas")

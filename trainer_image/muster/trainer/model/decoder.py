@@ -85,7 +85,12 @@ class Decoder(nn.Module):
         return out
 
 
-def build(architecture: Architecture, dtype: torch.dtype = torch.float32, recompute: Recompute = "none") -> Decoder:
-    """The decoder on the meta device: shapes only, no memory."""
-    with torch.device("meta"):
+def build(
+    architecture: Architecture,
+    dtype: torch.dtype = torch.float32,
+    recompute: Recompute = "none",
+    device: torch.device | str = "meta",
+) -> Decoder:
+    """The decoder without values. On the meta device: shapes only, no memory."""
+    with torch.device(device):
         return Decoder(architecture, dtype, recompute)
