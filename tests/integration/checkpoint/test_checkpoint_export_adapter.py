@@ -21,12 +21,11 @@ from muster.contract.base import dump
 from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
 from muster.contract.training import Adapter
-from muster.trainer import hugging_face
+from muster.trainer import hugging_face, merging
 from muster.trainer.checkpoint import Saver
 from muster.trainer.checkpoint.file_store import FileStore
 from muster.trainer.errors import UserError
 from muster.trainer.export import export, main
-from muster.trainer.merging import Delta
 from muster.trainer.model import Decoder, attach, build
 
 SHAPE = Architecture(dim=48, layers=2, heads=6, kv_heads=2, ffn_dim=80, vocab_size=260, max_positions=64)
@@ -119,9 +118,12 @@ def test_any_part_of_a_weight_gets_its_part_of_the_product(data: st.DataObject, 
     weight = dice.normal(size=(outputs, inputs)).astype("f4")
     first = data.draw(st.integers(0, weight.size - 1))
     last = data.draw(st.integers(first + 1, weight.size))
-    part = memoryview(weight.tobytes())[4 * first : 4 * last]
-    found = np.frombuffer(Delta(a, b, 0.5).added_to(part, 4 * first), "f4")
-    np.testing.assert_allclose(found, (weight + 0.5 * (b @ a)).reshape(-1)[first:last], rtol=1e-5, atol=1e-6)
+    part = memoryview(bytearray(weight.tobytes()))[4 * first : 4 * last]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "BLOCK_ELEMENTS", data.draw(st.sampled_from([1, 7, 2**18])))
+        merging.Delta(a, b).add_to(part, 4 * first)
+    found = np.frombuffer(part, "f4")
+    np.testing.assert_allclose(found, (weight + b @ a).reshape(-1)[first:last], rtol=1e-5, atol=1e-6)
 
 
 def test_a_commit_without_an_adapter_has_none_to_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

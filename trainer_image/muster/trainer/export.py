@@ -175,10 +175,10 @@ Written = tuple[Target, int, int, int]  # (where, byte of the file, length, CRC-
 
 
 def _put(target: Target, at: int, data: memoryview) -> Written:
-    """Write bytes of a tensor, from its byte `at` on, to their place."""
+    """Write bytes of a tensor, from its byte `at` on, to their place. What is added to them, is added in `data`."""
     found: memoryview | bytes = data
     if target.delta is not None:
-        found = target.delta.added_to(data, at)
+        target.delta.add_to(data, at)
     if target.narrow:
         found, at = to_bf16(found), at // 2
     position = target.slot.start + at

@@ -14,23 +14,26 @@ from muster.trainer.checkpoint.store import Store
 from muster.trainer.errors import UserError
 from muster.trainer.pieces import whole
 
+BLOCK_ELEMENTS = 2**18  # of the product at a time: no more memory than that, and it stays in the cache
+
 
 @dataclass(frozen=True)
 class Delta:
-    """What is to be added to W [outputs, inputs]: scale × B A. a: [rank, inputs], b: [outputs, rank], both fp32."""
+    """What is to be added to W [outputs, inputs]: B A. a: [rank, inputs], b: [outputs, rank] times the scale, fp32."""
 
     a: NDArray[np.float32]
     b: NDArray[np.float32]
-    scale: float
 
-    def added_to(self, data: memoryview, at: int) -> bytes:
-        """fp32 elements of W, from its byte `at` on, and the same with their part of the product added."""
+    def add_to(self, data: memoryview, at: int) -> None:
+        """data: fp32 elements of W, from its byte `at` on; they get their part of the product."""
         values, inputs = np.frombuffer(data, "<f4"), self.a.shape[1]
-        first = at // 4
-        row, end = first // inputs, -(-(first + len(values)) // inputs)
-        product = (self.b[row:end] @ self.a).reshape(-1)[first - row * inputs :][: len(values)]
-        total: NDArray[np.float32] = values + np.float32(self.scale) * product
-        return total.astype("<f4").tobytes()
+        first, last = at // 4, at // 4 + len(values)
+        rows = max(1, BLOCK_ELEMENTS // inputs)
+        for row in range(first // inputs, -(-last // inputs), rows):
+            # Not `@`: BLAS would start threads of its own beside those that read; at so small a rank they only wait.
+            product = np.einsum("or,ri->oi", self.b[row : row + rows], self.a).reshape(-1)
+            begin, end = max(first, row * inputs), min(last, (row + rows) * inputs)
+            values[begin - first : end - first] += product[begin - row * inputs : end - row * inputs]
 
 
 def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
@@ -44,5 +47,5 @@ def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
     found = {}
     for weight in weights:
         a, b = parts_of(weight)
-        found[weight] = Delta(arrays[a], arrays[b], adapter.scale)
+        found[weight] = Delta(arrays[a], arrays[b] * np.float32(adapter.scale))
     return found

@@ -34,6 +34,7 @@ def stream(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[T]:
     """Hand all bytes of these tensors to put(name, byte of the tensor, bytes), in no order and from several threads.
+    It may change the bytes.
 
     progress: (bytes read, of all). Raises CheckpointError, also where bytes do not verify.
     """
