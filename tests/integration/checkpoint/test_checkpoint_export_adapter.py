@@ -56,6 +56,13 @@ def committed(model: Decoder, folder: Path, adapter: dict[str, Any] | None) -> F
     return FileStore(folder)
 
 
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, FileStore]:
+    """A model with its adapter, and the folder that it is committed in."""
+    model = decoder()
+    return model, committed(model, tmp_path_factory.mktemp("adapted") / "uid", dump(ADAPTER))
+
+
 def merged(model: Decoder, name: str) -> torch.Tensor:
     own = dict(model.named_parameters())
     module = name.removesuffix(".weight")
@@ -63,9 +70,8 @@ def merged(model: Decoder, name: str) -> torch.Tensor:
     return own[name].detach() if a is None or b is None else (own[name] + 2.5 * (b @ a)).detach()
 
 
-def test_the_adapter_alone(tmp_path: Path) -> None:
-    model = decoder()
-    store = committed(model, tmp_path / "uid", dump(ADAPTER))
+def test_the_adapter_alone(tmp_path: Path, adapted: tuple[Decoder, FileStore]) -> None:
+    model, store = adapted
     report = export(store, "last", tmp_path / "adapter", form="peft")
     assert (report["files"], report["adapter"], report["tensors"]) == (["adapter_model.safetensors"], "alone", 8)
     found = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
@@ -90,11 +96,12 @@ def test_the_adapter_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file_bytes", [None, 30_000])
-def test_merged_into_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_bytes: int | None) -> None:
+def test_merged_into_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapted: tuple[Decoder, FileStore], file_bytes: int | None
+) -> None:
     if file_bytes:
         monkeypatch.setattr(hugging_face, "FILE_BYTES_MAX", file_bytes)
-    model = decoder()
-    store = committed(model, tmp_path / "uid", dump(ADAPTER))
+    model, store = adapted
     report = export(store, "last", tmp_path / "model")
     assert report["adapter"] == "merged"
     assert (len(report["files"]) > 1) is bool(file_bytes)
@@ -143,13 +150,12 @@ def test_an_adapter_of_a_newer_muster_is_not_guessed_at(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["uid"]
 
 
-def test_it_runs_without_torch(tmp_path: Path) -> None:
-    committed(decoder(), tmp_path / "uid", dump(ADAPTER))
+def test_it_runs_without_torch(tmp_path: Path, adapted: tuple[Decoder, FileStore]) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; from muster.trainer.export import main\n"
         "for form in ('hf', 'peft'): assert main([*sys.argv[1:], '--to', form, '--format', form]) == 0"
     )
-    command = [sys.executable, "-c", code, "--checkpoint", str(tmp_path / "uid"), "--json"]
+    command = [sys.executable, "-c", code, "--checkpoint", adapted[1].uri, "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["adapter"] for line in done.stdout.splitlines()] == ["merged", "alone"]
