@@ -86,13 +86,13 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="Folder to make.")],
     step: Annotated[str, typer.Option("--step", help="best, last or a number.")] = "best",
     dtype: Annotated[str, typer.Option("--dtype", help="keep or bf16.")] = "keep",
-    form: Annotated[str, typer.Option("--format", help="transformers: the whole model.")] = "transformers",
+    form: Annotated[str, typer.Option("--format", help="transformers (or hf), or peft.")] = "transformers",
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Write a commit's weights as Hugging Face transformers loads them.
+    """Write a commit's weights as Hugging Face transformers loads them, or its adapter as peft does.
 
-    A commit is always of a whole model: adapters (PEFT) are not trained yet, so there is none to export.
+    transformers gets the whole model, with what an adapter learnt merged into it; peft gets the adapter alone.
     """
     command = ["--checkpoint", _folder(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
     _tool("muster.trainer.export", *command, "--format", form)

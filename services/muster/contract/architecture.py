@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from muster.contract.base import Spec
 
 Positive = Annotated[int, Field(gt=0)]
+
+Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 BYTE_VOCABULARY = 260  # 256 bytes, then end-of-document, end-of-turn, and the two role marks of the built-in tokenizer
 
@@ -40,6 +42,20 @@ class Architecture(Spec):
     @property
     def head_dim(self) -> int:
         return self.dim // self.heads
+
+    @property
+    def projections(self) -> dict[Projection, tuple[int, int]]:
+        """(outputs, inputs) of each matrix of a layer."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (queries, self.dim),
+            "k_proj": (keys, self.dim),
+            "v_proj": (keys, self.dim),
+            "o_proj": (self.dim, queries),
+            "gate_proj": (self.ffn_dim, self.dim),
+            "up_proj": (self.ffn_dim, self.dim),
+            "down_proj": (self.dim, self.ffn_dim),
+        }
 
     @property
     def parameters(self) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import difflib
 import json
+import re
 import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -133,7 +134,9 @@ def _problem(model: type[BaseModel], entry: dict[str, Any], at: str) -> Problem:
     if entry["type"] == "missing":
         return Problem(path, "is required")
     if entry["type"] == "literal_error":
-        return Problem(path, f"must be {entry['ctx']['expected']}, not {entry['input']!r}"[:300])
+        expected = str(entry["ctx"]["expected"])
+        near = difflib.get_close_matches(str(entry["input"]), re.findall(r"'([^']*)'", expected), n=1, cutoff=0.6)
+        return Problem(path, f"must be {expected}, not {entry['input']!r}"[:300], near[0] if near else None)
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"].endswith(("_type", "_parsing")):
         message = f"{message[0].lower()}{message[1:]}, not {_kind(entry['input'])}"

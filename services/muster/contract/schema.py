@@ -67,6 +67,11 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "training",
+        "!has(self.adapter) || has(self.model.from)",
+        "adapter needs weights to train beside: start from another job's commit (model.from)",
+    ),
+    (
+        "training",
         "self.data.train.all(source, (source.format == 'openai-chat') == (self.task == 'sft'))",
         "task sft reads format openai-chat, pretrain reads text or jsonl",
     ),

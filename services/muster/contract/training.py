@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from muster.contract.architecture import PRESETS, Architecture
+from muster.contract.architecture import PRESETS, Architecture, Projection
 from muster.contract.base import Many, Spec
 
 Positive = Annotated[int, Field(gt=0)]
@@ -55,6 +55,42 @@ class ModelConfig(Spec):
     def shape(self) -> Architecture | None:
         """The decoder's shape; None when it comes from a commit."""
         return PRESETS[self.preset] if self.preset else self.architecture
+
+
+class Adapter(Spec):
+    """LoRA (Hu et al. 2021, arXiv 2106.09685): weights W of the targets stay as they are, and small matrices beside
+    them are trained: W + alpha / rank × B A. dropout: the share of a target's input that the adapter does not see.
+    """
+
+    kind: Literal["lora"] = "lora"
+    rank: Positive = 16
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    targets: Annotated[Many[Projection], Field(min_length=1)] = ("q_proj", "v_proj")
+    dropout: Fraction = 0.0
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _is_there(cls, kind: Any) -> Any:
+        if kind in ("dora", "qlora"):
+            raise ValueError(f"{kind} is not there yet; use lora, the one kind that this version trains")
+        return kind
+
+    @field_validator("targets")
+    @classmethod
+    def _once_each(cls, targets: tuple[Projection, ...]) -> tuple[Projection, ...]:
+        if len(set(targets)) < len(targets):
+            raise ValueError(f"names a projection twice: {', '.join(targets)}")
+        return targets
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / self.rank
+
+    def parameters(self, architecture: Architecture) -> int:
+        """Its weights beside a decoder of this shape."""
+        shapes = architecture.projections
+        return architecture.layers * self.rank * sum(sum(shapes[target]) for target in self.targets)
 
 
 class Source(Spec):
@@ -171,6 +207,7 @@ class TrainingConfig(Spec):
 
     task: Task = "pretrain"
     model: ModelConfig
+    adapter: Adapter | None = None
     data: DataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig
@@ -194,6 +231,11 @@ class TrainingConfig(Spec):
             raise ValueError(
                 f"batch.tokensPerStep {self.batch.tokens_per_step} is not a multiple of sequenceLength × microBatch "
                 f"= {length} × {self.batch.micro_batch} = {length * self.batch.micro_batch}"
+            )
+        if self.adapter is not None and self.model.from_ is None:
+            raise ValueError(
+                "adapter trains beside weights that stay as they are, and a new model has none worth keeping; "
+                "start from another job's commit (model.from), or leave adapter out to train the whole model"
             )
         sources = self.data.train + (self.evaluation.data if self.evaluation else ())
         if self.task == "sft" and any(source.format != "openai-chat" for source in sources):

@@ -23,8 +23,9 @@ from muster.trainer import hugging_face
 from muster.trainer.checkpoint import Saver
 from muster.trainer.checkpoint.file_store import FileStore
 from muster.trainer.errors import UserError
-from muster.trainer.export import export, main, runs_of, to_bf16
+from muster.trainer.export import export, main, to_bf16
 from muster.trainer.model import Decoder, build
+from muster.trainer.pieces import runs_of
 
 
 def decoder(tied: bool) -> Decoder:
@@ -140,8 +141,7 @@ def test_it_never_writes_over_something_and_leaves_nothing_half_done(tmp_path: P
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (("--format", "peft"), "there is no adapter to export: this version trains whole models"),
-        (("--format", "gguf"), "--format must be transformers, not 'gguf'"),
+        (("--format", "gguf"), "--format must be transformers (or hf) or peft, not 'gguf'"),
         (("--step", "newest"), "--step must be best, last or a number, not 'newest'"),
         (("--dtype", "fp8"), "argument --dtype: invalid choice: 'fp8'"),
     ],

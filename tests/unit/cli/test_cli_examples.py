@@ -31,9 +31,11 @@ def test_an_example_is_a_valid_job(file: Path) -> None:
     assert job.spec.gang.nodes.max in job.spec.gang_sizes()
 
 
-def test_the_fine_tuning_example_starts_from_the_pretraining_example() -> None:
+@pytest.mark.parametrize("name", ["sft-chat.yaml", "lora-chat.yaml"])
+def test_the_fine_tuning_examples_start_from_the_pretraining_example(name: str) -> None:
     base = parse_job(read_document(str(EXAMPLES / "pretrain-stdlib.yaml")).data)
-    tuned = parse_job(read_document(str(EXAMPLES / "sft-chat.yaml")).data)
+    tuned = parse_job(read_document(str(EXAMPLES / name)).data)
+    assert (tuned.spec.training.adapter is not None) is (name == "lora-chat.yaml")
     origin = tuned.spec.training.model.from_
     assert origin is not None
     assert origin.job == base.name

@@ -73,7 +73,15 @@ REFUSED = [
     ("spec.training.batch.microBatch", put("spec.training.batch.microBatch", True), None),
     ("spec.training.batch.microBatch", put("spec.training.batch.microBatch", -1), None),
     ("spec.training.optimizer.lr", put("spec.training.optimizer.lr", float("nan")), None),
-    ("spec.training.task", put("spec.training.task", "pretran"), None),
+    ("spec.training.task", put("spec.training.task", "pretran"), "pretrain"),
+    ("spec.training.adapter.kind", put("spec.training.adapter.kind", "lorra"), "lora"),
+    ("spec.training.adapter.rnk", put("spec.training.adapter.rnk", 4), "rank"),
+    ("spec.training.adapter.rank", put("spec.training.adapter.rank", 0), None),
+    ("spec.training.adapter.targets[0]", put("spec.training.adapter.targets", ["query_proj"]), "q_proj"),
+    ("spec.training.adapter.targets", put("spec.training.adapter.targets", []), None),
+    ("spec.training.adapter.targets", put("spec.training.adapter.targets", ["q_proj", "q_proj"]), None),
+    ("spec.training.adapter.dropout", put("spec.training.adapter.dropout", 1.0), None),
+    ("spec.training", put("spec.training.adapter", {}), None),
     ("spec.training.model", put("spec.training.model", {"preset": "muster-9z"}), None),
     ("spec.training.model", put("spec.training.model", {}), None),
     ("spec.training.model", put("spec.training.model.from", {"job": "base"}), None),
@@ -110,6 +118,31 @@ def test_refused_with_its_path(path: str, edit: Callable[[dict[str, Any]], objec
     assert path in found, refused.value
     assert found[path].did_you_mean == hint
     assert found[path].message
+
+
+@pytest.mark.parametrize("kind", ["dora", "qlora"])
+def test_an_adapter_of_a_later_kind_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(InvalidDocument) as refused:
+        parse_job(edited(put("spec.training.adapter.kind", kind)))
+    where, why = (
+        "spec.training.adapter.kind",
+        f"{kind} is not there yet; use lora, the one kind that this version trains",
+    )
+    assert [(problem.path, problem.message) for problem in refused.value.problems] == [(where, why)]
+
+
+def test_an_adapter_on_a_new_model_says_what_to_start_from() -> None:
+    with pytest.raises(InvalidDocument) as refused:
+        parse_job(edited(put("spec.training.adapter", {"rank": 4})))
+    assert "start from another job's commit (model.from)" in str(refused.value)
+    begun = edited(put("spec.training.adapter", {"rank": 4}))
+    put("spec.training.model", {"from": {"job": "base"}})(begun)
+    adapter = parse_job(begun).spec.training.adapter
+    assert adapter is not None
+    assert dump(adapter) == {
+        "kind": "lora", "rank": 4, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "dropout": 0.0
+    }  # fmt: skip
+    assert adapter.scale == 8.0
 
 
 def test_every_fault_is_named_at_once() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.contract.architecture import PRESETS, Architecture
-from muster.contract.training import EarlyStopping, OptimizerConfig, Schedule, TrainingConfig
+from muster.contract.training import Adapter, EarlyStopping, OptimizerConfig, Schedule, TrainingConfig
 from muster.trainer import flops, randomness
 from muster.trainer.evaluation import Best
 from muster.trainer.optimizer import LossScale, clip_factor, make_optimizer, squared_norm
@@ -187,12 +187,15 @@ def test_repeated_and_frozen_work() -> None:
     model = PRESETS["llama-8b"]
     weights, attention = model.parameters - 128_256 * 4096, 32 * 4096 * 8192
     assert flops.per_token(model, 8192, repeated=1.0) == 8 * weights + 16 * attention
-    assert flops.per_token(model, 8192, frozen=weights) == 4 * weights + 12 * attention
-    assert flops.per_token(model, 8192, repeated=1.0, frozen=weights) == 6 * weights + 16 * attention
+    adapter = Adapter(rank=16, targets=("q_proj", "v_proj", "down_proj"))
+    own = 32 * 16 * (2 * 4096 + (4096 + 1024) + (14_336 + 4096))
+    assert adapter.parameters(model) == own
+    assert flops.per_token(model, 8192, adapter=adapter) == 4 * weights + 6 * own + 12 * attention
+    assert flops.per_token(model, 8192, 1.0, adapter) == 6 * weights + 8 * own + 16 * attention
     assert flops.hardware_share(model, 8192, "none") == 1.0
     assert flops.hardware_share(model, 8192, "selective") == pytest.approx(7 / 6)
     assert flops.hardware_share(model, 8192, "full") == pytest.approx(4 / 3)
-    assert flops.hardware_share(model, 8192, "full", frozen=weights) > 4 / 3
+    assert flops.hardware_share(model, 8192, "full", adapter) > 4 / 3
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,21 @@
-"""python -m muster.trainer.export --checkpoint FOLDER --to DIRECTORY [--step best|last|N] [--dtype bf16] [--json]
+"""python -m muster.trainer.export --checkpoint FOLDER --to DIRECTORY [--step best|last|N] [--format transformers|peft]
+[--dtype bf16] [--json]
 
-Writes the weights of a commit as `transformers` loads them: a whole model, for adapters are not trained yet. Streams:
-a few parts of 16 MiB are in memory at a time, whatever the model's size; needs neither torch nor an accelerator. What
-was written is read back and compared.
+Writes the weights of a commit as `transformers` loads them, with its adapter, if it has one, merged; or the adapter
+alone, as `peft` loads it. Streams: a few parts of 16 MiB are in memory at a time, whatever the model's size, and an
+adapter that is merged; needs neither torch nor an accelerator. What was written is read back and compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -24,37 +23,35 @@ from typing import Any, Literal
 
 import numpy as np
 
-from muster.contract.checkpoint import Commit, Piece
-from muster.trainer import hugging_face
+from muster.contract.checkpoint import Commit, TensorEntry
+from muster.contract.training import Adapter
+from muster.trainer import hugging_face, peft
+from muster.trainer.adapter import adapter_of, is_part
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
-from muster.trainer.checkpoint.fetch import Part, Reader, Span
 from muster.trainer.checkpoint.readers import reading
 from muster.trainer.checkpoint.shard_file import ITEM_BYTES, Slot, lay_out
 from muster.trainer.checkpoint.store import Store, open_store
 from muster.trainer.errors import StorageError, UserError, exit_code
+from muster.trainer.merging import Delta, deltas
+from muster.trainer.pieces import stream
 
+Format = Literal["transformers", "peft"]
+FORMATS: dict[str, Format] = {"transformers": "transformers", "hf": "transformers", "peft": "peft"}
 _MODEL = "model/"
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
 @dataclass(frozen=True)
-class Run:
-    """Bytes of a file of the commit that follow each other in the tensor too. at: the byte of the tensor."""
-
-    start: int
-    length: int
-    at: int
-
-
-@dataclass(frozen=True)
 class Target:
-    """Where a tensor goes: an open file, its slot in it, and whether fp32 becomes bf16 on the way."""
+    """Where a tensor goes: an open file, its slot in it; and on the way, what is added to it and whether fp32 becomes
+    bf16."""
 
     file: int
     path: Path
     slot: Slot
     narrow: bool
+    delta: Delta | None
 
 
 def export(
@@ -63,20 +60,34 @@ def export(
     directory: Path,
     dtype: Literal["keep", "bf16"] = "keep",
     progress: Callable[[int, int], None] = lambda done, total: None,
+    form: Format = "transformers",
 ) -> dict[str, Any]:
-    """Write a model directory that must not exist yet; it appears whole or not at all. progress: (bytes read, of all).
+    """Write a directory that must not exist yet; it appears whole or not at all. progress: (bytes read, of all).
+
+    form: the whole model for `transformers`, with an adapter merged into it; or the adapter alone for `peft`.
 
     Raises UserError, CheckpointError (also where the commit's bytes do not verify) or StorageError.
     """
     if directory.exists():
         raise UserError(f"{directory} is there already; choose another directory, or remove it")
     commit = commit_in(store, step)
+    adapter = adapter_of(commit)
+    if form == "peft" and adapter is None:
+        raise UserError(
+            f"the commit at step {commit.step} in {store.uri} has no adapter: that job trained the whole model; "
+            "leave --format out to get it"
+        )
     unfinished = directory.with_name(f"{directory.name}.unfinished-{os.getpid()}")
     try:
         with _explained(unfinished), reading(store, commit.step):
             unfinished.mkdir(parents=True)
-            report = _write_model(store, commit, unfinished, dtype, progress)
-            _write_descriptions(commit, unfinished, report)
+            if adapter is not None and form == "peft":
+                report = _write_adapter(store, commit, unfinished, dtype, progress)
+                described = {"adapter_config.json": peft.config(adapter)}
+            else:
+                report = _write_model(store, commit, adapter, unfinished, dtype, progress)
+                described = {"config.json": hugging_face.config(commit, report["dtype"])}
+            _write_descriptions(commit, unfinished, described)
             os.rename(unfinished, directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -84,110 +95,90 @@ def export(
 
 
 def _write_model(
+    store: Store,
+    commit: Commit,
+    adapter: Adapter | None,
+    directory: Path,
+    dtype: str,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    weights = {n: e for n, e in _weights(commit).items() if adapter is None or not is_part(n)}
+    theirs = hugging_face.names({n: e.dtype for n, e in weights.items()})
+    added = deltas(store, commit, adapter) if adapter is not None else {}
+    kinds = _kinds(weights, dtype)
+    groups = hugging_face.files({n: prod(e.shape) * ITEM_BYTES[kinds[n]] for n, e in weights.items()})
+    files = {hugging_face.file_name(number, len(groups)): group for number, group in enumerate(groups)}
+    report = _write_files(store, commit, directory, files, theirs, kinds, added, progress)
+    if len(groups) > 1:
+        index = {theirs[name]: file for file, group in files.items() for name in group}
+        listing = {"metadata": {"total_size": report["bytes"]}, "weight_map": index}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(listing, indent=2, sort_keys=True))
+    return report | ({"adapter": "merged"} if adapter is not None else {})
+
+
+def _write_adapter(
     store: Store, commit: Commit, directory: Path, dtype: str, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    weights = {n.removeprefix(_MODEL): e for n, e in commit.tensors.items() if n.startswith(_MODEL)}
-    theirs = hugging_face.names({n: e.dtype for n, e in weights.items()})
-    kinds = {n: "BF16" if dtype == "bf16" and e.dtype == "F32" else e.dtype for n, e in weights.items()}
-    sizes = {n: prod(e.shape) * ITEM_BYTES[kinds[n]] for n, e in weights.items()}
-    groups = hugging_face.files(sizes)
+    parts = {n: e for n, e in _weights(commit).items() if is_part(n)}
+    files, kinds = {peft.FILE: list(parts)}, _kinds(parts, dtype)
+    report = _write_files(store, commit, directory, files, peft.names(parts), kinds, {}, progress)
+    return report | {"adapter": "alone"}
+
+
+def _weights(commit: Commit) -> dict[str, TensorEntry]:
+    return {n.removeprefix(_MODEL): entry for n, entry in commit.tensors.items() if n.startswith(_MODEL)}
+
+
+def _kinds(weights: dict[str, TensorEntry], dtype: str) -> dict[str, str]:
+    """The dtype that each is written in, as safetensors spells it."""
+    return {n: "BF16" if dtype == "bf16" and e.dtype == "F32" else e.dtype for n, e in weights.items()}
+
+
+def _write_files(
+    store: Store,
+    commit: Commit,
+    directory: Path,
+    files: dict[str, list[str]],
+    theirs: dict[str, str],
+    kinds: dict[str, str],
+    added: dict[str, Delta],
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """files: our names of the tensors in each; theirs, kinds: the names and dtypes that they get; added: to some."""
     targets: dict[str, Target] = {}
-    index: dict[str, str] = {}
     with contextlib.ExitStack() as open_files:
-        for number, group in enumerate(groups):
-            path = directory / hugging_face.file_name(number, len(groups))
-            layout = lay_out((theirs[n], kinds[n], tuple(weights[n].shape)) for n in group)
+        for file_name, group in files.items():
+            path = directory / file_name
+            layout = lay_out((theirs[n], kinds[n], tuple(commit.tensors[_MODEL + n].shape)) for n in group)
             file = open_files.enter_context(path.open("w+b", buffering=0)).fileno()
             os.truncate(file, layout.size)
             os.pwrite(file, layout.header, 0)
             for n in group:
-                targets[n] = Target(file, path, layout.slots[theirs[n]], kinds[n] != weights[n].dtype)
-                index[theirs[n]] = path.name
-        written = _stream(store, commit, targets, progress)
+                full, slot = _MODEL + n, layout.slots[theirs[n]]
+                narrow = kinds[n] != commit.tensors[full].dtype
+                targets[full] = Target(file, path, slot, narrow, added.get(full))
+        written = stream(store, commit, targets, lambda name, at, data: _put(targets[name], at, data), progress)
         for target in {target.file: target for target in targets.values()}.values():
             os.fsync(target.file)
         _compare(written)
-    if len(groups) > 1:
-        listing = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
-        (directory / "model.safetensors.index.json").write_text(json.dumps(listing, indent=2, sort_keys=True))
-    dominant = max(sizes, key=lambda n: sizes[n])
+    sizes = {name: target.slot.end - target.slot.start for name, target in targets.items()}
+    dominant = targets[max(sizes, key=lambda n: sizes[n])].slot.dtype
     return {
-        "files": sorted({*index.values()}),
+        "files": sorted(files),
         "bytes": sum(sizes.values()),
         "tensors": len(sizes),
-        "dtype": _TORCH_NAMES.get(kinds[dominant], kinds[dominant]),
+        "dtype": _TORCH_NAMES.get(dominant, dominant),
     }
 
 
 Written = tuple[Target, int, int, int]  # (where, byte of the file, length, CRC-32)
 
 
-def _stream(
-    store: Store, commit: Commit, targets: dict[str, Target], progress: Callable[[int, int], None]
-) -> list[Written]:
-    """Read each needed part once, verified, and put its bytes where they belong."""
-    reader = Reader(store, commit)
-    runs = _runs_by_file(commit, reader, targets)
-    spans = [Span(file, run.start, run.start + run.length) for file, found in runs.items() for _, run in found]
-    parts = reader.parts_of(spans)
-    total, done = sum(reader.bounds(part)[1] for part in parts), 0
-
-    def move(part: Part) -> tuple[int, list[Written]]:
-        start, length = reader.bounds(part)
-        data = memoryview(bytearray(length))
-        reader.read(part, data)
-        cut = ((target, _cut(run, start, start + length)) for target, run in runs[part.file])
-        return length, [_put(target, run, data, start) for target, run in cut if run is not None]
-
-    written: list[Written] = []
-    with ThreadPoolExecutor(store.streams) as threads:
-        # As many parts at a time as there are threads: the rest would only wait in memory.
-        for begin in range(0, len(parts), store.streams):
-            for length, put in threads.map(move, parts[begin : begin + store.streams]):
-                written += put
-                done += length
-                progress(done, total)
-    return written
-
-
-def _runs_by_file(commit: Commit, reader: Reader, targets: dict[str, Target]) -> dict[int, list[tuple[Target, Run]]]:
-    found: dict[int, list[tuple[Target, Run]]] = {}
-    for name, target in targets.items():
-        entry = commit.tensors[_MODEL + name]
-        for piece in entry.pieces:
-            start = piece.start
-            if start is None:
-                start = reader.starts(piece.file, [piece.name])[0][piece.name]
-            runs = found.setdefault(piece.file, [])
-            runs += [(target, run) for run in runs_of(piece, tuple(entry.shape), ITEM_BYTES[entry.dtype], start)]
-    return found
-
-
-def runs_of(piece: Piece, shape: tuple[int, ...], item_bytes: int, start: int) -> Iterator[Run]:
-    """The pieces of a box that are contiguous both in its file (which begins at `start`) and in the whole tensor."""
-    offset, extent = tuple(piece.offset), tuple(piece.extent)
-    # Trailing dimensions that the box has whole are contiguous, and so are rows of the one before them.
-    inner = len(shape)
-    while inner > 0 and extent[inner - 1] == shape[inner - 1]:
-        inner -= 1
-    split = max(inner - 1, 0)
-    length = prod(extent[split:]) * item_bytes
-    strides = [prod(shape[d + 1 :]) * item_bytes for d in range(len(shape))]
-    for number, outer in enumerate(itertools.product(*(range(e) for e in extent[:split]))):
-        place = [o + i for o, i in zip(offset, outer, strict=False)] + list(offset[split:])
-        if length:
-            yield Run(start + number * length, length, sum(p * s for p, s in zip(place, strides, strict=True)))
-
-
-def _cut(run: Run, start: int, end: int) -> Run | None:
-    """The part of a run that lies in bytes [start, end) of its file."""
-    first, last = max(run.start, start), min(run.start + run.length, end)
-    return Run(first, last - first, run.at + first - run.start) if last > first else None
-
-
-def _put(target: Target, run: Run, data: memoryview, base: int) -> Written:
-    found: memoryview | bytes = data[run.start - base : run.start - base + run.length]
-    at = run.at
+def _put(target: Target, at: int, data: memoryview) -> Written:
+    """Write bytes of a tensor, from its byte `at` on, to their place. What is added to them, is added in `data`."""
+    found: memoryview | bytes = data
+    if target.delta is not None:
+        target.delta.add_to(data, at)
     if target.narrow:
         found, at = to_bf16(found), at // 2
     position = target.slot.start + at
@@ -215,12 +206,14 @@ def _compare(written: list[Written]) -> None:
             )
 
 
-def _write_descriptions(commit: Commit, directory: Path, report: dict[str, Any]) -> None:
-    described = hugging_face.config(commit, report["dtype"])
-    (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+def _write_descriptions(commit: Commit, directory: Path, described: dict[str, dict[str, Any]]) -> None:
+    for name, document in described.items():
+        (directory / name).write_text(json.dumps(document, indent=2) + "\n")
     if commit.tokenizer.get("kind") == "huggingface":
         (directory / "tokenizer.json").write_text(commit.tokenizer["json"])
     origin = {"job": commit.job, "jobUid": commit.job_uid, "step": commit.step, "metrics": commit.metrics}
+    if "adapter" in commit.config:
+        origin |= {"from": commit.config["model"].get("from")}
     (directory / "muster.json").write_text(json.dumps({**origin, "tokenizer": commit.tokenizer.get("kind")}, indent=2))
 
 
@@ -236,13 +229,8 @@ def _explained(path: Path) -> Iterator[None]:
 
 def _checked(chosen: argparse.Namespace) -> tuple[Store, int | Literal["best", "last"]]:
     """Raises UserError for what argparse can't tell is wrong."""
-    if chosen.format == "peft":
-        raise UserError(
-            "there is no adapter to export: this version trains whole models, so a commit holds every weight; "
-            "leave --format out to get the whole model"
-        )
-    if chosen.format != "transformers":
-        raise UserError(f"--format must be transformers, not {chosen.format!r}")
+    if chosen.format not in FORMATS:
+        raise UserError(f"--format must be transformers (or hf) or peft, not {chosen.format!r}")
     if chosen.step not in ("best", "last") and not chosen.step.isdigit():
         raise UserError(f"--step must be best, last or a number, not {chosen.step!r}")
     return open_store(chosen.checkpoint), int(chosen.step) if chosen.step.isdigit() else chosen.step
@@ -254,7 +242,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--to", required=True, type=Path, help="directory to make")
     parser.add_argument("--step", default="best", help="best, last or a number (default: best)")
     parser.add_argument("--dtype", choices=("keep", "bf16"), default="keep")
-    parser.add_argument("--format", default="transformers", help="transformers, a whole model (default)")
+    parser.add_argument(
+        "--format", default="transformers", help="transformers or hf: the whole model; peft: its adapter"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
     def show(done: int, total: int) -> None:
@@ -264,7 +254,7 @@ def main(arguments: list[str]) -> int:
     try:
         chosen = parser.parse_args(arguments)
         store, step = _checked(chosen)
-        report = export(store, step, chosen.to, chosen.dtype, show)
+        report = export(store, step, chosen.to, chosen.dtype, show, FORMATS[chosen.format])
     except Exception as error:
         code = exit_code(error)
         if code == 1:

@@ -8,14 +8,15 @@ a tied table counts once, as the head), L layers of H heads of Q dimensions, and
 
 (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B; Korthikanti et al. 2022, arXiv 2205.05198, on repeated
 work.) Attention counts the full square of T x T, also where a mask is causal and a kernel skips half of it: so do the
-sources, and so figures compare. A weight that is frozen under an adapter needs no gradient of its own: 4 N in place of
-6 N, and (4 + 2 r) N with repeated work. Attention has no weights and costs the same.
+sources, and so figures compare. A weight that is frozen beside an adapter needs no gradient of its own: 4 N in place of
+6 N, and (4 + 2 r) N with repeated work; the adapter's own weights count as any trained ones. Attention has no weights
+and costs the same.
 """
 
 from __future__ import annotations
 
 from muster.contract.architecture import Architecture
-from muster.contract.training import Precision
+from muster.contract.training import Adapter, Precision
 
 # The forward pass that is done again: all of it, or about half (the attention and its neighbours; an estimate).
 REPEATED = {"none": 0.0, "selective": 0.5, "full": 1.0}
@@ -38,20 +39,24 @@ PEAKS: dict[str, dict[Precision, float]] = {
 }
 
 
-def per_token(architecture: Architecture, sequence_length: int, repeated: float = 0.0, frozen: int = 0) -> float:
-    """FLOPs to train on one token. repeated: r; 0 for the model's own work. frozen: weights among N without gradients;
-    an adapter's own weights are not in the architecture, so theirs are to be added by their own size.
-    """
+def per_token(
+    architecture: Architecture, sequence_length: int, repeated: float = 0.0, adapter: Adapter | None = None
+) -> float:
+    """FLOPs to train on one token. repeated: r; 0 for the model's own work. adapter: what learns, if not all."""
     a = architecture
     multiplied = a.parameters - (0 if a.tied_head else a.vocab_size * a.dim)
     attention = a.layers * a.heads * a.head_dim * sequence_length
-    return (6.0 + 2.0 * repeated) * multiplied - 2.0 * frozen + (12.0 + 4.0 * repeated) * attention
+    trained, frozen = (multiplied, 0) if adapter is None else (adapter.parameters(a), multiplied)
+    weights = (6.0 + 2.0 * repeated) * trained + (4.0 + 2.0 * repeated) * frozen
+    return weights + (12.0 + 4.0 * repeated) * attention
 
 
-def hardware_share(architecture: Architecture, sequence_length: int, recompute: str, frozen: int = 0) -> float:
+def hardware_share(
+    architecture: Architecture, sequence_length: int, recompute: str, adapter: Adapter | None = None
+) -> float:
     """HFU over MFU. recompute: none, selective or full, as in parallel.activationCheckpointing."""
-    own = per_token(architecture, sequence_length, frozen=frozen)
-    return per_token(architecture, sequence_length, REPEATED[recompute], frozen) / own
+    own = per_token(architecture, sequence_length, adapter=adapter)
+    return per_token(architecture, sequence_length, REPEATED[recompute], adapter) / own
 
 
 def peak(device_name: str, precision: Precision) -> float | None:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from muster.contract.architecture import Architecture
-from muster.trainer.checkpoint import load, read_commit
+from muster.trainer.checkpoint import read_commit
 from muster.trainer.data import Tokenizer, tokenizer_from_commit
 from muster.trainer.errors import UserError, exit_code
 from muster.trainer.model import Decoder, build
+from muster.trainer.weights import begin_with
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +39,7 @@ def load_model(folder: str, step: int | Literal["best", "last"]) -> tuple[Decode
     commit = read_commit(folder, step)
     model = build(Architecture.model_validate(commit.architecture))
     model.to_empty(device="cpu")
-    load(folder, commit.step, model, None)
+    begin_with(folder, commit.step, model)
     return model.eval(), tokenizer_from_commit(commit.tokenizer)
 
 

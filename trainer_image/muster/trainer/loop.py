@@ -16,8 +16,9 @@ from muster.contract.base import dump
 from muster.contract.checkpoint import DataCursor
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
+from muster.contract.training import TrainingConfig
 from muster.trainer import flops, memory, parallel, randomness
-from muster.trainer.checkpoint import Identity, Saver, TrainState, load, resume
+from muster.trainer.checkpoint import Identity, Saver, TrainState, resume
 from muster.trainer.commits import Commits, withdraw
 from muster.trainer.config import Ranks, Run, accumulation
 from muster.trainer.data import Data, Loader, StepBatch, open_data
@@ -33,6 +34,7 @@ from muster.trainer.optimizer import LossScale, clip_factor, make_optimizer, set
 from muster.trainer.origin import Origin, find_origin
 from muster.trainer.pace import Pace, Stragglers
 from muster.trainer.schedule import learning_rate, total_steps
+from muster.trainer.weights import begin_with
 
 # A second copy of this rank's part of the state is kept where it takes at most this part of the host's spare memory.
 SNAPSHOT_MEMORY_PART = 8
@@ -110,7 +112,7 @@ class Trainer:
             tokenizer=origin.tokenizer.describe(),
         )
         length, recompute = config.data.sequence_length, config.parallel.activation_checkpointing
-        share = flops.hardware_share(origin.architecture, length, recompute)
+        share = flops.hardware_share(origin.architecture, length, recompute, config.adapter)
         self.metrics = Metrics(ranks.rank, life.heartbeat, share)
         self.metrics.serve("127.0.0.1" if parallel.all_local() else "0.0.0.0", life.serves_metrics)  # noqa: S104
         if config.parallel.compile:
@@ -125,12 +127,13 @@ class Trainer:
         snapshots = saver.prepare(self.spread.decoder, spare // SNAPSHOT_MEMORY_PART)
         self.commits = Commits(saver, run.checkpoint.every, run.past, ranks, life, self.metrics, snapshots)
         self.evaluator = _evaluator(run, ranks, data, device)
-        self.flops_per_token = flops.per_token(origin.architecture, length)
+        self.flops_per_token = flops.per_token(origin.architecture, length, adapter=config.adapter)
         self.peak = flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None
         if ranks.rank == 0:
             say(
-                f"model of {origin.architecture.parameters:,} parameters, {layout.shard} over {ranks.world} ranks on "
-                f"{device.type}, {config.precision}; about {memory.gib(layout.need.total)} a rank"
+                f"model of {origin.architecture.parameters:,} parameters{_beside(config, origin)}, "
+                f"{layout.shard} over {ranks.world} ranks on {device.type}, {config.precision}; "
+                f"about {memory.gib(layout.need.total)} a rank"
             )
 
     def close(self) -> None:
@@ -149,7 +152,7 @@ class Trainer:
 
     def _load(self) -> None:
         if self.origin.weights is not None:
-            load(*self.origin.weights, self.spread.decoder, None)
+            begin_with(*self.origin.weights, self.spread.decoder)
         if self.origin.resume is None:
             self.life.resumed(0, None, None)
             return
@@ -425,6 +428,11 @@ class Trainer:
         return Loader(
             self.data.train, self.cursor, samples, micro_batch, self.ranks.rank, self.ranks.world, self.device
         )
+
+
+def _beside(config: TrainingConfig, origin: Origin) -> str:
+    adapter = config.adapter
+    return f" with {adapter.parameters(origin.architecture):,} of {adapter.kind}, which learn alone" if adapter else ""
 
 
 def _evaluator(run: Run, ranks: Ranks, data: Data, device: torch.device) -> Evaluator | None:

@@ -42,27 +42,37 @@ def estimate(
     """What one rank needs at its peak. shards: ranks that share one copy of the model.
 
     Master weights, gradients and both AdamW moments are fp32; in half precision a cast copy of what is in use comes on
-    top. ddp holds all of it on every rank. zero2 shards it but keeps the gathered weights from forward to backward;
-    fsdp and hsdp gather two layers at a time. Gradients that accumulate unsynchronised are whole.
+    top. Weights that are frozen beside an adapter have neither gradients nor moments. ddp holds all of it on every
+    rank. zero2 shards it but keeps the gathered weights from forward to backward; fsdp and hsdp gather two layers at a
+    time. Gradients that accumulate unsynchronised are whole.
     """
-    weights = architecture.parameters
+    adapter = training.adapter
+    learning = trained(architecture, training)
+    weights = architecture.parameters + (learning if adapter else 0)
     width = 4 if training.precision == "fp32" else 2
-    held = weights if shard == "ddp" else -(-weights // shards)
+    held, held_learning = (n if shard == "ddp" else -(-n // shards) for n in (weights, learning))
     largest = _largest_group(architecture)
+    largest_learning = learning // architecture.layers if adapter else largest
     if shard == "ddp":
         gathered = 0 if width == 4 else 2 * largest * width
-        gradients = 4 * weights if shards == 1 else 4 * (weights + largest)  # DDP's buckets, and one on its way there
+        # DDP's buckets, and one on its way there
+        gradients = 4 * (learning if shards == 1 else learning + largest_learning)
     else:
         gathered = weights * width if shard == "zero2" else min(weights, 2 * largest) * width
-        whole = weights * 4 if accumulation > 1 and shard == "zero2" else min(weights, 2 * largest) * 4
-        gradients = 4 * held + whole
+        whole = learning if accumulation > 1 and shard == "zero2" else min(learning, 2 * largest_learning)
+        gradients = 4 * (held_learning + whole)
     return Need(
         parameters=4 * held + gathered,
         gradients=gradients,
-        optimizer=8 * held,
+        optimizer=8 * held_learning,
         activations=activation_bytes(architecture, training, width),
         other=PROCESS_BYTES + LOSS_BYTES,
     )
+
+
+def trained(architecture: Architecture, training: TrainingConfig) -> int:
+    """Weights that learn: all, or an adapter's."""
+    return training.adapter.parameters(architecture) if training.adapter else architecture.parameters
 
 
 def activation_bytes(architecture: Architecture, training: TrainingConfig, width: int) -> int:

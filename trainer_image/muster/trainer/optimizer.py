@@ -15,8 +15,9 @@ from muster.trainer.parallel import local
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101). Norms (and any other vector) do not decay."""
-    parameters = list(model.parameters())
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) of all that is not frozen. Norms (and any other vector) do not
+    decay."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

@@ -12,6 +12,7 @@ from muster.contract.architecture import Architecture
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit
 from muster.contract.training import FromCommit, TrainingConfig
+from muster.trainer.adapter import adapter_of
 from muster.trainer.checkpoint import newest_readable, read_commit
 from muster.trainer.config import Run
 from muster.trainer.data import Tokenizer, load_tokenizer, tokenizer_from_commit
@@ -69,6 +70,7 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
             "or give model.from.uri"
         )
     commit = read_commit(source.uri, source.step)
+    adapter_of(commit)  # one that is not known here is told now
     where = f"the commit at step {commit.step} in {source.uri}"
     architecture = _architecture(commit, source.uri)
     tokenizer = tokenizer_from_commit(commit.tokenizer)

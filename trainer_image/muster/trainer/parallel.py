@@ -20,7 +20,7 @@ from muster.contract.training import Precision, Shard, TrainingConfig
 from muster.trainer import memory
 from muster.trainer.config import Ranks, accumulation
 from muster.trainer.errors import OutOfMemory, UserError
-from muster.trainer.model import Decoder, build, initialize
+from muster.trainer.model import Decoder, attach, build, initialize
 
 # Long enough for a slow peer that prepares data or loads a commit; a dead one breaks the connection at once.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -120,7 +120,7 @@ def plan(architecture: Architecture, training: TrainingConfig, ranks: Ranks, cap
     replicas = {"ddp": ranks.world, "hsdp": _replicas(training, ranks)}.get(shard, 1) if ranks.world > 1 else 1
     shards = ranks.world // replicas
     need = memory.estimate(architecture, training, shard, ranks.world if shard == "ddp" else shards, steps)
-    whole = 4 * architecture.parameters
+    whole = 4 * memory.trained(architecture, training)
     fits = need.total + whole <= capacity * memory.USABLE
     return Layout(shard, replicas, shards, hold_gradients=shard in ("ddp", "zero2") or fits, need=need)
 
@@ -153,6 +153,8 @@ class Spread:
         dtype = DTYPES[training.precision]
         sharded, recompute = layout.shard != "ddp", training.parallel.activation_checkpointing
         self.decoder: Decoder = build(architecture, dtype, recompute, "meta" if sharded else device)
+        if training.adapter is not None:
+            attach(self.decoder, training.adapter)
         if sharded:
             _shard(self.decoder, layout, ranks, device, dtype)
             self.decoder.to_empty(device=device)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from muster.trainer.checkpoint.commits import list_commits, read_commit
     from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch, DamagedCommit
-    from muster.trainer.checkpoint.loader import load, resume
+    from muster.trainer.checkpoint.loader import load, load_weights, resume
     from muster.trainer.checkpoint.policy import Policy, retained
     from muster.trainer.checkpoint.quarantine import newest_readable
     from muster.trainer.checkpoint.saver import Identity, SaveOutcome, Saver, TrainState
@@ -28,6 +28,7 @@ _HOMES = {
     "TrainState": "saver",
     "list_commits": "commits",
     "load": "loader",
+    "load_weights": "loader",
     "newest_readable": "quarantine",
     "read_commit": "commits",
     "resume": "loader",
@@ -45,6 +46,7 @@ __all__ = [
     "TrainState",
     "list_commits",
     "load",
+    "load_weights",
     "newest_readable",
     "read_commit",
     "resume",

@@ -4,7 +4,7 @@ model."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from muster.trainer.checkpoint.store import Store, StoreError, open_store
 from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors, trained_parameters
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+Trained = tuple[nn.Module, torch.optim.Optimizer]
 Starts = dict[tuple[int, str], int]  # (file, name): the byte at which a piece begins
 
 
@@ -35,7 +36,15 @@ def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimi
     CheckpointMismatch (another model) on every rank, with the model and the optimizer as they were.
     """
     with contextlib.closing(Agreement()) as agreement, contextlib.closing(Room()) as room:
-        return _load(open_store(folder), step, model, optimizer, agreement, room)
+        trained = None if optimizer is None else (model, optimizer)
+        return _load(open_store(folder), step, dict(model_tensors(model)), trained, agreement, room)
+
+
+def load_weights(folder: str, step: int, weights: Mapping[str, torch.Tensor]) -> Commit:
+    """Load all weights of exactly this commit, and nothing else, into live tensors by name (`model/…`). Collective.
+    Raises as `load` does."""
+    with contextlib.closing(Agreement()) as agreement, contextlib.closing(Room()) as room:
+        return _load(open_store(folder), step, weights, None, agreement, room)
 
 
 def resume(
@@ -52,12 +61,13 @@ def resume(
     does; CheckpointError where no commit is left.
     """
     store = open_store(folder)
+    weights, trained = dict(model_tensors(model)), None if optimizer is None else (model, optimizer)
     with contextlib.closing(Agreement()) as agreement, contextlib.closing(Room()) as room:
         return first_good(
             store,
             _candidates(store, at_most, agreement),
             at_most,
-            lambda step: _load(store, step, model, optimizer, agreement, room),
+            lambda step: _load(store, step, weights, trained, agreement, room),
             report if agreement.rank == 0 else None,
         )
 
@@ -65,22 +75,22 @@ def resume(
 def _load(
     store: Store,
     step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    weights: Mapping[str, torch.Tensor],
+    trained: Trained | None,
     agreement: Agreement,
     room: Room,
 ) -> Commit:
     commit = _agreed_commit(store, step, agreement)
-    _compare(commit, model, optimizer, f"{store.uri} step {step}")
-    state = _state_to_fill(commit, model, optimizer) if optimizer is not None else {}
-    live = [*model_tensors(model), *(named for tensors in state.values() for named in tensors.items())]
+    _compare(commit, weights, trained, f"{store.uri} step {step}")
+    state = _state_to_fill(commit, *trained) if trained is not None else {}
+    live = [*weights.items(), *(named for tensors in state.values() for named in tensors.items())]
     targets = [localize(name, tensor, agreement.world_size) for name, tensor in live if tensor.numel()]
     memory, starts = _fetched(store, commit, targets, agreement, room)
     with torch.no_grad():
         for target in targets:
             _fill(target, commit, memory, starts)
-    if optimizer is not None:
-        _adopt_state(optimizer, state)
+    if trained is not None:
+        _adopt_state(trained[1], state)
     return commit
 
 
@@ -141,16 +151,14 @@ def _agreed_commit(store: Store, step: int, agreement: Agreement) -> Commit:
     return parse(text.encode(), f"{store.uri}/{commit_key(step)}")
 
 
-def _compare(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
+def _compare(commit: Commit, weights: Mapping[str, torch.Tensor], trained: Trained | None, where: str) -> None:
     wanted = {
-        name: Wanted(DTYPES[tensor.dtype], tuple(tensor.shape))
-        for name, tensor in model_tensors(model)
-        if tensor.numel()
+        name: Wanted(DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in weights.items() if tensor.numel()
     }
     there = {name: entry for name, entry in commit.tensors.items() if name.startswith("model/")}
-    if optimizer is not None:
+    if trained is not None:
         there |= {name: entry for name, entry in commit.tensors.items() if name.startswith("optimizer/")}
-        for name, parameter in trained_parameters(model, optimizer):
+        for name, parameter in trained_parameters(*trained):
             for full_name in _state_names(commit, name):
                 # State is per weight, or one number for all of them.
                 shape = tuple(parameter.shape) if commit.tensors[full_name].shape else ()

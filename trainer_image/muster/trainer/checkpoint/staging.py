@@ -204,9 +204,10 @@ class Staging:
 def reserve_bytes(model: nn.Module) -> int:
     """About what this rank's file will take, told from its share of the weights before there is an optimizer state."""
     rank, world = rank_and_world()
-    locals_ = [localize(name, tensor, world) for name, tensor in model_tensors(model)]
-    mine = share_of(locals_, rank)
-    return 3 * sum(local.bytes + _HEADER_BYTES for local in mine) + 8 * _HEADER_BYTES
+    tensors = dict(model_tensors(model))
+    mine = share_of([localize(name, tensor, world) for name, tensor in tensors.items()], rank)
+    values = ((local, 3 if tensors[local.name].requires_grad else 1) for local in mine)  # the frozen have no moments
+    return sum(count * (local.bytes + _HEADER_BYTES) for local, count in values) + 8 * _HEADER_BYTES
 
 
 def _identities(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:

@@ -2,5 +2,6 @@
 
 from muster.trainer.model.decoder import Decoder, build
 from muster.trainer.model.init import initialize
+from muster.trainer.model.lora import attach
 
-__all__ = ["Decoder", "build", "initialize"]
+__all__ = ["Decoder", "attach", "build", "initialize"]

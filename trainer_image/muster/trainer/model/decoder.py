@@ -23,6 +23,7 @@ class Block(nn.Module):
     def __init__(self, architecture: Architecture, recompute: Recompute) -> None:
         super().__init__()
         self.recompute = recompute
+        self.draws = False  # random numbers (dropout), which a repeated pass must draw alike
         self.attention_norm = RMSNorm(architecture.dim, architecture.norm_eps)
         self.attention = Attention(architecture)
         self.feed_forward_norm = RMSNorm(architecture.dim, architecture.norm_eps)
@@ -33,10 +34,10 @@ class Block(nn.Module):
             return self._layer(x, seen)
         # Two calls, because torch.compile must see which function makes the contexts.
         if self.recompute == "full":
-            out: Tensor = checkpoint(self._layer, x, seen, use_reentrant=False, preserve_rng_state=False)
+            out: Tensor = checkpoint(self._layer, x, seen, use_reentrant=False, preserve_rng_state=self.draws)
         else:
             out = checkpoint(
-                self._layer, x, seen, use_reentrant=False, preserve_rng_state=False, context_fn=keep_expensive
+                self._layer, x, seen, use_reentrant=False, preserve_rng_state=self.draws, context_fn=keep_expensive
             )
         return out
 

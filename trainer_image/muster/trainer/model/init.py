@@ -4,6 +4,9 @@ Normal with standard deviation 0.02; projections back into the residual stream a
 the stream's variance does not grow with depth (GPT-2, Radford et al. 2019); norms are 1; an untied head has
 1/sqrt(dim), so that the first logits have unit variance. Each parameter is drawn in blocks of rows with a generator of
 their own, and a rank draws only the blocks that its shard touches.
+
+An adapter begins as nothing: its B is 0, its A uniform within 1/sqrt(inputs) (He et al. 2015, arXiv 1502.01852, with
+a slope of sqrt(5), as `peft` does).
 """
 
 from __future__ import annotations
@@ -27,10 +30,14 @@ def initialize(
         for name, parameter in model.named_parameters():
             rows, first = rows_of(parameter)
             std = deviation(name, architecture)
-            if std is None:
+            if name.endswith("lora_B.weight"):
+                rows.zero_()
+            elif name.endswith("lora_A.weight"):
+                _fill(rows, first, len(parameter), _uniform(parameter.shape[1] ** -0.5), f"{seed}/{name}")
+            elif std is None:
                 rows.fill_(1.0)
             else:
-                _fill(rows, first, len(parameter), std, f"{seed}/{name}")
+                _fill(rows, first, len(parameter), _normal(std), f"{seed}/{name}")
 
 
 def deviation(name: str, architecture: Architecture) -> float | None:
@@ -44,18 +51,29 @@ def deviation(name: str, architecture: Architecture) -> float | None:
     return 0.02
 
 
-def _fill(rows: Tensor, first: int, length: int, std: float, key: str) -> None:
+Fill = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def _normal(std: float) -> Fill:
+    return lambda values, dice: values.normal_(0.0, std, generator=dice)
+
+
+def _uniform(bound: float) -> Fill:
+    return lambda values, dice: values.uniform_(-bound, bound, generator=dice)
+
+
+def _fill(rows: Tensor, first: int, length: int, fill: Fill, key: str) -> None:
     """rows: those from `first` on, of a parameter of `length` rows."""
     width = max(1, rows[0].numel() if len(rows) else 1)
     height = min(length, max(1, BLOCK_ELEMENTS // width))
     for block in range(first // height, (first + len(rows) + height - 1) // height):
-        values = _draw(f"{key}/{block}", (height, *rows.shape[1:]), std, rows.device)
+        values = _draw(f"{key}/{block}", (height, *rows.shape[1:]), fill, rows.device)
         start = max(first, block * height)
         end = min(first + len(rows), (block + 1) * height)
         rows[start - first : end - first] = values[start - block * height : end - block * height]
 
 
-def _draw(key: str, shape: tuple[int, ...], std: float, device: torch.device) -> Tensor:
+def _draw(key: str, shape: tuple[int, ...], fill: Fill, device: torch.device) -> Tensor:
     generator = torch.Generator(device)
     generator.manual_seed(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") >> 1)
-    return torch.empty(shape, device=device).normal_(0.0, std, generator=generator)
+    return fill(torch.empty(shape, device=device), generator)

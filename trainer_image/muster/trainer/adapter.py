@@ -1,0 +1,49 @@
+"""Which of a commit's tensors are an adapter's, in names alone: exporting needs no torch.
+
+Beside `<module>.weight` stand `<module>.lora_A.weight` [rank, inputs] and `<module>.lora_B.weight` [outputs, rank].
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import ValidationError
+
+from muster.contract.checkpoint import Commit
+from muster.contract.training import Adapter
+from muster.trainer.errors import UserError
+
+_PART = re.compile(r"(.+)\.lora_([AB])\.weight")
+
+
+def is_part(name: str) -> bool:
+    """Whether a tensor belongs to an adapter, and not to the decoder beneath."""
+    return _PART.fullmatch(name) is not None
+
+
+def weight_of(part: str) -> str:
+    """The weight that an adapter's tensor stands beside."""
+    found = _PART.fullmatch(part)
+    assert found is not None, f"{part} is no adapter's"
+    return f"{found[1]}.weight"
+
+
+def parts_of(weight: str) -> tuple[str, str]:
+    """The names that A and B beside a weight have."""
+    module = weight.removesuffix(".weight")
+    return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+
+
+def adapter_of(commit: Commit) -> Adapter | None:
+    """The adapter that a commit holds beside its weights; None where the whole model was trained. Raises UserError for
+    one that a newer Muster wrote."""
+    document = commit.config.get("adapter")
+    if document is None:
+        return None
+    try:
+        return Adapter.model_validate(document)
+    except ValidationError:
+        raise UserError(
+            f"the commit at step {commit.step} of job {commit.job!r} has an adapter unknown here ({document}); "
+            "use the Muster that wrote it"
+        ) from None

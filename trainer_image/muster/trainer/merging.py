@@ -1,0 +1,51 @@
+"""An adapter added to weights that pass by, a few megabytes at a time; without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.contract.checkpoint import Commit
+from muster.contract.training import Adapter
+from muster.trainer.adapter import is_part, parts_of, weight_of
+from muster.trainer.checkpoint.store import Store
+from muster.trainer.errors import UserError
+from muster.trainer.pieces import whole
+
+BLOCK_ELEMENTS = 2**18  # of the product at a time: no more memory than that, and it stays in the cache
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is to be added to W [outputs, inputs]: B A. a: [rank, inputs], b: [outputs, rank] times the scale, fp32."""
+
+    a: NDArray[np.float32]
+    b: NDArray[np.float32]
+
+    def add_to(self, data: memoryview, at: int) -> None:
+        """data: fp32 elements of W, from its byte `at` on; they get their part of the product."""
+        values, inputs = np.frombuffer(data, "<f4"), self.a.shape[1]
+        first, last = at // 4, at // 4 + len(values)
+        rows = max(1, BLOCK_ELEMENTS // inputs)
+        for row in range(first // inputs, -(-last // inputs), rows):
+            # Not `@`: BLAS would start threads of its own beside those that read; at so small a rank they only wait.
+            product = np.einsum("or,ri->oi", self.b[row : row + rows], self.a).reshape(-1)
+            begin, end = max(first, row * inputs), min(last, (row + rows) * inputs)
+            values[begin - first : end - first] += product[begin - row * inputs : end - row * inputs]
+
+
+def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
+    """By the name of each weight that the commit has an adapter beside. All of the adapter is in memory from now on."""
+    parts = [name for name in commit.tensors if name.startswith("model/") and is_part(name)]
+    weights = sorted({weight_of(part) for part in parts})
+    if other := [name for name in (*parts, *weights) if commit.tensors[name].dtype != "F32"]:
+        raise UserError(f"an adapter is merged in fp32, but the commit has other numbers in: {', '.join(other[:5])}")
+    held = whole(store, commit, parts)
+    arrays = {name: np.frombuffer(held[name], "<f4").reshape(commit.tensors[name].shape) for name in parts}
+    found = {}
+    for weight in weights:
+        a, b = parts_of(weight)
+        found[weight] = Delta(arrays[a], arrays[b] * np.float32(adapter.scale))
+    return found

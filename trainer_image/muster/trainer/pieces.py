@@ -1,0 +1,113 @@
+"""The bytes of a commit's tensors for who does not load them: each needed part is read once, and verified."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from typing import TypeVar
+
+from muster.contract.checkpoint import Commit, Piece
+from muster.trainer.checkpoint.fetch import Part, Reader, Span
+from muster.trainer.checkpoint.shard_file import ITEM_BYTES
+from muster.trainer.checkpoint.store import Store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Bytes of a file of the commit that follow each other in the tensor too. at: the byte of the tensor."""
+
+    start: int
+    length: int
+    at: int
+
+
+def stream(
+    store: Store,
+    commit: Commit,
+    names: Iterable[str],
+    put: Callable[[str, int, memoryview], T],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[T]:
+    """Hand all bytes of these tensors to put(name, byte of the tensor, bytes), in no order and from several threads.
+    It may change the bytes.
+
+    progress: (bytes read, of all). Raises CheckpointError, also where bytes do not verify.
+    """
+    reader = Reader(store, commit)
+    runs = _runs_by_file(commit, reader, names)
+    spans = [Span(file, run.start, run.start + run.length) for file, found in runs.items() for _, run in found]
+    parts = reader.parts_of(spans)
+    total, done = sum(reader.bounds(part)[1] for part in parts), 0
+
+    def move(part: Part) -> tuple[int, list[T]]:
+        start, length = reader.bounds(part)
+        data = memoryview(bytearray(length))
+        reader.read(part, data)
+        cut = ((name, _cut(run, start, start + length)) for name, run in runs[part.file])
+        return length, [
+            put(name, run.at, data[run.start - start : run.start - start + run.length])
+            for name, run in cut
+            if run is not None
+        ]
+
+    results: list[T] = []
+    with ThreadPoolExecutor(store.streams) as threads:
+        # As many parts at a time as there are threads: the rest would only wait in memory.
+        for begin in range(0, len(parts), store.streams):
+            for length, found in threads.map(move, parts[begin : begin + store.streams]):
+                results += found
+                done += length
+                progress(done, total)
+    return results
+
+
+def whole(store: Store, commit: Commit, names: Iterable[str]) -> dict[str, bytearray]:
+    """These tensors, each in memory as a whole."""
+    entries = {name: commit.tensors[name] for name in names}
+    found = {name: bytearray(prod(entry.shape) * ITEM_BYTES[entry.dtype]) for name, entry in entries.items()}
+
+    def put(name: str, at: int, data: memoryview) -> None:
+        found[name][at : at + len(data)] = data
+
+    stream(store, commit, found, put)
+    return found
+
+
+def _runs_by_file(commit: Commit, reader: Reader, names: Iterable[str]) -> dict[int, list[tuple[str, Run]]]:
+    found: dict[int, list[tuple[str, Run]]] = {}
+    for name in names:
+        entry = commit.tensors[name]
+        for piece in entry.pieces:
+            start = piece.start
+            if start is None:
+                start = reader.starts(piece.file, [piece.name])[0][piece.name]
+            runs = found.setdefault(piece.file, [])
+            runs += [(name, run) for run in runs_of(piece, tuple(entry.shape), ITEM_BYTES[entry.dtype], start)]
+    return found
+
+
+def runs_of(piece: Piece, shape: tuple[int, ...], item_bytes: int, start: int) -> Iterator[Run]:
+    """The pieces of a box that are contiguous both in its file (which begins at `start`) and in the whole tensor."""
+    offset, extent = tuple(piece.offset), tuple(piece.extent)
+    # Trailing dimensions that the box has whole are contiguous, and so are rows of the one before them.
+    inner = len(shape)
+    while inner > 0 and extent[inner - 1] == shape[inner - 1]:
+        inner -= 1
+    split = max(inner - 1, 0)
+    length = prod(extent[split:]) * item_bytes
+    strides = [prod(shape[d + 1 :]) * item_bytes for d in range(len(shape))]
+    for number, outer in enumerate(itertools.product(*(range(e) for e in extent[:split]))):
+        place = [o + i for o, i in zip(offset, outer, strict=False)] + list(offset[split:])
+        if length:
+            yield Run(start + number * length, length, sum(p * s for p, s in zip(place, strides, strict=True)))
+
+
+def _cut(run: Run, start: int, end: int) -> Run | None:
+    """The part of a run that lies in bytes [start, end) of its file."""
+    first, last = max(run.start, start), min(run.start + run.length, end)
+    return Run(first, last - first, run.at + first - run.start) if last > first else None

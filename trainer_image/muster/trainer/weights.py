@@ -1,0 +1,41 @@
+"""Another job's weights, to begin with: its whole model, and what its adapter learnt merged into it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from muster.contract.checkpoint import Commit
+from muster.trainer.adapter import adapter_of, is_part, parts_of, weight_of
+from muster.trainer.checkpoint import load_weights, read_commit
+from muster.trainer.checkpoint.tensors import model_tensors
+from muster.trainer.model import Decoder
+from muster.trainer.parallel import local_rows
+
+_MODEL = "model/"
+
+
+def begin_with(folder: str, step: int | Literal["best", "last"], decoder: Decoder) -> Commit:
+    """Load a commit's weights, W + alpha / rank × B A (in fp32) where it has an adapter. Collective.
+
+    The decoder's own adapter, if there is one, keeps its values. Raises as `load` does.
+    """
+    commit = read_commit(folder, step)
+    adapter = adapter_of(commit)
+    own = {name: tensor for name, tensor in model_tensors(decoder) if not is_part(name)}
+    device = decoder.embed.weight.device
+    # Small, so every rank holds it whole; each merges it into its own rows.
+    parts = {
+        name: torch.empty(tuple(entry.shape), device=device)
+        for name, entry in commit.tensors.items()
+        if adapter is not None and name.startswith(_MODEL) and is_part(name)
+    }
+    load_weights(folder, commit.step, own | parts)
+    with torch.no_grad():
+        for name in sorted({weight_of(part) for part in parts}):
+            a, b = (parts[part] for part in parts_of(name))
+            rows, first = local_rows(own[name])
+            assert adapter is not None
+            rows.addmm_(b[first : first + len(rows)], a, alpha=adapter.scale)
+    return commit
