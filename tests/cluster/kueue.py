@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.cluster.controlplane import free_ports, openssl
+from tests.cluster.controlplane import openssl
 from tests.cluster.house import House
 from tests.polling import eventually
+from tests.ports import free_port
 
 # Where the manager looks for its webhook's and its metrics' certificates, whatever its configuration says.
 CERTIFICATES = (
@@ -38,7 +39,7 @@ def missing() -> str:
 class Kueue:
     def __init__(self, house: House) -> None:
         self.house, self.folder = house, house.folder / "kueue"
-        self._port, self._health, self._metrics = free_ports(3)
+        self._port, self._health, self._metrics = (free_port() for _ in range(3))
         self._manager: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

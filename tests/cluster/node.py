@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from tests.cluster.controlplane import ControlPlane, free_ports
+from tests.cluster.controlplane import ControlPlane
 from tests.cluster.network import DNS, Network
 from tests.polling import eventually
+from tests.ports import free_port
 
 CNI = next((f for f in (Path("/opt/cni/bin"), Path("/usr/lib/cni")) if (f / "bridge").exists()), None)
 PROGRAMS = ("containerd", "ctr", "runc", "ip")
@@ -96,7 +97,7 @@ state = "{self.folder}/state"
         eventually(lambda: bool(self.ctr("version", check=False)), "containerd", 60)
 
     def _start_kubelet(self) -> None:
-        (port,) = free_ports(1)
+        port = free_port()
         config = self.folder / "kubelet.yaml"
         config.write_text(
             yaml.safe_dump({

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.controlplane import free_ports
 from tests.cluster.house import House, quick_job
 from tests.polling import eventually
+from tests.ports import free_port
 
 from muster.operator.kubernetes import paths
 
@@ -23,7 +23,7 @@ KIND = {"node.kubernetes.io/instance-type": "rest"}
 class Rest:
     def __init__(self, house: House, folder: Path) -> None:
         self._house, self.folder = house, folder
-        (self._port,) = free_ports(1)
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 from tests.drills.faults.watchers import Agent, Prometheus
 from tests.polling import eventually
-from tests.s3_servers import free_port
+from tests.ports import free_port
 
 from muster.cli import processes as platform_processes
 from muster.cli.address import Server

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import psutil
 from tests.polling import eventually
-from tests.s3_servers import BUCKET, KEYS, free_port, rclone
+from tests.ports import free_port
+from tests.s3_servers import BUCKET, KEYS, rclone
 
 
 class Store:

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.polling import eventually
-from tests.s3_servers import free_port
+from tests.ports import free_port
 
 PROMETHEUS = shutil.which("prometheus")
 _CONFIG = """

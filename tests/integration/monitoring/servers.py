@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.polling import eventually
+from tests.ports import free_port
 
 PROMETHEUS = shutil.which("prometheus")
 ALERTMANAGER = shutil.which("alertmanager") or shutil.which("prometheus-alertmanager")
@@ -25,12 +25,6 @@ needs_both = pytest.mark.skipif(
     PROMETHEUS is None or ALERTMANAGER is None,
     reason="no `prometheus` and `alertmanager` here (Debian: apt install prometheus prometheus-alertmanager)",
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

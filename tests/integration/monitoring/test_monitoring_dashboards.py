@@ -15,8 +15,9 @@ import psutil
 import pytest
 import yaml
 from tests.integration.cli.house import House
-from tests.integration.monitoring.servers import Prometheus, free_port, needs_prometheus
+from tests.integration.monitoring.servers import Prometheus, needs_prometheus
 from tests.polling import eventually
+from tests.ports import free_port
 from tests.tidy.repository import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_prometheus]

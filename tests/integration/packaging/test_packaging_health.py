@@ -15,7 +15,8 @@ import yaml
 from botocore.exceptions import ClientError
 from tests.integration.api.postgres import postgres_server
 from tests.polling import eventually
-from tests.s3_servers import Missing, free_port, moto_server, seaweedfs
+from tests.ports import free_port
+from tests.s3_servers import Missing, moto_server, seaweedfs
 from tests.tidy.repository import ROOT
 
 SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]

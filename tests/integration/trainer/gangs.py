@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.polling import eventually
+from tests.ports import free_port
 
 from muster.contract.names import EXIT_RECORD, HEARTBEAT, STEP_LOG, Env
 from muster.contract.signals import Heartbeat, StepRecord, WorkerExit
@@ -41,12 +41,6 @@ def training(source: str, **changes: Any) -> dict[str, Any]:
         "seed": 3,
     }
     return document | changes
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

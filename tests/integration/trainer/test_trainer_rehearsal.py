@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.cluster.controlplane import free_ports
+from tests.ports import free_port
 
 from muster.trainer import rehearsal
 
@@ -24,7 +24,7 @@ def begin(node: int, nodes: int, port: int, **more: str) -> "subprocess.Popen[st
 
 @pytest.mark.timeout(120)
 def test_a_gang_adds_up_before_it_trains() -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     nodes = [begin(index, 2, port) for index in range(2)]
     said = [process.communicate(timeout=100) for process in nodes]
     assert [process.returncode for process in nodes] == [0, 0], said
@@ -42,7 +42,7 @@ def test_others_that_do_not_come_are_no_fault_of_this_node(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its node is not charged: the launcher's own rendezvous will say who is missing."""
-    (port,) = free_ports(1)
+    port = free_port()
     for name, value in {
         "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1",
         "PET_MASTER_PORT": str(port - rehearsal.PORT_OFFSET), "MUSTER_DEVICE": "cpu",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from tests.s3_servers import free_port
+from tests.ports import free_port
 from tests.unit.agent.mock_imds import ACTION, REBALANCE, MockImds, mock_imds
 
 from muster.agent import imds as module

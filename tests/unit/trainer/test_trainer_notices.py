@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.s3_servers import free_port
+from tests.ports import free_port
 
 from muster.agent.board import Board
 from muster.agent.folder import write

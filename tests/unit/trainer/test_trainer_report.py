@@ -11,17 +11,11 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 from tests.polling import eventually
+from tests.ports import free_port
 
 from muster.contract.signals import WorkerExit
 from muster.trainer import preflight, report
 from muster.trainer.preflight import Fault, verdict
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_heartbeats_are_served_and_rubbish_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
