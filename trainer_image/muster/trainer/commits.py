@@ -23,7 +23,7 @@ DRAIN_SECONDS = 900.0
 # can't be written is better known after a minute than after a day.
 FAILURES_BORNE = 2
 # Of the training time, for the copies in memory that a crash is committed from: every step, if a step is long enough.
-SNAPSHOT_SHARE_MAX = 0.005
+SNAPSHOT_SHARE_MAX = 0.01
 SKIPPED = "skipped:"
 
 

@@ -22,8 +22,9 @@ from muster.trainer.checkpoint import Identity, Saver, TrainState, resume
 from muster.trainer.commits import Commits, withdraw
 from muster.trainer.config import Ranks, Run, accumulation
 from muster.trainer.data import Data, Loader, StepBatch, open_data
+from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, must_have_samples
 from muster.trainer.data.loader import advanced
-from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, UserError
+from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError
 from muster.trainer.evaluation import Best, Evaluator
 from muster.trainer.health import Life, is_out_of_memory
 from muster.trainer.metrics import Metrics, StepLog
@@ -52,8 +53,8 @@ def train(run: Run, ranks: Ranks, life: Life) -> int:
     parallel.connect(device)
     with life.during(TrainerPhase.DATA):
         data = open_data(run.training, origin.tokenizer, run.cache_dir, say if ranks.local_rank == 0 else _say_nothing)
-        _must_have_samples(run, data)
-        _must_be_alike(data.fingerprint, ranks)
+        must_have_samples(run, data)
+        must_be_alike(data.fingerprint, ranks)
     room = parallel.capacity(device, ranks)
     layout = parallel.plan(origin.architecture, run.training, ranks, room)
     life.memory = memory.advice(origin.architecture, run.training, layout.need, room, ranks.world)
@@ -157,7 +158,7 @@ class Trainer:
             self.life.resumed(0, None, None)
             return
         commit = resume(self.run.folder, self.origin.resume.step, self.spread.decoder, self.optimizer, say)
-        _must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
+        must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
         self.step, self.tokens, self.cursor = commit.step, commit.tokens, commit.cursor
         self.scale.restore(commit.state.get("scaler", {}))
         self.best.restore(commit.state.get("best", {}))
@@ -262,21 +263,13 @@ class Trainer:
         The one collective besides the gradients' own: loss, tokens, gradient norm and the ranks' wishes, added up.
         Reading its result is the step's one wait for the device, and where numbers that are not finite are found.
         """
-        began = time.perf_counter()
+        began, step = time.perf_counter(), self.step + 1
         with self.life.waiting_for_data():
             batch = loader.next()
-        loss_sum, labels = self._backward(batch)
+        told, under_way = self._backward(batch)
         gradients = self.spread.gradients()
-        step = self.step + 1
-        asks = (self.life.stop_wanted, self.commits.due(step), self.commits.snapshot_due(step, self._step_seconds))
-        wishes = [float(batch.tokens), *map(float, asks), *self._own_work()]
         self.life.does("meeting")
-        parts = [loss_sum.double(), labels.double(), squared_norm(gradients) / self.spread.copies]
-        loss_total, labels_total, square, tokens, stop, due, snapshot, *work = self._total(
-            torch.cat(
-                (torch.stack(parts), torch.tensor(wishes, dtype=torch.float64).to(self.device, non_blocking=True))
-            )
-        )
+        loss_total, labels_total, tokens, stop, due, snapshot, *work, square = self._meet(told, under_way, gradients)
         self._compare(work, step)
         # Gradients were made as if every token of the step were scored; labels_total says how many really were.
         correction = self.config.batch.tokens_per_step / max(labels_total, 1.0) / self.scale.value
@@ -294,26 +287,47 @@ class Trainer:
         self.metrics.stepped(record, self.config.samples_per_step(), batch.wait_seconds)
         return record, stop > 0, due > 0, snapshot > 0
 
-    def _backward(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
-        """Forward and backward over the micro-batches; the summed loss and the number of scored labels of this rank."""
+    def _backward(self, batch: StepBatch) -> tuple[Tensor, dist.Work | None]:
+        """Forward and backward over the micro-batches; what this rank tells the others, and the adding up of it where
+        that is under way already."""
         # Gradients are averaged over the ranks, and the sum is wanted.
         weight = self.scale.value * self.ranks.world / self.config.batch.tokens_per_step
         loss_sum = torch.zeros((), device=self.device)
         labels = torch.zeros((), dtype=torch.int64, device=self.device)
+        told, under_way = loss_sum, None
         for number, micro in enumerate(batch.micro, start=1):
-            with self.spread.micro_step(last=number == len(batch.micro)):
+            last = number == len(batch.micro)
+            with self.spread.micro_step(last):
                 self.life.does("forward")
                 with self.pace.working() if number == 1 else contextlib.nullcontext():
                     loss = self.objective(self.spread.model, micro)
+                loss_sum += loss.detach()
+                labels += scored(micro)
+                if last:
+                    told, under_way = self._tell(loss_sum, labels, batch)
                 self.life.does("backward")
                 (loss * weight).backward()  # type: ignore[no-untyped-call]
-            loss_sum += loss.detach()
-            labels += scored(micro)
-        return loss_sum, labels
+        return told, under_way
 
-    def _own_work(self) -> list[float]:
-        """A place for each rank's working time of the step before, with this rank's in its own."""
-        return [self._worked if rank == self.ranks.rank else 0.0 for rank in range(self.ranks.world)]
+    def _tell(self, loss_sum: Tensor, labels: Tensor, batch: StepBatch) -> tuple[Tensor, dist.Work | None]:
+        """This rank's loss, labels, tokens, wishes and work, fp64; where only the gradients' norm would be missing, and
+        every rank has all gradients, they are added up behind the backward pass."""
+        step = self.step + 1
+        asks = (self.life.stop_wanted, self.commits.due(step), self.commits.snapshot_due(step, self._step_seconds))
+        # A place for each rank's working time of the step before, with this rank's in its own.
+        work = [self._worked if rank == self.ranks.rank else 0.0 for rank in range(self.ranks.world)]
+        wishes = torch.tensor([float(batch.tokens), *map(float, asks), *work], dtype=torch.float64)
+        told = torch.cat((torch.stack((loss_sum.double(), labels.double())), wishes.to(self.device, non_blocking=True)))
+        whole = self.spread.layout.shard == "ddp" and self.ranks.world > 1
+        return told, dist.all_reduce(told, async_op=True) if whole else None
+
+    def _meet(self, told: Tensor, under_way: dist.Work | None, gradients: list[Tensor]) -> list[float]:
+        """What all ranks told, added up, and the square of the gradients' norm; on the host."""
+        square = squared_norm(gradients)[None]
+        if under_way is None:
+            return self._total(torch.cat((told, square / self.spread.copies)))
+        under_way.wait()
+        return [float(value) for value in torch.cat((told, square)).tolist()]
 
     def _compare(self, work: list[float], step: int) -> None:
         """work: seconds of own work in the step before, by rank."""
@@ -440,37 +454,6 @@ def _evaluator(run: Run, ranks: Ranks, data: Data, device: torch.device) -> Eval
     if config is None or data.evaluation is None:
         return None
     return Evaluator(data.evaluation, config.samples, run.training.batch.micro_batch, ranks.rank, ranks.world, device)
-
-
-def _must_have_samples(run: Run, data: Data) -> None:
-    if data.train.samples_per_epoch < 1:
-        length = run.training.data.sequence_length
-        raise UserError(
-            f"training.data.train holds less than one sample of {length} tokens; add data or lower sequenceLength"
-        )
-
-
-def _must_be_alike(fingerprint: str, ranks: Ranks) -> None:
-    """Every rank deals itself its share of one order of samples, so all must hold the same data."""
-    if ranks.world == 1:
-        return
-    seen: list[str] = [""] * ranks.world
-    dist.all_gather_object(seen, fingerprint)
-    strangers = [rank for rank, other in enumerate(seen) if other != seen[0]]
-    if strangers:
-        raise UserError(
-            f"training.data differs between the nodes: ranks {strangers} read other contents than rank 0; "
-            "put the same files on every node, or read them from one place (s3://, a shared file system)"
-        )
-
-
-def _must_be_the_same_data(before: str | None, now: str, step: int) -> None:
-    """A resume is exact only over the data of its commit."""
-    if before is not None and before != now:
-        raise UserError(
-            f"training.data holds other contents than when step {step} was committed, so its position in them is lost: "
-            "restore the files, or submit a new job with model.from to start from this commit's weights"
-        )
 
 
 def _memory_used(device: torch.device) -> int:

@@ -1,0 +1,40 @@
+"""What the data must be for this job, these ranks and the commit that they go on from; each raises UserError."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from muster.trainer.config import Ranks, Run
+from muster.trainer.data.dataset import Data
+from muster.trainer.errors import UserError
+
+
+def must_have_samples(run: Run, data: Data) -> None:
+    if data.train.samples_per_epoch < 1:
+        length = run.training.data.sequence_length
+        raise UserError(
+            f"training.data.train holds less than one sample of {length} tokens; add data or lower sequenceLength"
+        )
+
+
+def must_be_alike(fingerprint: str, ranks: Ranks) -> None:
+    """Every rank deals itself its share of one order of samples, so all must hold the same data."""
+    if ranks.world == 1:
+        return
+    seen: list[str] = [""] * ranks.world
+    dist.all_gather_object(seen, fingerprint)
+    strangers = [rank for rank, other in enumerate(seen) if other != seen[0]]
+    if strangers:
+        raise UserError(
+            f"training.data differs between the nodes: ranks {strangers} read other contents than rank 0; "
+            "put the same files on every node, or read them from one place (s3://, a shared file system)"
+        )
+
+
+def must_be_the_same_data(before: str | None, now: str, step: int) -> None:
+    """A resume is exact only over the data of its commit."""
+    if before is not None and before != now:
+        raise UserError(
+            f"training.data holds other contents than when step {step} was committed, so its position in them is lost: "
+            "restore the files, or submit a new job with model.from to start from this commit's weights"
+        )
