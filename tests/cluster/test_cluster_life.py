@@ -29,7 +29,7 @@ def test_a_job_trains_to_its_end(life: House) -> None:
     status = life.reaches("plain", "Succeeded")
     assert status["attempt"] == 1
     assert {(attempt, worker) for attempt, worker, _, _ in life.trace(uid)} == {(1, 0), (1, 1)}
-    assert life.pods("plain") == []
+    eventually(lambda: life.pods("plain") == [], "its pods to be swept")
     assert "condition met" in life.kubectl("wait", "-n", "team", "tj/plain", "--for=condition=Complete", "--timeout=5s")
     told = life.kubectl(
         "get", "events", "-n", "team", "--field-selector=regarding.name=plain", "-o", "name", check=False

@@ -106,22 +106,12 @@ def test_an_operator_killed_at_every_kind_of_write_costs_the_job_nothing(house: 
     operators.append(house.start_operator(server=proxy.server))
     name = f"killed-{when}"
     uid = house.submit(quick_job(name, steps=25, gang=OPS))
-    deaths = 0
-    while house.status(name).get("phase") != "Succeeded" or left.keys() & {"removal"}:
-        eventually(
-            lambda: killed.is_set() or house.status(name).get("phase") == "Succeeded",
-            f"a death or the end; not met yet: {set(left)}\n{house.tail()}",
-            60,
-        )
-        if not killed.is_set():
-            break
-        killed.clear()
-        deaths += 1
+    while left or killed.is_set():  # two writes at the same moment make one death
+        eventually(killed.is_set, f"a death; not met yet: {set(left)}\n{house.tail()}", 60)
         operators[-1].wait()
+        killed.clear()
         operators.append(house.start_operator(server=proxy.server))
     status = house.reaches(name, "Succeeded")
-    assert left == {}, f"never seen: {left}"
-    assert deaths == len(WRITES)
     assert (status["attempt"], status["restarts"].get("total", 0)) == (1, 0)
     steps = [(worker, step) for _, worker, step, _ in house.trace(uid)]
     assert len(steps) == len(set(steps)) == 50

@@ -97,6 +97,9 @@ def everything() -> list[Decision]:
     ]
     cases += [follow(with_status(loop, loop.status, workers=(exited(0, 137), crew()[1])))]
     cases += [follow(replace(gang(NOW + 1_010.0, {"idle": 26.0}, {"idle": 26.0}), status=hung.status))]
+    closed = (done.status.attempts[0].model_copy(update={"ended_at": NOW}),)  # so an earlier Muster wrote it
+    ending = {"phase": Phase.STOPPING, "code": "Finishing", "ends_as": Phase.SUCCEEDED, "attempts": closed}
+    cases += [follow(with_status(done, done.status.model_copy(update=ending)))]
     dry = running(spec=spec(recovery={"dryRun": True}))
     cases += [follow(replace(dry, signals=(signal(SignalKind.GPU_FAULT, 1, "a"),)))]
     cases += [follow(failing_again(failing_again(running(spec=spec(recovery={"backoffSeconds": 0})))))]

@@ -177,19 +177,23 @@ def test_a_loss_that_is_not_a_number_does_not_keep_the_status_from_being_written
 # --- ends ---
 
 
-def test_success_when_every_worker_ended_well_and_is_gone() -> None:
+def test_success_in_one_write_when_every_worker_ended_well() -> None:
     seen = running()
     seen = with_status(seen, seen.status, workers=(exited(0, 0), exited(1, 0)))
     seen = write(seen, check(seen))
-    assert (seen.status.phase, seen.status.ends_as) == (Phase.STOPPING, Phase.SUCCEEDED)
-    assert (seen.status.attempts[-1].ended_at, seen.status.gang.nodes) == (NOW, NODES)  # closed, and still held
-    assert check(seen).actions == (RemoveWorker(1, 0, 0.0), RemoveWorker(1, 1, 0.0))
-    seen = gone(seen)
-    assert check(seen).trusts_absence
-    seen = write(seen, check(seen))
     assert (seen.status.phase, seen.status.code, seen.status.gang.nodes) == (Phase.SUCCEEDED, Code.FINISHED, ())
-    assert seen.status.finished_at == NOW
+    assert (seen.status.finished_at, seen.status.attempts[-1].ended_at) == (NOW, NOW)
     assert seen.status.attempts[-1].outcome == "succeeded"
+    assert check(seen).actions == (RemoveWorker(1, 0, 0.0), RemoveWorker(1, 1, 0.0))
+    assert check(gone(seen)).actions == ()
+
+
+def test_no_success_while_a_worker_of_an_earlier_attempt_is_there() -> None:
+    seen = running()
+    left = worker(0, attempt=seen.status.attempt - 1)
+    seen = settled(with_status(seen, seen.status, workers=(left, exited(0, 0), exited(1, 0))))
+    assert seen.status.phase is Phase.RUNNING
+    assert check(seen).actions == (RemoveWorker(left.attempt, 0, 5.0),)
 
 
 def test_one_worker_that_ended_well_is_not_success() -> None:

@@ -71,11 +71,12 @@ def _change(seen: Observed, decision: Decision) -> Iterator[str]:
     if after.reservation - before.reservation not in ((0, 2) if after.phase in _AT_REST else (0, 1)):
         yield f"reservation goes from {before.reservation} to {after.reservation}"
     sure = _gone(seen) and decision.trusts_absence
-    if after.reservation > before.reservation and (after.gang.nodes or not _closed(before) or not sure):
+    done = _all_done(seen) and after.phase is Phase.SUCCEEDED
+    if after.reservation > before.reservation and (after.gang.nodes or not (done or (_closed(before) and sure))):
         yield "gives nodes back while the gang may still be there"
     if before.gang.nodes and not after.gang.nodes and after.reservation == before.reservation:
         yield "drops nodes without giving them back"
-    if _closed(after) and not _closed(before) and not (sure or _all_done(seen)):
+    if _closed(after) and not _closed(before) and not (sure or done):
         yield "closes an attempt whose gang may still be there"
     if after.phase in _ALIVE and len(after.gang.nodes) != after.gang.wanted:
         yield f"holds {len(after.gang.nodes)} nodes for {after.gang.wanted} workers"
@@ -83,7 +84,7 @@ def _change(seen: Observed, decision: Decision) -> Iterator[str]:
         yield "puts two workers of a gang on one node"
     if after.phase in _EMPTY_HANDED and after.gang.nodes:
         yield f"{after.phase} with nodes in its hands"
-    if after.phase.terminal and not (_gone(seen) and decision.trusts_absence):
+    if after.phase.terminal and not (sure or done):
         yield f"{after.phase} while workers may be there"
     if after.phase is Phase.STOPPING and after.ends_as is None:
         yield "stops without saying for what"
@@ -160,9 +161,11 @@ def _closed(status: JobStatus) -> bool:
 
 
 def _all_done(seen: Observed) -> bool:
-    """Each worker of the gang ended well: there is nobody left who could train."""
-    done = {w.worker for w in seen.workers if w.attempt == seen.status.attempt and w.exit and w.exit.exit_code == 0}
-    return len(done) == seen.status.gang.wanted > 0
+    """Each worker of the gang ended well, and nobody else is there: nobody is left who could train."""
+    attempt, wanted = seen.status.attempt, seen.status.gang.wanted
+    done = {w.worker for w in seen.workers if w.attempt == attempt and w.exit and w.exit.exit_code == 0}
+    here = sum(w.attempt <= attempt for w in seen.workers)
+    return len(done) == here == wanted > 0
 
 
 def _gone(seen: Observed) -> bool:

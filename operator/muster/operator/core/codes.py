@@ -49,7 +49,7 @@ class Code(StrEnum):
     CANCELLED = "Cancelled"
     DELETING = "Deleting"
     DELETED = "Deleted"
-    FINISHING = "Finishing"
+    FINISHING = "Finishing"  # written by an earlier Muster: all ended well
     FINISHED = "Finished"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     BUDGET_SPENT = "BudgetSpent"

@@ -76,12 +76,7 @@ def finished(roll: Roll) -> Decision | None:
 
 def done(roll: Roll) -> Decision | None:
     """All workers ended well: that counts, whatever else was wished for meanwhile."""
-    if (
-        not roll.all_done
-        or between_attempts(roll.status)
-        or roll.status.ends_as is Phase.SUCCEEDED
-        or roll.seen.deleting
-    ):
+    if not roll.all_done or roll.older or between_attempts(roll.status) or roll.seen.deleting:
         return None
     because = f"all {roll.gang.wanted} workers finished"
     return _turn(roll, finish(roll, because))

@@ -58,9 +58,11 @@ def stop(roll: Roll, ends_as: Phase, code: Code, because: str) -> JobStatus:
 
 
 def finish(roll: Roll, because: str) -> JobStatus:
-    """All ended well, so nobody will commit any more: the attempt is closed with the same write that says so."""
+    """All ended well and are in sight, so nobody is left who could train, commit or hold a node: one write closes the
+    attempt, gives the nodes back and ends the job. What is left of the workers is swept afterwards.
+    """
     closed = _closed(roll, own_failure(roll.status), False, Phase.SUCCEEDED, because)
-    return move(roll, Code.FINISHING, because, Phase.STOPPING, **closed, ends_as=Phase.SUCCEEDED)
+    return _over(roll, Code.FINISHED, because, Phase.SUCCEEDED, closed)
 
 
 def fail(roll: Roll, verdict: Verdict) -> JobStatus:
@@ -150,13 +152,17 @@ def close(roll: Roll) -> JobStatus:
 def end(roll: Roll) -> JobStatus:
     """The last attempt is closed and nobody is left: the nodes go back, and the job is what it was to become."""
     status = roll.status
-    phase, code = status.ends_as or Phase.FAILED, code_of(status.code)
-    updates: dict[str, Any] = released(status) | {"ends_as": None, "retry_at": None}
-    updates["checkpoint"] = checkpoint_status(roll)
+    code = code_of(status.code)
+    updates = {"checkpoint": checkpoint_status(roll)}
+    return _over(roll, _ENDED.get(code, code), status.because, status.ends_as or Phase.FAILED, updates)
+
+
+def _over(roll: Roll, code: Code, because: str, phase: Phase, updates: dict[str, Any]) -> JobStatus:
+    updates |= released(roll.status) | {"ends_as": None, "retry_at": None}
     updates["reservation"] += 1  # an offer to grow has the number after its own and is void as well
     if phase.terminal:
         updates["finished_at"] = roll.seen.now
-    return move(roll, _ENDED.get(code, code), status.because, phase, **updates)
+    return move(roll, code, because, phase, **updates)
 
 
 def requeue(roll: Roll, because: str) -> JobStatus:
