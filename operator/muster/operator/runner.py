@@ -15,6 +15,7 @@ from muster.operator.core.audit import AuditFailed, audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import ACTIONS_MAX, Action, Decision
+from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import Observed, Reservation, Wait
 from muster.operator.world import FLEET, Conflict, NotFound, World
 
@@ -116,8 +117,9 @@ class Runner:
         """One pass over the queue: who gets which nodes. Granted in one compare-and-swap of the ledger."""
         ledger = await self.world.reservations()
         fresh = FLEET in self._distrusted
-        plan = admit(await self.world.fleet(fresh), ledger.entries)
-        if plan.entries != ledger.entries and not fresh:
+        fleet = await self.world.fleet(fresh)
+        plan = admit(fleet, ledger.entries)
+        if not fresh and _trusts_absence(fleet, ledger.entries, plan.entries):
             plan = admit(await self.world.fleet(fresh=True), ledger.entries)
         self._distrusted.discard(FLEET)
         if plan.entries != ledger.entries:
@@ -208,6 +210,14 @@ def _only_counts(before: JobStatus, after: JobStatus) -> bool:
         return False
     known, new = before.__dict__, after.__dict__
     return all(value is known[name] or value == known[name] for name, value in new.items() if name not in _COUNTS)
+
+
+def _trusts_absence(fleet: Fleet, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> bool:
+    """Whether this change of the ledger holds only for a fleet that was read afresh: nodes are given to somebody, or a
+    job is not there any more. What a job has given back it never takes again, however old the read that shows it.
+    """
+    known = {job.uid for job in fleet.jobs}
+    return not set(after) <= set(before) or any(entry.uid not in known for entry in set(before) - set(after))
 
 
 def _concerns_the_queue(seen: Observed, decision: Decision) -> bool:
