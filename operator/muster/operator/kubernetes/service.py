@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from http.server import ThreadingHTTPServer
 from typing import Any
 
+import uvloop
 import yaml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -67,7 +68,7 @@ def main(words: Sequence[str]) -> int:
         print(f"muster-operator: {error}", file=sys.stderr)
         return NO_CLUSTER
     try:
-        asyncio.run(_operate(settings, connection))
+        uvloop.run(_operate(settings, connection))
     except OSError as error:
         print(f"muster-operator: {error}", file=sys.stderr)
         return PORT_TAKEN
