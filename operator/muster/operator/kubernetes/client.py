@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import proxy_bypass
@@ -71,12 +71,14 @@ class Client:
     async def get(self, path: str, **query: str) -> Object:
         return await self._call("GET", path, query=query)
 
-    async def pages(self, path: str, accept: str = "", **query: str) -> AsyncIterator[Object]:
+    async def pages(
+        self, path: str, accept: str = "", decode: Callable[[bytes], Any] = from_json, **query: str
+    ) -> AsyncIterator[Object]:
         """Page by page, so that a large list is never in memory as a whole. accept: METADATA, where that is enough."""
         following: str | None = ""
         while following is not None:
             asked = {**query, "limit": str(PAGE), "continue": following}
-            page = await self._call("GET", path, query=asked, verb="LIST", accept=accept)
+            page = decode(await self._send("GET", path, query=asked, verb="LIST", accept=accept))
             yield page
             following = page.get("metadata", {}).get("continue") or None
 
@@ -96,7 +98,14 @@ class Client:
         """`delete` where nobody wants to read what was deleted."""
         await self._send("DELETE", path, body)
 
-    async def watch(self, path: str, version: str, silence_seconds: float, **query: str) -> AsyncIterator[Object]:
+    async def watch(
+        self,
+        path: str,
+        version: str,
+        silence_seconds: float,
+        decode: Callable[[bytes], Any] = from_json,
+        **query: str,
+    ) -> AsyncIterator[Object]:
         """Events from `version` on, until the server ends the stream. Raises ApiError (410: relist), OSError, and
         TimeoutError when nothing, not even a bookmark, was heard for so long.
         """
@@ -110,7 +119,7 @@ class Client:
             if reply.status != 200:
                 raise self._error(reply, await reply.read())
             async for line in _lines(reply.content):
-                yield from_json(line)
+                yield decode(line)
 
     async def _call(
         self,
@@ -119,10 +128,8 @@ class Client:
         body: object = None,
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
-        verb: str = "",
-        accept: str = "",
     ) -> Object:
-        document: Object = from_json(await self._send(method, path, body, query, content, verb, accept))
+        document: Object = from_json(await self._send(method, path, body, query, content))
         return document
 
     async def _send(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from muster.contract.kubernetes import seconds_of
 from muster.contract.names import Label
 from muster.operator.kubernetes.client import Object
+from muster.operator.kubernetes.fields import Fields
 
 TRAINER = "trainer"  # the container that trains
 # Waiting reasons that pass by themselves; any other one is worth telling.
@@ -58,6 +59,19 @@ class Pod:
     def gone(self) -> bool:
         """Its processes have ended, or it was deleted by force, and it is only kept by somebody's finalizer."""
         return self.deleting and (self.over or self.given_up)
+
+
+# That `read_pod` reads.
+FIELDS: Fields = {
+    "metadata": dict.fromkeys((
+        "namespace", "name", "uid", "labels", "resourceVersion", "creationTimestamp", "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+    )),
+    "spec": dict.fromkeys(("schedulingGates", "nodeName")),
+    "status": dict.fromkeys((
+        "initContainerStatuses", "containerStatuses", "conditions", "podIP", "phase", "reason", "message",
+    )),
+}  # fmt: skip
 
 
 def read_pod(item: Object) -> Pod | None:

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 import aiohttp
+from pydantic_core import from_json
 
 from muster.operator.kubernetes.client import ApiError, Client, Object
+from muster.operator.kubernetes.fields import Fields, decoder
 
 STREAM_SECONDS = 290  # the server ends the stream then; it does so at a random moment in any case
 SILENCE_SECONDS = 90.0  # bookmarks come about once a minute
@@ -35,7 +37,7 @@ class Keeper(Protocol):
 
 class Reflector:
     """path: of the collection, over all namespaces. query: selectors. on_error: told of each failure, then it is tried
-    again. silence_seconds: see above.
+    again. silence_seconds: see above. fields: that the keeper reads, with metadata.uid and .resourceVersion among them.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class Reflector:
         keeper: Keeper,
         on_error: Callable[[str, Exception], None],
         silence_seconds: float = SILENCE_SECONDS,
+        fields: Fields | None = None,
         **query: str,
     ) -> None:
+        self._decode = decoder(fields) if fields else from_json
         self._client, self._path, self._keeper, self._query = client, path, keeper, query
         self._on_error, self._silence_seconds = on_error, silence_seconds
         self._version: str | None = None
@@ -80,7 +84,7 @@ class Reflector:
     async def _list(self) -> None:
         uids: set[str] = set()
         version = ""
-        async for page in self._client.pages(self._path, **self._query):
+        async for page in self._client.pages(self._path, decode=self._decode, **self._query):
             for item in page.get("items") or ():
                 self._keeper.put(item)
                 uids.add(item["metadata"]["uid"])
@@ -94,7 +98,7 @@ class Reflector:
         assert self._version is not None
         seconds = str(random.randint(STREAM_SECONDS - 60, STREAM_SECONDS))
         stream = self._client.watch(
-            self._path, self._version, self._silence_seconds, timeoutSeconds=seconds, **self._query
+            self._path, self._version, self._silence_seconds, self._decode, timeoutSeconds=seconds, **self._query
         )
         async for event in stream:
             item = event["object"]

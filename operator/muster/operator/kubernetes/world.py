@@ -25,7 +25,7 @@ from muster.operator.kubernetes.jobs import FINALIZER, Job, Jobs
 from muster.operator.kubernetes.ledger import Ledger
 from muster.operator.kubernetes.network import plan
 from muster.operator.kubernetes.nodes import Nodes, Others
-from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.kubernetes.pods import FIELDS, Pod, Pods, read_pod
 from muster.operator.kubernetes.removal import Remover
 from muster.operator.kubernetes.render import REPORT_PORT, SCHEDULER_LABEL, Site, Unrenderable, checkpoint_folder
 from muster.operator.kubernetes.slices import Slices
@@ -71,11 +71,11 @@ class KubernetesWorld:
         self._commits = Commits()
         self._committed: dict[str, tuple[float, Committed | None]] = {}  # job uid → when listed, newest
         self._overtaken: set[str] = set()  # jobs whose write was refused: they changed, and the watch has not said how
-        self._fleet_read: tuple[float, float] = (0.0, 0.0)  # ended (monotonic), seconds it took
+        self._fleet_read: tuple[float, float] = (0.0, 0.0)  # when last (monotonic), seconds that it took afresh
         self._reflectors = [
             Reflector(client, paths.JOBS, self.job_cache, on_error, silence_seconds),
             Reflector(client, paths.NODES, self.nodes, on_error, silence_seconds),
-            Reflector(client, paths.PODS, self.pods, on_error, silence_seconds, labelSelector=Label.JOB_UID),
+            Reflector(client, paths.PODS, self.pods, on_error, silence_seconds, FIELDS, labelSelector=Label.JOB_UID),
             Reflector(
                 client, paths.PODS, self._others, on_error, silence_seconds,
                 labelSelector=f"{SCHEDULER_LABEL}!=builtin",
