@@ -167,6 +167,22 @@ def test_the_queue_is_served_and_the_job_starts() -> None:
     assert ("fleet", True) in world.calls, "nothing is granted on a stale view"
 
 
+def test_nodes_are_given_afresh_and_taken_back_by_any_read() -> None:
+    world, _, runner = make(observed())
+    drive(runner.admission(0.0))
+    assert world.calls[-3:-1] == [("fleet", False), ("fleet", True)]
+    (held,) = world.ledger
+    gave_back = observed().status.model_copy(update={"reservation": held.number + 1, "phase": Phase.SUCCEEDED})
+    world, _, runner = make(observed(gave_back))
+    world.ledger = (held,)
+    drive(runner.admission(1.0))
+    assert (world.calls[1:], world.ledger) == ([("fleet", False), ("write_reservations", ())], ())
+    world, _, runner = make(None)
+    world.ledger = (held,)
+    drive(runner.admission(2.0))
+    assert world.calls[1:3] == [("fleet", False), ("fleet", True)], "that a job is not there any more is absence"
+
+
 def test_absence_is_looked_for_again_in_a_fresh_read() -> None:
     """A cached read shows no worker; the fresh one shows that they are there, so nothing is minted."""
     seen = starting()

@@ -190,6 +190,7 @@ class KubernetesWorld:
         if not fresh:  # a pass over a large fleet is dear; one sees to all news that came before it
             pause = min(ADMISSION_SECONDS_MAX, seconds / ADMISSION_SHARE) - (time.monotonic() - ended)
             await asyncio.sleep(max(0.0, pause))
+            self._fleet_read = (time.monotonic(), seconds)
         present = await self._list_jobs() if fresh else None
         jobs = (
             job
