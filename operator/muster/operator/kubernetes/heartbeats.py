@@ -95,7 +95,7 @@ class Heartbeats:
         answers = [await self._ask(first)]
         if alarmed := any(self._alarm(mine)):
             self._due[job.uid] = now + ALARMED_SECONDS
-        if not answers[0] or alarmed or now >= self._others_due.get(job.uid, 0.0):
+        if not answers[0] or alarmed or now >= self._others_due.setdefault(job.uid, now + self._others_seconds):
             self._others_due[job.uid] = now + self._others_seconds
             answers += await asyncio.gather(*(self._ask(pod) for pod in others))
         for pod, answered in zip(running, answers, strict=False):
@@ -151,7 +151,7 @@ class Heartbeats:
         return self._alarm(pods), [news(beat) for beat in heard]
 
     def _sweep(self) -> None:
-        if len(self._heard) + len(self._due) < 2 * len(self._jobs.uids()) + 1024:
+        if len(self._heard) < len(self._pods) + 1024 and len(self._due) < 2 * len(self._jobs.uids()) + 1024:
             return
         here = {pod.uid for pod in self._pods.all()}
         self._heard = {uid: heard for uid, heard in self._heard.items() if uid in here}
