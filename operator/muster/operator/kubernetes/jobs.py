@@ -47,6 +47,9 @@ class Job:
     unreadable: str = ""
     invalid: str = ""
 
+    def __hash__(self) -> int:
+        return hash((self.uid, self.version))
+
     @property
     def uid(self) -> str:
         return self.summary.uid

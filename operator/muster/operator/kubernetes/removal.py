@@ -36,6 +36,7 @@ class Remover:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._asked: dict[str, tuple[float, float]] = {}  # pod uid → (grace, when it was answered; infinite: not yet)
+        self._swept_at = time.monotonic()
 
     def remove(self, uid: str, action: RemoveWorker) -> None:
         """Returns at once."""
@@ -49,8 +50,9 @@ class Remover:
 
     async def _flush(self, key: tuple[str, int]) -> None:
         await asyncio.sleep(0)  # let the rest of the gang be named
-        now = time.monotonic()
-        self._asked = {uid: told for uid, told in self._asked.items() if now - told[1] < REPEAT_SECONDS}
+        if (now := time.monotonic()) - self._swept_at >= REPEAT_SECONDS:
+            self._asked = {uid: told for uid, told in self._asked.items() if now - told[1] < REPEAT_SECONDS}
+            self._swept_at = now
         workers = self._batches.pop(key).workers
         mine = [pod for pod in self._pods.of(key[0]) if pod.attempt == key[1] and not pod.gone]
         due = [pod for pod in mine if pod.worker in workers and self._is_due(pod, workers[pod.worker])]
@@ -65,7 +67,7 @@ class Remover:
 
     def _is_due(self, pod: Pod, grace: float) -> bool:
         before = self._asked.get(pod.uid)
-        if before is not None and before[0] <= grace:
+        if before is not None and before[0] <= grace and time.monotonic() - before[1] < REPEAT_SECONDS:
             return False
         self._asked[pod.uid] = (grace, math.inf)
         return True
