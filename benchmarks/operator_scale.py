@@ -260,7 +260,7 @@ async def with_operator(client: Client, plane: ControlPlane, folder: Path, jobs:
 
     await gather_at_most(submit, range(jobs))
     submitted = time.monotonic() - began
-    await until(lambda: watcher.ended >= jobs, "all jobs to end", 900, operator)
+    await until(lambda: watcher.ended >= jobs and not hollow.running, "all jobs and their pods to end", 900, operator)
     total = time.monotonic() - began
     waits = sorted(watcher.running[name] - watcher.submitted[name] for name in watcher.running)
     last_admitted = max(watcher.starting.values()) - began
