@@ -26,6 +26,7 @@ PAGE = 500  # objects of a list that are in memory at once
 TRIES = 4  # of a call that the server asked to repeat (429, 503 with Retry-After), or whose connection broke unsent
 RETRY_SECONDS_MAX = 5.0
 KEPT_ALIVE_SECONDS = 75.0  # the API server keeps an idle connection for 90; a new one costs both sides a TLS handshake
+STREAM_BYTES = 1 << 20  # of a watch that may wait to be read: the API server ends a stream that stands still
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -114,7 +115,11 @@ class Client:
         limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence_seconds)
         self.calls["WATCH", resource(path)] += 1
         async with self._session.get(
-            self.connection.server + path, params=asked, headers=self._headers(), timeout=limits
+            self.connection.server + path,
+            params=asked,
+            headers=self._headers(),
+            timeout=limits,
+            read_bufsize=STREAM_BYTES,
         ) as reply:
             if reply.status != 200:
                 raise self._error(reply, await reply.read())
