@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.cli.house import House
+from tests.polling import eventually
 
 
 @pytest.fixture
@@ -27,6 +28,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield house
         code, errors = house.stop(signal.SIGTERM)
         assert code == 0, errors
-        assert house.processes() == []
+        eventually(lambda: not house.processes(), "the last process to be gone")
     finally:
         house.close()

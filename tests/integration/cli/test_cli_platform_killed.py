@@ -27,7 +27,7 @@ def finish(house: House, uid: str) -> dict[str, Any]:
     assert [point["step"] for point in house.ask("metrics", uid)["points"]] == list(range(1, STEPS + 1))
     code, errors = house.stop()
     assert code == 0, errors
-    assert house.processes() == []
+    eventually(lambda: not house.processes(), "the last process to be gone")
     return status
 
 
@@ -66,7 +66,7 @@ def test_a_gang_that_ended_with_its_platform_is_followed_by_one_other(house: Hou
     code, errors = house.stop()
     assert code == 0
     assert "Stopping, and with it after a commit: survivor" in errors
-    assert house.processes() == []
+    eventually(lambda: not house.processes(), "the last process to be gone")
 
     house.up()
     eventually(lambda: any(beat.attempt == 2 and beat.step >= 60 for beat in house.beats(uid)), "attempt 2", 90)
@@ -76,7 +76,7 @@ def test_a_gang_that_ended_with_its_platform_is_followed_by_one_other(house: Hou
         if process.is_running():
             process.kill()
     psutil.wait_procs(everything, timeout=10)
-    assert house.processes() == []
+    eventually(lambda: not house.processes(), "the last process to be gone")
 
     house.up()
     status = finish(house, uid)

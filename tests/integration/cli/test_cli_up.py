@@ -54,7 +54,7 @@ def test_a_day_in_the_life(house: House) -> None:
     assert "the API was killed by SIGKILL; starting it again in 0.5 s" in errors
     assert "the operator was killed by SIGKILL; starting it again in 0.5 s" in errors
     assert errors.splitlines()[-1] == "Stopping. No job runs."
-    assert house.processes() == []
+    eventually(lambda: not house.processes(), "the last process to be gone")
     assert house.muster("ls", expect=3).stderr.startswith("error: no Muster server is named, and none runs")
 
 
@@ -93,7 +93,7 @@ def test_a_port_in_use_is_refused_in_one_line_with_the_next_step(house: House) -
         f"error: port {port} on 127.0.0.1 is in use",
         f"next:  choose another: muster up --port {port + 1}, or --port 0 for any free one",
     ]
-    assert house.processes() == []
+    eventually(lambda: not house.processes(), "the last process to be gone")
 
 
 @pytest.mark.parametrize("how", ["a file in the way", "a read-only folder"])
@@ -114,7 +114,7 @@ def test_a_child_that_does_not_start_is_told_with_its_last_words(house: House) -
     result = house.muster("up", "--port", "0", expect=1)
     assert "error: the API ended with exit code" in result.stderr
     assert f"next:  the whole log is in {house.state.logs / 'api.log'}" in result.stderr
-    assert house.processes() == []
+    eventually(lambda: not house.processes(), "the last process to be gone")
 
 
 def test_detached_and_down(house: House) -> None:
@@ -124,7 +124,7 @@ def test_detached_and_down(house: House) -> None:
     assert ready(house)
     down = house.ask("down")
     assert down == {"stopped": True, "pid": up["pid"], "jobsTrainingOn": []}
-    assert house.processes() == []
+    eventually(lambda: not house.processes(), "the last process to be gone")
     assert "no `muster up` runs on" in house.muster("down", expect=1).stderr
 
 
@@ -132,4 +132,4 @@ def test_up_ends_with_the_program_that_started_it(house: House) -> None:
     with house.start("up", "--port", "0", "--parent-pid", "1") as process:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    assert house.processes() == []
+    eventually(lambda: not house.processes(), "the last process to be gone")

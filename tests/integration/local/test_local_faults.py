@@ -59,7 +59,7 @@ async def finishes(house: House, uid: str) -> JobStatus:
     status = house.status(uid)
     assert status.phase == Phase.SUCCEEDED, status.because
     assert house.never_two(uid)
-    assert not processes.scan(house.state)
+    await until(lambda: not processes.scan(house.state), "the last process to be gone")
     return status
 
 
@@ -147,4 +147,4 @@ async def test_a_folder_that_was_moved_away_and_back_is_no_death(house: House) -
         assert house.status(uid).attempt == 1
         house.set_spec(uid, cancel=True)
         await until(lambda: house.status(uid).phase == Phase.CANCELLED, "the job to be cancelled")
-        assert not processes.scan(house.state)
+        await until(lambda: not processes.scan(house.state), "the last process to be gone")

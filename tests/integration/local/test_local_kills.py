@@ -21,7 +21,7 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGKILL]
 def finishes(house: House, uid: str) -> JobStatus:
     status = house.becomes(uid, Phase.SUCCEEDED)
     assert house.never_two(uid)
-    assert not processes.scan(house.state), "nothing stays behind"
+    eventually(lambda: not processes.scan(house.state), "the last process to be gone")
     assert all_steps_follow_from_commits(house, uid)
     return status
 
@@ -122,7 +122,7 @@ def test_the_deaf_and_the_strays_are_ended_whole(house: House) -> None:
     for tree in house.trees(uid).values():
         tree[0].kill()
     house.becomes(uid, Phase.CANCELLED)
-    assert not processes.scan(house.state)
+    eventually(lambda: not processes.scan(house.state), "the last process to be gone")
 
 
 def test_a_storm_of_kills(house: House) -> None:
@@ -165,7 +165,7 @@ def test_told_so_the_operator_stops_the_gangs_too(house: House) -> None:
     uid = house.submit(steps=10_000)
     house.reaches(uid, 7)
     assert house.signal(signal.SIGTERM) == 0
-    assert not processes.scan(house.state)
+    eventually(lambda: not processes.scan(house.state), "the last process to be gone")
     committed = house.newest_step(uid)
     house.start()
     status = eventually(lambda: (status := house.status(uid)).attempt == 2 and status, "the next attempt")

@@ -126,7 +126,7 @@ def test_suspend_resume_cancel_and_delete(house: House) -> None:
     house.reaches(uid, 3)
     house.set_spec(uid, suspend=True)
     house.becomes(uid, Phase.SUSPENDED)
-    assert not processes.scan(house.state)
+    eventually(lambda: not processes.scan(house.state), "the last process to be gone")
     committed = house.newest_step(uid)
     house.set_spec(uid, suspend=False)
     house.reaches(uid, committed + 3)
@@ -137,7 +137,7 @@ def test_suspend_resume_cancel_and_delete(house: House) -> None:
     assert house.never_two(uid)
     house.cluster.delete(uid)
     eventually(lambda: house.is_gone(uid), "the object to be gone")
-    assert not processes.scan(house.state)
+    eventually(lambda: not processes.scan(house.state), "the last process to be gone")
     assert (house.state.worker(uid, 1, 0) / "log").exists(), "logs outlive the job"
 
 

@@ -32,7 +32,7 @@ def main() -> int:
         run = read_run()
         code = _train()(run, ranks, life)  # torch is loaded after everything that can fail without it
         if code != ExitCode.DONE:
-            life.fail(code, f"stopped at step {life.step} when asked to")
+            code = life.fail(code, f"stopped at step {life.step} when asked to")
     except BaseException as error:
         code = _failed(life, error)
     life.beat()
@@ -64,7 +64,7 @@ def _failed(life: Life, error: BaseException) -> int:
     known = code != 1
     message = text if known else f"{kind}: {text}"
     trace = "".join(traceback.format_exception(error))
-    life.fail(code, message, trace)
+    code = life.fail(code, message, trace)
     print(f"rank {life.rank} ends with exit code {code}: {message if known else trace}", file=sys.stderr, flush=True)
     return code
 

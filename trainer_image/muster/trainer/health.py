@@ -80,6 +80,8 @@ class Life:
         self._news = True
         self._before_beat: Callable[[], None] | None = None
         self._writing = threading.Lock()
+        self._ending = threading.Lock()
+        self._ends_with: int | None = None
         self._inbox, self._outbox = os.pipe()
         os.set_blocking(self._outbox, False)
 
@@ -224,13 +226,19 @@ class Life:
         with self._writing:
             write_whole(self._directory / HEARTBEAT.format(rank=self.rank), dump_json(self.heartbeat()))
 
-    def fail(self, code: int, message: str, traceback: str = "") -> None:
-        """Leave word of why this rank ends."""
-        failure = RankFailure(
-            rank=self.rank, step=self.step, exit_code=code, message=message, traceback=traceback, at=time.time()
-        )
-        with contextlib.suppress(OSError):
-            write_whole(self._directory / RANK_FAILURE.format(rank=self.rank), dump_json(failure))
+    def fail(self, code: int, message: str, traceback: str = "") -> int:
+        """Leave word of why this rank ends. Two threads may find a reason at the same moment: the first one counts.
+        Returns the exit code that goes with it."""
+        with self._ending:
+            if self._ends_with is not None:
+                return self._ends_with
+            self._ends_with = int(code)
+            failure = RankFailure(
+                rank=self.rank, step=self.step, exit_code=code, message=message, traceback=traceback, at=time.time()
+            )
+            with contextlib.suppress(OSError):
+                write_whole(self._directory / RANK_FAILURE.format(rank=self.rank), dump_json(failure))
+            return self._ends_with
 
     # --- the thread ---
 
@@ -253,10 +261,11 @@ class Life:
     def _asked_to_stop(self) -> None:
         self.stop_wanted = True
         if self._phase not in _AGREES:
-            self.fail(ExitCode.PREEMPTED_NO_COMMIT, f"asked to stop in phase {self._phase.value}, before any new step")
+            words = f"asked to stop in phase {self._phase.value}, before any new step"
+            code = self.fail(ExitCode.PREEMPTED_NO_COMMIT, words)
             with contextlib.suppress(OSError):
                 self.beat()
-            os._exit(ExitCode.PREEMPTED_NO_COMMIT)
+            os._exit(code)
 
     def _nudge(self) -> None:
         with contextlib.suppress(BlockingIOError):
