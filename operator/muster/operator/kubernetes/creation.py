@@ -100,7 +100,8 @@ class Creator:
         self._groups: set[tuple[str, str]] = set()  # (job uid, group) whose objects are there
         self._lifting: set[Attempt] = set()
         self._careful: dict[str, float] = {}  # namespace → until when (monotonic)
-        self._taken_back: dict[str, set[str]] = {}  # job uid → uids of pods that we deleted ourselves
+        # Job uid → uids of pods that we deleted ourselves, kept as long as the job: a list may be older than a pod in it.
+        self._taken_back: dict[str, set[str]] = {}
 
     def order(self, uid: str, action: CreateWorker) -> None:
         """Let it exist. Returns at once."""
@@ -131,7 +132,6 @@ class Creator:
         taken = self._taken_back.get(job.uid)
         if not taken or job.status.phase is not Phase.STARTING:
             return pods
-        self._taken_back[job.uid] = taken & {pod.uid for pod in pods}
         return tuple(
             replace(pod, deleting=False, over=False, end=None, running_since=0.0, disruption="", trouble=_TAKEN_BACK)
             if pod.uid in taken and not pod.gone
@@ -224,8 +224,9 @@ class Creator:
             options = {"gracePeriodSeconds": int(TAKE_BACK_SECONDS), "preconditions": {"uid": pod.uid}}
             self._taken_back.setdefault(job.uid, set()).add(pod.uid)
             item = await self._client.delete(paths.core(pod.namespace, "pods", pod.name), options)
-            if (left := read_pod(item)) is not None:
-                self._pods.keep(left)
+            left = read_pod(item)
+            if left is not None and any(known.uid == left.uid for known in self._pods.of(job.uid)):
+                self._pods.keep(left)  # else the watch was quicker than the answer, and has seen it go
 
         held = (pod for pod in pods if not pod.deleting and job.status.gang.wanted > 1)
         await asyncio.gather(*(take(pod) for pod in held), return_exceptions=True)

@@ -1,0 +1,58 @@
+"""A pod that is taken back because its gang can't exist whole is our own doing, in whatever order the news come."""
+
+import asyncio
+from typing import Any, cast
+
+from tests.unit.kubernetes.making import JOB_UID, make_job, pod_item
+
+from muster.operator.kubernetes import observe
+from muster.operator.kubernetes.client import Client
+from muster.operator.kubernetes.creation import Creator
+from muster.operator.kubernetes.jobs import Jobs
+from muster.operator.kubernetes.pods import Pods, read_pod
+
+STARTING = make_job({"phase": "Starting", "attempt": 1, "gang": {"nodes": ["node-0", "node-1"], "wanted": 2}})
+GOING = pod_item(version=3, meta={"deletionTimestamp": "2026-11-20T09:00:00Z", "deletionGracePeriodSeconds": 5})
+
+
+class Answers:
+    """An API server that answers a deletion with the pod as it leaves; `before` is what the watch tells first."""
+
+    def __init__(self, before: Any) -> None:
+        self._before = before
+
+    async def delete(self, path: str, options: dict[str, Any]) -> dict[str, Any]:
+        self._before()
+        return GOING
+
+
+def taken_back(pods: Pods, before: Any) -> Creator:
+    """The creator of a gang whose one pod was just taken back."""
+    client = cast(Client, Answers(before))
+    nothing = cast(Any, None)
+    creator = Creator(client, Jobs(lambda uid: None), pods, nothing, nothing, lambda node: "", lambda uid: None)
+    pods.put(pod_item(version=2))
+    asyncio.run(creator._take_back(STARTING, list(pods.of(JOB_UID))))
+    return creator
+
+
+def test_a_list_that_is_older_than_the_pod_does_not_make_it_somebody_elses_doing() -> None:
+    pods = Pods(lambda uid: None)
+    creator = taken_back(pods, lambda: None)
+    assert creator.as_made(STARTING, ()) == ()
+    seen = creator.as_made(STARTING, pods.of(JOB_UID))
+    assert [pod.deleting for pod in seen] == [False]
+    assert observe.signals(STARTING, seen, lambda name: None) == ()
+
+
+def test_an_answer_that_comes_after_the_pods_end_does_not_bring_it_back() -> None:
+    pods = Pods(lambda uid: None)
+    taken_back(pods, lambda: pods.drop(GOING))
+    assert pods.of(JOB_UID) == ()
+
+
+def test_somebody_elses_deletion_is_seen() -> None:
+    creator = taken_back(Pods(lambda uid: None), lambda: None)
+    other = read_pod(GOING | {"metadata": GOING["metadata"] | {"uid": "another"}})
+    assert other is not None
+    assert [pod.deleting for pod in creator.as_made(STARTING, (other,))] == [True]
