@@ -27,7 +27,7 @@ from muster.contract.cluster import Change, LocalCluster
 from muster.contract.layout import State
 from muster.contract.names import HEARTBEAT, STEP_LOG
 from muster.contract.signals import Heartbeat, StepRecord
-from muster.contract.status import JobStatus, Phase
+from muster.contract.status import JobStatus
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey
 
@@ -257,7 +257,8 @@ class Job:
             if member.key.job_uid == self.uid:
                 member.process.send_signal(signal.SIGCONT)
         self.platform.client.post(f"jobs/{self.uid}:cancel")
-        eventually(lambda: self.status().phase == Phase.CANCELLED, f"{self.name} to be cancelled", 180)
+        # It may end by itself at the same moment.
+        eventually(lambda: self.status().phase.terminal, f"{self.name} to be cancelled: {self.status().because}", 180)
 
     def left_running(self) -> int:
         """Processes of the job that outlive it."""
