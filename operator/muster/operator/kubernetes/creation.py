@@ -100,7 +100,7 @@ class Creator:
         self._groups: set[tuple[str, str]] = set()  # (job uid, group) whose objects are there
         self._lifting: set[Attempt] = set()
         self._careful: dict[str, float] = {}  # namespace → until when (monotonic)
-        # Job uid → uids of pods that we deleted ourselves, kept as long as the job: a list may be older than a pod in it.
+        # Job uid → uids of pods that we deleted ourselves, kept as long as the job: a list may be older than a pod.
         self._taken_back: dict[str, set[str]] = {}
 
     def order(self, uid: str, action: CreateWorker) -> None:
