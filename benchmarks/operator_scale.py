@@ -4,8 +4,8 @@
 
 Starts etcd, kube-apiserver, kube-controller-manager and kube-scheduler; nodes are hollow, and a stand-in kubelet only
 patches statuses and answers for heartbeats. A bare loop creates the same pods, and deletes each at its end; then as
-many jobs are submitted at once and run to their end; then the bare loop again. Pods live alike in all: they run, and
-end well five seconds after the last of their gang runs. Prints JSON lines.
+many jobs are submitted at once and run to their end; then the bare loop again; each on a control plane of its own.
+Pods live alike in all: they run, and end well five seconds after the last of their gang runs. Prints JSON lines.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -268,7 +269,7 @@ async def with_operator(client: Client, plane: ControlPlane, folder: Path, jobs:
     calls = api_calls(port)
     writes = sum(count for call, count in calls.items() if call.split()[0] not in ("GET", "LIST", "WATCH"))
     told = {
-        "what": "operator", "jobs": jobs, "workers": workers, "seconds": round(total, 1),
+        "what": "operator", "jobs": jobs, "pods": jobs * workers, "seconds": round(total, 1),
         "submitted_seconds": round(submitted, 1), "pods_per_second": round(jobs * workers / (total - RUN_SECONDS), 1),
         "admissions_per_second": round(jobs / last_admitted, 1),
         "submit_to_running_p50_seconds": round(statistics.median(waits), 2),
@@ -426,38 +427,39 @@ def cpu_seconds() -> dict[str, float]:
 
 
 class Costs:
-    """What everybody has cost since the last look: seconds of CPU, and requests per worker, the commonest first."""
+    """What everybody costs from here on."""
 
-    def __init__(self, connection: Connection, workers: int) -> None:
-        self._connection, self._workers = connection, workers
-        self._cpu, self._requests = cpu_seconds(), requests(connection)
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._cpu, self._requests = connection, cpu_seconds(), requests(connection)
 
-    def since(self) -> Object:
+    def since(self, pods: int) -> Object:
+        """Seconds of CPU, and requests per pod if there were any, the commonest first."""
         cpu, asked = cpu_seconds(), requests(self._connection)
         spent = {name: round(cpu[name] - self._cpu.get(name, 0.0), 1) for name in cpu}
         counts = (asked - self._requests).most_common(20)
-        self._cpu, self._requests = cpu, asked
-        return {"cpu": spent, "requests_per_worker": {what: round(n / self._workers, 2) for what, n in counts}}
+        return {"cpu": spent, "requests_per_pod": {what: round(n / max(1, pods), 2) for what, n in counts}}
 
 
-async def measure(arguments: argparse.Namespace, plane: ControlPlane, folder: Path) -> None:
-    connection = from_kubeconfig(yaml.safe_load, plane.kubeconfig)
-    async with Client(connection, agent="benchmark", at_once=AT_ONCE * 2) as client:
-        await set_up(client, arguments.nodes)
-        results: list[Object] = []
-        if not arguments.queued_only:
-            costs, size = Costs(connection, arguments.jobs * arguments.workers), (arguments.jobs, arguments.workers)
-            for way in (  # the control plane grows slower with every pod that it has ever seen: nobody goes always last
-                bare_loop(client, *size, arguments.nodes),
-                with_operator(client, plane, folder, *size),
-                bare_loop(client, *size, arguments.nodes),
-            ):
-                results.append(await way)
-                print(json.dumps(results[-1] | costs.since()), flush=True)
-            before, operator, after = (result["pods_per_second"] for result in results)
-            print(f"pods per second, operator ÷ bare loop before and after: {2 * operator / (before + after):.2f}")
-        if arguments.queued:
-            print(json.dumps(await many_queued(client, plane, folder, arguments.queued, arguments.workers)), flush=True)
+def on_a_fresh_plane(folder: Path, nodes: int, way: Callable[[Client, ControlPlane], Awaitable[Object]]) -> Object:
+    """What `way` found, and what it cost everybody, on a control plane that has seen nothing else."""
+
+    async def measure() -> Object:
+        connection = from_kubeconfig(yaml.safe_load, plane.kubeconfig)
+        async with Client(connection, agent="benchmark", at_once=AT_ONCE * 2) as client:
+            await set_up(client, nodes)
+            costs = Costs(connection)
+            found = await way(client, plane)
+            return found | costs.since(found.get("pods", 0))
+
+    folder.mkdir()
+    plane = ControlPlane(folder, lenient=True)
+    plane.start()
+    try:
+        found = asyncio.run(measure())
+    finally:
+        plane.stop()
+    print(json.dumps(found), flush=True)
+    return found
 
 
 def main() -> int:
@@ -472,16 +474,29 @@ def main() -> int:
     if reason := missing():
         print(f"can't measure: {reason}", file=sys.stderr)
         return 2
+    size, nodes = (arguments.jobs, arguments.workers), arguments.nodes
     with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.folder or temporary
-        plane = ControlPlane(Path(folder) / "plane", lenient=True)
-        plane.start()
+        folder = Path(arguments.folder or temporary)
         try:
-            asyncio.run(measure(arguments, plane, Path(folder)))
+            if not arguments.queued_only:
+                # A control plane grows slower with every pod that it has ever seen, so each has one of its own.
+                before, operator, after = (
+                    on_a_fresh_plane(folder / name, nodes, way)["pods_per_second"]
+                    for name, way in (
+                        ("before", lambda client, plane: bare_loop(client, *size, nodes)),
+                        ("operator", lambda client, plane: with_operator(client, plane, folder, *size)),
+                        ("after", lambda client, plane: bare_loop(client, *size, nodes)),
+                    )
+                )
+                print(f"pods per second, operator ÷ bare loop before and after: {2 * operator / (before + after):.2f}")
+            if arguments.queued:
+                queued, workers = arguments.queued, arguments.workers
+                on_a_fresh_plane(
+                    folder / "queued", nodes, lambda client, plane: many_queued(client, plane, folder, queued, workers)
+                )
         finally:
-            log = Path(folder) / "operator.log"
+            log = folder / "operator.log"
             print(f"# the end of the operator's log\n{log.read_text()[-600:]}" if log.exists() else "", file=sys.stderr)
-            plane.stop()
     return 0
 
 

@@ -31,8 +31,9 @@ STREAM_BYTES = 1 << 20  # of a watch that may wait to be read: the API server en
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
-# Of a list: no more of each object than its metadata.
-METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+# Of a list, and of one object: no more than the metadata.
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
 class ApiError(Exception):
@@ -75,7 +76,7 @@ class Client:
     async def pages(
         self, path: str, accept: str = "", decode: Callable[[bytes], Any] = from_json, **query: str
     ) -> AsyncIterator[Object]:
-        """Page by page, so that a large list is never in memory as a whole. accept: METADATA, where that is enough."""
+        """Page by page, so that a large list is never in memory as a whole. accept: METADATA_LIST, if that will do."""
         following: str | None = ""
         while following is not None:
             asked = {**query, "limit": str(PAGE), "continue": following}
@@ -83,21 +84,22 @@ class Client:
             yield page
             following = page.get("metadata", {}).get("continue") or None
 
-    async def create(self, path: str, body: Object) -> Object:
-        return await self._call("POST", path, body)
+    async def create(self, path: str, body: Object, accept: str = "") -> Object:
+        """accept: METADATA, where that is enough of what was made."""
+        return await self._call("POST", path, body, accept=accept)
 
-    async def put(self, path: str, body: Object) -> Object:
-        return await self._call("PUT", path, body)
+    async def put(self, path: str, body: Object, accept: str = "") -> Object:
+        return await self._call("PUT", path, body, accept=accept)
 
-    async def patch(self, path: str, body: object, kind: str = MERGE, **query: str) -> Object:
-        return await self._call("PATCH", path, body, query, content=kind)
+    async def patch(self, path: str, body: object, kind: str = MERGE, accept: str = "", **query: str) -> Object:
+        return await self._call("PATCH", path, body, query, content=kind, accept=accept)
 
     async def delete(self, path: str, body: Object | None = None, **query: str) -> Object:
         return await self._call("DELETE", path, body, query)
 
     async def remove(self, path: str, body: Object) -> None:
         """`delete` where nobody wants to read what was deleted."""
-        await self._send("DELETE", path, body)
+        await self._send("DELETE", path, body, accept=METADATA)
 
     async def watch(
         self,
@@ -133,8 +135,9 @@ class Client:
         body: object = None,
         query: Mapping[str, str] | None = None,
         content: str = "application/json",
+        accept: str = "",
     ) -> Object:
-        document: Object = from_json(await self._send(method, path, body, query, content))
+        document: Object = from_json(await self._send(method, path, body, query, content, accept=accept))
         return document
 
     async def _send(

@@ -19,7 +19,7 @@ from muster.contract.names import Label, worker_name
 from muster.contract.status import Phase
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object
+from muster.operator.kubernetes.client import METADATA, STRATEGIC, ApiError, Client, Object
 from muster.operator.kubernetes.gangs.choice import gang_ref
 from muster.operator.kubernetes.gangs.protocol import Gang, GangRef
 from muster.operator.kubernetes.jobs import FINALIZER, Job, Jobs
@@ -238,7 +238,9 @@ class Creator:
                 manifest = self._manifest(job, gang, ref, action)
                 if gate is not None:
                     hold_back(manifest, gate)
-                item = await self._client.create(paths.core(job.namespace, "pods"), manifest)
+                path = paths.core(job.namespace, "pods")
+                # What other schedulers' webhooks made of it must be read; without them it is what we sent.
+                item = manifest | await self._client.create(path, manifest, METADATA if gang.places else "")
             if refusal := gang.refusal(item):
                 await self._client.delete(paths.core(job.namespace, "pods", item["metadata"]["name"]))
                 return refusal
@@ -347,7 +349,7 @@ class Creator:
             if not known.applied:
                 change["metadata"]["managedFields"] = [{}]  # the API's own way to say so
             try:
-                known = self._jobs.keep(await self._client.patch(path, change))
+                known = self._jobs.written(known, await self._client.patch(path, change, accept=METADATA))
             except ApiError as error:
                 if error.status != 409:
                     raise

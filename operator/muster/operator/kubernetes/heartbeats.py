@@ -63,8 +63,9 @@ class Heartbeats:
     async def run(self) -> None:
         while True:
             now = time.monotonic()
-            for job in [job for job in self._jobs.all() if self._is_due(job, now)]:
-                if (mine := self._to_ask(job, now)) is None:
+            for uid in self._pods.jobs():
+                job = self._jobs.get(uid)
+                if job is None or not self._is_due(job, now) or (mine := self._to_ask(job, now)) is None:
                     continue
                 self._asking.add(job.uid)
                 task = asyncio.create_task(self._ask_gang(job, mine))

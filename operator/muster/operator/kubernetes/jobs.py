@@ -106,17 +106,16 @@ class Jobs:
         self._notice(uid)
         return job
 
-    def written(self, job: Job, item: Object, status: JobStatus) -> None:
-        """We wrote this status: nothing needs to be understood again."""
+    def written(self, job: Job, item: Object, status: JobStatus | None = None) -> Job:
+        """We wrote this status, or only metadata, which the answer has. Returns the job as it is now known."""
         meta = item["metadata"]
-        if self.has(job.uid, meta["resourceVersion"]):
-            return
-        summary = replace(job.summary, status=status, deleting="deletionTimestamp" in meta)
-        generation = int(meta.get("generation", 1))
-        if generation != job.generation:
-            self.keep(item)
-            return
-        self._jobs[job.uid] = replace(job, summary=summary, version=meta["resourceVersion"])
+        if self.has(job.uid, meta["resourceVersion"]) or int(meta.get("generation", 1)) != job.generation:
+            return self._jobs.get(job.uid, job)  # known, or somebody changed the spec, which the watch will tell
+        summary = replace(job.summary, status=status or job.status, deleting="deletionTimestamp" in meta)
+        finalizers = tuple(meta.get("finalizers") or ())
+        job = replace(job, summary=summary, version=meta["resourceVersion"], finalizers=finalizers)
+        self._jobs[job.uid] = job
+        return job
 
     def drop(self, item: Object) -> None:
         self.forget(item["metadata"]["uid"])

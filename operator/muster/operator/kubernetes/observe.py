@@ -177,11 +177,17 @@ def _reason_of_end(pod: Pod) -> str:
     return pod.end.reason if pod.end is not None and pod.end.reason not in _PLAIN else ""
 
 
+def _told(message: str) -> WorkerExit | None:
+    try:
+        return WorkerExit.model_validate_json(message) if message.startswith("{") else None
+    except ValidationError:
+        return None
+
+
 def _exit(end: End, environment: Mapping[str, str]) -> WorkerExit:
     """What the worker wrote of its end; the kubelet's account where it wrote nothing."""
-    try:
-        told = WorkerExit.model_validate_json(end.message)
-    except ValidationError:
+    told = _told(end.message)
+    if told is None:
         signal = end.exit_code - 128 if end.exit_code > 128 else None
         where = "" if end.container == TRAINER else f"init container {end.container} exited with {end.exit_code}"
         # Records of steps say nothing of an end.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.contract.kubernetes import seconds_of
 from muster.contract.names import Label
@@ -145,17 +145,36 @@ def _disruption(conditions: dict[str, Object]) -> str:
     return ""
 
 
-class Pods:
-    """The pods of all jobs, by job. notice: told the uid of each job whose pods changed."""
+def _only_comes(known: Pod, pod: Pod) -> bool:
+    """It was placed, or runs now; or nothing of it changed that anybody reads."""
+    return pod == replace(
+        known, version=pod.version, node=pod.node, ip=pod.ip, scheduled_at=pod.scheduled_at,
+        running_since=pod.running_since or known.running_since,
+    )  # fmt: skip
 
-    def __init__(self, notice: Callable[[str], None]) -> None:
-        self._notice = notice
+
+def _only_leaves(known: Pod, pod: Pod) -> bool:
+    """It had ended, and is now being deleted."""
+    return known.over and pod == replace(known, version=pod.version, deleting=pod.deleting, given_up=pod.given_up)
+
+
+class Pods:
+    """The pods of all jobs, by job. notice: told the uid of each job whose pods bring news. mention: the same where
+    there is more to come, so that one look may see to all of it.
+    """
+
+    def __init__(self, notice: Callable[[str], None], mention: Callable[[str], None] | None = None) -> None:
+        self._notice, self._mention = notice, mention or notice
         self._by_job: dict[str, dict[str, Pod]] = {}  # job uid → pod uid → pod
         self._job_of: dict[str, str] = {}
         self._leaving: dict[str, Pod] = {}
 
     def of(self, job_uid: str) -> tuple[Pod, ...]:
         return tuple(self._by_job.get(job_uid, {}).values())
+
+    def jobs(self) -> tuple[str, ...]:
+        """Uids of those that have pods."""
+        return tuple(self._by_job)
 
     def __len__(self) -> int:
         return len(self._job_of)
@@ -187,7 +206,14 @@ class Pods:
         # Of one that we don't know this is old news: a fresh list without it came first.
         if known and not known.deleting and pod.deleting and not (pod.over or pod.given_up):
             self._leaving[pod.job_uid] = pod
-        self._notice(pod.job_uid)
+        if known is None:
+            if pod.node or pod.over or pod.deleting or pod.trouble:  # of one just made its maker tells
+                self._notice(pod.job_uid)
+        elif _only_comes(known, pod):
+            up = all(other.running_since or other.over for other in pods.values())
+            (self._notice if up else self._mention)(pod.job_uid)
+        elif not _only_leaves(known, pod) or all(other.gone for other in pods.values()):
+            self._notice(pod.job_uid)
 
     def drop(self, item: Object) -> None:
         self._forget(item["metadata"]["uid"])
@@ -208,8 +234,10 @@ class Pods:
         job_uid = self._job_of.pop(uid, None)
         if job_uid is None:
             return
-        pods = self._by_job.get(job_uid, {})
-        pods.pop(uid, None)
+        pods = self._by_job[job_uid]
+        left = pods.pop(uid)
         if not pods:
-            self._by_job.pop(job_uid, None)
-        self._notice(job_uid)
+            self._by_job.pop(job_uid)
+        swept = left.over and all(pod.over for pod in pods.values())  # a gang that has ended: only its last is news
+        if not swept or all(pod.gone for pod in pods.values()):
+            self._notice(job_uid)

@@ -37,7 +37,7 @@ DEVICES = "devices"
 _MOUNT_KEYS = ("mountPath", "subPath", "readOnly")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # known by identity: a key of what is kept per gang
 class Site:
     """What is the same for every worker of a cluster. image: where the job names none. api_server: as workers reach it.
     tolerations: as in a pod. checkpoint_uri: where the job names none. preflight: look before the gang meets;
@@ -145,26 +145,9 @@ def render_claims(job: Job) -> Object | None:
 def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, instance_type: str = "") -> Object:
     """The pod of one worker, before its gang scheduler has a say."""
     spec = job.spec
-    user = {variable.name: variable.value for variable in spec.runtime.env}
-    net = network.plan(instance_type, spec.gang, user)
-    volumes, mounts = _volumes(job)
-    container: Object = {
-        "name": TRAINER,
-        "image": _image(job, site),
-        "command": ["python", "-m", "muster.trainer.launch"],
-        "env": _environment(job, action, site, net),
-        "envFrom": list(spec.runtime.env_from),
-        "ports": [
-            {"name": "rendezvous", "containerPort": RENDEZVOUS_PORT},
-            {"name": "report", "containerPort": REPORT_PORT},
-        ],
-        "resources": _resources(job, net),
-        "volumeMounts": mounts,
-        "securityContext": _container_security(net),
-        "terminationMessagePath": TERMINATION_LOG,
-        # Where the worker could not even write its own record, the last lines of its log say why.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-    }
+    same = _same_for_all(job, site, instance_type, action.attempt, len(action.nodes), action.resume_step)
+    which = {Env.WORKER: str(action.worker), "PET_NODE_RANK": str(action.worker)}
+    container = same.container | {"env": [*same.container["env"], *_variables(which)]}
     name = worker_name(job.name, action.attempt, action.worker)
     pod: Object = {
         "apiVersion": "v1",
@@ -178,7 +161,7 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
                 Label.WORKER: str(action.worker),
                 SCHEDULER_LABEL: scheduler,
             },
-            "annotations": _annotations(net),
+            "annotations": dict(same.annotations),
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {
@@ -199,7 +182,7 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
             },
             "tolerations": list(site.tolerations),
             "containers": [container],
-            "volumes": volumes,
+            "volumes": same.volumes,
         },
     }
     if site.image_pull_secrets:
@@ -272,11 +255,47 @@ def _image(job: Job, site: Site) -> str:
     return image
 
 
-def _environment(job: Job, action: CreateWorker, site: Site, net: network.NetworkPlan) -> list[Object]:
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """What the pods of a gang have in common. Not to be changed: it is in all of them."""
+
+    container: Object
+    volumes: list[Object]
+    annotations: dict[str, str]
+
+
+@lru_cache(maxsize=64)
+def _same_for_all(job: Job, site: Site, instance_type: str, attempt: int, size: int, resume_step: int) -> _Same:
+    spec = job.spec
+    net = network.plan(instance_type, spec.gang, {variable.name: variable.value for variable in spec.runtime.env})
+    volumes, mounts = _volumes(job)
+    container: Object = {
+        "name": TRAINER,
+        "image": _image(job, site),
+        "command": ["python", "-m", "muster.trainer.launch"],
+        "env": _environment(job, site, net, attempt, size, resume_step),
+        "envFrom": list(spec.runtime.env_from),
+        "ports": [
+            {"name": "rendezvous", "containerPort": RENDEZVOUS_PORT},
+            {"name": "report", "containerPort": REPORT_PORT},
+        ],
+        "resources": _resources(job, net),
+        "volumeMounts": mounts,
+        "securityContext": _container_security(net),
+        "terminationMessagePath": TERMINATION_LOG,
+        # Where the worker could not even write its own record, the last lines of its log say why.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return _Same(container, volumes, _annotations(net))
+
+
+def _environment(
+    job: Job, site: Site, net: network.NetworkPlan, attempt: int, size: int, resume_step: int
+) -> list[Object]:
     spec, meta = job.spec, job.summary
-    first = worker_name(job.name, action.attempt, 0)
+    first = worker_name(job.name, attempt, 0)
     # A worker that has nobody to meet needs no name service to do so.
-    meeting = f"{first}.{service_name(job.name)}.{job.namespace}.svc" if len(action.nodes) > 1 else "127.0.0.1"
+    meeting = f"{first}.{service_name(job.name)}.{job.namespace}.svc" if size > 1 else "127.0.0.1"
     settings = {
         "PYTHONUNBUFFERED": "1",
         "HOME": f"{ROOT}/cache",  # the image's user owns nothing else
@@ -286,9 +305,8 @@ def _environment(job: Job, action: CreateWorker, site: Site, net: network.Networ
     settings |= {
         Env.JOB: job.name,
         Env.JOB_UID: meta.uid,
-        Env.ATTEMPT: str(action.attempt),
-        Env.WORKER: str(action.worker),
-        Env.RESUME_STEP: str(action.resume_step),
+        Env.ATTEMPT: str(attempt),
+        Env.RESUME_STEP: str(resume_step),
         Env.CHECKPOINT_URI: checkpoint_folder(job, site),
         Env.CONFIG: _config(job),
         Env.WORKER_DIR: f"{ROOT}/worker",
@@ -298,9 +316,8 @@ def _environment(job: Job, action: CreateWorker, site: Site, net: network.Networ
         "MUSTER_FENCE_CA_FILE": f"{FENCE_FOLDER}/ca.crt",
         "MUSTER_REPORT_PORT": str(REPORT_PORT),
         "MUSTER_TERMINATION_LOG": TERMINATION_LOG,
-        "PET_NNODES": str(len(action.nodes)),
+        "PET_NNODES": str(size),
         "PET_NPROC_PER_NODE": str(spec.gang.ranks_per_node),
-        "PET_NODE_RANK": str(action.worker),
         "PET_MASTER_ADDR": meeting,
         "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
     }
@@ -313,14 +330,16 @@ def _environment(job: Job, action: CreateWorker, site: Site, net: network.Networ
     if site.agent_port:
         settings[NOTICES_ENV] = f"http://{{host}}:{site.agent_port}/notices"
         addresses["MUSTER_HOST_IP"] = "status.hostIP"
-    fixed: list[Object] = [{"name": name, "value": value} for name, value in settings.items()]
     told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in addresses.items()]
-    return [*fixed, *told]
+    return [*_variables(settings), *told]
 
 
-@lru_cache(maxsize=64)
+def _variables(settings: dict[str, str]) -> list[Object]:
+    return [{"name": name, "value": value} for name, value in settings.items()]
+
+
 def _config(job: Job) -> str:
-    """What the trainer reads. The same for all workers of a gang, and half of what rendering one costs."""
+    """What the trainer reads."""
     past, skip = past_of(job.status), job.status.data_skip
     config = WorkerConfig(training=job.spec.training, checkpoint=job.spec.checkpoint, past=past, data_skip=skip)
     return dump_json(config)

@@ -17,7 +17,7 @@ from muster.operator.core.decision import Action, CreateWorker, RemoveJob, Remov
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Committed, Observed, Reservation
 from muster.operator.kubernetes import observe, paths
-from muster.operator.kubernetes.client import METADATA, ApiError, Client, Object
+from muster.operator.kubernetes.client import METADATA, METADATA_LIST, ApiError, Client, Object
 from muster.operator.kubernetes.creation import Creator
 from muster.operator.kubernetes.gangs.choice import Gangs
 from muster.operator.kubernetes.heartbeats import Heartbeats
@@ -35,7 +35,9 @@ from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unrea
 COMMITS_SECONDS = 60.0  # how old a listing of commits may be where nothing tells of a new one
 ADMISSION_SHARE = 0.1  # of the time may be spent on reading the fleet afresh
 ADMISSION_SECONDS_MAX = 3.0
+LATE_SECONDS, LATE_LOOKS = 0.1, 10  # how long a list that is newer than the watch waits for it
 NEWS_SECONDS, NEWS_SECONDS_MAX = 0.15, 2.0  # how long news waits for more of the same job …
+MENTION_SECONDS = 5.0
 NEWS_PER_SECOND = 50.0  # … and longer where there is much: so many jobs and no more are looked at
 
 
@@ -55,9 +57,10 @@ class KubernetesWorld:
         self._client, self._site, self._limits, self._on_error = client, site, limits or {}, on_error
         self._news: asyncio.Queue[str] = asyncio.Queue()
         self._told: set[str] = set()
+        self._mentioned: set[str] = set()
         tolerated = tuple(str(entry.get("key", "")) for entry in site.tolerations)
         self.job_cache = Jobs(self._notice)
-        self.pods = Pods(self._notice)
+        self.pods = Pods(self._notice, self._mention)
         self.nodes = Nodes(tolerated, self.now, self._node_changed)
         self._others = Others(lambda: self._notice(FLEET))
         self._slices, self._silence_seconds = Slices(lambda: self._notice(FLEET)), silence_seconds
@@ -101,6 +104,7 @@ class KubernetesWorld:
             while True:
                 key = await self._news.get()
                 self._told.discard(key)
+                self._mentioned.discard(key)
                 yield key
 
     async def jobs(self) -> tuple[str, ...]:
@@ -237,6 +241,17 @@ class KubernetesWorld:
             pause = min(NEWS_SECONDS_MAX, max(NEWS_SECONDS, len(self._told) / NEWS_PER_SECOND))
             asyncio.get_running_loop().call_later(pause, self._news.put_nowait, key)
 
+    def _mention(self, key: str) -> None:
+        """What by itself changes only words and counts: seen with the next news, or after a while."""
+
+        def remind() -> None:
+            if key in self._mentioned:
+                self._notice(key)
+
+        if key not in self._mentioned:
+            self._mentioned.add(key)
+            asyncio.get_running_loop().call_later(MENTION_SECONDS, remind)
+
     def _node_changed(self, name: str) -> None:
         for uid in {pod.job_uid for pod in self.pods.all() if pod.node == name}:
             self._notice(uid)
@@ -292,16 +307,20 @@ class KubernetesWorld:
         Returns who of the cache was there, or is newer than the list.
         """
         began = time.monotonic()
-        uids: set[str] = set()
+        found: dict[str, tuple[str, str, str]] = {}  # by uid: namespace, name and version
         version = 0
-        async for page in self._client.pages(paths.JOBS, METADATA):
+        async for page in self._client.pages(paths.JOBS, METADATA_LIST):
             version = version or int(page["metadata"]["resourceVersion"])
-            metas = [item["metadata"] for item in page.get("items") or ()]
-            uids |= {meta["uid"] for meta in metas}
-            late = [meta for meta in metas if not self.job_cache.has(meta["uid"], meta["resourceVersion"])]
-            await asyncio.gather(*(self._read_job(meta["namespace"], meta["name"], meta["uid"]) for meta in late))
+            for meta in (item["metadata"] for item in page.get("items") or ()):
+                found[meta["uid"]] = meta["namespace"], meta["name"], meta["resourceVersion"]
+        late = list(found)
+        for _ in range(LATE_LOOKS):
+            late = [uid for uid in late if not self.job_cache.has(uid, found[uid][2])]
+            if late:  # the watch is mostly just about to bring them, and many at once
+                await asyncio.sleep(LATE_SECONDS)
+        await asyncio.gather(*(self._read_job(*found[uid][:2], uid) for uid in late))
         self._fleet_read = (time.monotonic(), time.monotonic() - began)
-        return lambda job: job.uid in uids or int(job.version) > version
+        return lambda job: job.uid in found or int(job.version) > version
 
     async def _committed_in(self, job: Job, folder: str, pods: tuple[Pod, ...], fresh: bool) -> Committed | None:
         """Listing costs a request to the store, so it waits for a sign that there is something new."""
@@ -362,7 +381,7 @@ class KubernetesWorld:
             "status": status,
         }
         try:
-            return await self._client.put(f"{paths.job(job.namespace, job.name)}/status", body)
+            return await self._client.put(f"{paths.job(job.namespace, job.name)}/status", body, METADATA)
         except ApiError as error:
             if error.status == 409:
                 self._overtaken.add(job.uid)

@@ -1,0 +1,116 @@
+"""What of a gang's pods calls for a look at once, what may wait for more, and what nobody needs to hear."""
+
+from typing import Any
+
+import pytest
+from tests.unit.kubernetes.making import JOB_UID, ended, job_item, pod_item
+
+from muster.contract.status import JobStatus, Phase
+from muster.operator.kubernetes.jobs import FINALIZER, Jobs
+from muster.operator.kubernetes.pods import Pods
+
+MADE: dict[str, Any] = {"spec": {"nodeName": ""}, "status": {"phase": "Pending", "podIP": "", "containerStatuses": []}}
+PLACED: dict[str, Any] = {"status": MADE["status"]}
+DELETED = {"deletionTimestamp": "2026-11-20T09:00:00Z", "deletionGracePeriodSeconds": 0}
+
+
+class Ears:
+    def __init__(self) -> None:
+        self.news: list[str] = []
+        self.mentions: list[str] = []
+        self.pods = Pods(self.news.append, self.mentions.append)
+
+    def heard(self) -> tuple[int, int]:
+        """News and mentions since the last look."""
+        found = len(self.news), len(self.mentions)
+        self.news.clear()
+        self.mentions.clear()
+        return found
+
+
+@pytest.fixture
+def ears() -> Ears:
+    """Of a gang of two that was just made."""
+    ears = Ears()
+    for worker in range(2):
+        ears.pods.put(pod_item(worker, **MADE))
+    assert ears.heard() == (0, 0)  # its maker tells when all are there
+    return ears
+
+
+def test_a_gang_that_comes_up_is_news_with_its_last_pod(ears: Ears) -> None:
+    ears.pods.put(pod_item(0, version=2, **PLACED))
+    ears.pods.put(pod_item(1, version=3, **PLACED))
+    ears.pods.put(pod_item(0, version=4))
+    assert ears.heard() == (0, 3)
+    ears.pods.put(pod_item(1, version=5))
+    assert ears.heard() == (1, 0)
+
+
+def test_one_that_runs_again_beside_those_of_an_earlier_attempt_is_news(ears: Ears) -> None:
+    ears.pods.put(pod_item(0, version=6, status=ended(1)))
+    ears.pods.put(pod_item(1, version=7, status=ended(85)))
+    assert ears.heard() == (2, 0)
+    ears.pods.put(pod_item(0, attempt=2, version=8, **MADE))
+    ears.pods.put(pod_item(0, attempt=2, version=9))
+    assert ears.heard() == (1, 0)
+
+
+def test_trouble_ends_and_deletions_are_news_at_once(ears: Ears) -> None:
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+    ears.pods.put(pod_item(0, version=2, status={**MADE["status"], "containerStatuses": [waiting]}))
+    assert ears.heard() == (1, 0)
+    ears.pods.put(pod_item(0, version=3))
+    assert ears.heard() == (1, 0)  # the trouble is over
+    ears.pods.put(pod_item(0, version=4, meta=DELETED))
+    assert ears.heard() == (1, 0)
+    ears.pods.put(pod_item(0, version=5, meta=DELETED, status=ended(137)))
+    assert ears.heard() == (1, 0)
+
+
+def test_a_pod_that_vanishes_while_it_runs_is_news(ears: Ears) -> None:
+    ears.pods.put(pod_item(0, version=2))
+    ears.heard()
+    ears.pods.drop(pod_item(0))
+    assert ears.heard() == (1, 0)
+
+
+def test_a_gang_that_has_ended_is_news_again_when_its_last_pod_is_gone(ears: Ears) -> None:
+    for worker in range(2):
+        ears.pods.put(pod_item(worker, version=2 + worker, status=ended(0)))
+    assert ears.heard() == (2, 0)
+    ears.pods.put(pod_item(0, version=5, meta=DELETED, status=ended(0)))
+    ears.pods.drop(pod_item(0))
+    assert ears.heard() == (0, 0)
+    ears.pods.put(pod_item(1, version=6, meta=DELETED, status=ended(0)))  # as good as gone: somebody's finalizer
+    assert ears.heard() == (1, 0)
+    ears.pods.drop(pod_item(1))
+    assert ears.heard() == (1, 0)
+
+
+def test_the_last_drop_is_told_where_those_left_are_kept_by_a_finalizer(ears: Ears) -> None:
+    ears.pods.put(pod_item(0, version=2, status=ended(0)))
+    ears.pods.put(pod_item(1, version=3, status=ended(0)))
+    ears.pods.put(pod_item(1, version=4, meta=DELETED, status=ended(0)))
+    ears.heard()
+    ears.pods.drop(pod_item(0))
+    assert ears.heard() == (1, 0)
+
+
+def test_an_answer_with_no_more_than_metadata_renews_the_job() -> None:
+    jobs = Jobs(lambda uid: None)
+    job = jobs.keep(job_item())
+    meta = job_item(version=8)["metadata"] | {"finalizers": [FINALIZER]}
+    renewed = jobs.written(job, {"metadata": meta})
+    assert (renewed.version, renewed.finalizers, renewed.spec) == ("8", (FINALIZER,), job.spec)
+    status = JobStatus(queued_at=1.0, since=1.0, phase=Phase.STARTING)
+    written = jobs.written(renewed, {"metadata": meta | {"resourceVersion": "9"}}, status)
+    assert jobs.get(JOB_UID) is written
+    assert (written.version, written.status) == ("9", status)
+
+
+def test_an_answer_about_a_spec_that_somebody_changed_meanwhile_is_left_to_the_watch() -> None:
+    jobs = Jobs(lambda uid: None)
+    job = jobs.keep(job_item())
+    assert jobs.written(job, {"metadata": job_item(version=8)["metadata"] | {"generation": 2}}) is job
+    assert jobs.get(JOB_UID) is job
