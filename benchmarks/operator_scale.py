@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +26,14 @@ from typing import Any
 
 import psutil
 import yaml
+from control_plane_costs import Costs
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.cluster.controlplane import ControlPlane, missing  # noqa: E402
 
-from muster.contract.kubernetes import Connection, from_kubeconfig  # noqa: E402
+from muster.contract.kubernetes import from_kubeconfig  # noqa: E402
 from muster.operator.core.decision import CreateWorker  # noqa: E402
 from muster.operator.kubernetes import paths  # noqa: E402
 from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object  # noqa: E402
@@ -402,42 +402,6 @@ async def until(question: Any, what: str, seconds: float = 600, process: Any = N
         assert process is None or process.poll() is None, "the operator died; see its log"
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
         await asyncio.sleep(0.1)
-
-
-def requests(connection: Connection) -> Counter[str]:
-    """That the API server has answered so far, of everybody, by verb and resource. Watches are left out."""
-    with urllib.request.urlopen(f"{connection.server}/metrics", context=connection.tls) as reply:
-        text = reply.read().decode()
-    found: Counter[str] = Counter()
-    for labels, count in re.findall(r"^apiserver_request_total\{(.*)\} (\S+)$", text, re.MULTILINE):
-        of = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        if of["verb"] != "WATCH":
-            found[f"{of['verb']} {of['resource']}{'/' * bool(of['subresource'])}{of['subresource']}"] += int(
-                float(count)
-            )
-    return found
-
-
-def cpu_seconds() -> dict[str, float]:
-    """Of this process (clients and kubelet) and the parts of the control plane, so far."""
-    here, parts = psutil.Process(), ("kube", "etcd")
-    found = {"clients and kubelet": sum(here.cpu_times()[:2])}
-    children = ((child.name(), child.cpu_times()) for child in here.children())
-    return found | {name: sum(times[:2]) for name, times in children if name.startswith(parts)}
-
-
-class Costs:
-    """What everybody costs from here on."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._cpu, self._requests = connection, cpu_seconds(), requests(connection)
-
-    def since(self, pods: int) -> Object:
-        """Seconds of CPU, and requests per pod if there were any, the commonest first."""
-        cpu, asked = cpu_seconds(), requests(self._connection)
-        spent = {name: round(cpu[name] - self._cpu.get(name, 0.0), 1) for name in cpu}
-        counts = (asked - self._requests).most_common(20)
-        return {"cpu": spent, "requests_per_pod": {what: round(n / max(1, pods), 2) for what, n in counts}}
 
 
 def on_a_fresh_plane(folder: Path, nodes: int, way: Callable[[Client, ControlPlane], Awaitable[Object]]) -> Object:
