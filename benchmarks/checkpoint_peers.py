@@ -36,6 +36,10 @@ def main() -> None:
     peer, where, megabytes, place = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if peer == "training":
         return training(where, megabytes, int(place))
+    if peer in ("memory", "fall-back"):
+        from muster.trainer.checkpoint.upload_process import fork_while_young
+
+        fork_while_young(where)  # as a rank does, which has its S3 client before torch
     if peer == "memory":
         return memory(where, megabytes, int(place))
     if peer == "fall-back":
@@ -63,15 +67,8 @@ def timed(work: Callable[[], Any]) -> Taken:
 
 def cpu_seconds() -> float:
     """Of this process, its children that live and those that ended."""
-    me, times = psutil.Process(), os.times()
-    living = [child.cpu_times() for child in me.children()]
-    return (
-        times.user
-        + times.system
-        + times.children_user
-        + times.children_system
-        + sum(child.user + child.system for child in living)
-    )
+    living = [child.cpu_times() for child in psutil.Process().children()]
+    return sum(os.times()[:4]) + sum(child.user + child.system for child in living)
 
 
 def boto3_raw(where: str, megabytes: int, place: str) -> dict[str, Taken]:
@@ -371,9 +368,6 @@ def quantile(values: list[float], share: float) -> float:
 
 def memory(where: str, megabytes: int, saves: int) -> None:
     """What the rank and its upload process hold while they save, above what a rank holds that trains without."""
-    from muster.trainer.checkpoint.upload_process import fork_while_young
-
-    fork_while_young(where)  # as a rank does
     import torch
 
     from muster.contract.spec import Keep

@@ -9,6 +9,9 @@ MUSTER_S3_STREAMS       requests at a time, per rank
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,14 +96,35 @@ def _make_client(settings: S3Settings) -> Any:
 
 
 def _session() -> Any:
-    """botocore's, without the 7 MB that say where each of AWS' hundreds of services is."""
+    """botocore's, but it keeps little of its data."""
     import botocore.session
 
     session = botocore.session.get_session()
-    endpoints, _ = session.get_component("data_loader").load_data_with_path("endpoints")  # which it keeps, and asks
-    for partition in endpoints["partitions"]:
-        partition["services"] = {name: partition["services"].get(name, {}) for name in ("s3", "sts")}
+    loader = session.get_component("data_loader")
+    loader.file_loader = _DataFiles(loader.file_loader)
     return session
+
+
+class _DataFiles:
+    """botocore's, without the 7 MB that say where each of AWS' hundreds of services is. Each goes as soon as it is
+    parsed: holes in the memory of a rank become its upload process' own memory."""
+
+    def __init__(self, files: Any) -> None:
+        self.exists = files.exists
+
+    def load_file(self, path_without_suffix: str) -> Any:
+        hook = _without_other_services if path_without_suffix.endswith("endpoints") else None
+        for suffix, opened in ((".json", open), (".json.gz", gzip.open)):
+            with contextlib.suppress(FileNotFoundError), opened(path_without_suffix + suffix, "rb") as file:
+                return json.loads(file.read(), object_pairs_hook=hook)
+        return None
+
+
+def _without_other_services(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {
+        key: {name: value.get(name, {}) for name in ("s3", "sts")} if key == "services" else value
+        for key, value in pairs
+    }
 
 
 def _assuming(session: Any, role_arn: str) -> Any:
