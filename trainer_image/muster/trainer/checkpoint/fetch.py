@@ -129,7 +129,7 @@ def read_all(reader: Reader, jobs: Iterable[tuple[Part, memoryview]], streams: i
     """Read many parts at a time, but one part of each file before its others. Raises the first failure.
 
     A server that has to do something before it answers for an object (a gateway fetches it, rclone hashes it) would do
-    it once for every stream. Meanwhile the others' memory is made ready.
+    it once for every stream. Meanwhile the others' memory is made ready, by one thread: the server may need a core.
     """
 
     def read(job: tuple[Part, memoryview]) -> None:
@@ -138,12 +138,15 @@ def read_all(reader: Reader, jobs: Iterable[tuple[Part, memoryview]], streams: i
 
     first: dict[int, tuple[Part, memoryview]] = {}
     rest = [job for job in jobs if first.setdefault(job[0].file, job) is not job]
-    with ThreadPoolExecutor(streams) as threads:
-        begun = threads.map(read, first.values())
-        ahead = [threads.submit(take_pages, into) for _, into in rest]
-        try:
-            list(begun)
-        finally:
-            for waiting in ahead:
-                waiting.cancel()
+    threads = ThreadPoolExecutor(streams)
+    try:
+        begun = [threads.submit(read, job) for job in first.values()]
+        for _, into in rest:
+            if all(one.done() for one in begun):
+                break
+            take_pages(into)
+        for one in begun:
+            one.result()
         list(threads.map(read, rest))
+    finally:
+        threads.shutdown(cancel_futures=True)  # after a failure nothing new is begun
