@@ -3,6 +3,7 @@
 import re
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -12,16 +13,25 @@ from muster.contract.kubernetes import Connection
 
 def requests(connection: Connection) -> Counter[str]:
     """That the API server has answered so far, of everybody, by verb and resource. Watches are left out."""
+    found: Counter[str] = Counter()
+    for of, count in _samples(connection, "apiserver_request_total"):
+        if of["verb"] != "WATCH":
+            found[f"{of['verb']} {of['resource']}{'/' * bool(of['subresource'])}{of['subresource']}"] += count
+    return found
+
+
+def watches(connection: Connection, resource: str) -> int:
+    """That are open."""
+    open_ones = _samples(connection, "apiserver_longrunning_requests")
+    return sum(count for of, count in open_ones if (of["verb"], of["resource"]) == ("WATCH", resource))
+
+
+def _samples(connection: Connection, metric: str) -> Iterator[tuple[dict[str, str], int]]:
+    """(labels, value) of each series that the API server has of a metric."""
     with urllib.request.urlopen(f"{connection.server}/metrics", context=connection.tls) as reply:
         text = reply.read().decode()
-    found: Counter[str] = Counter()
-    for labels, count in re.findall(r"^apiserver_request_total\{(.*)\} (\S+)$", text, re.MULTILINE):
-        of = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        if of["verb"] != "WATCH":
-            found[f"{of['verb']} {of['resource']}{'/' * bool(of['subresource'])}{of['subresource']}"] += int(
-                float(count)
-            )
-    return found
+    for labels, count in re.findall(rf"^{metric}\{{(.*)\}} (\S+)$", text, re.MULTILINE):
+        yield dict(re.findall(r'(\w+)="([^"]*)"', labels)), int(float(count))
 
 
 def cpu_seconds() -> dict[str, float]:

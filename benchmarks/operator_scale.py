@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 import yaml
-from control_plane_costs import Costs
+from control_plane_costs import Costs, watches
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -39,6 +39,7 @@ from muster.operator.kubernetes import paths  # noqa: E402
 from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object  # noqa: E402
 from muster.operator.kubernetes.jobs import Jobs  # noqa: E402
 from muster.operator.kubernetes.render import Site, pin, render_pod  # noqa: E402
+from muster.operator.kubernetes.settings import TOLERATIONS  # noqa: E402
 from muster.operator.kubernetes.watch import Keeper, Reflector  # noqa: E402
 
 NAMESPACE = "scale"
@@ -178,6 +179,8 @@ async def set_up(client: Client, nodes: int) -> None:
 
     await gather_at_most(add, range(nodes))
     await until(lambda: _serves(client), "TrainingJobs to be served")
+    # It finds new kinds every half minute. Before that it asks for the owner of each pod that goes, one by one.
+    await until(lambda: watches(client.connection, "trainingjobs") > 0, "the garbage collector to know TrainingJobs")
 
 
 async def _serves(client: Client) -> bool:
@@ -194,7 +197,7 @@ async def bare_loop(client: Client, jobs: int, workers: int, nodes: int) -> Obje
     hollow, sweeper = Hollow(client, gang_size=workers), Sweeper(client)
     reflectors = [asyncio.create_task(_follow(client, keeper)) for keeper in (hollow, sweeper)]
     template = Jobs(lambda uid: None).keep(await client.create(paths.jobs(NAMESPACE), job_document("bare", workers)))
-    site = Site(image="trainer", checkpoint_uri="file:///tmp")
+    site = Site(image="trainer", checkpoint_uri="file:///tmp", tolerations=TOLERATIONS)
     manifests = []
     for number in range(jobs * workers):
         gang, worker = divmod(number, workers)

@@ -26,8 +26,8 @@ WAIT_TEXTS_PER_SECOND = 20.0  # … and those of a long queue so many at a time:
 # So long words about a gang on its way up wait before they are written: mostly the next phase makes them moot. They
 # wait longer where many gangs are on their way; those that name some trouble wait only so long after the last write.
 PASSING_WORDS_SECONDS, PASSING_WORDS_SECONDS_MAX, PASSING_WORDS_PER_SECOND = 5.0, 60.0, 4.0
-# Gangs whose workers are being made, looked at without news: so many a second and no more. What is made makes news.
-CREATIONS_PER_SECOND = 40.0
+# Gangs whose workers are being made or removed, looked at without news: so many a second, and each once in so long.
+WORKERS_PER_SECOND, WORKERS_SECONDS_MAX = 10.0, 30.0
 RESYNC_SECONDS = 300.0  # how often every job is looked at, whatever was heard
 
 
@@ -182,10 +182,11 @@ class Runner:
         return max(0.0, since + pause - ticks)
 
     def _wake_after(self, decision: Decision) -> float | None:
-        seconds = decision.wake_after
-        if decision.code != Code.CREATING_WORKERS or len(decision.actions) >= ACTIONS_MAX or seconds is None:
+        """Whoever makes and removes workers tells when it is done: where there is much to do, that is not asked."""
+        seconds, patient = decision.wake_after, decision.code == Code.CREATING_WORKERS or decision.status.phase.terminal
+        if not patient or len(decision.actions) >= ACTIONS_MAX or seconds is None:
             return seconds
-        return max(seconds, len(self.agenda) / CREATIONS_PER_SECOND)
+        return max(seconds, min(WORKERS_SECONDS_MAX, len(self.agenda) / WORKERS_PER_SECOND))
 
     def _forget(self, uid: str) -> None:
         self._wrote.pop(uid, None)

@@ -30,7 +30,7 @@ def taken_back(pods: Pods, before: Any) -> Creator:
     """The creator of a gang whose one pod was just taken back."""
     client = cast(Client, Answers(before))
     nothing = cast(Any, None)
-    creator = Creator(client, Jobs(lambda uid: None), pods, nothing, nothing, lambda node: "", lambda uid: None)
+    creator = Creator(client, Jobs(lambda uid: None), pods, nothing, nothing, lambda node: "", *[lambda uid: None] * 2)
     pods.put(pod_item(version=2))
     asyncio.run(creator._take_back(STARTING, list(pods.of(JOB_UID))))
     return creator

@@ -38,22 +38,21 @@ def ears() -> Ears:
     return ears
 
 
-def test_a_gang_that_comes_up_is_news_with_its_last_pod(ears: Ears) -> None:
+def test_a_gang_that_comes_up_is_no_news_before_its_ranks_speak(ears: Ears) -> None:
     ears.pods.put(pod_item(0, version=2, **PLACED))
     ears.pods.put(pod_item(1, version=3, **PLACED))
     ears.pods.put(pod_item(0, version=4))
-    assert ears.heard() == (0, 3)
     ears.pods.put(pod_item(1, version=5))
-    assert ears.heard() == (1, 0)
+    assert ears.heard() == (0, 4)
 
 
-def test_one_that_runs_again_beside_those_of_an_earlier_attempt_is_news(ears: Ears) -> None:
+def test_an_end_is_news_and_the_next_attempt_that_comes_up_is_not(ears: Ears) -> None:
     ears.pods.put(pod_item(0, version=6, status=ended(1)))
     ears.pods.put(pod_item(1, version=7, status=ended(85)))
     assert ears.heard() == (2, 0)
     ears.pods.put(pod_item(0, attempt=2, version=8, **MADE))
     ears.pods.put(pod_item(0, attempt=2, version=9))
-    assert ears.heard() == (1, 0)
+    assert ears.heard() == (0, 1)
 
 
 def test_trouble_ends_and_deletions_are_news_at_once(ears: Ears) -> None:

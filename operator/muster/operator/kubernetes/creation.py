@@ -22,7 +22,7 @@ from muster.operator.kubernetes import paths
 from muster.operator.kubernetes.client import METADATA, STRATEGIC, ApiError, Client, Object
 from muster.operator.kubernetes.gangs.choice import gang_ref
 from muster.operator.kubernetes.gangs.protocol import Gang, GangRef
-from muster.operator.kubernetes.jobs import FINALIZER, Job, Jobs
+from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods, read_pod
 from muster.operator.kubernetes.render import (
     CLAIMS_API,
@@ -76,7 +76,8 @@ class Refused:
 
 
 class Creator:
-    """gang_of: the adapter of a job. instance_type: of a node. notice: told the uid of a job with news."""
+    """gang_of: the adapter of a job. instance_type: of a node. notice: told the uid of a job with news. mention: the
+    same where there is more to come."""
 
     def __init__(
         self,
@@ -87,13 +88,14 @@ class Creator:
         gang_of: Callable[[Job], Gang],
         instance_type: Callable[[str], str],
         notice: Callable[[str], None],
+        mention: Callable[[str], None],
     ) -> None:
         self._client, self._jobs, self._pods, self._site = client, jobs, pods, site
-        self._gang_of, self._instance_type, self._notice = gang_of, instance_type, notice
+        self._gang_of, self._instance_type, self._notice, self._mention = gang_of, instance_type, notice, mention
         self._orders: dict[Attempt, _Order] = {}
         self._ordered: dict[str, set[int]] = {}  # job uid → attempts
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
-        self._ready_jobs: set[str] = set()  # whose service and finalizer are there
+        self._ready_jobs: set[str] = set()  # whose service is there
         self._ready_namespaces: set[str] = set()
         self._first = asyncio.Lock()
         self._turn = asyncio.Semaphore(AT_ONCE)
@@ -185,7 +187,7 @@ class Creator:
                 self._ordered.pop(key[0], None)
             else:
                 self._ordered[key[0]] = left
-            self._notice(key[0])
+            self._mention(key[0])  # its pods will come up, which is news
 
     async def _make(self, job: Job, order: _Order) -> None:
         gang = self._gang_of(job)
@@ -275,14 +277,13 @@ class Creator:
         return pod if pod is not None else f"the pod {name} lost its labels; delete it"
 
     async def _prepare(self, job: Job, gang: Gang, ref: GangRef) -> None:
-        """What must be there before the first pod: finalizer, names, the fence's permission, the gang's own objects."""
+        """What must be there before the first pod: names, the fence's permission, the gang's own objects."""
         async with self._first:  # many jobs may be the first of their namespace
             if job.namespace not in self._ready_namespaces:
                 await self._allow_fence(job.namespace)
                 self._ready_namespaces.add(job.namespace)
         if job.uid not in self._ready_jobs:
             await self._make_claims(job)
-            await self._add_finalizer(job)
             await self._make_service(job)
             self._ready_jobs.add(job.uid)
         if (job.uid, ref.group) not in self._groups:
@@ -334,26 +335,6 @@ class Creator:
                 ) from error
         path = paths.group(CLAIMS_API, job.namespace, "resourceclaimtemplates")
         await self._make_sure(path, template, job.uid)
-
-    async def _add_finalizer(self, job: Job) -> None:
-        """So that a deleted job's gang can commit before it goes.
-
-        The same write ends the tracking of who owns which field, which is two fifths of what the statuses to come would
-        cost, unless somebody applies the job server-side, which is what the tracking is for.
-        """
-        path, known = paths.job(job.namespace, job.name), job
-        while FINALIZER not in known.finalizers and known.uid == job.uid and not known.summary.deleting:
-            change: Object = {
-                "metadata": {"finalizers": [*known.finalizers, FINALIZER], "resourceVersion": known.version}
-            }
-            if not known.applied:
-                change["metadata"]["managedFields"] = [{}]  # the API's own way to say so
-            try:
-                known = self._jobs.written(known, await self._client.patch(path, change, accept=METADATA))
-            except ApiError as error:
-                if error.status != 409:
-                    raise
-                known = self._jobs.keep(await self._client.get(path))
 
     async def _allow_fence(self, namespace: str) -> None:
         """Workers of this namespace may read its TrainingJobs: their fence (docs/decisions/0011)."""

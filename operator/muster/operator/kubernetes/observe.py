@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import lru_cache
 
 from pydantic import ValidationError
 
@@ -27,6 +28,7 @@ _PREEMPTING_WORD = re.compile(r"Preempt|Evicted|Kueue|Reclaim", re.IGNORECASE)
 _STEP_RECORD = re.compile(r'"type":"step"\}$')  # also one whose beginning was cut off
 
 NodeOf = Callable[[str], NodeFacts | None]
+Environment = tuple[tuple[str, str], ...]  # the user's, whose values may be secrets
 
 
 def workers(
@@ -37,7 +39,7 @@ def workers(
     """All that are not gone; and those that the API server refuses to let exist, with its reason. waiting: why another
     scheduler has not placed those of the current attempt that have no node.
     """
-    environment = {variable.name: variable.value for variable in job.spec.runtime.env}
+    environment = tuple((variable.name, variable.value) for variable in job.spec.runtime.env)
     seen = [_worker(job, pod, node_of, beats(pod), environment, waiting) for pod in pods if not pod.gone]
     there = {(worker.worker, worker.attempt) for worker in seen}
     seen += [
@@ -123,7 +125,7 @@ def _signal(kind: SignalKind, pod: Pod, at: float, message: str, source: str, no
 
 
 def _worker(
-    job: Job, pod: Pod, node_of: NodeOf, beats: tuple[Heartbeat, ...], environment: Mapping[str, str], waiting: str
+    job: Job, pod: Pod, node_of: NodeOf, beats: tuple[Heartbeat, ...], environment: Environment, waiting: str
 ) -> Worker:
     state, since, reason = _state(pod, node_of(pod.node) if pod.node else None)
     planned = job.status.gang.nodes
@@ -137,7 +139,7 @@ def _worker(
         exit=_exit(pod.end, environment) if state is WorkerState.EXITED and pod.end else None,
         heartbeats=last_heartbeat(pod) or beats,
         removing=pod.deleting,
-        reason=redact(reason, environment),
+        reason=redact(reason, dict(environment)) if reason else "",
         since=since,
         waiting=waiting if not pod.node and not pod.over else "",
     )
@@ -184,8 +186,10 @@ def _told(message: str) -> WorkerExit | None:
         return None
 
 
-def _exit(end: End, environment: Mapping[str, str]) -> WorkerExit:
+@lru_cache(maxsize=1_024)  # a gang that has ended is looked at several times before its pods are gone
+def _exit(end: End, environment: Environment) -> WorkerExit:
     """What the worker wrote of its end; the kubelet's account where it wrote nothing."""
+    secret = dict(environment)
     told = _told(end.message)
     if told is None:
         signal = end.exit_code - 128 if end.exit_code > 128 else None
@@ -197,7 +201,7 @@ def _exit(end: End, environment: Mapping[str, str]) -> WorkerExit:
         told = told.model_copy(update={"exit_code": end.exit_code})
     return told.model_copy(
         update={
-            "message": redact(told.message, environment),
-            "log_tail": redact(told.log_tail[-LOG_TAIL_LENGTH_MAX:], environment),
+            "message": redact(told.message, secret),
+            "log_tail": redact(told.log_tail[-LOG_TAIL_LENGTH_MAX:], secret),
         }
     )

@@ -210,8 +210,7 @@ class Pods:
             if pod.node or pod.over or pod.deleting or pod.trouble:  # of one just made its maker tells
                 self._notice(pod.job_uid)
         elif _only_comes(known, pod):
-            up = all(other.running_since or other.over for other in pods.values())
-            (self._notice if up else self._mention)(pod.job_uid)
+            self._mention(pod.job_uid)  # news comes from its ranks, once they are there
         elif not _only_leaves(known, pod) or all(other.gone for other in pods.values()):
             self._notice(pod.job_uid)
 
