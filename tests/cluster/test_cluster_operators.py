@@ -79,7 +79,8 @@ def test_an_operator_killed_while_a_quota_holds_half_of_a_gang(house: House, pro
     left, killed, operators = dict(GATED), threading.Event(), []  # type: ignore[var-annotated]
     setattr(proxy, when, trap(left, operators, killed))
     operators.append(house.start_operator(server=proxy.server))
-    document = quick_job(name, steps=5, gang=OPS)
+    # A worker here trains without the others. One that ends before the next operator comes would free the quota.
+    document = quick_job(name, steps=60, gang=OPS)
     document["metadata"]["namespace"] = namespace
     house.submit(document)
     for expected in (1, 0):
