@@ -18,7 +18,7 @@ unexport PYTHONHOME
 export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo up test test-cluster test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
+.PHONY: help venv venv-run demo up test test-long test-cluster test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -36,8 +36,11 @@ up: venv-run ## the platform on this machine: API, operator and workers
 	$(BIN)/muster up $(ARGS)
 
 # In the order of the folders (long files first, the many quick ones fill up the end), not by the number of tests.
-test: venv ## all tests; skipped ones are listed with their reasons
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
+test: venv ## the tests, at most a quarter of an hour on two cores; skipped ones are listed with their reasons
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" $(TESTS) $(ARGS)
+
+test-long: venv ## the tests marked `long`, at most three quarters of an hour on two cores
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(TESTS) $(ARGS)
 
 test-cluster: venv ## the operator on a real control plane, whose binaries KUBEBUILDER_ASSETS names
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m cluster tests/cluster $(ARGS)
