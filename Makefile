@@ -15,6 +15,8 @@ TEST_PROCESSES ?= 2
 # The environment must hold what pyproject.toml names and nothing that happens to lie around on the machine.
 unexport PYTHONPATH
 unexport PYTHONHOME
+# Each of the many processes of a gang would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
