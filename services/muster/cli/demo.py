@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from muster.cli import processes
 from muster.cli.address import Server
+from muster.cli.demo_checks import Evidence, Kill
 from muster.cli.errors import CliError, Exit, usage
 from muster.cli.output import say
-from muster.cli.promises import Evidence, Kill
 from muster.contract.layout import State
 from muster.contract.names import HEARTBEAT
 from muster.contract.signals import Heartbeat

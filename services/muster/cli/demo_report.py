@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from muster.cli import words
+from muster.cli import formatting
+from muster.cli.demo_checks import CheckResult, Evidence, detection_seconds, recovery_seconds
 from muster.cli.output import answers
-from muster.cli.promises import Evidence, Verdict, detection_seconds, recovery_seconds
 from muster.cli.render import (
     attempts_table,
     goodput_shares,
@@ -19,7 +19,7 @@ from muster.cli.render import (
 )
 
 
-def document(evidence: Evidence, verdicts: tuple[Verdict, ...], seconds: float) -> dict[str, Any]:
+def document(evidence: Evidence, results: tuple[CheckResult, ...], seconds: float) -> dict[str, Any]:
     """The report for machines."""
     evaluations = evidence.metrics["evaluations"]
     return {
@@ -33,12 +33,12 @@ def document(evidence: Evidence, verdicts: tuple[Verdict, ...], seconds: float) 
         "goodput": goodput_shares(evidence.job["status"]),
         "evaluations": evaluations,
         "sample": evidence.sample,
-        "promises": [asdict(verdict) for verdict in verdicts],
-        "kept": all(verdict.kept for verdict in verdicts),
+        "promises": [asdict(result) for result in results],
+        "kept": all(result.kept for result in results),
     }
 
 
-def show(evidence: Evidence, verdicts: tuple[Verdict, ...], seconds: float) -> None:
+def show(evidence: Evidence, results: tuple[CheckResult, ...], seconds: float) -> None:
     console = answers()
     console.print(f"Report {('─' if unicode_ok(console) else '-') * 72}", style="bold")
     console.print(attempts_table(evidence.attempts))
@@ -51,21 +51,21 @@ def show(evidence: Evidence, verdicts: tuple[Verdict, ...], seconds: float) -> N
         for line in _sample_lines(evidence.sample):
             console.print(f"  | {line}", style="dim", soft_wrap=True)
     console.print()
-    for verdict in verdicts:
-        mark, style = ("kept  ", "green") if verdict.kept else ("BROKEN", "bold red")
-        console.print(f"{mark}  {verdict.promise}: {verdict.because}", style=style, soft_wrap=True)
+    for result in results:
+        mark, style = ("kept  ", "green") if result.kept else ("BROKEN", "bold red")
+        console.print(f"{mark}  {result.promise}: {result.because}", style=style, soft_wrap=True)
 
 
 def _figures(evidence: Evidence, seconds: float) -> Any:
     table = plain_table("", "", header=False)
     table.add_row("lost steps", f"{_lost_steps(evidence)} (trained after the last commit, and trained again)")
     detected, recovered = detection_seconds(evidence), recovery_seconds(evidence)
-    table.add_row("noticed after", words.NOTHING if detected is None else f"{detected:.2f} s")
+    table.add_row("noticed after", formatting.NOTHING if detected is None else f"{detected:.2f} s")
     table.add_row(
-        "recovered after", words.NOTHING if recovered is None else f"{recovered:.1f} s, from SIGKILL to a new step"
+        "recovered after", formatting.NOTHING if recovered is None else f"{recovered:.1f} s, from SIGKILL to a new step"
     )
-    table.add_row("evaluation", " → ".join(words.loss(entry["loss"]) for entry in evidence.metrics["evaluations"]))
-    table.add_row("whole demo", words.duration(seconds))
+    table.add_row("evaluation", " → ".join(formatting.loss(entry["loss"]) for entry in evidence.metrics["evaluations"]))
+    table.add_row("whole demo", formatting.duration(seconds))
     return table
 
 

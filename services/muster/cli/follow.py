@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from muster.cli import words
+from muster.cli import formatting
 from muster.cli.errors import CliError, Exit
 from muster.cli.output import json_wanted, print_json, print_json_line, say
-from muster.cli.output import words as console
+from muster.cli.output import messages as console
 from muster.cli.plot import sparkline
-from muster.cli.render import ENDED, PHASE_STYLE, events_line, progress_line, progress_words, unicode_ok
+from muster.cli.render import ENDED, PHASE_STYLE, format_event, format_progress, format_progress_line, unicode_ok
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -123,7 +123,7 @@ class Display:
         for event in moment.events:
             if event["type"] not in _QUIET_EVENTS:
                 style = "red" if event["type"].endswith("failed") else "dim"
-                say(events_line(event), style)
+                say(format_event(event), style)
         if self._live is not None:
             self._live.update(self._picture(moment))
         else:
@@ -137,8 +137,8 @@ class Display:
             return
         self._last_phase, self._last_line_at = moment.phase, now
         running = moment.phase == "Running" and moment.progress
-        detail = progress_line(moment.progress) if running else moment.status["because"]
-        say(f"{words.clock(time.time())}  {moment.phase} (attempt {moment.status['attempt']}): {detail}")
+        detail = format_progress_line(moment.progress) if running else moment.status["because"]
+        say(f"{formatting.clock(time.time())}  {moment.phase} (attempt {moment.status['attempt']}): {detail}")
 
     def _picture(self, moment: Moment) -> Group:
         from rich.console import Group
@@ -154,10 +154,10 @@ class Display:
         )  # fmt: skip
         row = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=steps or 1, completed=step, width=24)
-        loss = Text.assemble("loss ", (words.loss(progress.get("loss")), "bold"))
-        speed = f"{words.amount(progress.get('tokensPerSecond'))} tokens/s"
-        eta = f"ETA {words.duration(progress.get('etaSeconds'))}"
-        row.add_row(bar, progress_words(step, steps), loss, self._spark(), speed, eta)
+        loss = Text.assemble("loss ", (formatting.loss(progress.get("loss")), "bold"))
+        speed = f"{formatting.amount(progress.get('tokensPerSecond'))} tokens/s"
+        eta = f"ETA {formatting.duration(progress.get('etaSeconds'))}"
+        row.add_row(bar, format_progress(step, steps), loss, self._spark(), speed, eta)
         return Group(head, row)
 
     def _spark(self) -> str:
@@ -188,7 +188,7 @@ def conclude(job: dict[str, Any]) -> Exit:
         print_json(job)
     if status["phase"] == "Succeeded":
         progress = status.get("progress") or {}
-        say(f"{name} succeeded: {progress_line(progress, ended=True)}", "bold green")
+        say(f"{name} succeeded: {format_progress_line(progress, ended=True)}", "bold green")
         if checkpoint := status.get("checkpoint"):
             say(f"  checkpoints: {checkpoint['uri']}")
         return Exit.OK
@@ -226,7 +226,7 @@ def follow_events(client: Client, job_id: str, after: int, kinds: list[str]) -> 
         elif json_wanted():
             print_json_line(document)
         else:
-            print_line(events_line(document))
+            print_line(format_event(document))
 
 
 def print_line(line: str) -> None:

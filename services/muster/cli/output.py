@@ -1,4 +1,4 @@
-"""Where words go: documents for machines on standard output, words for people on standard error.
+"""Where output goes: documents for machines to standard output, messages for people to standard error.
 
 Tables and details are answers, so they are on standard output too; with `--json` only JSON is. Colour only on a
 terminal, and never with NO_COLOR (https://no-color.org).
@@ -41,7 +41,7 @@ def answers() -> Console:
 
 
 @functools.cache
-def words() -> Console:
+def messages() -> Console:
     return _console(stderr=True)
 
 
@@ -70,18 +70,18 @@ def say(text: str, style: str = "", end: str = "\n") -> None:
     from rich.text import Text
 
     # A style of the text, not of the print: that would colour a live display below it too.
-    words().print(Text(text, style=style), soft_wrap=True, end=end)
+    messages().print(Text(text, style=style), soft_wrap=True, end=end)
 
 
 def show_error(error: CliError) -> None:
     """What, where, what next; as JSON on standard output too where that was asked for."""
     from rich.text import Text
 
-    words().print(Text.assemble(("error: ", "bold red"), error.what), soft_wrap=True)
+    messages().print(Text.assemble(("error: ", "bold red"), error.what), soft_wrap=True)
     for fault in error.faults:
         _show_fault(error, fault)
     if error.next_step:
-        words().print(Text.assemble(("next:  ", "bold"), error.next_step), soft_wrap=True)
+        messages().print(Text.assemble(("next:  ", "bold"), error.next_step), soft_wrap=True)
     if json_wanted():
         print_json(error.document())
 
@@ -90,14 +90,14 @@ def _show_fault(error: CliError, fault: Fault) -> None:
     from rich.text import Text
 
     if fault.problem.path:
-        words().print(Text.assemble("  ", (fault.problem.path, "bold"), f": {_message(fault)}"), soft_wrap=True)
+        messages().print(Text.assemble("  ", (fault.problem.path, "bold"), f": {_message(fault)}"), soft_wrap=True)
     if fault.line is None:
         return
     number = f"{fault.line:>5}"
     excerpt = fault.excerpt.replace("\t", " ")[:200]
-    words().print(Text(f"  {error.file}:{fault.line}:{fault.column}", style="dim"), soft_wrap=True)
-    words().print(Text.assemble((f"{number} | ", "dim"), excerpt), soft_wrap=True)
-    words().print(
+    messages().print(Text(f"  {error.file}:{fault.line}:{fault.column}", style="dim"), soft_wrap=True)
+    messages().print(Text.assemble((f"{number} | ", "dim"), excerpt), soft_wrap=True)
+    messages().print(
         Text.assemble((f"{'':>5} | ", "dim"), " " * ((fault.column or 1) - 1), ("^", "bold red")), soft_wrap=True
     )
 

@@ -54,10 +54,10 @@ def up(
     from muster.cli import up as story
     from muster.cli.address import state_folder
 
-    wish = story.Wish(
+    options = story.PlatformOptions(
         state_folder(state), host, port, nodes, gpus_per_node, stop_jobs, parent_pid, prometheus_url, operator_port
     )
-    (story.detach if detach else story.run)(wish)
+    (story.detach if detach else story.run)(options)
 
 
 def down(state: StateFolder = None, json: Json = False) -> None:
@@ -80,15 +80,15 @@ def demo(
     """
     from muster.cli import demo as story
     from muster.cli import demo_report, up
-    from muster.cli.promises import verdicts
+    from muster.cli.demo_checks import run_checks
 
     up.refuse_missing_extras()
     began = time.monotonic()
     evidence = story.run(story.find_example(job), state, keep)
-    seconds, found = time.monotonic() - began, verdicts(evidence)
+    seconds, results = time.monotonic() - began, run_checks(evidence)
     if json:
-        print_json(demo_report.document(evidence, found, seconds))
+        print_json(demo_report.document(evidence, results, seconds))
     else:
-        demo_report.show(evidence, found, seconds)
-    if not all(verdict.kept for verdict in found):
+        demo_report.show(evidence, results, seconds)
+    if not all(result.kept for result in results):
         raise typer.Exit(Exit.FAILED)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from muster.cli import words
+from muster.cli import formatting
 from muster.cli.output import answers
 from muster.cli.plot import Point, curve, smoothed
 
@@ -50,21 +50,21 @@ def jobs_table(jobs: Sequence[dict[str, Any]], now: float) -> Table:
         table.add_row(
             job["name"],
             phase_text(job["phase"]),
-            progress_words(job["step"], job["steps"]),
-            words.loss(job["loss"]),
-            words.NOTHING if ended else words.amount(job["tokensPerSecond"]),
-            words.NOTHING if ended else words.duration(job["etaSeconds"]),
-            str(job["attempt"] or words.NOTHING),
+            format_progress(job["step"], job["steps"]),
+            formatting.loss(job["loss"]),
+            formatting.NOTHING if ended else formatting.amount(job["tokensPerSecond"]),
+            formatting.NOTHING if ended else formatting.duration(job["etaSeconds"]),
+            str(job["attempt"] or formatting.NOTHING),
             str(job["restarts"]),
-            words.duration(now - job["createdAt"]),
+            formatting.duration(now - job["createdAt"]),
             one_line(job["because"]),
         )
     return table
 
 
-def progress_words(step: int | None, steps: int | None) -> str:
+def format_progress(step: int | None, steps: int | None) -> str:
     if step is None:
-        return words.NOTHING
+        return formatting.NOTHING
     return f"{step:,}/{steps:,}" if steps else f"{step:,}"
 
 
@@ -80,17 +80,17 @@ def show_job(
     table.add_row("job", f"{metadata['name']}  ({metadata['namespace']}, {job['id']})")
     table.add_row("phase", phase_text(status["phase"]))
     table.add_row("because", status["because"])
-    table.add_row("age", age_words(status, metadata["creationTimestamp"]))
+    table.add_row("age", format_age(status, metadata["creationTimestamp"]))
     if progress:
-        table.add_row("progress", progress_line(progress, ended=status["phase"] in ENDED))
-    table.add_row("gang", f"{gang.get('ready', 0)} of {words.plural(gang.get('wanted', 0), 'worker')} ready")
-    table.add_row("attempt", f"{status['attempt']}  ({words.plural(status['restarts']['total'], 'restart')})")
+        table.add_row("progress", format_progress_line(progress, ended=status["phase"] in ENDED))
+    table.add_row("gang", f"{gang.get('ready', 0)} of {formatting.plural(gang.get('wanted', 0), 'worker')} ready")
+    table.add_row("attempt", f"{status['attempt']}  ({formatting.plural(status['restarts']['total'], 'restart')})")
     if checkpoint:
         best = f", best {checkpoint['bestStep']}" if checkpoint.get("bestStep") is not None else ""
-        at = words.moment(checkpoint["committedAt"])
+        at = formatting.moment(checkpoint["committedAt"])
         table.add_row("checkpoint", f"step {checkpoint['step']:,}{best}, {at}\n{checkpoint['uri']}")
     if cost and cost.get("nodeHours"):
-        table.add_row("cost", cost_words(cost))
+        table.add_row("cost", format_cost(cost))
     console.print(table)
     if len(attempts) > 1 or any(attempt.get("cause") for attempt in attempts):
         console.print()
@@ -101,36 +101,36 @@ def show_job(
         show_failure(failure)
 
 
-def cost_words(cost: dict[str, Any]) -> str:
+def format_cost(cost: dict[str, Any]) -> str:
     """Money where there are prices, hours in any case, and what is not in it."""
-    hours = [f"{words.amount(value)} GPU-hours {capacity}" for capacity, value in cost["gpuHours"].items()]
+    hours = [f"{formatting.amount(value)} GPU-hours {capacity}" for capacity, value in cost["gpuHours"].items()]
     parts = hours or [f"{cost['nodeHours']:.2f} node-hours"]
     if cost["nodeHours"] > cost["unpricedHours"]:
         parts.insert(0, f"{cost['cost']:,.2f} {cost['currency']}")
     if cost["saved"] > 0:
         full = cost["cost"] + cost["saved"]
-        parts.append(f"{cost['saved']:,.2f} saved on spot ({words.share(cost['saved'] / full)})")
+        parts.append(f"{cost['saved']:,.2f} saved on spot ({formatting.share(cost['saved'] / full)})")
     if cost["gaps"]:
         parts.append(f"not counted: {', '.join(cost['gaps'])}")
     return "; ".join(parts)
 
 
-def age_words(status: dict[str, Any], created: float) -> str:
+def format_age(status: dict[str, Any], created: float) -> str:
     end = status.get("finishedAt") or time.time()
     ended = " (ended)" if status.get("finishedAt") else ""
-    return f"{words.duration(end - created)}{ended}, created {words.moment(created)}"
+    return f"{formatting.duration(end - created)}{ended}, created {formatting.moment(created)}"
 
 
-def progress_line(progress: dict[str, Any], ended: bool = False) -> str:
-    parts = [f"step {progress_words(progress.get('step') or 0, progress.get('steps'))}"]
+def format_progress_line(progress: dict[str, Any], ended: bool = False) -> str:
+    parts = [f"step {format_progress(progress.get('step') or 0, progress.get('steps'))}"]
     if progress.get("loss") is not None:
-        parts.append(f"loss {words.loss(progress['loss'])}")
+        parts.append(f"loss {formatting.loss(progress['loss'])}")
     if progress.get("evaluationLoss") is not None:
-        parts.append(f"evaluation {words.loss(progress['evaluationLoss'])}")
+        parts.append(f"evaluation {formatting.loss(progress['evaluationLoss'])}")
     if not ended and progress.get("tokensPerSecond"):
-        parts.append(f"{words.amount(progress['tokensPerSecond'])} tokens/s")
+        parts.append(f"{formatting.amount(progress['tokensPerSecond'])} tokens/s")
     if not ended and progress.get("etaSeconds") is not None:
-        parts.append(f"ETA {words.duration(progress['etaSeconds'])}")
+        parts.append(f"ETA {formatting.duration(progress['etaSeconds'])}")
     return ", ".join(parts)
 
 
@@ -142,13 +142,13 @@ def attempts_table(attempts: Iterable[dict[str, Any]]) -> Table:
         end = attempt.get("endedAt") or time.time()
         table.add_row(
             str(attempt["number"]),
-            words.clock(attempt["createdAt"]),
-            words.duration(end - attempt["createdAt"]),
+            formatting.clock(attempt["createdAt"]),
+            formatting.duration(end - attempt["createdAt"]),
             str(attempt["resumeStep"]),
-            words.NOTHING if attempt.get("lastStep") is None else str(attempt["lastStep"]),
+            formatting.NOTHING if attempt.get("lastStep") is None else str(attempt["lastStep"]),
             str(attempt["lostSteps"]),
             attempt["outcome"],
-            attempt.get("cause") or words.NOTHING,
+            attempt.get("cause") or formatting.NOTHING,
             one_line(attempt.get("message") or ""),
         )
     return table
@@ -169,7 +169,7 @@ def show_goodput(shares: dict[str, float]) -> None:
     table = plain_table("GOODPUT", ">SHARE", "")
     for state, value in shares.items():
         bar = "█" if unicode_ok(answers()) else "#"
-        table.add_row(state, words.share(value), bar * max(1, round(value * 40)) if value >= 0.005 else "")
+        table.add_row(state, formatting.share(value), bar * max(1, round(value * 40)) if value >= 0.005 else "")
     answers().print(table)
 
 
@@ -194,9 +194,9 @@ def show_failure(failure: dict[str, Any]) -> None:
         console.print(f"  | {line}", style="dim", soft_wrap=True)
 
 
-def events_line(event: dict[str, Any]) -> str:
+def format_event(event: dict[str, Any]) -> str:
     attempt = f"#{event['attempt']}" if event.get("attempt") else ""
-    return f"{words.clock(event['at'])}  {attempt:<4} {event['type']:<24} {event['message']}"
+    return f"{formatting.clock(event['at'])}  {attempt:<4} {event['type']:<24} {event['message']}"
 
 
 def checkpoints_table(document: dict[str, Any]) -> Table:
@@ -206,11 +206,11 @@ def checkpoints_table(document: dict[str, Any]) -> Table:
         table.add_row(
             f"{commit['step']:,}",
             str(commit["attempt"]),
-            words.moment(commit["committedAt"]),
+            formatting.moment(commit["committedAt"]),
             str(commit["worldSize"]),
-            words.size(commit["bytes"]),
-            words.loss(metrics.get("loss")),
-            words.loss(metrics.get("evaluation_loss", metrics.get("evaluationLoss"))),
+            formatting.size(commit["bytes"]),
+            formatting.loss(metrics.get("loss")),
+            formatting.loss(metrics.get("evaluation_loss", metrics.get("evaluationLoss"))),
             "best" if commit["best"] else "",
         )
     return table

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from muster.cli import words
+from muster.cli import formatting
 from muster.cli.documents import Document, read_document, set_value
 from muster.cli.errors import CliError, Exit
 from muster.cli.output import answers, json_wanted, print_json, say
@@ -50,10 +50,10 @@ def show_plan(plan: dict[str, Any]) -> None:
     training, gang, batch = spec["training"], spec["gang"], spec["training"]["batch"]
     table = plain_table("", "", header=False)
     table.add_row("job", f"{job['name']}  ({job['namespace']})")
-    table.add_row("training", f"{training['task']} {_model_words(training['model'], plan.get('parameters'))}")
+    table.add_row("training", f"{training['task']} {_format_model(training['model'], plan.get('parameters'))}")
     table.add_row("data", "\n".join(source["source"] for source in training["data"]["train"]))
-    table.add_row("gang", _gang_words(gang, plan))
-    table.add_row("batch", _batch_words(batch, plan))
+    table.add_row("gang", _format_gang(gang, plan))
+    table.add_row("batch", _format_batch(batch, plan))
     table.add_row("length", ", ".join(f"{value:,} {key}" for key, value in training["length"].items() if value))
     table.add_row("precision", f"{training['precision']}, shard: {training['parallel']['shard']}")
     checkpoint = spec["checkpoint"]
@@ -108,24 +108,24 @@ def _refused(plan: dict[str, Any], document: Document) -> CliError:
     )
 
 
-def _model_words(model: dict[str, Any], parameters: int | None) -> str:
+def _format_model(model: dict[str, Any], parameters: int | None) -> str:
     source = model.get("preset") or ("own shape" if model.get("architecture") else "")
     if origin := model.get("from"):
         source = f"from {origin.get('job') or origin.get('uri')} (step {origin.get('step')})"
-    return f"{source}, {words.amount(parameters)} parameters" if parameters else source
+    return f"{source}, {formatting.amount(parameters)} parameters" if parameters else source
 
 
-def _gang_words(gang: dict[str, Any], plan: dict[str, Any]) -> str:
+def _format_gang(gang: dict[str, Any], plan: dict[str, Any]) -> str:
     low, high = plan["worldSize"]["min"], plan["worldSize"]["max"]
     nodes = gang["nodes"]
     workers = f"{nodes['min']}" if nodes["min"] == nodes["max"] else f"{nodes['min']} to {nodes['max']}"
     ranks = f"{low}" if low == high else f"{low} to {high}"
     what = "GPU" if gang["gpusPerNode"] else "CPU process"
-    return f"{workers} workers × {words.plural(plan['ranksPerNode'], what)} = world size {ranks}"
+    return f"{workers} workers × {formatting.plural(plan['ranksPerNode'], what)} = world size {ranks}"
 
 
-def _batch_words(batch: dict[str, Any], plan: dict[str, Any]) -> str:
+def _format_batch(batch: dict[str, Any], plan: dict[str, Any]) -> str:
     steps = ", ".join(
-        f"{words.plural(a['microSteps'], 'micro-step')} on {a['ranks']} ranks" for a in plan["accumulation"]
+        f"{formatting.plural(a['microSteps'], 'micro-step')} on {a['ranks']} ranks" for a in plan["accumulation"]
     )
     return f"{batch['tokensPerStep']:,} tokens = {plan['samplesPerStep']} samples per step; {steps}"

@@ -70,7 +70,7 @@ class Child:
         if now >= self.start_at:
             self.start()
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
@@ -79,7 +79,7 @@ class Child:
         if self.process is not None:
             self.process.wait()
 
-    def last_words(self, lines: int = 6) -> str:
+    def log_tail(self, lines: int = 6) -> str:
         """The end of what this life of the child has written."""
         try:
             with self.log.open("rb") as log:

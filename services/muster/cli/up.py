@@ -37,19 +37,16 @@ NEEDED = {"fastapi": "api", "psutil": "operator", "torch": "trainer"}
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the command line asks for. nodes, gpus_per_node None: the operator's own defaults.
-
-    parent_pid: stop when that process is gone; for programs that start a platform of their own.
-    """
+class PlatformOptions:
+    """What the command line asks of `muster up`."""
 
     state: State
     host: str = "127.0.0.1"
     port: int = 8642
-    nodes: int | None = None
-    gpus_per_node: int | None = None
+    nodes: int | None = None  # None: the operator's default
+    gpus_per_node: int | None = None  # None: the operator's default
     stop_jobs: bool = False
-    parent_pid: int | None = None
+    parent_pid: int | None = None  # stop when this process is gone; for programs that start a platform
     prometheus_url: str | None = None
     operator_port: int | None = None
 
@@ -64,40 +61,40 @@ class Wish:
         return self.host in LOOPBACK
 
     def command(self) -> list[str]:
-        """The same wish as a command line, for --detach."""
-        words = [sys.executable, "-m", "muster.cli", "up", "--state", str(self.state.root)]
-        words += ["--host", self.host, "--port", str(self.port)]
-        words += ["--nodes", str(self.nodes)] if self.nodes is not None else []
-        words += ["--gpus-per-node", str(self.gpus_per_node)] if self.gpus_per_node is not None else []
-        words += self.monitoring()
-        return words + (["--stop-jobs"] if self.stop_jobs else [])
+        """The same options as a command line, for --detach."""
+        arguments = [sys.executable, "-m", "muster.cli", "up", "--state", str(self.state.root)]
+        arguments += ["--host", self.host, "--port", str(self.port)]
+        arguments += ["--nodes", str(self.nodes)] if self.nodes is not None else []
+        arguments += ["--gpus-per-node", str(self.gpus_per_node)] if self.gpus_per_node is not None else []
+        arguments += self.monitoring()
+        return arguments + (["--stop-jobs"] if self.stop_jobs else [])
 
     def monitoring(self, port: str = "--operator-port") -> list[str]:
         """Options about who watches; port: what its option is called."""
-        words = ["--prometheus-url", self.prometheus_url] if self.prometheus_url is not None else []
-        return words + ([port, str(self.operator_port)] if self.operator_port is not None else [])
+        arguments = ["--prometheus-url", self.prometheus_url] if self.prometheus_url is not None else []
+        return arguments + ([port, str(self.operator_port)] if self.operator_port is not None else [])
 
 
-def run(wish: Wish) -> None:
+def run(options: PlatformOptions) -> None:
     """Start the platform, watch over it, stop it. Returns when it has been told to stop.
 
     Raises CliError: exit 2 when it can't start here, exit 1 when a part of it doesn't come up.
     """
     refuse_missing_extras()
-    lock = running.Lock(wish.state)
-    stop = _Stop(wish.parent_pid)
+    lock = running.Lock(options.state)
+    stop = _Stop(options.parent_pid)
     # Children of a platform that was killed notice it within a second; until then they hold port and folder.
     patience = ORPHAN_SECONDS_MAX if lock.crashed_before else 0.0
     try:
-        wish = replace(wish, port=free_port(wish.host, wish.port, patience))
-        children = _children(wish)
+        options = replace(options, port=free_port(options.host, options.port, patience))
+        children = _children(options)
         try:
-            _bring_up(wish, children[:2], stop, patience)  # the agent is not waited for: `_watch` starts it
+            _bring_up(options, children[:2], stop, patience)  # the agent is not waited for: `_watch` starts it
             if not stop.asked:
-                lock.write(running.Running(os.getpid(), wish.url, time.time()))
-                _welcome(wish)
+                lock.write(running.Running(os.getpid(), options.url, time.time()))
+                _welcome(options)
                 _watch(children, stop)
-                _farewell(wish)
+                _farewell(options)
         finally:
             _stop_all(children, stop)
     finally:
@@ -144,20 +141,20 @@ def refuse_missing_extras() -> None:
         )
 
 
-def _children(wish: Wish) -> tuple[Child, ...]:
-    state = ["--state", str(wish.state.root)]
-    api = ["--host", wish.host, "--port", str(wish.port), *(["--no-auth"] if wish.loopback else [])]
+def _children(options: PlatformOptions) -> tuple[Child, ...]:
+    state = ["--state", str(options.state.root)]
+    api = ["--host", options.host, "--port", str(options.port), *(["--no-auth"] if options.loopback else [])]
     operator = ["--world", "local", *state]
-    operator += ["--nodes", str(wish.nodes)] if wish.nodes is not None else []
-    operator += ["--gpus-per-node", str(wish.gpus_per_node)] if wish.gpus_per_node is not None else []
-    operator += ["--stop-workers"] if wish.stop_jobs else []
-    operator += wish.monitoring(port="--port")
-    agent = ["--node", MACHINE, "--folder", str(wish.state.notices), "--disks", str(wish.state.root)]
+    operator += ["--nodes", str(options.nodes)] if options.nodes is not None else []
+    operator += ["--gpus-per-node", str(options.gpus_per_node)] if options.gpus_per_node is not None else []
+    operator += ["--stop-workers"] if options.stop_jobs else []
+    operator += options.monitoring(port="--port")
+    agent = ["--node", MACHINE, "--folder", str(options.state.notices), "--disks", str(options.state.root)]
     agent += ["--host", "127.0.0.1", "--port", "0"]
     return (
-        Child("the API", "muster.api", [*state, *api], wish.state.logs / "api.log"),
-        Child("the operator", "muster.operator", operator, wish.state.logs / "operator.log"),
-        Child("the agent", "muster.agent", agent, wish.state.logs / "agent.log"),
+        Child("the API", "muster.api", [*state, *api], options.state.logs / "api.log"),
+        Child("the operator", "muster.operator", operator, options.state.logs / "operator.log"),
+        Child("the agent", "muster.agent", agent, options.state.logs / "agent.log"),
     )
 
 
@@ -183,12 +180,12 @@ class _Stop:
             signal.signal(number, handler)
 
 
-def _bring_up(wish: Wish, children: tuple[Child, ...], stop: _Stop, patience_seconds: float) -> None:
+def _bring_up(options: PlatformOptions, children: tuple[Child, ...], stop: _Stop, patience_seconds: float) -> None:
     """Start all and wait for the first answer. A child that dies meanwhile is tried again only within patience."""
     began = time.monotonic()
     for child in children:
         child.start()
-    while not stop.asked and not _ready(wish.host, wish.port):
+    while not stop.asked and not _ready(options.host, options.port):
         now = time.monotonic()
         for child in children:
             if not child.alive and child.process is not None and now - began > patience_seconds:
@@ -200,9 +197,9 @@ def _bring_up(wish: Wish, children: tuple[Child, ...], stop: _Stop, patience_sec
 
 
 def _not_started(child: Child, how: str) -> CliError:
-    words = child.last_words()
+    tail = child.log_tail()
     return CliError(
-        f"{child.name} {how} while starting{':' if words else ''}\n{words}".rstrip(),
+        f"{child.name} {how} while starting{':' if tail else ''}\n{tail}".rstrip(),
         Exit.FAILED,
         "not-started",
         next_step=f"the whole log is in {child.log}",
@@ -220,15 +217,15 @@ def _ready(host: str, port: int) -> bool:
         connection.close()
 
 
-def _welcome(wish: Wish) -> None:
+def _welcome(options: PlatformOptions) -> None:
     if json_wanted():
-        print_json_line({"url": wish.url, "pid": os.getpid(), "state": str(wish.state.root)})
-    say(f"Muster is up at {wish.url} (state: {wish.state.root})", "bold green")
-    if not wish.loopback:
-        say(f"  Every request needs a token; the first one is in {wish.state.root / 'admin-token'}")
+        print_json_line({"url": options.url, "pid": os.getpid(), "state": str(options.state.root)})
+    say(f"Muster is up at {options.url} (state: {options.state.root})", "bold green")
+    if not options.loopback:
+        say(f"  Every request needs a token; the first one is in {options.state.root / 'admin-token'}")
     say("  muster submit examples/pretrain-stdlib.yaml --follow    train something, in another terminal")
     say("  muster ls                                               what is here")
-    say(f"  {wish.url + '/docs':<56}the API")
+    say(f"  {options.url + '/docs':<56}the API")
     say("  Ctrl-C stops the platform; jobs go on and are adopted by the next `muster up` (--stop-jobs stops them too)")
 
 
@@ -239,16 +236,16 @@ def _watch(children: tuple[Child, ...], stop: _Stop) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _farewell(wish: Wish) -> None:
+def _farewell(options: PlatformOptions) -> None:
     """Say what becomes of the jobs that run."""
     from muster.cli.local_jobs import with_workers
 
-    names = with_workers(wish.state)
+    names = with_workers(options.state)
     if not names:
         say("Stopping. No job runs.")
         return
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    if wish.stop_jobs:
+    if options.stop_jobs:
         say(f"Stopping, and with it after a commit: {shown}. The next `muster up` lets them go on from there.")
     else:
         say(f"Stopping. These jobs train on: {shown}. The next `muster up` on this state folder adopts them.")
@@ -258,7 +255,7 @@ def _stop_all(children: tuple[Child, ...], stop: _Stop) -> None:
     """Ask all, then wait for each; the second Ctrl-C waits no longer."""
     before = stop.signals
     for child in children:
-        child.tell(signal.SIGTERM)
+        child.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS_MAX
     while any(child.alive for child in children) and time.monotonic() < deadline:
         if stop.signals > max(before, 1):
@@ -267,30 +264,30 @@ def _stop_all(children: tuple[Child, ...], stop: _Stop) -> None:
         time.sleep(POLL_SECONDS)
     for child in children:
         if child.alive:
-            child.tell(signal.SIGKILL)
+            child.send_signal(signal.SIGKILL)
         child.reap()
 
 
-def detach(wish: Wish) -> None:
+def detach(options: PlatformOptions) -> None:
     """`muster up --detach`: the same in the background. Returns when it answers. Raises CliError as `run` does."""
     refuse_missing_extras()
-    if (other := running.who(wish.state)) is not None:
-        raise running.already_running(wish.state, other)
-    running.Lock(wish.state).release()  # the folder can be written to
-    free_port(wish.host, wish.port)
-    log = wish.state.logs / "up.log"
+    if (other := running.who(options.state)) is not None:
+        raise running.already_running(options.state, other)
+    running.Lock(options.state).release()  # the folder can be written to
+    free_port(options.host, options.port)
+    log = options.state.logs / "up.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
-            wish.command(),
+            options.command(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            cwd=wish.state.root,
+            cwd=options.state.root,
         )
-    here = _wait_for_url(wish.state, process, log)
+    here = _wait_for_url(options.state, process, log)
     if json_wanted():
-        print_json_line({"url": here.url, "pid": here.pid, "state": str(wish.state.root)})
+        print_json_line({"url": here.url, "pid": here.pid, "state": str(options.state.root)})
     say(f"Muster is up at {here.url} (pid {here.pid}, log: {log})", "bold green")
     say("  muster down    stops it")
 

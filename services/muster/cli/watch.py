@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from muster.cli import words
+from muster.cli import formatting
 from muster.cli.errors import Exit
 from muster.cli.options import Job, Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
@@ -76,7 +76,7 @@ def events(
 ) -> None:
     """Print what happened to a job, in order."""
     from muster.cli.follow import follow_events
-    from muster.cli.render import events_line
+    from muster.cli.render import format_event
 
     with connect(server) as client:
         job_id = client.job_id(job)
@@ -92,7 +92,7 @@ def events(
         print_json({"items": items})
         return
     for event in items:
-        answers().print(events_line(event), soft_wrap=True)
+        answers().print(format_event(event), soft_wrap=True)
 
 
 def all_events(client: Any, job_id: str, kinds: list[str] | None = None) -> list[dict[str, Any]]:
@@ -126,8 +126,10 @@ def metrics(
     if document["evaluations"]:
         table = plain_table(">STEP", ">EVALUATION LOSS", ">ATTEMPT", "AT")
         for entry in document["evaluations"]:
-            attempt = words.NOTHING if entry.get("attempt") is None else str(entry["attempt"])
-            table.add_row(f"{entry['step']:,}", words.loss(entry["loss"]), attempt, words.clock(entry.get("at")))
+            attempt = formatting.NOTHING if entry.get("attempt") is None else str(entry["attempt"])
+            table.add_row(
+                f"{entry['step']:,}", formatting.loss(entry["loss"]), attempt, formatting.clock(entry.get("at"))
+            )
         answers().print()
         answers().print(table)
 
@@ -145,11 +147,11 @@ def why(job: Job, server: Server = None, json: Json = False) -> None:
     table.add_row("job", document["name"])
     table.add_row("phase", phase_text(document["phase"]))
     table.add_row("because", document["because"])
-    table.add_row("since", words.moment(document["since"]))
+    table.add_row("since", formatting.moment(document["since"]))
     if queue := document.get("queue"):
         table.add_row("queue", f"position {queue['position']} of {queue['queued']}")
     if document.get("retryAt"):
-        table.add_row("next try", words.moment(document["retryAt"]))
+        table.add_row("next try", formatting.moment(document["retryAt"]))
     answers().print(table)
     failure = document.get("lastFailure")
     if failure and document["phase"] != "Succeeded":

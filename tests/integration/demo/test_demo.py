@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.polling import eventually
 
-from muster.cli.promises import CHECKS
+from muster.cli.demo_checks import CHECKS
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,7 +12,7 @@ def fresh_consoles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(output._Format, "json", False)
     output.answers.cache_clear()
-    output.words.cache_clear()
+    output.messages.cache_clear()
     yield
     output.answers.cache_clear()
-    output.words.cache_clear()
+    output.messages.cache_clear()

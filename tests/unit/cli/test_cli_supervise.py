@@ -23,7 +23,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     made = Child("the toy", "toy", ["live"], tmp_path / "logs" / "toy.log")
     yield made
-    made.tell(signal.SIGKILL)
+    made.send_signal(signal.SIGKILL)
     made.reap()
 
 
@@ -32,7 +32,7 @@ def test_a_child_is_told_its_parent_and_has_a_session_of_its_own(child: Child) -
     assert child.process is not None
     assert os.getsid(child.process.pid) == child.process.pid
     told = f"arguments ['live', '--parent-pid', '{os.getpid()}']"
-    eventually(lambda: told in child.last_words(), "the child's first line")
+    eventually(lambda: told in child.log_tail(), "the child's first line")
 
 
 def test_a_killed_child_is_started_again_after_a_pause(child: Child) -> None:
@@ -62,21 +62,21 @@ def is_alive(child: Child) -> bool:
 def test_only_deaths_in_a_row_lengthen_the_pause(child: Child, lived: float, deaths: int) -> None:
     child.deaths = 4
     child.start()
-    child.tell(signal.SIGKILL)
+    child.send_signal(signal.SIGKILL)
     child.reap()
     child.watch(child.started_at + lived, lambda _: None)
     assert child.deaths == deaths
 
 
-def test_last_words_are_those_of_this_life(child: Child) -> None:
+def test_log_tail_is_that_of_this_life(child: Child) -> None:
     child.log.parent.mkdir()
     child.log.write_text("an older life\n")
     child.arguments = ["die"]
     child.start()
     assert child.process is not None
     assert child.process.wait() == 1
-    assert child.last_words().splitlines()[1:] == ["for a reason"]
-    assert "older" not in child.last_words()
+    assert child.log_tail().splitlines()[1:] == ["for a reason"]
+    assert "older" not in child.log_tail()
 
 
 def test_pauses_grow_to_a_limit() -> None:

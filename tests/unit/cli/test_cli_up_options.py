@@ -21,15 +21,15 @@ from muster.contract.notices import MACHINE
     ],
 )
 def test_the_address_as_seen_from_here(host: str, url: str, loopback: bool) -> None:
-    wish = up.Wish(State(Path("/s")), host, 7)
-    assert (wish.url, wish.loopback) == (url, loopback)
-    api = up._children(wish)[0].arguments
+    options = up.PlatformOptions(State(Path("/s")), host, 7)
+    assert (options.url, options.loopback) == (url, loopback)
+    api = up._children(options)[0].arguments
     assert ("--no-auth" in api) is loopback, "only loopback goes without tokens"
 
 
 def test_children_are_told_what_was_asked_for() -> None:
-    wish = up.Wish(State(Path("/s")), "127.0.0.1", 7, nodes=3, gpus_per_node=2, stop_jobs=True)
-    api, operator, agent = up._children(wish)
+    options = up.PlatformOptions(State(Path("/s")), "127.0.0.1", 7, nodes=3, gpus_per_node=2, stop_jobs=True)
+    api, operator, agent = up._children(options)
     assert (api.module, list(api.arguments)) == (
         "muster.api",
         ["--state", "/s", "--host", "127.0.0.1", "--port", "7", "--no-auth"],
@@ -42,12 +42,17 @@ def test_children_are_told_what_was_asked_for() -> None:
         "muster.agent",
         ["--node", MACHINE, "--folder", "/s/notices", "--disks", "/s", "--host", "127.0.0.1", "--port", "0"],
     )
-    assert list(up._children(up.Wish(State(Path("/s"))))[1].arguments) == ["--world", "local", "--state", "/s"]
+    assert list(up._children(up.PlatformOptions(State(Path("/s"))))[1].arguments) == [
+        "--world",
+        "local",
+        "--state",
+        "/s",
+    ]
 
 
 def test_detaching_asks_for_the_same() -> None:
-    wish = up.Wish(State(Path("/s")), "127.0.0.1", 7, nodes=3, stop_jobs=True)
-    words = wish.command()[3:]
+    options = up.PlatformOptions(State(Path("/s")), "127.0.0.1", 7, nodes=3, stop_jobs=True)
+    words = options.command()[3:]
     assert words == ["up", "--state", "/s", "--host", "127.0.0.1", "--port", "7", "--nodes", "3", "--stop-jobs"]
 
 

@@ -1,6 +1,6 @@
 """What the demo promises, each checked against what the API says: a demo that only looks good fails here.
 
-Pure: Evidence in, verdicts out. tests/unit/cli/test_cli_promises.py breaks each promise in turn.
+A pure module: Evidence in, CheckResults out. tests/unit/cli/test_cli_demo_checks.py breaks each promise in turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KILLED = (137, -9)
 
 @dataclass(frozen=True)
 class Kill:
-    """The SIGKILL that the demo sent. step: of the rank's last heartbeat. commit_step: the newest commit then."""
+    """The SIGKILL that the demo sent, with the step of the rank's last heartbeat and of the newest commit then."""
 
     at: float
     pid: int
@@ -30,23 +30,20 @@ class Kill:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The API's own documents, and what only the demo can know: whom it killed, what was left running, what was said.
+    """The API's own documents, and what only the demo can know."""
 
-    server: the address that the job was posted to. left_running: command lines, after everything was told to stop.
-    """
-
-    server: str
+    server: str  # the address that the job was posted to
     job: dict[str, Any]
     attempts: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
     metrics: dict[str, Any]
     kill: Kill | None
-    sample: str
-    left_running: tuple[str, ...]
+    sample: str  # text that the best commit generated
+    left_running: tuple[str, ...]  # command lines of processes that lived after everything was told to stop
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """A promise with what shows that it was kept, or how it was broken."""
 
     promise: str
@@ -54,27 +51,27 @@ class Verdict:
     because: str
 
 
-class Broken(Exception):
+class CheckFailed(Exception):
     """Raised by a check; the text says what is missing."""
 
 
-def verdicts(evidence: Evidence) -> tuple[Verdict, ...]:
-    return tuple(_verdict(promise, check, evidence) for promise, check in CHECKS.items())
+def run_checks(evidence: Evidence) -> tuple[CheckResult, ...]:
+    return tuple(_run_check(promise, check, evidence) for promise, check in CHECKS.items())
 
 
-def _verdict(promise: str, check: Callable[[Evidence], str], evidence: Evidence) -> Verdict:
+def _run_check(promise: str, check: Callable[[Evidence], str], evidence: Evidence) -> CheckResult:
     try:
-        return Verdict(promise, True, check(evidence))
-    except Broken as broken:
-        return Verdict(promise, False, str(broken))
+        return CheckResult(promise, True, check(evidence))
+    except CheckFailed as error:
+        return CheckResult(promise, False, str(error))
 
 
 def _submitted(evidence: Evidence) -> str:
     if not evidence.server.startswith("http://"):
-        raise Broken(f"the job was not posted to an HTTP address but to {evidence.server!r}")
+        raise CheckFailed(f"the job was not posted to an HTTP address but to {evidence.server!r}")
     created = [event for event in evidence.events if event["type"] == "job.created"]
     if len(created) != 1 or created[0]["jobId"] != evidence.job["id"]:
-        raise Broken(f"the API tells of {len(created)} submissions of job {evidence.job['id']}, not of one")
+        raise CheckFailed(f"the API tells of {len(created)} submissions of job {evidence.job['id']}, not of one")
     return f"POST {evidence.server}/api/v1/jobs made job {evidence.job['id']}"
 
 
@@ -84,15 +81,15 @@ def _lost_a_worker(evidence: Evidence) -> str:
         event for event in evidence.events if event["type"] == "attempt.failed" and event["attempt"] == kill.attempt
     ]
     if not failed:
-        raise Broken(f"pid {kill.pid} was killed, but attempt {kill.attempt} is not recorded as failed")
+        raise CheckFailed(f"pid {kill.pid} was killed, but attempt {kill.attempt} is not recorded as failed")
     attempt = _attempt(evidence, kill.attempt)
     if attempt["outcome"] != "failed" or attempt["cause"] != "infrastructure":
-        raise Broken(
+        raise CheckFailed(
             f"attempt {kill.attempt} ended as {attempt['outcome']} by {attempt['cause']}, not by a lost worker"
         )
     code = _exit_code(evidence, kill.attempt)
     if code not in KILLED:
-        raise Broken(f"attempt {kill.attempt} ended with exit code {code}, not with that of SIGKILL (137)")
+        raise CheckFailed(f"attempt {kill.attempt} ended with exit code {code}, not with that of SIGKILL (137)")
     whom = f"rank {kill.rank} (pid {kill.pid}) at step {kill.step}"
     return f"SIGKILL to {whom}: attempt {kill.attempt} failed, exit code {code}"
 
@@ -101,31 +98,33 @@ def _resumed(evidence: Evidence) -> str:
     kill = _kill(evidence)
     later = [attempt for attempt in evidence.attempts if attempt["number"] > kill.attempt]
     if not later:
-        raise Broken(f"there is no attempt after attempt {kill.attempt}")
+        raise CheckFailed(f"there is no attempt after attempt {kill.attempt}")
     resumed_at = later[0]["resumeStep"]
     if resumed_at <= 0:
-        raise Broken(f"attempt {later[0]['number']} began at step {resumed_at}: nothing was resumed")
+        raise CheckFailed(f"attempt {later[0]['number']} began at step {resumed_at}: nothing was resumed")
     commits = [
         e for e in evidence.events if e["type"] == "checkpoint.committed" and e["data"].get("step") == resumed_at
     ]
     if not any(commit["at"] <= later[0]["createdAt"] for commit in commits):
-        raise Broken(f"attempt {later[0]['number']} resumed at step {resumed_at}, which was not committed before it")
+        raise CheckFailed(
+            f"attempt {later[0]['number']} resumed at step {resumed_at}, which was not committed before it"
+        )
     first = [point["step"] for point in evidence.metrics["points"] if point["attempt"] == later[0]["number"]]
     if not first or min(first) != resumed_at + 1:
-        raise Broken(f"after the commit of step {resumed_at} the first step trained is {min(first, default=None)}")
+        raise CheckFailed(f"after the commit of step {resumed_at} the first step trained is {min(first, default=None)}")
     return f"attempt {later[0]['number']} loaded the commit of step {resumed_at} and trained step {resumed_at + 1} next"
 
 
 def _finished(evidence: Evidence) -> str:
     status, steps = evidence.job["status"], evidence.job["spec"]["training"]["length"]["steps"]
     if status["phase"] != "Succeeded":
-        raise Broken(f"the job is {status['phase']}: {status['because']}")
+        raise CheckFailed(f"the job is {status['phase']}: {status['because']}")
     trained = sorted(point["step"] for point in evidence.metrics["points"])
     if trained != list(range(1, steps + 1)):
         gap = next((b for a, b in pairwise([0, *trained]) if b != a + 1), trained[-1] if trained else 0)
-        raise Broken(f"the loss curve does not hold every step from 1 to {steps} once (see step {gap})")
+        raise CheckFailed(f"the loss curve does not hold every step from 1 to {steps} once (see step {gap})")
     if status["progress"]["step"] != steps:
-        raise Broken(f"the job says Succeeded at step {status['progress']['step']} of {steps}")
+        raise CheckFailed(f"the job says Succeeded at step {status['progress']['step']} of {steps}")
     return f"Succeeded at step {steps} of {steps} in attempt {status['attempt']}"
 
 
@@ -133,12 +132,12 @@ def _learned(evidence: Evidence) -> str:
     evaluations = sorted(evidence.metrics["evaluations"], key=lambda entry: entry["step"])
     if len(evaluations) < 2 or evaluations[0]["step"] != 0:
         steps = [entry["step"] for entry in evaluations]
-        raise Broken(f"there must be an evaluation at step 0 and one later; there are some at {steps}")
+        raise CheckFailed(f"there must be an evaluation at step 0 and one later; there are some at {steps}")
     first, last = evaluations[0]["loss"], evaluations[-1]["loss"]
     if first is None or last is None or not last < first:
-        raise Broken(f"the evaluation loss was {first} at the start and is {last} at the end")
+        raise CheckFailed(f"the evaluation loss was {first} at the start and is {last} at the end")
     if evaluations[-1]["step"] != evidence.job["spec"]["training"]["length"]["steps"]:
-        raise Broken(f"the last evaluation is of step {evaluations[-1]['step']}, before the end")
+        raise CheckFailed(f"the last evaluation is of step {evaluations[-1]['step']}, before the end")
     return f"evaluation loss {first:.3f} → {last:.3f} on documents that were never trained on"
 
 
@@ -147,21 +146,21 @@ def _accounted(evidence: Evidence) -> str:
     life = status["finishedAt"] - evidence.job["metadata"]["creationTimestamp"]
     booked = sum(status["ledger"]["seconds"].values())
     if abs(booked - life) > BOOKS_SECONDS:
-        raise Broken(f"the job lived {life:.1f} s and {booked:.1f} s of that are accounted for")
+        raise CheckFailed(f"the job lived {life:.1f} s and {booked:.1f} s of that are accounted for")
     if any(seconds < 0 for seconds in status["ledger"]["seconds"].values()):
-        raise Broken(f"a state has less than no time: {status['ledger']['seconds']}")
+        raise CheckFailed(f"a state has less than no time: {status['ledger']['seconds']}")
     return f"{booked:.1f} s of the job's {life:.1f} s are accounted for"
 
 
 def _speaks(evidence: Evidence) -> str:
     if not evidence.sample.strip():
-        raise Broken("the best commit generated no text")
+        raise CheckFailed("the best commit generated no text")
     return f"{len(evidence.sample)} characters generated from the best commit"
 
 
 def _left_nothing(evidence: Evidence) -> str:
     if evidence.left_running:
-        raise Broken(f"{len(evidence.left_running)} processes were left: {'; '.join(evidence.left_running)}")
+        raise CheckFailed(f"{len(evidence.left_running)} processes were left: {'; '.join(evidence.left_running)}")
     return "no process of the platform or of a worker is left"
 
 
@@ -193,7 +192,7 @@ def detection_seconds(evidence: Evidence) -> float | None:
 
 def _kill(evidence: Evidence) -> Kill:
     if evidence.kill is None:
-        raise Broken("no rank was killed: the job ended before there was a commit to come back to")
+        raise CheckFailed("no rank was killed: the job ended before there was a commit to come back to")
     return evidence.kill
 
 
@@ -201,7 +200,7 @@ def _attempt(evidence: Evidence, number: int) -> dict[str, Any]:
     for attempt in evidence.attempts:
         if attempt["number"] == number:
             return attempt
-    raise Broken(f"attempt {number} is not in the list of attempts")
+    raise CheckFailed(f"attempt {number} is not in the list of attempts")
 
 
 def _exit_code(evidence: Evidence, attempt: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from muster.cli.promises import CHECKS, Evidence, Kill, detection_seconds, recovery_seconds, verdicts
+from muster.cli.demo_checks import CHECKS, Evidence, Kill, detection_seconds, recovery_seconds, run_checks
 
 JOB = "6f1f7a0e-8f0a-4c6e-9a55-0d0f3c1c3a11"
 STEPS = 100
@@ -63,7 +63,7 @@ def honest() -> Evidence:
 
 
 def broken(evidence: Evidence) -> set[str]:
-    return {verdict.promise for verdict in verdicts(evidence) if not verdict.kept}
+    return {result.promise for result in run_checks(evidence) if not result.kept}
 
 
 def doctored(change: Callable[[Evidence], Any]) -> Evidence:
@@ -75,7 +75,7 @@ def doctored(change: Callable[[Evidence], Any]) -> Evidence:
 
 def test_an_honest_record_is_believed() -> None:
     assert broken(honest()) == set()
-    assert [verdict.promise for verdict in verdicts(honest())] == list(CHECKS)
+    assert [result.promise for result in run_checks(honest())] == list(CHECKS)
     assert recovery_seconds(honest()) == pytest.approx(1_020 + 41 / 2 - KILLED_AT)
     assert detection_seconds(honest()) == pytest.approx(0.4)
 
@@ -135,8 +135,8 @@ def test_every_promise_can_be_broken() -> None:
     assert named | {"best commit generates", "left nothing running"} == set(CHECKS)
 
 
-def test_verdicts_say_why() -> None:
-    said = {verdict.promise: verdict.because for verdict in verdicts(honest())}
+def test_results_say_why() -> None:
+    said = {result.promise: result.because for result in run_checks(honest())}
     assert said["resumed from a commit"] == "attempt 2 loaded the commit of step 40 and trained step 41 next"
     assert said["lost a worker"] == "SIGKILL to rank 1 (pid 4711) at step 49: attempt 1 failed, exit code 137"
     assert "3.000" in said["learned"]

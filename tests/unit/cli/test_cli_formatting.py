@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from muster.cli import words
+from muster.cli import formatting
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from muster.cli import words
     ],
 )
 def test_durations(seconds: float | None, text: str) -> None:
-    assert words.duration(seconds) == text
+    assert formatting.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_durations(seconds: float | None, text: str) -> None:
     ],
 )
 def test_amounts(value: float | None, text: str) -> None:
-    assert words.amount(value) == text
+    assert formatting.amount(value) == text
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_amounts(value: float | None, text: str) -> None:
     [(None, "–"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 * 1024**3, "5.0 GiB"), (3 * 1024**4, "3.0 TiB")],
 )
 def test_sizes(count: float | None, text: str) -> None:
-    assert words.size(count) == text
+    assert formatting.size(count) == text
 
 
 def test_plurals() -> None:
-    assert [words.plural(count, "step") for count in (0, 1, 2_000)] == ["0 steps", "1 step", "2,000 steps"]
+    assert [formatting.plural(count, "step") for count in (0, 1, 2_000)] == ["0 steps", "1 step", "2,000 steps"]
