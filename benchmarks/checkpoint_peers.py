@@ -231,7 +231,7 @@ def muster(where: str, megabytes: int, place: str) -> dict[str, Taken]:
     assert all(outcome.committed for outcome in saver.drain(60))
 
     def save() -> None:
-        saver.save(train_state(model, optimizer, 2), urgent=True)
+        saver.save(train_state(model, optimizer, 2), emergency=True)
         (outcome,) = saver.drain(600)
         assert outcome.committed, outcome.error
 
@@ -390,7 +390,7 @@ def memory(where: str, megabytes: int, saves: int) -> None:
     with most_held() as saving:
         saver.prepare(model)
         for number in range(1, saves + 1):
-            saver.save(train_state(model, optimizer, number), urgent=True)
+            saver.save(train_state(model, optimizer, number), emergency=True)
             train()
             assert all(outcome.committed for outcome in saver.drain(120))
     saver.close()
@@ -436,7 +436,7 @@ def fall_back(where: str, megabytes: int, files: Path) -> None:
     saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=2), {})
     saver.prepare(model)
     for step in (1, 2):
-        saver.save(train_state(model, optimizer, step), urgent=True)
+        saver.save(train_state(model, optimizer, step), emergency=True)
         assert all(outcome.committed for outcome in saver.drain(600))
     saver.close()
     (shard,) = (files / "step-00000002").rglob("*.safetensors")

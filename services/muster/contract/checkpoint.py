@@ -15,6 +15,8 @@ import json
 import re
 from typing import Any, Literal
 
+from pydantic import Field
+
 from muster.contract.base import Many, Record
 
 FORMAT_VERSION = 1
@@ -59,11 +61,11 @@ class FileEntry(Record):
     parts: Many[str] = ()
 
 
-class Piece(Record):
-    """A box of one tensor inside one file: `offset` and `extent` per dimension, in elements.
+class Slice(Record):
+    """A chunk of one tensor inside one file: `offset` and `extent` per dimension, in elements.
 
-    name: the tensor's name inside the safetensors file; each rank writes at most one piece of a tensor per name.
-    start: the byte of the file at which the piece begins, so that a reader needs no header; None: ask the header.
+    name: the tensor's name inside the safetensors file; each rank writes at most one slice of a tensor per name.
+    start: the byte of the file at which the slice begins, so that a reader needs no header; None: ask the header.
     """
 
     file: int  # index into Commit.files
@@ -74,11 +76,12 @@ class Piece(Record):
 
 
 class TensorEntry(Record):
-    """dtype as safetensors spells it (F32, BF16 …). pieces: disjoint boxes that cover the global shape."""
+    """dtype: as safetensors spells it (F32, BF16 …). slices: disjoint chunks that cover the global shape, in JSON
+    `pieces`."""
 
     dtype: str
     shape: Many[int]
-    pieces: Many[Piece]
+    slices: Many[Slice] = Field(alias="pieces")
 
 
 class DataCursor(Record):

@@ -115,7 +115,7 @@ def _train(order: dict[str, Any], note: Any) -> int:
             gang.step_once(model, optimizer, step)
             state = TrainState(model, optimizer, step, 0, _cursor(step), {}, {}, {}, best=False)
             note(saving=step, pid=os.getpid())
-            saver.save(state, urgent=True)
+            saver.save(state, emergency=True)
             for outcome in saver.finished():
                 note(outcome=outcome.step, committed=outcome.committed, error=outcome.error)
         for outcome in saver.drain(60):

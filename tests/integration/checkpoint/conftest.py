@@ -1,4 +1,4 @@
-"""S3 servers of both kinds, started once per module that asks, and room for the local tier."""
+"""S3 servers of both kinds, started once per module that asks, and room for the node cache."""
 
 import os
 import tempfile
@@ -27,10 +27,10 @@ def moto_s3() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def tier(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for the local tier that has room however full this machine's disks are: a tier takes no disk's last."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="muster-tests-tier-") as folder:
-        monkeypatch.setenv("MUSTER_LOCAL_TIER_DIR", folder)
+def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for the node cache that has room however full this machine's disks are: a cache takes no disk's last."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="muster-tests-cache-") as folder:
+        monkeypatch.setenv("MUSTER_NODE_CACHE_DIR", folder)
         yield Path(folder)
 
 

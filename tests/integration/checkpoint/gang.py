@@ -98,8 +98,8 @@ def _train(rank: int, order: dict[str, Any]) -> dict[str, Any]:
             model, optimizer, step, 8 * step, batch.cursor, {"step": step, "nothing": None}, {"rank": rank},
             {"evaluation_loss": 1.0 / step, "broken": float("nan")}, best=False,
         )  # fmt: skip
-        left, doomed = order.get("seconds_left"), rank in order.get("doomed", ())
-        blocked.append(saver.save(state, urgent=True, seconds_left=left, doomed=doomed))
+        left, terminating = order.get("seconds_left"), rank in order.get("terminating", ())
+        blocked.append(saver.save(state, emergency=True, seconds_left=left, terminating=terminating))
         digests[step] = digest(model, optimizer)
         outcomes += saver.finished()
         if step == order.get("kill_uploader_at"):

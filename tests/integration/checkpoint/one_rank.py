@@ -41,7 +41,7 @@ def trained(folder: str, steps: int) -> dict[int, dict[str, str]]:
         for step in range(1, steps + 1):
             gang.step_once(model, optimizer, step)
             digests[step] = gang.digest(model, optimizer)
-            saving.save(state(model, optimizer, step), urgent=True)
+            saving.save(state(model, optimizer, step), emergency=True)
             assert [(o.step, o.committed) for o in saving.drain(60)] == [(step, True)]
     return digests
 

@@ -47,7 +47,7 @@ def test_a_life_of_commits(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_inspect_names_every_tensor(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = run(capsys, "inspect", folder)
     assert (said["step"], said["worldSize"], said["cursor"]["sample"]) == (3, 1, 3)
-    assert said["tensors"]["model/embedding.weight"] == {"dtype": "F32", "shape": [37, 16], "pieces": 1}
+    assert said["tensors"]["model/embedding.weight"] == {"dtype": "F32", "shape": [37, 16], "slices": 1}
     assert said["tensorBytes"] < said["bytes"]
     assert main(["inspect", str(folder), "2"]) == 0
     assert "model/embedding.weight: F32 [37, 16]" in capsys.readouterr().out

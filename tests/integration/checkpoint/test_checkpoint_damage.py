@@ -25,7 +25,7 @@ from muster.trainer.checkpoint import (
 from muster.trainer.checkpoint.checksum import PART_BYTES
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.file_store import FileStore
-from muster.trainer.checkpoint.local_tier import LocalTier
+from muster.trainer.checkpoint.node_cache import NodeCache
 from muster.trainer.checkpoint.readers import being_read, reading
 from muster.trainer.checkpoint.store import StoreError
 from muster.trainer.errors import StorageError
@@ -170,12 +170,12 @@ def test_a_commit_is_not_collected_while_it_is_read(folder: Path) -> None:
 
 
 def test_a_copy_on_the_node_is_used_when_it_is_good_and_not_when_it_is_not(
-    saved: tuple[Path, dict[int, dict[str, str]]], folder: Path, tier: Path
+    saved: tuple[Path, dict[int, dict[str, str]]], folder: Path, cache: Path
 ) -> None:
     store = FileStore(folder)
     (entry,) = commit_in(store, 3).files
     data = bytearray((folder / entry.key).read_bytes())
-    copies = LocalTier(tier / "uid")
+    copies = NodeCache(cache / "uid")
     (folder / entry.key).write_bytes(b"\0" * entry.bytes)  # the truth is damaged, the copy is good
     assert copies.keep(entry.key, memoryview(bytes(data)))
     model, optimizer = gang.build("none", seed=1)
@@ -189,13 +189,13 @@ def test_a_copy_on_the_node_is_used_when_it_is_good_and_not_when_it_is_not(
     assert gang.digest(model, optimizer) == saved[1][3]
     assert entry.bytes < PART_BYTES
     copies.drop_all_but(4)
-    assert list(tier.rglob("*.safetensors")) == []
+    assert list(cache.rglob("*.safetensors")) == []
 
 
-def test_no_copy_is_kept_on_a_disk_that_is_nearly_full(tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = shutil.disk_usage(tier)
+def test_no_copy_is_kept_on_a_disk_that_is_nearly_full(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = shutil.disk_usage(cache)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: room._replace(total=1000, free=100 + 8))
-    copies = LocalTier(tier / "uid")
+    copies = NodeCache(cache / "uid")
     assert not copies.keep("step-00000003/attempt-1/shard", memoryview(b"123456789"))
     assert copies.keep("step-00000003/attempt-1/shard", memoryview(b"12345678"))
-    assert [path.read_bytes() for path in tier.rglob("shard*")] == [b"12345678"]
+    assert [path.read_bytes() for path in cache.rglob("shard*")] == [b"12345678"]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from muster.contract.architecture import Architecture
 from muster.contract.base import dump
-from muster.contract.checkpoint import Piece
+from muster.contract.checkpoint import Slice
 from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
 from muster.trainer import hugging_face
@@ -120,7 +120,7 @@ def test_the_runs_of_a_box_put_every_element_in_its_place(data: st.DataObject, s
     whole = torch.arange(1, torch.Size(shape).numel() + 1, dtype=torch.uint8).view(shape)
     cut = whole[tuple(slice(o, o + e) for o, e in zip(offset, extent, strict=True))].contiguous()
     source, target = bytes(7) + bytes(cut.flatten().tolist()), bytearray(whole.numel())
-    for run in runs_of(Piece(file=0, name="x", offset=offset, extent=extent), shape, 1, 7):
+    for run in runs_of(Slice(file=0, name="x", offset=offset, extent=extent), shape, 1, 7):
         target[run.at : run.at + run.length] = source[run.start : run.start + run.length]
     expected = torch.zeros_like(whole)
     expected[tuple(slice(o, o + e) for o, e in zip(offset, extent, strict=True))] = cut

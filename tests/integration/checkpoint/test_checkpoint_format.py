@@ -67,15 +67,15 @@ def test_a_commit_that_another_program_wrote_by_the_specification_loads(tmp_path
     index: dict[str, object] = {}
     for name, tensor in tensors.items():
         cut = len(tensor) // 2 if tensor.ndim else 0
-        pieces = [(0, tensor[:cut], 0), (1, tensor[cut:], cut)] if cut else [(1, tensor, 0)]
-        for file, part, _ in pieces:
+        slices = [(0, tensor[:cut], 0), (1, tensor[cut:], cut)] if cut else [(1, tensor, 0)]
+        for file, part, _ in slices:
             halves[file][name] = numpy.ascontiguousarray(part)
         index[name] = {
             "dtype": {"float32": "F32", "int64": "I64"}[str(tensor.dtype)],
             "shape": list(tensor.shape),
             "pieces": [
                 {"file": f, "name": name, "offset": [o, *[0] * (p.ndim - 1)][: p.ndim], "extent": list(p.shape)}
-                for f, p, o in pieces
+                for f, p, o in slices
             ],
         }
     files = []

@@ -97,14 +97,14 @@ def test_all_ranks_fall_back_to_the_same_commit(saved: tuple[str, list[dict]], t
 
 
 def test_each_byte_is_fetched_once_per_node_and_not_at_all_where_the_node_has_it(
-    rclone_s3: S3Server, tier: Path, monkeypatch: pytest.MonkeyPatch
+    rclone_s3: S3Server, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, folder = Plan(), f"s3://{BUCKET}/fetched"
     with faulty_proxy(rclone_s3.url, plan) as url:
         for name, value in S3Server(url).environment().items():
             monkeypatch.setenv(name, value)
         trained = run_gang(2, "fsdp", "train", folder, steps=1)
-        copies = sorted(tier.rglob("*.safetensors"))
+        copies = sorted(cache.rglob("*.safetensors"))
         kept, lost = sum(path.stat().st_size for path in copies), copies[1].stat().st_size
         plan.done.clear()
         warm = run_gang(2, "ddp", "load", folder, step=1)
@@ -113,7 +113,7 @@ def test_each_byte_is_fetched_once_per_node_and_not_at_all_where_the_node_has_it
         replaced = run_gang(2, "ddp", "load", folder, step=1)
         assert plan.done["bytes of safetensors"] == lost < kept
         plan.done.clear()
-        monkeypatch.setenv("MUSTER_LOCAL_TIER_DIR", "")
+        monkeypatch.setenv("MUSTER_NODE_CACHE_DIR", "")
         cold = run_gang(2, "ddp", "load", folder, step=1)
         assert plan.done["bytes of safetensors"] == kept > 0
     for said in (*warm, *replaced, *cold):

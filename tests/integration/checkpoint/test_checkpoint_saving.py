@@ -55,7 +55,7 @@ def test_training_may_change_the_weights_while_they_are_uploaded(tmp_path: Path)
     assert gang.digest(loaded, fresh) == saved != gang.digest(model, optimizer)
 
 
-def test_a_regular_save_is_skipped_while_one_is_in_flight_and_an_urgent_one_waits(tmp_path: Path) -> None:
+def test_a_regular_save_is_skipped_while_one_is_in_flight_and_an_emergency_one_waits(tmp_path: Path) -> None:
     folder = (tmp_path / "uid").as_uri()
     model, optimizer = gang.build("none", seed=0)
     with saver(folder) as saving:
@@ -67,7 +67,7 @@ def test_a_regular_save_is_skipped_while_one_is_in_flight_and_an_urgent_one_wait
             (2, False, "skipped: the upload of an earlier checkpoint is still under way")
         ]
         uploader.resume()
-        saving.save(state(model, optimizer, 3), urgent=True)
+        saving.save(state(model, optimizer, 3), emergency=True)
         assert outcomes(saving) == [(1, True, None), (3, True, None)]
     assert list_commits(folder) == (1, 3)
 
@@ -80,7 +80,7 @@ def test_with_little_time_left_the_upload_that_ends_sooner_is_committed(tmp_path
         uploader.suspend()
         saving.save(state(model, optimizer, 1))
         # Nothing is known of the speed, so a new save is thought to take longer than what is left.
-        saving.save(state(model, optimizer, 2), urgent=True, seconds_left=5)
+        saving.save(state(model, optimizer, 2), emergency=True, seconds_left=5)
         uploader.resume()
         assert outcomes(saving) == [
             (2, False, "skipped: the upload of an earlier checkpoint is still under way"),
@@ -90,9 +90,9 @@ def test_with_little_time_left_the_upload_that_ends_sooner_is_committed(tmp_path
         saving.save(state(model, optimizer, 3))
         saving._rates = [1e12]  # as if saves were quick and only this one stood still
         gang.step_once(model, optimizer, 4)
-        saving.save(state(model, optimizer, 4), urgent=True, seconds_left=1e-4)
+        saving.save(state(model, optimizer, 4), emergency=True, seconds_left=1e-4)
         assert outcomes(saving) == [
-            (3, False, "the urgent checkpoint of step 4 took its place"),
+            (3, False, "the emergency checkpoint of step 4 took its place"),
             (4, True, None),
         ]
     assert list_commits(folder) == (1, 4)
@@ -101,9 +101,9 @@ def test_with_little_time_left_the_upload_that_ends_sooner_is_committed(tmp_path
     assert gang.digest(loaded, fresh) == gang.digest(model, optimizer)
 
 
-def test_shards_of_doomed_nodes_are_stored_first(tmp_path: Path) -> None:
+def test_shards_of_terminating_nodes_are_stored_first(tmp_path: Path) -> None:
     folder = (tmp_path / "uid").as_uri()
-    said = gang.run_gang(3, "fsdp", "train", folder, steps=3, seconds_left=60, doomed=[2])
+    said = gang.run_gang(3, "fsdp", "train", folder, steps=3, seconds_left=60, terminating=[2])
     assert [outcome["committed"] for rank in said for outcome in rank["outcomes"]] == [True] * 9
     for step in (1, 2, 3):
         written = [(tmp_path / "uid" / file.key).stat().st_mtime_ns for file in read_commit(folder, step).files]
@@ -135,7 +135,7 @@ def test_the_upload_process_is_replaced_and_the_save_goes_on(tmp_path: Path) -> 
             pid = saving._process.pid
             if step == 2:
                 psutil.Process(pid).suspend()
-            saving.save(state(model, optimizer, step), urgent=True)
+            saving.save(state(model, optimizer, step), emergency=True)
             os.kill(pid, signal.SIGKILL)
             assert outcomes(saving) == [(step, True, None)]
             assert saving._process.pid != pid or step == 3
@@ -283,7 +283,9 @@ def test_retention_runs_after_each_commit(tmp_path: Path) -> None:
     with saver(folder, Keep(last=2, best=1)) as saving:
         for step in range(1, 6):
             loss = {1: 3.0, 2: 1.0}.get(step, 2.0)
-            saving.save(state(model, optimizer, step, metrics={"evaluation_loss": loss}, best=step == 2), urgent=True)
+            saving.save(
+                state(model, optimizer, step, metrics={"evaluation_loss": loss}, best=step == 2), emergency=True
+            )
         assert [committed for _, committed, _ in outcomes(saving)] == [True] * 5
     assert list_commits(folder) == (2, 4, 5)
     assert sorted(path.name for path in (tmp_path / "uid").glob("step-*")) == [f"step-0000000{n}" for n in (2, 4, 5)]

@@ -14,9 +14,9 @@ from muster.contract.spec import Keep
 from muster.trainer.checkpoint import snapshot
 from muster.trainer.checkpoint.channel import Channel
 from muster.trainer.checkpoint.coordinator import Coordinator, Job
+from muster.trainer.checkpoint.emergency_save import AFTER_CRASH_SECONDS_MAX, worth_a_commit
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.store import open_store
-from muster.trainer.checkpoint.urgency import AFTER_CRASH_SECONDS_MAX, worth_a_commit
 
 
 def test_an_order_is_left_only_while_the_bytes_are_whole() -> None:
@@ -77,7 +77,7 @@ def test_who_never_tells_is_not_waited_for_without_end(tmp_path: Path) -> None:
 def test_a_save_that_a_dead_rank_had_no_copy_of_ends_at_once(tmp_path: Path) -> None:
     """Its peers may have begun to upload it: they must not wait for the report until the deadline."""
     there = coordinator(tmp_path, world=2)
-    there.report(0, {"seq": 5, "step": 5, "file": {}, "pieces": {}, "rng": {}})
+    there.report(0, {"seq": 5, "step": 5, "file": {}, "slices": {}, "rng": {}})
     threading.Timer(0.05, lambda: there.choose(1, left(4), 0.0)).start()
     outcome = there.settle({"seq": 5, "step": 5}, deadline=time.monotonic() + 60)
     assert (outcome["committed"], outcome["error"]) == (False, "rank 1 died before its copy was whole")
@@ -90,7 +90,7 @@ def test_who_waits_for_a_save_that_rank_0_never_ordered_is_told_and_tells(tmp_pa
         there = Coordinator(open_store(f"file://{tmp_path}"), job, listener, "token")
         peer = Channel(socket.create_connection(listener.getsockname()[:2]))
         peer.send({"token": "token", "rank": 1})
-        report = {"seq": 5, "step": 5, "file": {"key": "of rank 1"}, "pieces": {}, "rng": {}}
+        report = {"seq": 5, "step": 5, "file": {"key": "of rank 1"}, "slices": {}, "rng": {}}
         peer.send(report)
         answers: list[int | None] = []
         rank_0 = threading.Thread(target=lambda: answers.append(there.choose(0, left(4, 5), 20.0)))

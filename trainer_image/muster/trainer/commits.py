@@ -82,14 +82,14 @@ class Commits:
         return every * step_seconds if isinstance(every, int) else self._policy.interval_seconds(self._history())
 
     def save(
-        self, state: TrainState, urgent: bool = False, seconds_left: float | None = None, doomed: bool = False
+        self, state: TrainState, emergency: bool = False, seconds_left: float | None = None, terminating: bool = False
     ) -> None:
         """Collective. Start to save; training goes on once the state is staged. The rest as for Saver.save."""
         self._saved = (time.monotonic(), state.step)
         self._productive[state.step] = self._life.seconds().productive
         self._pending += 1
         with self._life.during(TrainerPhase.CHECKPOINT):
-            blocked = self._saver.save(state, urgent=urgent, seconds_left=seconds_left, doomed=doomed)
+            blocked = self._saver.save(state, emergency=emergency, seconds_left=seconds_left, terminating=terminating)
         self._blocked = [*self._blocked[-9:], blocked]
         self._metrics.checkpoint_blocked.observe(blocked)
 
@@ -111,15 +111,15 @@ class Commits:
             if outcome.error and self._failures > (FAILURES_BORNE if self._ever else 0):
                 raise StorageError(f"saving the checkpoint of step {outcome.step} failed: {outcome.error}")
 
-    def save_last(self, state: TrainState, seconds_left: float | None = None, doomed: bool = False) -> bool:
+    def save_last(self, state: TrainState, seconds_left: float | None = None, terminating: bool = False) -> bool:
         """Collective. Save now, wait for the commit, and say whether this step is committed.
 
-        seconds_left: until this rank's node goes, where that is known; doomed: it is this rank's node that goes. Where
-        the time is too short for two uploads, the one that ends sooner is committed: this one, or one in flight.
+        seconds_left: until this rank's node goes, where that is known; terminating: it is this rank's node that goes.
+        Where the time is too short for two uploads, the one that ends sooner is committed: this one, or one in flight.
         """
         if self._committed_step != state.step:
             ends = time.monotonic() + (DRAIN_SECONDS if seconds_left is None else seconds_left)
-            self.save(state, urgent=True, seconds_left=seconds_left, doomed=doomed)
+            self.save(state, emergency=True, seconds_left=seconds_left, terminating=terminating)
             self._wait(ends - time.monotonic())
         return self._committed_step == state.step
 

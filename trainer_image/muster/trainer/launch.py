@@ -22,7 +22,7 @@ from muster.contract.base import dump_json
 from muster.contract.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.contract.names import EXIT_RECORD, ExitCode
 from muster.contract.signals import WorkerExit
-from muster.trainer.checkpoint.urgency import AFTER_CRASH_SECONDS_MAX
+from muster.trainer.checkpoint.emergency_save import AFTER_CRASH_SECONDS_MAX
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
 from muster.trainer.evidence import dump, record_flights

@@ -248,7 +248,7 @@ class Trainer:
             state = self.state(record.loss, record.evaluation_loss, improved)
             if stop and not last:
                 return state
-            self.commits.save(state, urgent=last)
+            self.commits.save(state, emergency=last)
         elif snapshot_due and self.numerics.in_a_row == 0:
             self.commits.snapshot(self.state(record.loss, record.evaluation_loss, improved))
         self.commits.look()
@@ -424,7 +424,7 @@ class Trainer:
         if state is None:
             return ExitCode.PREEMPTED_NO_COMMIT
         left = seconds_left()  # known where it is this very node that goes
-        committed = self.commits.save_last(state, left, doomed=left is not None)
+        committed = self.commits.save_last(state, left, terminating=left is not None)
         self.commits.close()
         return ExitCode.PREEMPTED_COMMITTED if committed else ExitCode.PREEMPTED_NO_COMMIT
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeVar
 
-from muster.contract.checkpoint import Commit, Piece
+from muster.contract.checkpoint import Commit, Slice
 from muster.trainer.checkpoint.fetch import Part, Reader, Span
 from muster.trainer.checkpoint.shard_file import ITEM_BYTES
 from muster.trainer.checkpoint.store import Store
@@ -82,19 +82,19 @@ def _runs_by_file(commit: Commit, reader: Reader, names: Iterable[str]) -> dict[
     found: dict[int, list[tuple[str, Run]]] = {}
     for name in names:
         entry = commit.tensors[name]
-        for piece in entry.pieces:
-            start = piece.start
+        for slice_ in entry.slices:
+            start = slice_.start
             if start is None:
-                start = reader.starts(piece.file, [piece.name])[0][piece.name]
-            runs = found.setdefault(piece.file, [])
-            runs += [(name, run) for run in runs_of(piece, tuple(entry.shape), ITEM_BYTES[entry.dtype], start)]
+                start = reader.starts(slice_.file, [slice_.name])[0][slice_.name]
+            runs = found.setdefault(slice_.file, [])
+            runs += [(name, run) for run in runs_of(slice_, tuple(entry.shape), ITEM_BYTES[entry.dtype], start)]
     return found
 
 
-def runs_of(piece: Piece, shape: tuple[int, ...], item_bytes: int, start: int) -> Iterator[Run]:
-    """The pieces of a box that are contiguous both in its file (which begins at `start`) and in the whole tensor."""
-    offset, extent = tuple(piece.offset), tuple(piece.extent)
-    # Trailing dimensions that the box has whole are contiguous, and so are rows of the one before them.
+def runs_of(slice_: Slice, shape: tuple[int, ...], item_bytes: int, start: int) -> Iterator[Run]:
+    """The runs of a slice that are contiguous both in its file (which begins at `start`) and in the whole tensor."""
+    offset, extent = tuple(slice_.offset), tuple(slice_.extent)
+    # Trailing dimensions that the chunk has whole are contiguous, and so are rows of the one before them.
     inner = len(shape)
     while inner > 0 and extent[inner - 1] == shape[inner - 1]:
         inner -= 1

@@ -42,7 +42,7 @@ def ls(store: Store, _: argparse.Namespace) -> Report:
 def inspect(store: Store, chosen: argparse.Namespace) -> Report:
     commit = commit_in(store, chosen.step if chosen.step is not None else "last")
     tensors = {
-        name: {"dtype": entry.dtype, "shape": list(entry.shape), "pieces": len(entry.pieces)}
+        name: {"dtype": entry.dtype, "shape": list(entry.shape), "slices": len(entry.slices)}
         for name, entry in commit.tensors.items()
     }
     weights = [entry for name, entry in commit.tensors.items() if name.startswith("model/")]

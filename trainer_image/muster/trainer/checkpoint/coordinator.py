@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from muster.contract.checkpoint import Commit, FileEntry, Piece, TensorEntry, attempt_prefix
+from muster.contract.checkpoint import Commit, FileEntry, Slice, TensorEntry, attempt_prefix
 from muster.contract.fence import FenceUnreachable, confirm
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.collect import collect
 from muster.trainer.checkpoint.commits import commit_in, publish
+from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.store import Store, StoreError
-from muster.trainer.checkpoint.urgency import worth_a_commit
 from muster.trainer.errors import StaleAttempt
 
 FENCE_RETRIES = 5
@@ -55,7 +55,7 @@ class Coordinator:
             threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
 
     def report(self, rank: int, report: Message) -> None:
-        """What a rank has written: {seq, step, file: {key, bytes, checksum, …}, pieces, rng} or {seq, step, error}."""
+        """What a rank has written: {seq, step, file: {key, bytes, checksum, …}, slices, rng} or {seq, step, error}."""
         with self._changed:
             self._reports.setdefault(report["seq"], {})[rank] = report
             self._changed.notify_all()
@@ -152,7 +152,7 @@ class Coordinator:
                 "committed_at": time.time(),
                 "world_size": self._job.world_size,
                 "files": files,
-                "tensors": assemble([reports[rank]["pieces"] for rank in range(self._job.world_size)]),
+                "tensors": assemble([reports[rank]["slices"] for rank in range(self._job.world_size)]),
                 "rng": tuple(reports[rank]["rng"] for rank in range(self._job.world_size)),
             }
         )
@@ -250,18 +250,18 @@ class Coordinator:
 def assemble(pieces_of_files: list[dict[str, list[Any]]]) -> dict[str, TensorEntry]:
     """The tensor index from each file's {name: [dtype, shape, offset, extent, start]}.
 
-    Raises CheckpointError where files disagree about a tensor, or its pieces do not cover it.
+    Raises CheckpointError where files disagree about a tensor, or its slices do not cover it.
     """
     about: dict[str, tuple[str, tuple[int, ...]]] = {}
-    pieces: dict[str, list[Piece]] = {}
+    slices: dict[str, list[Slice]] = {}
     for file, named in enumerate(pieces_of_files):
         for name, (dtype, shape, offset, extent, start) in named.items():
             if about.setdefault(name, (dtype, tuple(shape))) != (dtype, tuple(shape)):
                 raise CheckpointError(f"{name}: the ranks disagree: {about[name]} and {(dtype, tuple(shape))}")
-            piece = Piece(file=file, name=name, offset=tuple(offset), extent=tuple(extent), start=start)
-            pieces.setdefault(name, []).append(piece)
+            slice_ = Slice(file=file, name=name, offset=tuple(offset), extent=tuple(extent), start=start)
+            slices.setdefault(name, []).append(slice_)
     for name, (_, shape) in about.items():
-        held = sum(prod(piece.extent) for piece in pieces[name])
+        held = sum(prod(slice_.extent) for slice_ in slices[name])
         if held != prod(shape):
             raise CheckpointError(f"{name}: the ranks wrote {held} of its {prod(shape)} elements")
-    return {n: TensorEntry(dtype=d, shape=s, pieces=tuple(pieces[n])) for n, (d, s) in about.items()}
+    return {n: TensorEntry(dtype=d, shape=s, slices=tuple(slices[n])) for n, (d, s) in about.items()}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from muster.contract.checkpoint import Commit, FileEntry
 from muster.trainer.checkpoint.checksum import parts_of, whole_file
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
-from muster.trainer.checkpoint.local_tier import LocalTier
 from muster.trainer.checkpoint.memory import take_pages
+from muster.trainer.checkpoint.node_cache import NodeCache
 from muster.trainer.checkpoint.shard_file import header_bytes, read_header
 from muster.trainer.checkpoint.store import NotFound, Store, StoreError, Truncated
 
@@ -38,8 +38,8 @@ class Span:
 class Reader:
     """Reads parts of one commit's files. A file without checksums of its parts is a single part."""
 
-    def __init__(self, store: Store, commit: Commit, tier: LocalTier | None = None) -> None:
-        self._store, self._commit, self._tier = store, commit, tier
+    def __init__(self, store: Store, commit: Commit, cache: NodeCache | None = None) -> None:
+        self._store, self._commit, self._cache = store, commit, cache
         self._files = [_Parts(entry, store.uri) for entry in commit.files]
 
     def parts_of(self, spans: Iterable[Span]) -> list[Part]:
@@ -58,7 +58,7 @@ class Reader:
         """Fill `into` with the verified bytes of a part. Raises DamagedCommit or CheckpointError, naming the file."""
         file = self._files[part.file]
         start, _ = file.bounds[part.index]
-        if self._tier is not None and self._tier.read_into(file.entry, start, into) and self._matches(part, into):
+        if self._cache is not None and self._cache.read_into(file.entry, start, into) and self._matches(part, into):
             return
         for reads_left in reversed(range(READS_OF_THE_STORE)):
             try:

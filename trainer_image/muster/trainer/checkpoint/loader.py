@@ -9,24 +9,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import nn
 
-from muster.contract.checkpoint import Commit, Piece, commit_key, sealed
-from muster.trainer.checkpoint.boxes import Box
+from muster.contract.checkpoint import Commit, Slice, commit_key, sealed
+from muster.trainer.checkpoint.chunks import Chunk
 from muster.trainer.checkpoint.commits import commit_in, parse, steps_in
+from muster.trainer.checkpoint.control_group import ControlGroup
 from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch, DamagedCommit, GoneCommit
 from muster.trainer.checkpoint.fetch import Reader, Span, read_all
 from muster.trainer.checkpoint.fit import Wanted, differences
-from muster.trainer.checkpoint.local_tier import local_tier
-from muster.trainer.checkpoint.node_memory import NodeMemory, Room, share
+from muster.trainer.checkpoint.node_cache import node_cache
+from muster.trainer.checkpoint.node_memory import NodeMemory, SharedBuffer, share
 from muster.trainer.checkpoint.quarantine import first_good
 from muster.trainer.checkpoint.readers import reading
-from muster.trainer.checkpoint.rendezvous import Agreement
 from muster.trainer.checkpoint.shard_file import ITEM_BYTES
 from muster.trainer.checkpoint.store import Store, StoreError, open_store
 from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors, trained_parameters
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 Trained = tuple[nn.Module, torch.optim.Optimizer]
-Starts = dict[tuple[int, str], int]  # (file, name): the byte at which a piece begins
+Starts = dict[tuple[int, str], int]  # (file, name): the byte at which a slice begins
 
 
 def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Commit:
@@ -35,16 +35,16 @@ def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimi
     Any sharding loads into any other. Raises CheckpointError (DamagedCommit where bytes do not verify) and
     CheckpointMismatch (another model) on every rank, with the model and the optimizer as they were.
     """
-    with contextlib.closing(Agreement()) as agreement, contextlib.closing(Room()) as room:
+    with contextlib.closing(ControlGroup()) as group, contextlib.closing(SharedBuffer()) as buffer:
         trained = None if optimizer is None else (model, optimizer)
-        return _load(open_store(folder), step, dict(model_tensors(model)), trained, agreement, room)
+        return _load(open_store(folder), step, dict(model_tensors(model)), trained, group, buffer)
 
 
 def load_weights(folder: str, step: int, weights: Mapping[str, torch.Tensor]) -> Commit:
     """Load all weights of exactly this commit, and nothing else, into live tensors by name (`model/…`). Collective.
     Raises as `load` does."""
-    with contextlib.closing(Agreement()) as agreement, contextlib.closing(Room()) as room:
-        return _load(open_store(folder), step, weights, None, agreement, room)
+    with contextlib.closing(ControlGroup()) as group, contextlib.closing(SharedBuffer()) as buffer:
+        return _load(open_store(folder), step, weights, None, group, buffer)
 
 
 def resume(
@@ -62,13 +62,13 @@ def resume(
     """
     store = open_store(folder)
     weights, trained = dict(model_tensors(model)), None if optimizer is None else (model, optimizer)
-    with contextlib.closing(Agreement()) as agreement, contextlib.closing(Room()) as room:
+    with contextlib.closing(ControlGroup()) as group, contextlib.closing(SharedBuffer()) as buffer:
         return first_good(
             store,
-            _candidates(store, at_most, agreement),
+            _candidates(store, at_most, group),
             at_most,
-            lambda step: _load(store, step, weights, trained, agreement, room),
-            report if agreement.rank == 0 else None,
+            lambda step: _load(store, step, weights, trained, group, buffer),
+            report if group.rank == 0 else None,
         )
 
 
@@ -77,15 +77,15 @@ def _load(
     step: int,
     weights: Mapping[str, torch.Tensor],
     trained: Trained | None,
-    agreement: Agreement,
-    room: Room,
+    group: ControlGroup,
+    buffer: SharedBuffer,
 ) -> Commit:
-    commit = _agreed_commit(store, step, agreement)
+    commit = _agreed_commit(store, step, group)
     _compare(commit, weights, trained, f"{store.uri} step {step}")
     state = _state_to_fill(commit, *trained) if trained is not None else {}
     live = [*weights.items(), *(named for tensors in state.values() for named in tensors.items())]
-    targets = [localize(name, tensor, agreement.world_size) for name, tensor in live if tensor.numel()]
-    memory, starts = _fetched(store, commit, targets, agreement, room)
+    targets = [localize(name, tensor, group.world_size) for name, tensor in live if tensor.numel()]
+    memory, starts = _fetched(store, commit, targets, group, buffer)
     with torch.no_grad():
         for target in targets:
             _fill(target, commit, memory, starts)
@@ -95,39 +95,39 @@ def _load(
 
 
 def _fetched(
-    store: Store, commit: Commit, targets: list[Local], agreement: Agreement, room: Room
+    store: Store, commit: Commit, targets: list[Local], group: ControlGroup, buffer: SharedBuffer
 ) -> tuple[NodeMemory, Starts]:
     """All bytes that this rank needs, verified; returns only when every rank has its own."""
-    reader = Reader(store, commit, local_tier(store.uri, commit.job_uid))
-    with _as_reader(store, commit.step, agreement):
-        with _all_or_none(agreement):
+    reader = Reader(store, commit, node_cache(store.uri, commit.job_uid))
+    with _as_reader(store, commit.step, group):
+        with _all_or_none(group):
             starts, headers = _starts(commit, reader, targets)
             wanted = reader.parts_of([*_needed(commit, targets, starts), *headers])
-        memory = share(agreement, commit, wanted, room)
-        with _all_or_none(agreement):
+        memory = share(group, commit, wanted, buffer)
+        with _all_or_none(group):
             read_all(reader, memory.jobs(reader), store.streams)
     return memory, starts
 
 
-def _candidates(store: Store, at_most: int, agreement: Agreement) -> list[int]:
+def _candidates(store: Store, at_most: int, group: ControlGroup) -> list[int]:
     """Steps to try, newest first, as rank 0 sees them."""
     steps: list[int] = []
-    with _all_or_none(agreement):
-        if agreement.rank == 0:
+    with _all_or_none(group):
+        if group.rank == 0:
             steps = [step for step in reversed(steps_in(store)) if step <= at_most]
-    found: list[int] = agreement.gather(steps)[0]
+    found: list[int] = group.gather(steps)[0]
     return found
 
 
 @contextlib.contextmanager
-def _as_reader(store: Store, step: int, agreement: Agreement) -> Iterator[None]:
+def _as_reader(store: Store, step: int, group: ControlGroup) -> Iterator[None]:
     """Have retention spare the commit meanwhile."""
-    with reading(store, step) if agreement.rank == 0 else contextlib.nullcontext():
+    with reading(store, step) if group.rank == 0 else contextlib.nullcontext():
         yield
 
 
 @contextlib.contextmanager
-def _all_or_none(agreement: Agreement) -> Iterator[None]:
+def _all_or_none(group: ControlGroup) -> Iterator[None]:
     """Collective. What fails on one rank fails on all, with the same kind of error and the failing rank's words."""
     failure: list[str] | None = None
     kinds = {kind.__name__: kind for kind in (DamagedCommit, GoneCommit)}
@@ -135,18 +135,18 @@ def _all_or_none(agreement: Agreement) -> Iterator[None]:
         yield
     except (CheckpointError, StoreError) as error:
         failure = [type(error).__name__, str(error)]
-    for rank, (kind, words) in ((r, f) for r, f in enumerate(agreement.gather(failure)) if f is not None):
-        where = f"rank {rank}: " if agreement.world_size > 1 else ""
+    for rank, (kind, words) in ((r, f) for r, f in enumerate(group.gather(failure)) if f is not None):
+        where = f"rank {rank}: " if group.world_size > 1 else ""
         raise kinds.get(kind, CheckpointError)(where + words)
 
 
-def _agreed_commit(store: Store, step: int, agreement: Agreement) -> Commit:
+def _agreed_commit(store: Store, step: int, group: ControlGroup) -> Commit:
     """Rank 0 reads the COMMIT, so that all load the same one."""
     text: str | None = None
-    with _all_or_none(agreement):
-        if agreement.rank == 0:
+    with _all_or_none(group):
+        if group.rank == 0:
             text = sealed(commit_in(store, step)).decode()
-    text = agreement.gather(text)[0]
+    text = group.gather(text)[0]
     assert text is not None
     return parse(text.encode(), f"{store.uri}/{commit_key(step)}")
 
@@ -209,24 +209,24 @@ def _adopt_state(optimizer: torch.optim.Optimizer, state: State) -> None:
             optimizer.state.pop(parameter, None)
 
 
-def _overlaps(commit: Commit, target: Local) -> Iterator[tuple[Piece, Box, Box]]:
-    """(piece, its box, the part of it that lies on this rank)."""
-    for piece in commit.tensors[target.name].pieces:
-        box = Box(tuple(piece.offset), tuple(piece.extent))
-        if target.data.numel() and (shared := box.meets(target.box)) is not None:
-            yield piece, box, shared
+def _overlaps(commit: Commit, target: Local) -> Iterator[tuple[Slice, Chunk, Chunk]]:
+    """(slice, its chunk, the part of it that lies on this rank)."""
+    for slice_ in commit.tensors[target.name].slices:
+        chunk = Chunk(tuple(slice_.offset), tuple(slice_.extent))
+        if target.data.numel() and (shared := chunk.meets(target.chunk)) is not None:
+            yield slice_, chunk, shared
 
 
 def _starts(commit: Commit, reader: Reader, targets: Iterable[Local]) -> tuple[Starts, list[Span]]:
-    """Where each needed piece begins; and the headers that had to be asked, to be verified with the rest."""
+    """Where each needed slice begins; and the spans of the headers that were asked, to be verified too."""
     starts: Starts = {}
     unknown: dict[int, list[str]] = {}
     for target in targets:
-        for piece, _, _ in _overlaps(commit, target):
-            if piece.start is not None:
-                starts[piece.file, piece.name] = piece.start
+        for slice_, _, _ in _overlaps(commit, target):
+            if slice_.start is not None:
+                starts[slice_.file, slice_.name] = slice_.start
             else:
-                unknown.setdefault(piece.file, []).append(piece.name)
+                unknown.setdefault(slice_.file, []).append(slice_.name)
     headers = []
     for file, names in unknown.items():
         found, header = reader.starts(file, names)
@@ -238,21 +238,21 @@ def _starts(commit: Commit, reader: Reader, targets: Iterable[Local]) -> tuple[S
 def _needed(commit: Commit, targets: Iterable[Local], starts: Starts) -> Iterator[Span]:
     """The bytes of the rows that this rank needs."""
     for target in targets:
-        for piece, box, shared in _overlaps(commit, target):
-            rows = box.extent[0] if box.extent else 1
-            row_bytes = box.elements // rows * ITEM_BYTES[commit.tensors[target.name].dtype]
-            first = shared.offset[0] - box.offset[0] if box.offset else 0
+        for slice_, chunk, shared in _overlaps(commit, target):
+            rows = chunk.extent[0] if chunk.extent else 1
+            row_bytes = chunk.elements // rows * ITEM_BYTES[commit.tensors[target.name].dtype]
+            first = shared.offset[0] - chunk.offset[0] if chunk.offset else 0
             count = shared.extent[0] if shared.extent else 1
-            start = starts[piece.file, piece.name] + first * row_bytes
-            yield Span(piece.file, start, start + count * row_bytes)
+            start = starts[slice_.file, slice_.name] + first * row_bytes
+            yield Span(slice_.file, start, start + count * row_bytes)
 
 
 def _fill(target: Local, commit: Commit, memory: NodeMemory, starts: Starts) -> None:
     item = target.data.element_size()
-    for piece, box, shared in _overlaps(commit, target):
-        start = starts[piece.file, piece.name]
-        raw = torch.frombuffer(memory.bytes_of(piece.file, start, start + box.elements * item), dtype=torch.uint8)
+    for slice_, chunk, shared in _overlaps(commit, target):
+        start = starts[slice_.file, slice_.name]
+        raw = torch.frombuffer(memory.bytes_of(slice_.file, start, start + chunk.elements * item), dtype=torch.uint8)
         if raw.data_ptr() % item:  # another program's file may not be aligned
             raw = raw.clone()
-        source = raw.view(target.data.dtype).view(box.extent)
-        target.data[shared.within(target.box)].copy_(source[shared.within(box)])
+        source = raw.view(target.data.dtype).view(chunk.extent)
+        target.data[shared.within(target.chunk)].copy_(source[shared.within(chunk)])

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from muster.contract.checkpoint import Commit
+from muster.trainer.checkpoint.control_group import ControlGroup
 from muster.trainer.checkpoint.fetch import Part, Reader
 from muster.trainer.checkpoint.memory import SharedMemory
-from muster.trainer.checkpoint.rendezvous import Agreement
 
 
 class NodeMemory:
@@ -30,8 +30,8 @@ class NodeMemory:
             yield part, self.bytes_of(part.file, start, start + length)
 
 
-class Room:
-    """The memory of one rank's load. Where a commit does not verify, the one before it finds the pages taken."""
+class SharedBuffer:
+    """The memory of one rank's load, used again when a commit does not verify and the one before it is loaded."""
 
     def __init__(self) -> None:
         self._memory: SharedMemory | None = None
@@ -57,26 +57,26 @@ class Room:
             self._memory = None
 
 
-def share(agreement: Agreement, commit: Commit, wanted: Sequence[Part], room: Room) -> NodeMemory:
+def share(group: ControlGroup, commit: Commit, wanted: Sequence[Part], buffer: SharedBuffer) -> NodeMemory:
     """Collective. Divide what the ranks of each node want among them."""
-    everyone = agreement.gather([_node(), os.getpid(), [[part.file, part.index] for part in wanted]])
-    here = [rank for rank, (node, _, _) in enumerate(everyone) if node == everyone[agreement.rank][0]]
+    everyone = group.gather([_node(), os.getpid(), [[part.file, part.index] for part in wanted]])
+    here = [rank for rank, (node, _, _) in enumerate(everyone) if node == everyone[group.rank][0]]
     parts = sorted({Part(file, index) for rank in here for file, index in everyone[rank][2]})
     bases, size = _side_by_side(commit, parts)
     leader = here[0]
-    memory = room.own(size) if agreement.rank == leader else None
-    descriptors = agreement.gather(memory.descriptor if memory else None)
+    memory = buffer.own(size) if group.rank == leader else None
+    descriptors = group.gather(memory.descriptor if memory else None)
     if memory is None:
-        memory = room.of_another(everyone[leader][1], descriptors[leader], size)
+        memory = buffer.of_another(everyone[leader][1], descriptors[leader], size)
     # Where a rank may not open another's memory (a hardened kernel), each reads for itself.
-    alone = agreement.gather(memory is None)
+    alone = group.gather(memory is None)
     if any(alone[rank] for rank in here):
         own = sorted(set(wanted))
-        room.close()
+        buffer.close()
         bases, size = _side_by_side(commit, own)
-        return NodeMemory(room.own(size), bases, own)
+        return NodeMemory(buffer.own(size), bases, own)
     assert memory is not None
-    return NodeMemory(memory, bases, parts[here.index(agreement.rank) :: len(here)])
+    return NodeMemory(memory, bases, parts[here.index(group.rank) :: len(here)])
 
 
 def _side_by_side(commit: Commit, parts: Iterable[Part]) -> tuple[dict[int, int], int]:

@@ -21,10 +21,8 @@ from muster.contract.base import dump
 from muster.contract.checkpoint import DataCursor
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.channel import Message
-from muster.trainer.checkpoint.rendezvous import Agreement
-from muster.trainer.checkpoint.staging import Staging, reserve_bytes
-from muster.trainer.checkpoint.upload_process import UploadProcess
-from muster.trainer.checkpoint.urgency import (
+from muster.trainer.checkpoint.control_group import ControlGroup
+from muster.trainer.checkpoint.emergency_save import (
     WAITING_SHARE_MAX,
     Plan,
     Standing,
@@ -32,6 +30,8 @@ from muster.trainer.checkpoint.urgency import (
     new_seconds,
     plan,
 )
+from muster.trainer.checkpoint.staging import Staging, reserve_bytes
+from muster.trainer.checkpoint.upload_process import UploadProcess
 from muster.trainer.errors import StaleAttempt
 
 UPLOAD_SECONDS_MAX = 900.0
@@ -99,24 +99,24 @@ class _InFlight:
 
 class Saver:
     """One per rank. At most one upload is in flight: a regular save that comes earlier is skipped, one of the best
-    weights waits for it, an urgent one does what `urgency.plan` says. A failed save is an outcome, never an exception;
-    only a stale attempt raises (StaleAttempt, from `finished` and `drain`), for such a rank must end."""
+    weights waits for it, an emergency save does what `emergency_save.plan` says. A failed save is an outcome, never an
+    exception; only a stale attempt raises (StaleAttempt, from `finished` and `drain`), for such a rank must end."""
 
     def __init__(self, identity: Identity, keep: Keep, mesh: dict[str, Any]) -> None:
         """Collective. mesh: the parallelism, for the COMMIT's readers."""
-        self._agreement = Agreement()
-        meeting = self._agreement.meeting_point()
+        self._control = ControlGroup()
+        meeting = self._control.meeting_point()
         init = {
             "uri": identity.folder,
-            "rank": self._agreement.rank,
-            "world_size": self._agreement.world_size,
+            "rank": self._control.rank,
+            "world_size": self._control.world_size,
             "job_uid": identity.job_uid,
             "attempt": identity.attempt,
             "fence": identity.fence,
             "token": meeting.token,
             "coordinator": [meeting.host, meeting.port],
             "keep": dump(keep),
-            "identity": _fixed_fields(identity, mesh) if self._agreement.rank == 0 else {},
+            "identity": _fixed_fields(identity, mesh) if self._control.rank == 0 else {},
         }
         self._process = UploadProcess(init, meeting.listener)
         self._staging = Staging(self._process.use_memory)
@@ -131,7 +131,7 @@ class Saver:
 
         Returns whether snapshots can be taken: whether on every rank a second copy takes at most snapshot_bytes_max.
         """
-        can = not self._agreement.any(reserve_bytes(model) > snapshot_bytes_max)
+        can = not self._control.any(reserve_bytes(model) > snapshot_bytes_max)
         self._staging.reserve(model, 2 if can else 1)
         return can
 
@@ -144,22 +144,28 @@ class Saver:
         return time.monotonic() - began
 
     def save(
-        self, state: TrainState, *, urgent: bool = False, seconds_left: float | None = None, doomed: bool = False
+        self,
+        state: TrainState,
+        *,
+        emergency: bool = False,
+        seconds_left: float | None = None,
+        terminating: bool = False,
     ) -> float:
         """Collective. Stage the state and return the seconds that training was blocked; the outcome comes by
         `finished`.
 
-        urgent: this save must happen (the last step, a preemption). seconds_left: until this rank's node goes, where
-        that is known; doomed: it is this rank's node that goes. Each rank says what it knows; the least time counts.
+        emergency: this save must happen (the last step, a preemption). seconds_left: until this rank's node goes, where
+        that is known. terminating: it is this rank's node that goes. Each rank says what it knows; the least time
+        counts.
         """
         began = time.monotonic()
         self._poll()
-        chosen = self._plan(began, seconds_left, doomed) if urgent else self._regular(state.best)
+        chosen = self._plan(began, seconds_left, terminating) if emergency else self._regular(state.best)
         if chosen.do == "keep":
             self._skip(state, began, "the upload of an earlier checkpoint is still under way")
             return time.monotonic() - began
         if chosen.do == "supersede":
-            self._give_up(f"the urgent checkpoint of step {state.step} took its place")
+            self._give_up(f"the emergency checkpoint of step {state.step} took its place")
         if chosen.do == "wait" and not self._over_everywhere(chosen.seconds_left):
             self._skip(state, began, f"an earlier checkpoint was not uploaded within {time.monotonic() - began:.0f} s")
             return time.monotonic() - began
@@ -188,22 +194,22 @@ class Saver:
         self._staging.close()
 
     def _regular(self, wait: bool) -> Plan:
-        if not self._agreement.any(self._in_flight is not None):
+        if not self._control.any(self._in_flight is not None):
             return Plan("save", None)
         return Plan("wait" if wait else "keep", None)
 
-    def _plan(self, now: float, seconds_left: float | None, doomed: bool) -> Plan:
+    def _plan(self, now: float, seconds_left: float | None, terminating: bool) -> Plan:
         """Collective. What all ranks do, by what each of them has still to upload."""
         size, rest = self._staging.size, None
         if self._in_flight is not None:
             rest = in_flight_seconds(size, self._process.sent, now - self._in_flight.started, self._rates)
-        mine = Standing(rest, new_seconds(size, self._rates), seconds_left, doomed)
-        return plan([Standing(**standing) for standing in self._agreement.gather(asdict(mine))])
+        mine = Standing(rest, new_seconds(size, self._rates), seconds_left, terminating)
+        return plan([Standing(**standing) for standing in self._control.gather(asdict(mine))])
 
     def _over_everywhere(self, seconds_left: float | None) -> bool:
         """Collective. Wait for the upload in flight."""
         self._wait(time.monotonic() + (UPLOAD_SECONDS_MAX if seconds_left is None else seconds_left))
-        return not self._agreement.any(self._in_flight is not None)
+        return not self._control.any(self._in_flight is not None)
 
     def _order(self, state: TrainState) -> Message:
         order: Message = {
@@ -214,7 +220,7 @@ class Saver:
             "rng": state.rng,
             "deadline_seconds": UPLOAD_SECONDS_MAX,
         }
-        if self._agreement.rank == 0:
+        if self._control.rank == 0:
             order["commit"] = {
                 "cursor": dump(state.cursor),
                 "tokens": state.tokens,
@@ -236,7 +242,7 @@ class Saver:
         try:
             self._staging.wait()
             if self._staging.lay_out(state.model, state.optimizer):
-                self._process.use_layout(self._staging.share.layout.size, self._staging.share.pieces)
+                self._process.use_layout(self._staging.share.layout.size, self._staging.share.slices)
             held = self._in_flight.slot if self._in_flight is not None else None
             return self._staging.copy(state.optimizer, text.encode(), held, lambda slot: staged(order | {"slot": slot}))
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:

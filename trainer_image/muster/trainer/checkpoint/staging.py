@@ -33,12 +33,12 @@ _HEADER_BYTES = 512  # for each tensor of a file: its name, shape and place
 
 @dataclass(frozen=True)
 class Share:
-    """What this rank writes, and where in the file. pieces: for the COMMIT, by name: dtype, global shape, offset,
+    """What this rank writes, and where in the file. slices: for the COMMIT, by name: dtype, global shape, offset,
     extent."""
 
     locals: tuple[Local, ...]
     layout: ShardLayout
-    pieces: dict[str, list[Any]]
+    slices: dict[str, list[Any]]
 
 
 class Slot:
@@ -55,7 +55,7 @@ class Slot:
             torch.cuda.check_error(cuda.cudaHostRegister(self.bytes.data_ptr(), self.bytes.numel(), 0))
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return self.memory.size - ORDER_BYTES
 
     def lay_out(self, share: Share) -> None:
@@ -103,7 +103,7 @@ class Staging:
         """Bytes of this rank's file, as far as is known yet."""
         if self._share is not None:
             return self._share.layout.size
-        return self._slots[0].room if self._slots else 0
+        return self._slots[0].capacity if self._slots else 0
 
     def reserve(self, model: nn.Module, slots: int) -> None:
         """Take the memory that saves will need, before the first one: AdamW keeps two values per weight."""
@@ -117,12 +117,18 @@ class Staging:
         live = [*model_tensors(model), *optimizer_tensors(model, optimizer)]
         rank, world = rank_and_world()
         locals_ = share_of([localize(name, tensor, world) for name, tensor in live], rank)
-        layout = lay_out((local.name, local.dtype, local.box.extent) for local in locals_)
-        pieces: dict[str, list[Any]] = {
-            local.name: [local.dtype, local.shape, local.box.offset, local.box.extent, layout.slots[local.name].start]
+        layout = lay_out((local.name, local.dtype, local.chunk.extent) for local in locals_)
+        slices: dict[str, list[Any]] = {
+            local.name: [
+                local.dtype,
+                local.shape,
+                local.chunk.offset,
+                local.chunk.extent,
+                layout.slots[local.name].start,
+            ]
             for local in locals_
         }
-        self._share, self._seen = Share(tuple(locals_), layout, pieces), _identities(model, optimizer)
+        self._share, self._seen = Share(tuple(locals_), layout, slices), _identities(model, optimizer)
         self._take(layout.size, any(local.data.is_cuda for local in locals_))
         for slot in self._slots:
             slot.lay_out(self._share)
@@ -171,7 +177,7 @@ class Staging:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             # Weights change in the optimizer's step and nowhere else, so this is the one place that must wait.
             optimizer.register_step_pre_hook(self._before_step)
-        locals_ = [replace(local, data=local.data.clone()) if local.restless else local for local in locals_]
+        locals_ = [replace(local, data=local.data.clone()) if local.mutable else local for local in locals_]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             slot.copy(locals_, non_blocking=True)
@@ -193,7 +199,7 @@ class Staging:
             torch.cuda.current_stream().wait_event(self._staged)
 
     def _take(self, size: int, page_locked: bool) -> None:
-        if len(self._slots) >= self._wanted_slots and self._slots[0].room >= size:
+        if len(self._slots) >= self._wanted_slots and self._slots[0].capacity >= size:
             return
         self.close()
         for number in range(self._wanted_slots):

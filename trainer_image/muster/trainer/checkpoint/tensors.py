@@ -1,4 +1,4 @@
-"""From a model and its optimizer to named boxes of tensors, whatever shards them.
+"""From a model and its optimizer to named chunks of tensors, whatever shards them.
 
 Names are free of wrappers and of world size: `model/<parameter or persistent buffer>`,
 `optimizer/<parameter>/<state>`. A tensor that two names share (tied weights) appears once, under the first.
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from muster.trainer.checkpoint.boxes import Box
+from muster.trainer.checkpoint.chunks import Chunk
 from muster.trainer.errors import UserError
 
 DTYPES: Final = {
@@ -39,17 +39,17 @@ _WRAPPERS: Final = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 @dataclass(frozen=True)
 class Local:
-    """This rank's box of a tensor. data: its elements, the live storage. holders: the ranks that hold the same box.
+    """This rank's chunk of a tensor. data: its elements, the live storage. holders: the ranks that hold the same chunk.
 
-    restless: it may change at any time (a buffer), not only in the optimizer's step.
+    mutable: it may change at any time (a buffer), not only in the optimizer's step.
     """
 
     name: str
     shape: tuple[int, ...]  # global
-    box: Box
+    chunk: Chunk
     data: torch.Tensor
     holders: tuple[int, ...]
-    restless: bool = False
+    mutable: bool = False
 
     @property
     def dtype(self) -> str:
@@ -100,15 +100,15 @@ def plain_name(name: str) -> str:
 
 
 def localize(name: str, tensor: torch.Tensor, world_size: int) -> Local:
-    """The box of `tensor` that lies on this rank."""
+    """The chunk of `tensor` that lies on this rank."""
     if tensor.dtype not in DTYPES:
         raise UserError(f"{name} has dtype {tensor.dtype}, which safetensors can't hold")
     if hasattr(tensor, "device_mesh"):
         return _localize_shard(name, tensor)
     shape = tuple(tensor.shape)
-    restless = name.startswith("model/") and not isinstance(tensor, nn.Parameter)
-    box = Box((0,) * len(shape), shape)
-    return Local(name, shape, box, tensor.detach(), tuple(range(world_size)), restless)
+    mutable = name.startswith("model/") and not isinstance(tensor, nn.Parameter)
+    chunk = Chunk((0,) * len(shape), shape)
+    return Local(name, shape, chunk, tensor.detach(), tuple(range(world_size)), mutable)
 
 
 def _localize_shard(name: str, tensor: Any) -> Local:
@@ -127,13 +127,13 @@ def _localize_shard(name: str, tensor: Any) -> Local:
     holders = tuple(sorted(int(rank) for rank in mesh.mesh[here].reshape(-1)))
     local = tensor._local_tensor.detach()
     assert tuple(local.shape) == tuple(extent), f"{name}: local shape {tuple(local.shape)} is not {tuple(extent)}"
-    return Local(name, shape, Box(tuple(offset), tuple(extent)), local, holders)
+    return Local(name, shape, Chunk(tuple(offset), tuple(extent)), local, holders)
 
 
 def share_of(locals_: Sequence[Local], rank: int) -> list[Local]:
-    """What this rank writes: boxes that several ranks hold are divided among them, evenly in bytes, cut along rows.
+    """What this rank writes: chunks that several ranks hold are divided among them, evenly in bytes, cut along rows.
 
-    Every holder of a box computes the same division from the same list, so nothing is written twice or left out.
+    Every holder of a chunk computes the same division from the same list, so nothing is written twice or left out.
     """
     written: list[Local] = []
     for holders in dict.fromkeys(local.holders for local in locals_):
@@ -149,8 +149,8 @@ def share_of(locals_: Sequence[Local], rank: int) -> list[Local]:
 
 
 def _rows_between(local: Local, start: int, end: int) -> Local | None:
-    """The rows of a box whose first byte lies in [start, end) of its bytes; None where there is none."""
-    rows = local.box.extent[0] if local.box.extent else 1
+    """The rows of a chunk whose first byte lies in [start, end) of its bytes; None where there is none."""
+    rows = local.chunk.extent[0] if local.chunk.extent else 1
     if not local.bytes:
         return None
     row_bytes = local.bytes // rows
@@ -159,9 +159,9 @@ def _rows_between(local: Local, start: int, end: int) -> Local | None:
         return None
     if last - first == rows:
         return local
-    offset, extent = local.box.offset, local.box.extent
-    box = Box((offset[0] + first, *offset[1:]), (last - first, *extent[1:]))
-    return replace(local, box=box, data=local.data[first:last])
+    offset, extent = local.chunk.offset, local.chunk.extent
+    chunk = Chunk((offset[0] + first, *offset[1:]), (last - first, *extent[1:]))
+    return replace(local, chunk=chunk, data=local.data[first:last])
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -21,11 +21,11 @@ from muster.contract.checkpoint import shard_key
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, Coordinator, Job
-from muster.trainer.checkpoint.local_tier import local_tier
+from muster.trainer.checkpoint.emergency_save import AFTER_CRASH_SECONDS_MAX
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.snapshot import left_in
 from muster.trainer.checkpoint.store import Store, StoreError, open_store
-from muster.trainer.checkpoint.urgency import AFTER_CRASH_SECONDS_MAX
 from muster.trainer.lifeline import die_with_adopter, has_adopter, name_process
 
 
@@ -38,7 +38,7 @@ class Uploader:
         self._store: Store = open_store(init["uri"])
         self._memories: dict[int, SharedMemory] = {}
         self._layout: Message = {}
-        self._tier = local_tier(init["uri"], init["job_uid"])
+        self._cache = node_cache(init["uri"], init["job_uid"])
         self._coordinator = self._make_coordinator(listener) if self._rank == 0 else None
         self._peer: Channel | None = None
         self._rank_is_dead = False
@@ -118,32 +118,32 @@ class Uploader:
             return {"event": "outcome", "seq": order["seq"], "step": order["step"], "committed": True, "error": None}
         if not again:
             self._let_others_go_first(order)
-        with self._copy_to_tier(key, order) as copied:
+        with self._copy_to_cache(key, order) as copied:
             report = {"seq": order["seq"], "step": order["step"], "again": again} | self._write(key, order)
             if self._coordinator is not None:
                 self._coordinator.report(0, report)
                 outcome = self._coordinator.settle(order, deadline)
             else:
                 outcome = self._ask(report, deadline)
-        if self._tier is not None and outcome["committed"] and copied.is_set():
-            self._tier.drop_all_but(order["step"])
+        if self._cache is not None and outcome["committed"] and copied.is_set():
+            self._cache.drop_all_but(order["step"])
         written = (report.get("file") or {}).get("bytes", 0)
         return outcome | {"bytes": written, "seconds": time.monotonic() - started}
 
     @contextlib.contextmanager
-    def _copy_to_tier(self, key: str, order: Message) -> Iterator[threading.Event]:
+    def _copy_to_cache(self, key: str, order: Message) -> Iterator[threading.Event]:
         """Meanwhile, keep a copy on the node; over before the memory may be used again. Set: there is a whole one."""
         done = threading.Event()
-        if self._tier is None or order.get("failed"):
+        if self._cache is None or order.get("failed"):
             yield done
             return
-        tier, data = self._tier, self._file(order)
+        cache, data = self._cache, self._file(order)
 
         def keep() -> None:
-            if tier.keep(key, data):
+            if cache.keep(key, data):
                 done.set()
 
-        copy = threading.Thread(target=keep, name="local-tier")
+        copy = threading.Thread(target=keep, name="node-cache")
         copy.start()
         try:
             yield done
@@ -164,7 +164,7 @@ class Uploader:
             self._store.verify(entry)
         except (StoreError, OSError) as error:
             return {"error": str(error)}
-        return {"file": entry.model_dump(mode="json"), "pieces": self._layout["pieces"], "rng": order["rng"]}
+        return {"file": entry.model_dump(mode="json"), "slices": self._layout["slices"], "rng": order["rng"]}
 
     def _let_others_go_first(self, order: Message) -> None:
         """Leave the store to ranks whose nodes are about to go, until they have written or the time for it is over."""

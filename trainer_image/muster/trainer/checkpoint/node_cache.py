@@ -14,11 +14,11 @@ from pathlib import Path
 from muster.contract.checkpoint import FileEntry, step_name
 from muster.contract.names import Env
 
-SETTING = "MUSTER_LOCAL_TIER_DIR"
-FREE_SHARE_MIN = 0.1  # of the disk: the tier is a convenience, a full disk is not
+SETTING = "MUSTER_NODE_CACHE_DIR"
+FREE_SHARE_MIN = 0.1  # of the disk: the cache is a convenience, a full disk is not
 
 
-class LocalTier:
+class NodeCache:
     """folder: of one job, on a disk of this node."""
 
     def __init__(self, folder: Path) -> None:
@@ -60,14 +60,14 @@ class LocalTier:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def local_tier(uri: str, job_uid: str) -> LocalTier | None:
-    """The tier for a job whose checkpoints are at `uri`; None where they are on a disk anyway, or no folder is set.
+def node_cache(uri: str, job_uid: str) -> NodeCache | None:
+    """The cache for a job whose checkpoints are at `uri`; None where they are on a disk anyway, or no folder is set.
 
-    MUSTER_LOCAL_TIER_DIR names the folder (empty: no tier); by default it is beside the node's prepared data.
+    MUSTER_NODE_CACHE_DIR names the folder (empty: no cache); by default it is beside the node's prepared data.
     """
     folder = os.environ.get(SETTING)
     if folder is None and not uri.startswith("s3://"):
         return None
     if folder is None and (cache := os.environ.get(Env.CACHE_DIR)):
         folder = os.path.join(cache, "checkpoints")
-    return LocalTier(Path(folder) / job_uid) if folder else None
+    return NodeCache(Path(folder) / job_uid) if folder else None

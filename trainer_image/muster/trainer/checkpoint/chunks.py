@@ -1,4 +1,4 @@
-"""Geometry of pieces: which part of one box lies in another. Offsets and extents per dimension, in elements."""
+"""Geometry of slices: which part of one chunk lies in another. Offsets and extents per dimension, in elements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import prod
 
 
 @dataclass(frozen=True)
-class Box:
+class Chunk:
     offset: tuple[int, ...]
     extent: tuple[int, ...]
 
@@ -15,19 +15,19 @@ class Box:
     def elements(self) -> int:
         return prod(self.extent)
 
-    def meets(self, other: Box) -> Box | None:
+    def meets(self, other: Chunk) -> Chunk | None:
         """The part in both, in global coordinates; None where they are apart. A scalar meets every scalar."""
         start = tuple(map(max, self.offset, other.offset))
         end = tuple(
             min(a + b, c + d) for a, b, c, d in zip(self.offset, self.extent, other.offset, other.extent, strict=True)
         )
         extent = tuple(b - a for a, b in zip(start, end, strict=True))
-        return Box(start, extent) if all(e > 0 for e in extent) else None
+        return Chunk(start, extent) if all(e > 0 for e in extent) else None
 
-    def within(self, other: Box) -> tuple[slice, ...]:
-        """The slices that cut this box out of `other`."""
+    def within(self, other: Chunk) -> tuple[slice, ...]:
+        """The slices that cut this chunk out of `other`."""
         return tuple(slice(a - b, a - b + e) for a, e, b in zip(self.offset, self.extent, other.offset, strict=True))
 
 
-def whole(shape: tuple[int, ...]) -> Box:
-    return Box((0,) * len(shape), shape)
+def whole(shape: tuple[int, ...]) -> Chunk:
+    return Chunk((0,) * len(shape), shape)

@@ -27,7 +27,7 @@ class MeetingPoint:
     listener: socket.socket | None
 
 
-class Agreement:
+class ControlGroup:
     """Small decisions of all ranks. Collective: every rank makes the same calls in the same order."""
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""What an urgent save does about the upload in flight, when a node is about to go; and what a crash is worth. Pure."""
+"""What an emergency save does about the upload in flight when a node is about to go, and what a commit after a crash is
+worth. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from muster.trainer.checkpoint.policy import PRIOR_SAVE_SECONDS
 # (core/stalls.py).
 AFTER_CRASH_SECONDS_MAX = 45.0
 WORTHWHILE_SECONDS = 2.0  # a wait that nobody minds
-WAITING_SHARE_MAX = 1 / 3  # of the time that is left: so long do the others let doomed ranks go first
+WAITING_SHARE_MAX = 1 / 3  # of the time that is left: so long do the others let terminating ranks go first
 
 
 @dataclass(frozen=True)
 class Standing:
     """What one rank knows. in_flight_seconds: until its upload is over (None: it is). new_seconds: of a new save.
 
-    seconds_left: until its node goes, if it knows. doomed: its node is one of those that go.
+    seconds_left: until its node goes, if it knows. terminating: its node is one of those that go.
     """
 
     in_flight_seconds: float | None
     new_seconds: float
     seconds_left: float | None = None
-    doomed: bool = False
+    terminating: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ def plan(standings: Sequence[Standing]) -> Plan:
 
 
 def _first(standings: Sequence[Standing]) -> tuple[int, ...]:
-    """The doomed, where others can wait for them: rank 0 writes the COMMIT, so with it all are in a hurry."""
-    doomed = tuple(rank for rank, standing in enumerate(standings) if standing.doomed)
-    return () if 0 in doomed or len(doomed) == len(standings) else doomed
+    """The terminating, where others can wait for them: rank 0 writes the COMMIT, so with it all are in a hurry."""
+    terminating = tuple(rank for rank, standing in enumerate(standings) if standing.terminating)
+    return () if 0 in terminating or len(terminating) == len(standings) else terminating
 
 
 def new_seconds(size: int, rates: Sequence[float]) -> float:

@@ -1,10 +1,10 @@
-"""The urgent save's decision, from what each rank knows."""
+"""The emergency save's decision, from what each rank knows."""
 
 import pytest
 
 from muster.trainer.checkpoint.checksum import PART_BYTES
+from muster.trainer.checkpoint.emergency_save import Plan, Standing, in_flight_seconds, new_seconds, plan
 from muster.trainer.checkpoint.policy import PRIOR_SAVE_SECONDS
-from muster.trainer.checkpoint.urgency import Plan, Standing, in_flight_seconds, new_seconds, plan
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_what_one_rank_has_seen_end_has_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("doomed", "left", "first"),
+    ("terminating", "left", "first"),
     [
         ((), 60.0, ()),
         ((2, 3), 60.0, (2, 3)),
@@ -39,9 +39,12 @@ def test_what_one_rank_has_seen_end_has_ended() -> None:
         ((0, 1, 2, 3), 60.0, ()),
     ],
 )
-def test_shards_of_the_doomed_go_first(doomed: tuple[int, ...], left: float | None, first: tuple[int, ...]) -> None:
+def test_shards_of_the_terminating_go_first(
+    terminating: tuple[int, ...], left: float | None, first: tuple[int, ...]
+) -> None:
     standings = [
-        Standing(None, 10.0, left if rank in doomed or not doomed else None, rank in doomed) for rank in range(4)
+        Standing(None, 10.0, left if rank in terminating or not terminating else None, rank in terminating)
+        for rank in range(4)
     ]
     assert plan(standings).first == first
 
