@@ -8,10 +8,12 @@ from functools import cache
 from pathlib import Path
 
 from tests.tidy.documents import commands, documents
-from tests.tidy.repository import ROOT, expect_none, plant
+from tests.tidy.repository import ROOT, committed_files, expect_none, plant
 
 MUSTER = Path(sys.executable).with_name("muster")
 LINK = re.compile(r"\]\((?!https?://|mailto:|#)([^)#\s]+)")
+# `muster/__init__.py` is only ever named to say that there is none.
+MODULE = re.compile(r"`(?!muster/__init__)((?:[\w.-]+/)*[\w-]+\.py)`")
 # Placeholders in a synopsis: `muster get JOB`, `make <target>`, `muster …`.
 PLACEHOLDER = re.compile(r"[<\[…]|\.\.\.")
 
@@ -86,12 +88,27 @@ def dead_links(root: Path) -> list[str]:
     ]
 
 
+def missing_modules(root: Path, files: list[Path]) -> list[str]:
+    """Python files that the documentation names between backquotes and nobody has, by any end of their paths."""
+    known = [f"/{path.relative_to(root)}" for path in files]
+    return [
+        f"{path.relative_to(root)}: there is no file {name}"
+        for path in documents(root)
+        for name in MODULE.findall(path.read_text())
+        if not any(file.endswith(f"/{name}") for file in known)
+    ]
+
+
 def test_every_command_in_the_documentation_exists() -> None:
     expect_none(false_commands(ROOT, muster_help))
 
 
 def test_every_link_leads_somewhere() -> None:
     expect_none(dead_links(ROOT))
+
+
+def test_every_module_in_the_documentation_exists() -> None:
+    expect_none(missing_modules(ROOT, committed_files(ROOT)))
 
 
 def test_every_make_target_is_explained_and_phony() -> None:
@@ -147,6 +164,15 @@ def test_false_commands_are_found(tmp_path: Path) -> None:
 def test_dead_links_are_found(tmp_path: Path) -> None:
     plant(tmp_path, {"README.md": DOCUMENT})
     assert dead_links(tmp_path) == ["README.md: link to gone.md leads nowhere"]
+
+
+def test_missing_modules_are_found(tmp_path: Path) -> None:
+    text = "See `core/decide.py`, `decide.py`, `gone.py`, `core/gone.py`; never `muster/__init__.py`.\n"
+    plant(tmp_path, {"README.md": text, "operator/core/decide.py": ""})
+    assert missing_modules(tmp_path, [tmp_path / "operator/core/decide.py"]) == [
+        "README.md: there is no file gone.py",
+        "README.md: there is no file core/gone.py",
+    ]
 
 
 def test_the_real_command_line_refuses_what_it_lacks() -> None:
