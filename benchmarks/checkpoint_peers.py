@@ -463,7 +463,7 @@ def export(where: str, megabytes: int, place: str) -> None:
     from muster.contract.base import dump
     from muster.contract.spec import Keep
     from muster.trainer.checkpoint import Identity, Saver
-    from muster.trainer.model import build
+    from muster.trainer.models.decoder import build
 
     layers = max(megabytes * MEGA // (4 * (4 * 1_024 * 1_024 + 3 * 1_024 * 2_816)), 1)
     shape = Architecture(dim=1_024, layers=layers, heads=16, kv_heads=16, ffn_dim=2_816, vocab_size=1_024,
@@ -476,7 +476,8 @@ def export(where: str, megabytes: int, place: str) -> None:
     saver.save(train_state(model, torch.optim.AdamW(model.parameters()), 1))
     assert all(outcome.committed for outcome in saver.drain(600))
     saver.close()
-    command = [sys.executable, "-m", "muster.trainer.export", "--checkpoint", where, "--to", f"{place}/model", "--json"]
+    export = [sys.executable, "-m", "muster.trainer.convert.export"]
+    command = [*export, "--checkpoint", where, "--to", f"{place}/model", "--json"]
     # By a small process: a child's peak begins with the memory of whoever started it.
     watched = (
         "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], check=True, stdout=subprocess.PIPE); "

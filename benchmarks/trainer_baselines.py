@@ -20,8 +20,8 @@ from muster.contract.architecture import Architecture
 from muster.contract.training import TrainingConfig
 from muster.trainer.config import Ranks
 from muster.trainer.data import Dataset, Loader
-from muster.trainer.model import build
-from muster.trainer.objectives import scored, token_loss
+from muster.trainer.models.decoder import build
+from muster.trainer.train.tasks.next_token import scored, token_loss
 
 
 class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):

@@ -128,16 +128,17 @@ def _rank(given: argparse.Namespace) -> None:
     import trainer_baselines  # beside this file
 
     from muster.contract.signals import TrainerPhase
-    from muster.trainer import loop, parallel
     from muster.trainer.config import read_ranks, read_run
     from muster.trainer.data import open_data
-    from muster.trainer.health import Life
-    from muster.trainer.lifeline import process_started_at
-    from muster.trainer.origin import find_origin
+    from muster.trainer.launch.process_control import process_started_at
+    from muster.trainer.models import sharding
+    from muster.trainer.train import loop
+    from muster.trainer.train.origin import find_origin
+    from muster.trainer.train.rank_state import Life
 
     run, ranks = read_run(), read_ranks()
-    device = parallel.choose_device(ranks)
-    parallel.connect(device)
+    device = sharding.choose_device(ranks)
+    sharding.connect(device)
     origin = find_origin(run, print)
     data = open_data(run.training, origin.tokenizer, run.cache_dir, lambda line: None)
     life = Life(run.worker_dir, run.attempt, ranks.rank, process_started_at())
@@ -147,7 +148,7 @@ def _rank(given: argparse.Namespace) -> None:
     def muster(shard: str) -> Callable[[], object]:
         asked = run.training.parallel.model_copy(update={"shard": shard})
         training = run.training.model_copy(update={"parallel": asked})
-        layout = parallel.plan(origin.architecture, training, ranks, parallel.capacity(device, ranks))
+        layout = sharding.plan(origin.architecture, training, ranks, sharding.capacity(device, ranks))
         trainer = loop.Trainer(run, ranks, life, origin, data, device, layout)
         loader = trainer.open_loader()
         return lambda: trainer.advance(loader)

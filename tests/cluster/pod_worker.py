@@ -16,7 +16,7 @@ from muster.contract.base import dump_json
 from muster.contract.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, WorkerExit
-from muster.trainer.report import leave_word, serve_reports
+from muster.trainer.launch.report import leave_word, serve_reports
 
 FOLDER = Path(os.environ["MUSTER_WORKER_DIR"])
 ATTEMPT, WORKER = int(os.environ["MUSTER_ATTEMPT"]), int(os.environ["MUSTER_WORKER"])

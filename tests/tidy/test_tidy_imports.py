@@ -26,9 +26,11 @@ EMPTY_HOUSE = {
     "operator/muster/operator/core/decide.py": "import muster.contract.spec\n",
     "trainer_image/muster/trainer/__init__.py": "",
     "trainer_image/muster/trainer/config.py": "import muster.contract.spec\n",
-    "trainer_image/muster/trainer/model.py": "import torch, muster.trainer.config\n",
+    "trainer_image/muster/trainer/launch.py": "import muster.trainer.config\n",
+    "trainer_image/muster/trainer/models.py": "import torch, muster.trainer.config\n",
     "trainer_image/muster/trainer/data.py": "import muster.trainer.config\n",
-    "trainer_image/muster/trainer/metrics.py": "",
+    "trainer_image/muster/trainer/convert.py": "import muster.trainer.models\n",
+    "trainer_image/muster/trainer/train.py": "import muster.trainer.data\n",
 }
 
 
@@ -81,8 +83,9 @@ def test_an_empty_house_keeps_the_rules(house: Path) -> None:
             "from concurrent.futures import Future",
             "The operator's core is pure",
         ),
-        ("trainer_image/muster/trainer/model.py", "import muster.trainer.metrics", "The trainer: the loop over"),
-        ("trainer_image/muster/trainer/data.py", "import muster.trainer.metrics", "The trainer: the loop over"),
+        ("trainer_image/muster/trainer/models.py", "import muster.trainer.data", "The trainer: training over"),
+        ("trainer_image/muster/trainer/data.py", "import muster.trainer.train", "The trainer: training over"),
+        ("trainer_image/muster/trainer/launch.py", "import torch", "The launcher imports no torch"),
     ],
 )
 def test_a_broken_rule_is_found(house: Path, module: str, code: str, broken: str) -> None:

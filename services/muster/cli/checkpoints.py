@@ -95,7 +95,7 @@ def export(
     transformers gets the whole model, with what an adapter learnt merged into it; peft gets the adapter alone.
     """
     command = ["--checkpoint", _folder(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
-    _tool("muster.trainer.export", *command, "--format", form)
+    _tool("muster.trainer.convert.export", *command, "--format", form)
 
 
 def _run(action: str, where: str, step: int | None, server: str | None, *more: str) -> None:

@@ -156,7 +156,7 @@ def _gather(client: Client, platform: Platform, job_id: str, kill: Kill | None) 
 def _generate(client: Client, job_id: str) -> str:
     folder = client.get(f"jobs/{job_id}/checkpoints")["uri"]
     say("Generating text from the best commit …", "dim")
-    command = [sys.executable, "-m", "muster.trainer.generate", "--checkpoint", folder, "--step", "best"]
+    command = [sys.executable, "-m", "muster.trainer.convert.generate", "--checkpoint", folder, "--step", "best"]
     command += ["--prompt", PROMPT, "--tokens", str(SAMPLE_TOKENS), "--seed", "7"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:

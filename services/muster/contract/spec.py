@@ -161,7 +161,7 @@ DEFAULT_BUDGETS: dict[Cause, int] = {
 }
 
 
-# What each preflight looks at before a gang meets, and what follows when it fails (trainer/preflight.py).
+# What each preflight looks at before a gang meets, and what follows when it fails (trainer/launch/preflight.py).
 PreflightCheck = Literal["gpus", "disk", "efa", "network", "collective"]
 PreflightAnswer = Literal["warn", "retry", "exclude", "stop"]
 

@@ -19,13 +19,13 @@ from muster.contract.base import dump
 from muster.contract.checkpoint import Slice
 from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
-from muster.trainer import hugging_face
 from muster.trainer.checkpoint import Saver
 from muster.trainer.checkpoint.file_store import FileStore
+from muster.trainer.convert import hugging_face
+from muster.trainer.convert.export import export, main, to_bf16
+from muster.trainer.convert.pieces import runs_of
 from muster.trainer.errors import UserError
-from muster.trainer.export import export, main, to_bf16
-from muster.trainer.model import Decoder, build
-from muster.trainer.pieces import runs_of
+from muster.trainer.models.decoder import Decoder, build
 
 
 def decoder(tied: bool) -> Decoder:
@@ -163,7 +163,8 @@ def test_a_model_that_is_no_llama_is_refused_by_name() -> None:
 def test_it_runs_without_torch(tmp_path: Path) -> None:
     committed(decoder(True), tmp_path / "uid")
     code = (
-        "import sys; sys.modules['torch'] = None; from muster.trainer.export import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; sys.modules['torch'] = None; "
+        "from muster.trainer.convert.export import main; sys.exit(main(sys.argv[1:]))"
     )
     arguments = ["--checkpoint", str(tmp_path / "uid"), "--to", str(tmp_path / "model"), "--json"]
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)

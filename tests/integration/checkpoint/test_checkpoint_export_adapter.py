@@ -21,12 +21,13 @@ from muster.contract.base import dump
 from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
 from muster.contract.training import Adapter
-from muster.trainer import hugging_face, merging
 from muster.trainer.checkpoint import Saver
 from muster.trainer.checkpoint.file_store import FileStore
+from muster.trainer.convert import hugging_face, merge
+from muster.trainer.convert.export import export, main
 from muster.trainer.errors import UserError
-from muster.trainer.export import export, main
-from muster.trainer.model import Decoder, attach, build
+from muster.trainer.models.decoder import Decoder, build
+from muster.trainer.models.lora import attach
 
 SHAPE = Architecture(dim=48, layers=2, heads=6, kv_heads=2, ffn_dim=80, vocab_size=260, max_positions=64)
 ADAPTER = Adapter(rank=3, alpha=7.5, targets=("q_proj", "up_proj"))
@@ -127,8 +128,8 @@ def test_any_part_of_a_weight_gets_its_part_of_the_product(data: st.DataObject, 
     last = data.draw(st.integers(first + 1, weight.size))
     part = memoryview(bytearray(weight.tobytes()))[4 * first : 4 * last]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merging, "BLOCK_ELEMENTS", data.draw(st.sampled_from([1, 7, 2**18])))
-        merging.Delta(a, b).add_to(part, 4 * first)
+        patch.setattr(merge, "BLOCK_ELEMENTS", data.draw(st.sampled_from([1, 7, 2**18])))
+        merge.Delta(a, b).add_to(part, 4 * first)
     found = np.frombuffer(part, "f4")
     np.testing.assert_allclose(found, (weight + b @ a).reshape(-1)[first:last], rtol=1e-5, atol=1e-6)
 
@@ -152,7 +153,7 @@ def test_an_adapter_of_a_newer_muster_is_not_guessed_at(tmp_path: Path) -> None:
 
 def test_it_runs_without_torch(tmp_path: Path, adapted: tuple[Decoder, FileStore]) -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; from muster.trainer.export import main\n"
+        "import sys; sys.modules['torch'] = None; from muster.trainer.convert.export import main\n"
         "for form in ('hf', 'peft'): assert main([*sys.argv[1:], '--to', form, '--format', form]) == 0"
     )
     command = [sys.executable, "-c", code, "--checkpoint", adapted[1].uri, "--json"]

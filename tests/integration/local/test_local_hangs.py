@@ -15,7 +15,7 @@ from tests.polling import eventually
 
 from muster.contract.names import EXIT_RECORD, ExitCode
 from muster.contract.status import Failure, Phase
-from muster.trainer.evidence import STACKS
+from muster.trainer.launch.stack_dumps import STACKS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 HOOKS = Path(__file__).parents[2] / "drills" / "faults" / "hooks"

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from muster.trainer import loop
 from muster.trainer.config import Ranks, read_ranks, read_run
 from muster.trainer.data import Loader, StepBatch
-from muster.trainer.health import Life
-from muster.trainer.lifeline import process_started_at
+from muster.trainer.launch.process_control import process_started_at
+from muster.trainer.train import loop
+from muster.trainer.train.rank_state import Life
 
 
 def watched(life: Life, ranks: Ranks, path: Path, stop_after: int | None) -> type[Loader]:

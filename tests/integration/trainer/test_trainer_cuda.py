@@ -9,7 +9,8 @@ from tests.integration.trainer.gangs import ARCHITECTURE, Job, Part, train_many,
 
 from muster.contract.architecture import Architecture
 from muster.contract.names import ExitCode
-from muster.trainer.model import build, initialize
+from muster.trainer.models.decoder import build
+from muster.trainer.models.init import initialize
 
 pytestmark = [
     pytest.mark.gpu,

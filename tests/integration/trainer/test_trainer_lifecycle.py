@@ -19,7 +19,7 @@ from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, RankFailure
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
-from muster.trainer import generate
+from muster.trainer.convert import generate
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -235,7 +235,9 @@ def test_generation_from_a_commit(tmp_path: Path, source: str, capsys: pytest.Ca
     assert generated("4") == first
     assert generated("5") != first
     missing = subprocess.run(
-        [sys.executable, "-m", "muster.trainer.generate", *asked, "4", "--step", "3"], capture_output=True, text=True
+        [sys.executable, "-m", "muster.trainer.convert.generate", *asked, "4", "--step", "3"],
+        capture_output=True,
+        text=True,
     )
     assert missing.returncode == ExitCode.STORAGE
     assert "step 3" in missing.stderr

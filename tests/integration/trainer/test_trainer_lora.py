@@ -19,14 +19,16 @@ from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord
 from muster.contract.spec import Keep
 from muster.contract.training import TrainingConfig
-from muster.trainer.adapter import is_part
 from muster.trainer.checkpoint import Saver, load
 from muster.trainer.checkpoint.file_store import FileStore
-from muster.trainer.export import export
-from muster.trainer.generate import load_model
-from muster.trainer.model import Decoder, attach, build, initialize
-from muster.trainer.optimizer import make_optimizer
-from muster.trainer.parallel import local_rows
+from muster.trainer.convert.export import export
+from muster.trainer.convert.generate import load_model
+from muster.trainer.models.adapter import is_part
+from muster.trainer.models.decoder import Decoder, build
+from muster.trainer.models.init import initialize
+from muster.trainer.models.lora import attach
+from muster.trainer.models.sharding import local_rows
+from muster.trainer.train.optimizer import make_optimizer
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -7,17 +7,17 @@ import sys
 import pytest
 from tests.ports import free_port
 
-from muster.trainer import rehearsal
+from muster.trainer.launch import all_reduce_check
 
 
 def begin(node: int, nodes: int, port: int, **more: str) -> "subprocess.Popen[str]":
     settings = {
         "PET_NNODES": str(nodes), "PET_NODE_RANK": str(node), "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "127.0.0.1",
-        "PET_MASTER_PORT": str(port - rehearsal.PORT_OFFSET), "MUSTER_DEVICE": "cpu", "OMP_NUM_THREADS": "1",
+        "PET_MASTER_PORT": str(port - all_reduce_check.PORT_OFFSET), "MUSTER_DEVICE": "cpu", "OMP_NUM_THREADS": "1",
         "MUSTER_PREFLIGHT": "disk=warn",
     }  # fmt: skip
     return subprocess.Popen(
-        [sys.executable, "-m", "muster.trainer.preflight"], env=os.environ | settings | more, text=True,
+        [sys.executable, "-m", "muster.trainer.launch.preflight"], env=os.environ | settings | more, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -34,7 +34,7 @@ def test_a_gang_adds_up_before_it_trains() -> None:
 @pytest.mark.timeout(60)
 def test_one_node_has_nobody_to_add_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NNODES", "1")
-    assert rehearsal.rehearse() is None
+    assert all_reduce_check.rehearse() is None
 
 
 @pytest.mark.timeout(120)
@@ -45,9 +45,9 @@ def test_others_that_do_not_come_are_no_fault_of_this_node(
     port = free_port()
     for name, value in {
         "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1",
-        "PET_MASTER_PORT": str(port - rehearsal.PORT_OFFSET), "MUSTER_DEVICE": "cpu",
+        "PET_MASTER_PORT": str(port - all_reduce_check.PORT_OFFSET), "MUSTER_DEVICE": "cpu",
         "MUSTER_REHEARSAL_MEETING_SECONDS": "2",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    assert rehearsal.rehearse() is None
+    assert all_reduce_check.rehearse() is None
     assert "not all of the gang came in time" in capfd.readouterr().err

@@ -22,7 +22,7 @@ from muster.contract.signals import TrainerPhase
 from muster.contract.status import Cause, CheckpointStatus, GoodputState, Ledger, Phase, Progress, Restarts
 from muster.operator.core.fleet import JobSummary
 from muster.operator.metrics import Metrics as OperatorMetrics
-from muster.trainer.metrics import Metrics as TrainerMetrics
+from muster.trainer.train.metrics import Metrics as TrainerMetrics
 
 ALERTS = CHART / "files" / "alerts.yaml"
 NAME = re.compile(r"muster_[a-z]+_[a-z_]+|muster:\w+")

@@ -8,11 +8,13 @@ import torch
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.base import dump
 from muster.contract.training import Adapter, TrainingConfig
-from muster.trainer import memory, parallel
-from muster.trainer.adapter import is_part
 from muster.trainer.checkpoint.staging import _HEADER_BYTES, reserve_bytes
 from muster.trainer.config import Ranks
-from muster.trainer.model import Decoder, attach, build, initialize
+from muster.trainer.models import memory, sharding
+from muster.trainer.models.adapter import is_part
+from muster.trainer.models.decoder import Decoder, build
+from muster.trainer.models.init import initialize
+from muster.trainer.models.lora import attach
 
 SHAPE = Architecture(
     dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=96, vocab_size=131, max_positions=64, tied_head=False
@@ -98,7 +100,7 @@ def test_auto_shards_less_where_less_learns() -> None:
     ranks = Ranks(rank=0, local_rank=0, world=8, local_world=8)
 
     def shard(training: TrainingConfig) -> str:
-        return parallel.plan(PRESETS["llama-8b"], training, ranks, 48 * GIB).shard
+        return sharding.plan(PRESETS["llama-8b"], training, ranks, 48 * GIB).shard
 
     assert shard(config()) == "fsdp"
     assert shard(config(adapter={"rank": 16})) == "ddp"

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.training import Adapter, EarlyStopping, OptimizerConfig, Schedule, TrainingConfig
-from muster.trainer import flops, randomness
-from muster.trainer.evaluation import Best
-from muster.trainer.optimizer import LossScale, clip_factor, make_optimizer, squared_norm
-from muster.trainer.schedule import learning_rate, total_steps
-from muster.trainer.stopwatch import ACCOUNTS, Stopwatch
+from muster.trainer.train import flops, randomness
+from muster.trainer.train.evaluation import Best
+from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, squared_norm
+from muster.trainer.train.schedule import learning_rate, total_steps
+from muster.trainer.train.stopwatch import ACCOUNTS, Stopwatch
 
 
 def optimizer(name: str, **changes: float) -> OptimizerConfig:

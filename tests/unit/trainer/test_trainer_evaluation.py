@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from muster.trainer.data import Sample
-from muster.trainer.evaluation import Evaluator
+from muster.trainer.train.evaluation import Evaluator
 
 LENGTH = 6
 

@@ -17,13 +17,14 @@ from torch import nn
 from muster.contract.names import HEARTBEAT
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.contract.stopped import is_stopped
-from muster.trainer.deadlines import Deadlines
 from muster.trainer.errors import NumericError
-from muster.trainer.evidence import DUMP_SIGNAL, STACKS, dump
-from muster.trainer.health import Life, write_whole
-from muster.trainer.numerics import KNOWN_MIN, SKIPPED_IN_A_ROW_MAX, Numerics
-from muster.trainer.pace import Pace, Stragglers
-from muster.trainer.verdict import hung_ranks
+from muster.trainer.files import write_whole
+from muster.trainer.launch.stack_dumps import DUMP_SIGNAL, STACKS, dump
+from muster.trainer.launch.verdict import hung_ranks
+from muster.trainer.train.deadlines import Deadlines
+from muster.trainer.train.loss_spike_guard import KNOWN_MIN, SKIPPED_IN_A_ROW_MAX, Numerics
+from muster.trainer.train.rank_state import Life
+from muster.trainer.train.straggler_timer import Pace, Stragglers
 
 # --- deadlines ---
 
@@ -188,11 +189,12 @@ STUCK = """
 import sys, threading, time
 from pathlib import Path
 from muster.contract.signals import TrainerPhase
-from muster.trainer import evidence, health
-health.TELL_SHARE = 0.0
-life = health.Life(Path(sys.argv[1]), 1, 0, time.time())
+from muster.trainer.launch import stack_dumps
+from muster.trainer.train import rank_state
+rank_state.TELL_SHARE = 0.0
+life = rank_state.Life(Path(sys.argv[1]), 1, 0, time.time())
 life.watch()
-evidence.answer_dumps(Path(sys.argv[1]), 0)
+stack_dumps.answer_dumps(Path(sys.argv[1]), 0)
 life.enter(TrainerPhase.STEP)
 def the_collective():
     threading.Event().wait()

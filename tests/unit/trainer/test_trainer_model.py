@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from muster.contract.architecture import PRESETS, Architecture
-from muster.trainer.model import Decoder, build, head, initialize
-from muster.trainer.model.head import summed_cross_entropy
+from muster.trainer.models import head
+from muster.trainer.models.decoder import Decoder, build
+from muster.trainer.models.head import summed_cross_entropy
+from muster.trainer.models.init import initialize
 
 
 def shape(**changes: Any) -> Architecture:
@@ -222,7 +224,7 @@ def test_master_weights_and_cast_weights_compute_the_same() -> None:
 
 def test_initial_weights_depend_on_seed_and_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever rows a rank holds, they are the rows of the whole."""
-    from muster.trainer.model import init
+    from muster.trainer.models import init
 
     monkeypatch.setattr(init, "BLOCK_ELEMENTS", 64 * 7)  # blocks that no shard's edge falls on
     architecture = shape()

@@ -16,7 +16,7 @@ from muster.agent.folder import write
 from muster.agent.server import serve
 from muster.contract.notices import NOTICES_ENV, NodeNotices, Notice, Remedy
 from muster.contract.signals import SignalKind
-from muster.trainer.notices import HOST_IP, NOTICE_SECONDS, read, seconds_left
+from muster.trainer.launch.notices import HOST_IP, NOTICE_SECONDS, read, seconds_left
 
 GOING = Notice(
     kind=SignalKind.SPOT_NOTICE, remedy=Remedy.DRAIN, at=1000.0, message="taken back", source="imds", until=1120.0
@@ -28,7 +28,7 @@ OTHERS = [
 ]
 LISTENER = """
 import signal, sys, time
-from muster.trainer.notices import watch_notices
+from muster.trainer.launch.notices import watch_notices
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))
 watch_notices()
 print("listens", flush=True)

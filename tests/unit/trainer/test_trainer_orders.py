@@ -15,9 +15,10 @@ from muster.contract.base import dump
 from muster.contract.checkpoint import Commit, DataCursor
 from muster.contract.names import Env
 from muster.contract.training import TrainingConfig
-from muster.trainer import memory, origin, parallel
 from muster.trainer.config import Ranks, Run, accumulation, read_ranks, read_run
 from muster.trainer.errors import OutOfMemory, UserError
+from muster.trainer.models import memory, sharding
+from muster.trainer.train import origin
 
 GIB = 2**30
 
@@ -125,24 +126,24 @@ def test_the_need_of_a_known_model() -> None:
 @pytest.mark.parametrize(("capacity", "expected"), [(80 * GIB, "ddp"), (12 * GIB, "zero2"), (15 * GIB // 2, "fsdp")])
 def test_auto_takes_the_lowest_that_fits(capacity: int, expected: str) -> None:
     training = config(precision="bf16", batch={"tokensPerStep": 1024, "microBatch": 2})
-    layout = parallel.plan(PRESETS["llama-1b"], training, ranks(8), capacity)
+    layout = sharding.plan(PRESETS["llama-1b"], training, ranks(8), capacity)
     assert layout.shard == expected
     assert layout.need.total <= capacity * memory.USABLE
 
 
 def test_auto_that_fits_nowhere_shows_the_arithmetic() -> None:
     with pytest.raises(OutOfMemory) as refused:
-        parallel.plan(PRESETS["llama-8b"], config(), ranks(2), 4 * GIB)
+        sharding.plan(PRESETS["llama-8b"], config(), ranks(2), 4 * GIB)
     text = str(refused.value)
     for part in ("needs about", "has 4.00 GiB", "8030.3 M parameters", "microBatch (now 2)", "precision to bf16"):
         assert part in text
 
 
 def test_hsdp_lays_copies_over_nodes() -> None:
-    layout = parallel.plan(PRESETS["muster-1m"], config(parallel={"shard": "hsdp"}), ranks(4, 2), 64 * GIB)
+    layout = sharding.plan(PRESETS["muster-1m"], config(parallel={"shard": "hsdp"}), ranks(4, 2), 64 * GIB)
     assert layout.describe() == {"shard": "hsdp", "replicas": 2, "shards": 2}
     asked = config(parallel={"shard": "hsdp", "replicas": 4}, batch={"tokensPerStep": 512, "microBatch": 1})
-    assert parallel.plan(PRESETS["muster-1m"], asked, ranks(8), 64 * GIB).shards == 2
+    assert sharding.plan(PRESETS["muster-1m"], asked, ranks(8), 64 * GIB).shards == 2
 
 
 @pytest.mark.parametrize(
@@ -152,23 +153,23 @@ def test_hsdp_lays_copies_over_nodes() -> None:
 def test_impossible_hsdp(replicas: int | None, world: int, local: int, message: str) -> None:
     asked = config(parallel={"shard": "hsdp"} | ({"replicas": replicas} if replicas else {}))
     with pytest.raises(UserError, match=message):
-        parallel.plan(PRESETS["muster-1m"], asked, ranks(world, local), 64 * GIB)
+        sharding.plan(PRESETS["muster-1m"], asked, ranks(world, local), 64 * GIB)
 
 
 def test_gradients_are_held_whole_only_where_they_fit() -> None:
     accumulating = config(batch={"tokensPerStep": 1024, "microBatch": 1}, parallel={"shard": "fsdp"})
     small, large = PRESETS["muster-1m"], PRESETS["llama-1b"]
-    assert parallel.plan(small, accumulating, ranks(2), 8 * GIB).hold_gradients
-    assert not parallel.plan(large, accumulating, ranks(2), 16 * GIB).hold_gradients
+    assert sharding.plan(small, accumulating, ranks(2), 8 * GIB).hold_gradients
+    assert not sharding.plan(large, accumulating, ranks(2), 16 * GIB).hold_gradients
 
 
 def test_a_device_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert parallel.choose_device(ranks(2), {Env.DEVICE: "cpu"}) == torch.device("cpu")
+    assert sharding.choose_device(ranks(2), {Env.DEVICE: "cpu"}) == torch.device("cpu")
     with pytest.raises(UserError, match="runs 2 ranks but sees 1 GPUs"):
-        parallel.choose_device(ranks(2), {Env.DEVICE: "cuda"})
+        sharding.choose_device(ranks(2), {Env.DEVICE: "cuda"})
     with pytest.raises(UserError, match="must be cpu or cuda, not 'tpu'"):
-        parallel.choose_device(ranks(2), {Env.DEVICE: "tpu"})
+        sharding.choose_device(ranks(2), {Env.DEVICE: "tpu"})
 
 
 # --- origin ---
@@ -322,9 +323,10 @@ import re, sys
 from pathlib import Path
 import torch
 from muster.contract.architecture import PRESETS
-from muster.trainer.model import build, initialize
+from muster.trainer.models.decoder import build
+from muster.trainer.models.init import initialize
 from muster.contract.training import OptimizerConfig
-from muster.trainer.optimizer import make_optimizer
+from muster.trainer.train.optimizer import make_optimizer
 
 def peak():  # getrusage would count what pytest held when it forked
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024

@@ -14,8 +14,8 @@ from tests.polling import eventually
 from tests.ports import free_port
 
 from muster.contract.signals import WorkerExit
-from muster.trainer import preflight, report
-from muster.trainer.preflight import Fault, verdict
+from muster.trainer.launch import preflight, report
+from muster.trainer.launch.preflight import Fault, verdict
 
 
 def test_heartbeats_are_served_and_rubbish_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

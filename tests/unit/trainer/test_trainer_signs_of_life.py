@@ -14,10 +14,20 @@ from tests.polling import eventually
 
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, RankFailure, StepRecord, TrainerPhase
-from muster.trainer.errors import NumericError, OutOfMemory, PeerLost, StaleAttempt, StorageError, UserError, exit_code
-from muster.trainer.health import Life, is_lost_peer, is_out_of_memory
-from muster.trainer.metrics import Metrics, StepLog
-from muster.trainer.verdict import RankEnd, log_tail, read_end, root, worker_exit
+from muster.trainer.errors import (
+    NumericError,
+    OutOfMemory,
+    PeerLost,
+    StaleAttempt,
+    StorageError,
+    UserError,
+    exit_code,
+    is_lost_peer,
+    is_out_of_memory,
+)
+from muster.trainer.launch.verdict import RankEnd, log_tail, read_end, root, worker_exit
+from muster.trainer.train.metrics import Metrics, StepLog
+from muster.trainer.train.rank_state import Life
 
 
 def record(step: int) -> StepRecord:
@@ -100,7 +110,7 @@ LIVING = """
 import sys, time
 from pathlib import Path
 from muster.contract.signals import TrainerPhase
-from muster.trainer.health import Life
+from muster.trainer.train.rank_state import Life
 life = Life(Path(sys.argv[1]), 1, 0, time.time())
 life.watch()
 life.enter(TrainerPhase(sys.argv[2]))

@@ -12,10 +12,10 @@ from pathlib import Path
 from muster.contract.names import Env, ExitCode
 from muster.trainer.checkpoint.upload_process import fork_while_young
 from muster.trainer.config import Ranks, Run, read_ranks, read_run
-from muster.trainer.errors import PeerLost, exit_code
-from muster.trainer.evidence import answer_dumps
-from muster.trainer.health import Life, is_lost_peer, is_out_of_memory
-from muster.trainer.lifeline import die_with_parent, process_started_at
+from muster.trainer.errors import PeerLost, exit_code, is_lost_peer, is_out_of_memory
+from muster.trainer.launch.process_control import die_with_parent, process_started_at
+from muster.trainer.launch.stack_dumps import answer_dumps
+from muster.trainer.train.rank_state import Life
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def _train() -> Callable[[Run, Ranks, Life], int]:
     Looking for some among them would cost a tenth of the start, and a pause now and then while all other ranks wait.
     """
     gc.disable()
-    from muster.trainer.loop import train
+    from muster.trainer.train.loop import train
 
     gc.freeze()
     gc.enable()

@@ -42,3 +42,34 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 def exit_code(error: BaseException) -> int:
     """The exit code of a rank that ends with `error`; 1 where the error is a bug of ours or unknown."""
     return next((int(code) for kind, code in _CODES if isinstance(error, kind)), 1)
+
+
+_PEER_WORDS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "connection was closed",
+    "socket closed",
+    "failed to recv",
+    "remote process exited",
+    "ncclremoteerror",
+    "gloo/transport",
+    "timed out waiting",
+    "connection was likely closed",
+)
+
+
+def is_lost_peer(kind: str, message: str) -> bool:
+    """Whether an error (its type's name and text) says that another rank went away, not that we are wrong."""
+    text = message.lower()
+    distributed = kind in ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RuntimeError")
+    return distributed and any(words in text for words in _PEER_WORDS)
+
+
+def is_out_of_memory(kind: str, message: str) -> bool:
+    """Whether an allocation failed, on a GPU or on the CPU (where torch raises a plain RuntimeError)."""
+    text = message.lower()
+    return kind in ("OutOfMemoryError", "MemoryError") or (
+        kind == "RuntimeError" and ("defaultcpuallocator" in text or "out of memory" in text)
+    )

@@ -406,5 +406,5 @@ def _answers(job: Job, site: Site) -> str:
 def _preflight(trainer: Object, answers: str) -> Object:
     """The same container, which looks before the gang meets: GPUs, disk, the way to the others."""
     environment = [*trainer["env"], *([{"name": "MUSTER_PREFLIGHT", "value": answers}] if answers else [])]
-    command = ["python", "-m", "muster.trainer.preflight"]
+    command = ["python", "-m", "muster.trainer.launch.preflight"]
     return copy.deepcopy(trainer) | {"name": "preflight", "command": command, "env": environment, "ports": []}

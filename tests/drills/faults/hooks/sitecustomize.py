@@ -14,7 +14,7 @@ import sys
 import time
 import zlib
 
-TARGET = "muster.trainer.objectives"
+TARGET = "muster.trainer.train.tasks.next_token"
 PASSES_MEASURED = 20
 
 

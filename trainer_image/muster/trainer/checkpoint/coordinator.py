@@ -24,7 +24,7 @@ from muster.trainer.checkpoint.store import Store, StoreError
 from muster.trainer.errors import StaleAttempt
 
 FENCE_RETRIES = 5
-# For the ranks that die after the first: the launcher kills those that don't notice by themselves (launch.py).
+# For the ranks that die after the first: the launcher kills those that don't notice by themselves (launch/worker.py).
 OTHERS_SECONDS_MAX = 20.0
 
 

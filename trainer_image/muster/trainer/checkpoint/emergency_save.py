@@ -9,10 +9,8 @@ from typing import Literal
 
 from muster.trainer.checkpoint.checksum import PART_BYTES
 from muster.trainer.checkpoint.policy import PRIOR_SAVE_SECONDS
+from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX
 
-# After a crash, for a commit from the ranks' memories. A gang that is silent for longer is taken for hung
-# (core/stalls.py).
-AFTER_CRASH_SECONDS_MAX = 45.0
 WORTHWHILE_SECONDS = 2.0  # a wait that nobody minds
 WAITING_SHARE_MAX = 1 / 3  # of the time that is left: so long do the others let terminating ranks go first
 

@@ -21,12 +21,11 @@ from muster.contract.checkpoint import shard_key
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, Coordinator, Job
-from muster.trainer.checkpoint.emergency_save import AFTER_CRASH_SECONDS_MAX
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.snapshot import left_in
 from muster.trainer.checkpoint.store import Store, StoreError, open_store
-from muster.trainer.lifeline import die_with_adopter, has_adopter, name_process
+from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, die_with_adopter, has_adopter, name_process
 
 
 class Uploader:

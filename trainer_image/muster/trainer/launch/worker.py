@@ -22,15 +22,14 @@ from muster.contract.base import dump_json
 from muster.contract.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.contract.names import EXIT_RECORD, ExitCode
 from muster.contract.signals import WorkerExit
-from muster.trainer.checkpoint.emergency_save import AFTER_CRASH_SECONDS_MAX
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
-from muster.trainer.evidence import dump, record_flights
-from muster.trainer.health import write_whole
-from muster.trainer.lifeline import LAUNCHER, adopt_orphans
-from muster.trainer.notices import watch_notices
-from muster.trainer.report import leave_word, serve_reports
-from muster.trainer.verdict import RankEnd, hung_ranks, log_tail, read_end, worker_exit
+from muster.trainer.files import write_whole
+from muster.trainer.launch.notices import watch_notices
+from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, LAUNCHER, adopt_orphans
+from muster.trainer.launch.report import leave_word, serve_reports
+from muster.trainer.launch.stack_dumps import dump, record_flights
+from muster.trainer.launch.verdict import RankEnd, hung_ranks, log_tail, read_end, worker_exit
 
 FENCE_SECONDS_MAX = 60.0
 # After one rank failed, the others get this long to notice before they are killed.
@@ -211,10 +210,3 @@ def _end(run: Run, rank: int, failure: Any, started: float) -> RankEnd:
 
 def _before_ranks(code: int, message: str) -> WorkerExit:
     return WorkerExit(exit_code=int(code), at=time.time(), message=message)
-
-
-if __name__ == "__main__":
-    result = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(result)

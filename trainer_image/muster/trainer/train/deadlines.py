@@ -14,9 +14,6 @@ FACTOR = 10.0
 # Whatever was learnt, nothing shorter is called a hang: storage and busy machines do stop for seconds.
 FLOOR_SECONDS = {TrainerPhase.STEP: 15.0, TrainerPhase.EVALUATION: 60.0, TrainerPhase.CHECKPOINT: 300.0}
 COMPILED_STEP_SECONDS = 120.0  # the floor where a step may meet a new shape and compile once more
-# For the launcher, who is told to stop and wonders whether its ranks still can.
-UNLEARNT_SECONDS = {TrainerPhase.STEP: 300.0}
-UNLEARNT_SECONDS_ELSE = 900.0
 
 
 class Deadlines:
@@ -39,7 +36,3 @@ class Deadlines:
         if len(seen) < (STEPS_MIN if phase is TrainerPhase.STEP else 1):
             return None
         return max(self._floors[phase], FACTOR * seen[-1 - len(seen) // 20])
-
-
-def unlearnt(phase: TrainerPhase) -> float:
-    return UNLEARNT_SECONDS.get(phase, UNLEARNT_SECONDS_ELSE)

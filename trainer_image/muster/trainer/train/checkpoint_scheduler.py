@@ -14,8 +14,8 @@ from muster.trainer.checkpoint.quarantine import quarantine
 from muster.trainer.checkpoint.store import StoreError, open_store
 from muster.trainer.config import Ranks
 from muster.trainer.errors import StorageError
-from muster.trainer.health import Life
-from muster.trainer.metrics import Metrics
+from muster.trainer.train.metrics import Metrics
+from muster.trainer.train.rank_state import Life
 
 # The grace before a kill is the killer's to give; this only bounds a storage that never answers.
 DRAIN_SECONDS = 900.0
@@ -40,7 +40,7 @@ def withdraw(folder: str, step: int, reason: str) -> bool:
     return True
 
 
-class Commits:
+class CheckpointScheduler:
     """every: of CheckpointSpec. snapshots: whether `saver` can take them. Rank 0 alone decides when a save is due; the
     others hear it in the step's reduction."""
 

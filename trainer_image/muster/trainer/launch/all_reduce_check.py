@@ -32,7 +32,7 @@ def rehearse() -> str | None:
     began = time.monotonic()
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "muster.trainer.rehearsal", str(first + local), str(nodes * per_node)],
+            [sys.executable, "-m", "muster.trainer.launch.all_reduce_check", str(first + local), str(nodes * per_node)],
             stderr=subprocess.PIPE, text=True,
         )
         for local in range(per_node)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from muster.contract.training import EarlyStopping
-from muster.trainer.model.head import IGNORED
-from muster.trainer.objectives import scored, token_loss
+from muster.trainer.models.head import IGNORED
+from muster.trainer.train.tasks.next_token import scored, token_loss
 
 
 class Sample(Protocol):

@@ -10,7 +10,7 @@ from muster.contract.training import Shard, TrainingConfig
 # Share of the memory that may be planned for; the rest is for the allocator's fragments and for libraries.
 USABLE = 0.9
 PROCESS_BYTES = 600 * 2**20  # an idle rank: interpreter, torch, communication buffers
-LOSS_BYTES = 2 * 64 * 2**20  # one chunk of logits and its derivative (model/head.py)
+LOSS_BYTES = 2 * 64 * 2**20  # one chunk of logits and its derivative (models/head.py)
 
 
 @dataclass(frozen=True)

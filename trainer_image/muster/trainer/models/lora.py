@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from muster.contract.training import Adapter
-from muster.trainer.adapter import is_part
-from muster.trainer.model.decoder import Block, Decoder
-from muster.trainer.model.layers import Linear
+from muster.trainer.models.adapter import is_part
+from muster.trainer.models.decoder import Block, Decoder
+from muster.trainer.models.layers import Linear
 
 
 class LoraLinear(Linear):

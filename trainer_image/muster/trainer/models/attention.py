@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from muster.contract.architecture import Architecture
-from muster.trainer.model.layers import Linear
+from muster.trainer.models.layers import Linear
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 
 from muster.contract.checkpoint import Commit
-from muster.trainer.adapter import adapter_of, is_part, parts_of, weight_of
 from muster.trainer.checkpoint import load_weights, read_commit
 from muster.trainer.checkpoint.tensors import model_tensors
-from muster.trainer.model import Decoder
-from muster.trainer.parallel import local_rows
+from muster.trainer.models.adapter import adapter_of, is_part, parts_of, weight_of
+from muster.trainer.models.decoder import Decoder
+from muster.trainer.models.sharding import local_rows
 
 _MODEL = "model/"
 

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from muster.contract.architecture import Architecture
 from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
-from muster.trainer import memory
 from muster.trainer.config import Ranks, accumulation
 from muster.trainer.errors import OutOfMemory, UserError
-from muster.trainer.model import Decoder, attach, build, initialize
+from muster.trainer.models import memory
+from muster.trainer.models.decoder import Decoder, build
+from muster.trainer.models.init import initialize
+from muster.trainer.models.lora import attach
 
 # Long enough for a slow peer that prepares data or loads a commit; a dead one breaks the connection at once.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)

@@ -1,4 +1,4 @@
-"""A rank's signs of life: phase, heartbeat file, where the seconds went, the wish to stop. Also: what an error means.
+"""A rank's signs of life: phase, heartbeat file, where the seconds went, the wish to stop.
 
 One thread watches a pipe. Signals arrive there at once (`signal.set_wakeup_fd`), even while the main thread sits in a
 collective, and a phase that can't be stopped at a step boundary is then ended on the spot.
@@ -19,9 +19,11 @@ from pathlib import Path
 from muster.contract.base import dump_json
 from muster.contract.names import HEARTBEAT, RANK_FAILURE, ExitCode
 from muster.contract.signals import Heartbeat, RankFailure, SlowRank, StepRecord, TrainerPhase, TrainerSeconds
-from muster.trainer.deadlines import Deadlines, unlearnt
-from muster.trainer.evidence import main_thread_stands
-from muster.trainer.stopwatch import Stopwatch
+from muster.trainer.files import write_whole
+from muster.trainer.launch.stack_dumps import main_thread_stands
+from muster.trainer.launch.verdict import unlearnt
+from muster.trainer.train.deadlines import Deadlines
+from muster.trainer.train.stopwatch import Stopwatch
 
 # The file is rewritten at least this often, and at most so often however quick the steps are. A step does not wake the
 # thread (it would take the interpreter from the training just then); the thread looks by itself.
@@ -274,41 +276,3 @@ class Life:
 
 def _keep_going(number: int, frame: object) -> None:
     """The signal was written to the pipe by C code already; this only replaces the default action."""
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file so that a reader sees the old or the new text, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
-    beside.replace(path)
-
-
-_PEER_WORDS = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "broken pipe",
-    "connection refused",
-    "connection was closed",
-    "socket closed",
-    "failed to recv",
-    "remote process exited",
-    "ncclremoteerror",
-    "gloo/transport",
-    "timed out waiting",
-    "connection was likely closed",
-)
-
-
-def is_lost_peer(kind: str, message: str) -> bool:
-    """Whether an error (its type's name and text) says that another rank went away, not that we are wrong."""
-    text = message.lower()
-    distributed = kind in ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RuntimeError")
-    return distributed and any(words in text for words in _PEER_WORDS)
-
-
-def is_out_of_memory(kind: str, message: str) -> bool:
-    """Whether an allocation failed, on a GPU or on the CPU (where torch raises a plain RuntimeError)."""
-    text = message.lower()
-    return kind in ("OutOfMemoryError", "MemoryError") or (
-        kind == "RuntimeError" and ("defaultcpuallocator" in text or "out of memory" in text)
-    )

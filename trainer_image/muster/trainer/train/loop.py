@@ -17,25 +17,26 @@ from muster.contract.checkpoint import DataCursor
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
 from muster.contract.training import TrainingConfig
-from muster.trainer import flops, memory, parallel, randomness
 from muster.trainer.checkpoint import Identity, Saver, TrainState, resume
-from muster.trainer.commits import Commits, withdraw
 from muster.trainer.config import Ranks, Run, accumulation
+from muster.trainer.convert.weights import begin_with
 from muster.trainer.data import Data, Loader, StepBatch, open_data
 from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, must_have_samples
 from muster.trainer.data.loader import advanced
-from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError
-from muster.trainer.evaluation import Best, Evaluator
-from muster.trainer.health import Life, is_out_of_memory
-from muster.trainer.metrics import Metrics, StepLog
-from muster.trainer.notices import seconds_left
-from muster.trainer.numerics import Numerics
-from muster.trainer.objectives import objective, scored
-from muster.trainer.optimizer import LossScale, clip_factor, make_optimizer, set_rate, squared_norm
-from muster.trainer.origin import Origin, find_origin
-from muster.trainer.pace import Pace, Stragglers
-from muster.trainer.schedule import learning_rate, total_steps
-from muster.trainer.weights import begin_with
+from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, is_out_of_memory
+from muster.trainer.launch.notices import seconds_left
+from muster.trainer.models import memory, sharding
+from muster.trainer.train import flops, randomness
+from muster.trainer.train.checkpoint_scheduler import CheckpointScheduler, withdraw
+from muster.trainer.train.evaluation import Best, Evaluator
+from muster.trainer.train.loss_spike_guard import Numerics
+from muster.trainer.train.metrics import Metrics, StepLog
+from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, set_rate, squared_norm
+from muster.trainer.train.origin import Origin, find_origin
+from muster.trainer.train.rank_state import Life
+from muster.trainer.train.schedule import learning_rate, total_steps
+from muster.trainer.train.straggler_timer import Pace, Stragglers
+from muster.trainer.train.tasks.next_token import objective, scored
 
 # A second copy of this rank's part of the state is kept where it takes at most this part of the host's spare memory.
 SNAPSHOT_MEMORY_PART = 8
@@ -46,17 +47,17 @@ def train(run: Run, ranks: Ranks, life: Life) -> int:
     """Train to the end, or to an agreed stop. Returns the exit code; raises the errors of `errors.py`."""
     accumulation(run.training, ranks.world)
     origin = find_origin(run, say if ranks.rank == 0 else lambda line: None)
-    device = parallel.choose_device(ranks)
+    device = sharding.choose_device(ranks)
     if run.training.deterministic:
         randomness.make_deterministic(device)
     randomness.seed(run.training.seed, ranks.rank)
-    parallel.connect(device)
+    sharding.connect(device)
     with life.during(TrainerPhase.DATA):
         data = open_data(run.training, origin.tokenizer, run.cache_dir, say if ranks.local_rank == 0 else _say_nothing)
         must_have_samples(run, data)
         must_be_alike(data.fingerprint, ranks)
-    room = parallel.capacity(device, ranks)
-    layout = parallel.plan(origin.architecture, run.training, ranks, room)
+    room = sharding.capacity(device, ranks)
+    layout = sharding.plan(origin.architecture, run.training, ranks, room)
     life.memory = memory.advice(origin.architecture, run.training, layout.need, room, ranks.world)
     try:
         trainer = Trainer(run, ranks, life, origin, data, device, layout)
@@ -87,11 +88,11 @@ class Trainer:
         origin: Origin,
         data: Data,
         device: torch.device,
-        layout: parallel.Layout,
+        layout: sharding.Layout,
     ) -> None:
         config = self.config = run.training
         self.run, self.ranks, self.life, self.device, self.data, self.origin = run, ranks, life, device, data, origin
-        self.spread = parallel.Spread(origin.architecture, config, layout, ranks, device)
+        self.spread = sharding.Spread(origin.architecture, config, layout, ranks, device)
         self.optimizer = make_optimizer(self.spread.decoder, config.optimizer)
         self.objective = objective(config)
         self.scale = LossScale(enabled=config.precision == "fp16")
@@ -115,7 +116,7 @@ class Trainer:
         length, recompute = config.data.sequence_length, config.parallel.activation_checkpointing
         share = flops.hardware_share(origin.architecture, length, recompute, config.adapter)
         self.metrics = Metrics(ranks.rank, life.heartbeat, share)
-        self.metrics.serve("127.0.0.1" if parallel.all_local() else "0.0.0.0", life.serves_metrics)  # noqa: S104
+        self.metrics.serve("127.0.0.1" if sharding.all_local() else "0.0.0.0", life.serves_metrics)  # noqa: S104
         if config.parallel.compile:
             life.deadlines.expect_compilation()
         sharded = layout.shard != "ddp" and not config.parallel.compile  # a compiled layer is not to be looked into
@@ -124,9 +125,9 @@ class Trainer:
         self.log = StepLog(run.worker_dir) if ranks.rank == 0 else None
         life.before_each_beat(self.log.flush if self.log else None)
         saver = Saver(identity, run.checkpoint.keep, layout.describe())
-        spare = parallel.host_memory(ranks) - (layout.need.total if device.type == "cpu" else 0)
+        spare = sharding.host_memory(ranks) - (layout.need.total if device.type == "cpu" else 0)
         snapshots = saver.prepare(self.spread.decoder, spare // SNAPSHOT_MEMORY_PART)
-        self.commits = Commits(saver, run.checkpoint.every, run.past, ranks, life, self.metrics, snapshots)
+        self.commits = CheckpointScheduler(saver, run.checkpoint.every, run.past, ranks, life, self.metrics, snapshots)
         self.evaluator = _evaluator(run, ranks, data, device)
         self.flops_per_token = flops.per_token(origin.architecture, length, adapter=config.adapter)
         self.peak = flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None

@@ -1,5 +1,5 @@
-"""A look before the gang meets: `python -m muster.trainer.preflight` is an init container that ends with 0, or with 84
-(90, 80) and why, so that a bad node costs seconds instead of a rendezvous that times out.
+"""A look before the gang meets, by an init container: `python -m muster.trainer.launch.preflight` ends with 0, or with
+84 (90, 80) and why, so that a bad node costs seconds instead of a rendezvous that times out.
 
 Each check has an answer to failure, by MUSTER_PREFLIGHT (`gpus=exclude,disk=retry,network=warn,efa=warn`):
     warn      say it, and go on
@@ -21,8 +21,8 @@ from pathlib import Path
 
 from muster.contract.names import Env, ExitCode
 from muster.contract.signals import WorkerExit
-from muster.trainer.rehearsal import rehearse
-from muster.trainer.report import leave_word
+from muster.trainer.launch.all_reduce_check import rehearse
+from muster.trainer.launch.report import leave_word
 
 SETTING = "MUSTER_PREFLIGHT"
 ANSWERS = {"gpus": "exclude", "disk": "retry", "efa": "exclude", "network": "warn", "collective": "retry"}

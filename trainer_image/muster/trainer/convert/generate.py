@@ -1,4 +1,4 @@
-"""Continue a text with the weights of a commit, on the CPU: `python -m muster.trainer.generate --checkpoint FOLDER`."""
+"""`python -m muster.trainer.convert.generate --checkpoint FOLDER`: continue a text with a commit's weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from muster.contract.architecture import Architecture
 from muster.trainer.checkpoint import read_commit
+from muster.trainer.convert.weights import begin_with
 from muster.trainer.data import Tokenizer, tokenizer_from_commit
 from muster.trainer.errors import UserError, exit_code
-from muster.trainer.model import Decoder, build
-from muster.trainer.weights import begin_with
+from muster.trainer.models.decoder import Decoder, build
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,7 +79,7 @@ def _next_logits(model: Decoder, tokens: list[int]) -> Tensor:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m muster.trainer.generate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m muster.trainer.convert.generate", description=__doc__)
     parser.add_argument("--checkpoint", required=True, help="a job's checkpoint folder: <checkpoint.uri>/<job uid>")
     parser.add_argument("--step", type=_step, default="best", help="best, last, or a step (default: best)")
     parser.add_argument("--prompt", default="", help="the text to continue")

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from muster.contract.architecture import Architecture
-from muster.trainer.model.attention import Attention, Sight, sight
-from muster.trainer.model.head import Head
-from muster.trainer.model.layers import Embedding, FeedForward, RMSNorm
-from muster.trainer.model.recompute import keep_expensive
+from muster.trainer.models.attention import Attention, Sight, sight
+from muster.trainer.models.head import Head
+from muster.trainer.models.layers import Embedding, FeedForward, RMSNorm
+from muster.trainer.models.recompute import keep_expensive
 
 Recompute = Literal["none", "selective", "full"]
 

@@ -12,11 +12,11 @@ from muster.contract.architecture import Architecture
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit
 from muster.contract.training import FromCommit, TrainingConfig
-from muster.trainer.adapter import adapter_of
 from muster.trainer.checkpoint import newest_readable, read_commit
 from muster.trainer.config import Run
 from muster.trainer.data import Tokenizer, load_tokenizer, tokenizer_from_commit
 from muster.trainer.errors import UserError
+from muster.trainer.models.adapter import adapter_of
 
 # What may differ between two attempts of one job: how it is computed, how it is watched, when it ends. Extending the
 # length stretches the learning rate's decay from that step on. A change of holdout would change the training data.

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from muster.contract.training import TrainingConfig
-from muster.trainer.model.head import IGNORED
+from muster.trainer.models.head import IGNORED
 
 
 class Batch(Protocol):

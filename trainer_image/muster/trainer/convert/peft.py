@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from muster.contract.training import Adapter
-from muster.trainer import hugging_face
-from muster.trainer.adapter import weight_of
+from muster.trainer.convert import hugging_face
+from muster.trainer.models.adapter import weight_of
 
 FILE = "adapter_model.safetensors"
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from muster.contract.checkpoint import Commit
 from muster.contract.training import Adapter
-from muster.trainer.adapter import is_part, parts_of, weight_of
 from muster.trainer.checkpoint.store import Store
+from muster.trainer.convert.pieces import whole
 from muster.trainer.errors import UserError
-from muster.trainer.pieces import whole
+from muster.trainer.models.adapter import is_part, parts_of, weight_of
 
 BLOCK_ELEMENTS = 2**18  # of the product at a time: no more memory than that, and it stays in the cache
 

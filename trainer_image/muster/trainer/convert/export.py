@@ -1,5 +1,5 @@
-"""python -m muster.trainer.export --checkpoint FOLDER --to DIRECTORY [--step best|last|N] [--format transformers|peft]
-[--dtype bf16] [--json]
+"""python -m muster.trainer.convert.export --checkpoint FOLDER --to DIRECTORY [--step best|last|N]
+[--format transformers|peft] [--dtype bf16] [--json]
 
 Writes the weights of a commit as `transformers` loads them, with its adapter, if it has one, merged; or the adapter
 alone, as `peft` loads it. Streams: a few parts of 16 MiB are in memory at a time, whatever the model's size, and an
@@ -25,16 +25,16 @@ import numpy as np
 
 from muster.contract.checkpoint import Commit, TensorEntry
 from muster.contract.training import Adapter
-from muster.trainer import hugging_face, peft
-from muster.trainer.adapter import adapter_of, is_part
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.readers import reading
 from muster.trainer.checkpoint.shard_file import ITEM_BYTES, Slot, lay_out
 from muster.trainer.checkpoint.store import Store, open_store
+from muster.trainer.convert import hugging_face, peft
+from muster.trainer.convert.merge import Delta, deltas
+from muster.trainer.convert.pieces import stream
 from muster.trainer.errors import StorageError, UserError, exit_code
-from muster.trainer.merging import Delta, deltas
-from muster.trainer.pieces import stream
+from muster.trainer.models.adapter import adapter_of, is_part
 
 Format = Literal["transformers", "peft"]
 FORMATS: dict[str, Format] = {"transformers": "transformers", "hf": "transformers", "peft": "peft"}
@@ -237,7 +237,7 @@ def _checked(chosen: argparse.Namespace) -> tuple[Store, int | Literal["best", "
 
 
 def main(arguments: list[str]) -> int:
-    parser = Arguments(prog="python -m muster.trainer.export", description=__doc__)
+    parser = Arguments(prog="python -m muster.trainer.convert.export", description=__doc__)
     parser.add_argument("--checkpoint", required=True, help="<checkpoint.uri>/<job uid>")
     parser.add_argument("--to", required=True, type=Path, help="directory to make")
     parser.add_argument("--step", default="best", help="best, last or a number (default: best)")

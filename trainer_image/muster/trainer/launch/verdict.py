@@ -10,14 +10,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from muster.contract.names import HEARTBEAT, LOG, RANK_FAILURE, ExitCode
-from muster.contract.signals import Heartbeat, RankFailure, WorkerExit
+from muster.contract.signals import Heartbeat, RankFailure, TrainerPhase, WorkerExit
 from muster.contract.stopped import is_stopped
-from muster.trainer.deadlines import unlearnt
 
 TAIL_BYTES = 16_384
 TAIL_LINES = 40
 FRESH_SECONDS = 5.0
 HUNG_SHARE = 1 / 3  # of the limit, which is ten times what was usual
+# For the launcher, who is told to stop and wonders whether its ranks still can.
+UNLEARNT_SECONDS = {TrainerPhase.STEP: 300.0}
+UNLEARNT_SECONDS_ELSE = 900.0
 _STOPPED = (ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT)
 
 
@@ -119,6 +121,10 @@ def patience(beat: Heartbeat) -> float:
     if beat.limit_seconds is None or beat.doing == "data":  # storage may well come back
         return unlearnt(beat.phase)
     return beat.limit_seconds * HUNG_SHARE
+
+
+def unlearnt(phase: TrainerPhase) -> float:
+    return UNLEARNT_SECONDS.get(phase, UNLEARNT_SECONDS_ELSE)
 
 
 def log_tail(directory: Path) -> str:

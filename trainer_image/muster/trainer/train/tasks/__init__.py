@@ -1,0 +1,1 @@
+"""What is learnt: an objective per file."""
