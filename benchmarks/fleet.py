@@ -2,9 +2,9 @@
 
     python benchmarks/fleet.py [--days 54] [--seed 1] [--json FILE]
 
-The first run is steered by Muster's production core and runner, gang, ledger and all; the second by what is usual: a
-fixed checkpoint interval, the collectives' ten-minute time-out as the only detector, and a requeue. Both are compared
-with the closed formula. ETTR is time spent on steps that were not trained again, over wall clock.
+The first run is steered by Muster's production core and runner, gang, reservations and all; the second by what is
+usual: a fixed checkpoint interval, the collectives' ten-minute time-out as the only detector, and a requeue. Both are
+compared with the closed formula. ETTR is time spent on steps that were not trained again, over wall clock.
 
 Sources. Failures: Llama 3 (arXiv 2407.21783, section 3.3.4, table 5): 419 unexpected interruptions by kind, 47
 planned ones, 54 days, 16,384 GPUs. Checkpoint: ByteCheckpoint (arXiv 2407.20143, table 8), 405B on 8,960 GPUs: blocks
@@ -169,8 +169,8 @@ class Datacenter:
         self.gang: Gang | None = None
         self.done_step = 0
         self.signals: list[Signal] = []
-        self.ledger: tuple[Reservation, ...] = ()
-        self.ledger_version = 1
+        self.held: tuple[Reservation, ...] = ()
+        self.held_version = 1
         self.trained = 0.0
         # Caches, as a real world's watch has them.
         self.crew: tuple[Any, tuple[Worker, ...]] = (None, ())
@@ -233,7 +233,7 @@ class Datacenter:
             committed=Committed(self.commit(), self.t) if self.commit() else None,
             signals=tuple(self.signals),
             nodes_unfit=tuple(n for n in self.down_until if not self.ready(n) and n in self.status.gang.nodes),
-            reservations=self.ledger,
+            reservations=self.held,
         )
 
     def commit(self) -> int:
@@ -340,10 +340,10 @@ class Datacenter:
         return Fleet(self.t, True, self.machines[1], (summary,))
 
     async def reservations(self) -> Reservations:
-        return Reservations(self.ledger, str(self.ledger_version))
+        return Reservations(self.held, str(self.held_version))
 
     async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
-        self.ledger, self.ledger_version = entries, self.ledger_version + 1
+        self.held, self.held_version = entries, self.held_version + 1
 
 
 class Loud(Listener):
@@ -378,14 +378,14 @@ def muster(
         if pending and pending[0][0] <= world.t:
             world.interrupt(pending.pop(0)[2])
         if world.clear():
-            runner.notice("job", world.t)
+            runner.enqueue("job", world.t)
     if world.gang is not None:
         world.trained += (world.gang.step(end) - world.gang.resume_step) * site.step
         world.done_step = max(world.done_step, world.gang.step(end))
     seconds = world.status.ledger.seconds
     return {
         "ettr": world.done_step * site.step / end,
-        "ettr_by_ledger": seconds.get("productive", 0.0) / world.status.ledger.since,
+        "ettr_by_account": seconds.get("productive", 0.0) / world.status.ledger.since,
         "attempts": world.status.attempt,
         "interruptions": {str(cause): count for cause, count in sorted(world.status.restarts.by_cause.items())},
         "goodput": {str(state): round(value / world.status.ledger.since, 4) for state, value in seconds.items()},
@@ -400,7 +400,7 @@ def _next_moment(world: Datacenter, runner: Runner, pending: list[tuple[float, s
     """The next thing that happens. A healthy gang is looked at every ten minutes here instead of every five seconds, to
     save time; when something breaks it, the operator looks at once, as on the news of a watch.
     """
-    due = runner.agenda.next_at()
+    due = runner.queue.next_at()
     moments = [moment for moment in (pending[0][0] if pending else None, due) if moment is not None]
     gang = world.gang
     told = any(signal.attempt == world.status.attempt for signal in world.signals)
@@ -479,7 +479,7 @@ def main() -> int:
     print(f"{'':24}{'ETTR':>9}{'formula':>9}{'attempts':>10}")
     print(f"{'with Muster':24}{ours['ettr']:9.2%}{ours_formula:9.2%}{ours['attempts']:10d}")
     print(f"{'with what is usual':24}{theirs['ettr']:9.2%}{theirs_formula:9.2%}{theirs['interruptions'] + 1:10d}")
-    print(f"Muster's own ledger says {ours['ettr_by_ledger']:.2%}: {ours['goodput']}")
+    print(f"Muster's own account says {ours['ettr_by_account']:.2%}: {ours['goodput']}")
     print(
         f"restarts by cause: {ours['interruptions']}; {ours['passes']} passes, "
         f"{ours['operator_seconds_per_restart']} s of operator time per restart"
@@ -490,8 +490,8 @@ def main() -> int:
         )
     off = max(abs(ours["ettr"] - ours_formula), abs(theirs["ettr"] - theirs_formula))
     good = ours["ettr"] >= 0.97 and off <= 0.03
-    agrees = abs(ours["ettr"] - ours["ettr_by_ledger"]) < 0.003
-    print("holds: ETTR >= 97 %, formula within 3 points, ledger agrees" if good and agrees else "DOES NOT HOLD")
+    agrees = abs(ours["ettr"] - ours["ettr_by_account"]) < 0.003
+    print("holds: ETTR >= 97 %, formula within 3 points, account agrees" if good and agrees else "DOES NOT HOLD")
     return 0 if good and agrees else 1
 
 

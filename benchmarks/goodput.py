@@ -166,9 +166,7 @@ def main() -> int:
     rows = intervals(given.seed)
     print(f"one fault in {FAULT_EVERY_SECONDS:.0f} s for {given.hours:g} h, recovery {recovery:.1f} s: ", end="")
     print(f"{found['faults']} faults, {found['attempts']} attempts, interval {found['interval']:.1f} s in the end")
-    print(
-        f"ETTR {found['ettr']:.2%}, by the ledger {found['ettr_by_ledger']:.2%}, by the formula {found['formula']:.2%}"
-    )
+    print(f"ETTR {found['ettr']:.2%}, account {found['ettr_by_account']:.2%}, by the formula {found['formula']:.2%}")
     print("\nseconds between failures   blocks   uploads      best      auto   auto/best")
     for row in rows:
         print(

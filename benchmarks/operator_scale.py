@@ -40,7 +40,7 @@ from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Objec
 from muster.operator.kubernetes.jobs import Jobs  # noqa: E402
 from muster.operator.kubernetes.render import Site, pin, render_pod  # noqa: E402
 from muster.operator.kubernetes.settings import TOLERATIONS  # noqa: E402
-from muster.operator.kubernetes.watch import Keeper, Reflector  # noqa: E402
+from muster.operator.kubernetes.watch import ObjectCache, Reflector  # noqa: E402
 
 NAMESPACE = "scale"
 AT_ONCE = 64
@@ -195,7 +195,7 @@ async def _serves(client: Client) -> bool:
 async def bare_loop(client: Client, jobs: int, workers: int, nodes: int) -> Object:
     """The same pods, made and deleted by a client that decides nothing; a job that nobody looks at owns them."""
     hollow, sweeper = Hollow(client, gang_size=workers), Sweeper(client)
-    reflectors = [asyncio.create_task(_follow(client, keeper)) for keeper in (hollow, sweeper)]
+    reflectors = [asyncio.create_task(_follow(client, cache)) for cache in (hollow, sweeper)]
     template = Jobs(lambda uid: None).keep(await client.create(paths.jobs(NAMESPACE), job_document("bare", workers)))
     site = Site(image="trainer", checkpoint_uri="file:///tmp", tolerations=TOLERATIONS)
     manifests = []
@@ -381,9 +381,9 @@ def api_calls(port: int) -> dict[str, int]:
     return {f"{verb} {resource}": int(float(count)) for resource, verb, count in sorted(found)}
 
 
-async def _follow(client: Client, keeper: Keeper) -> None:
+async def _follow(client: Client, cache: ObjectCache) -> None:
     await Reflector(
-        client, paths.PODS, keeper, lambda what, error: None,
+        client, paths.PODS, cache, lambda what, error: None,
         fieldSelector=f"spec.nodeName!=,metadata.namespace={NAMESPACE}",
     ).run()  # fmt: skip
 

@@ -48,7 +48,7 @@ FLEET = (
         "Jobs by phase", "What the operator has to look after.",
         (("sum by (phase) (muster_operator_jobs)", "{{phase}}"),), stacked=True,
     ),
-    Panel("Nodes reserved", "By gangs, in the operator's ledger.", (("sum(muster_operator_reserved_nodes)", "nodes"),)),
+    Panel("Nodes reserved", "Nodes that are reserved for gangs.", (("sum(muster_operator_reserved_nodes)", "nodes"),)),
     Panel(
         "Restarts by cause", "Per hour. Preemption and eviction cost the user's budget nothing.",
         (("sum by (cause) (increase(muster_operator_restarts_total[1h]))", "{{cause}}"),), stacked=True,

@@ -17,7 +17,7 @@ OPS = {"instanceTypes": ["ops"]}
 # Every kind of write that a job's life needs. method, and what the path contains.
 WRITES = {
     "lease": ("PUT", "/leases/"),
-    "ledger": ("PUT", "/configmaps/"),
+    "reservations": ("PUT", "/configmaps/"),
     "status": ("PUT", "/status"),
     "finalizer": ("PATCH", "/trainingjobs/"),
     "service": ("POST", "/services"),

@@ -47,7 +47,7 @@ class Checkers:
         self._restarts(job, before, after, what)
         charged = {fault.node for fault in after.node_faults if fault.why.startswith("straggler")}
         self.require(charged <= job.slow_nodes, "only the node of a slow rank is charged", f"{what}: {charged}")
-        self._ledger(job, after, what)
+        self._goodput(job, after, what)
         if after.attempt > before.attempt:
             self._minted(job, before, after, what)
         if _closes(before, after):
@@ -78,7 +78,7 @@ class Checkers:
         charged = sum(new.by_cause.values()) - sum(old.by_cause.values())
         self.require(charged == 0 or (charged == 1 and _closes(before, after)), "an attempt is charged once", what)
 
-    def _ledger(self, job: SimJob, after: JobStatus, what: str) -> None:
+    def _goodput(self, job: SimJob, after: JobStatus, what: str) -> None:
         seconds, since = after.ledger.seconds, after.ledger.since
         total = sum(seconds.values())
         self.require(
@@ -114,9 +114,9 @@ class Checkers:
         self.require(
             wanted in sizes and after.gang.wanted == wanted, "all of the gang or none", f"{what}: {wanted} of {sizes}"
         )
-        held = [e for e in self.world.ledger if e.uid == job.uid and e.number == after.reservation]
+        held = [e for e in self.world.reservations if e.uid == job.uid and e.number == after.reservation]
         self.require(
-            any(e.nodes == after.gang.nodes for e in held), "only nodes that the ledger holds", f"{what}: {held}"
+            any(e.nodes == after.gang.nodes for e in held), "only nodes that are reserved for it", f"{what}: {held}"
         )
         if not self.jumped:
             self._budgets_kept(job, what)
@@ -135,7 +135,7 @@ class Checkers:
         for cause in Cause:
             budget = job.spec.recovery.budget(cause)
             spent = sum(c == cause and self.world.wall - at < window for at, _, c in job.closed)
-            allowed = budget is None or spent <= budget or "recovery" in job.wished
+            allowed = budget is None or spent <= budget or "recovery" in job.requested
             self.require(allowed, "budgets are kept", f"{what}: {spent} restarts for {cause}, {budget} allowed")
 
     def _closed(self, job: SimJob, after: JobStatus, what: str) -> None:
@@ -159,10 +159,10 @@ class Checkers:
             return
         if after.code in (Code.SUSPENDING, Code.CANCELLING, Code.DELETING, Code.DEADLINE_EXCEEDED):
             wish = {"Suspending": "suspend", "Cancelling": "cancel", "Deleting": "deleting"}.get(after.code)
-            self.require(wish is None or wish in job.wished, "nobody stops a job that nobody wants stopped", what)
+            self.require(wish is None or wish in job.requested, "nobody stops a job that nobody wants stopped", what)
             return
         if after.code == Code.REGROWING:
-            bigger = [e for e in self.world.ledger if e.uid == job.uid and len(e.nodes) > before.gang.wanted]
+            bigger = [e for e in self.world.reservations if e.uid == job.uid and len(e.nodes) > before.gang.wanted]
             self.require(bool(bigger), "a gang grows only into nodes that it holds", what)
             return
         failure = after.last_failure
@@ -204,7 +204,7 @@ class Checkers:
             self.require(job.finished_training, "success means that training finished", what)
             self.require(job.newest_commit() >= job.steps, "success means that the last step is committed", what)
         if after.phase is Phase.CANCELLED:
-            self.require(bool(job.wished & {"cancel", "deleting"}), "nobody cancels unasked", what)
+            self.require(bool(job.requested & {"cancel", "deleting"}), "nobody cancels unasked", what)
         if after.phase is Phase.FAILED and not self.jumped:
             self._failed_rightly(job, after, what)
 
@@ -215,22 +215,22 @@ class Checkers:
             self.require(cause is not None and cause not in FREE, "preemption costs nothing", what)
             budget = recovery.budget(cause) if cause else 0
             spent = sum(c == cause for _, _, c in job.closed)
-            enough = budget is not None and (spent > budget or "recovery" in job.wished)
+            enough = budget is not None and (spent > budget or "recovery" in job.requested)
             self.require(enough, "a budget is spent before it is called spent", f"{what}: {spent} of {budget}")
         elif after.code == Code.CRASH_LOOP:
             fruitless = _fruitless(job)
-            enough = fruitless >= recovery.stop_after_no_progress or "recovery" in job.wished
+            enough = fruitless >= recovery.stop_after_no_progress or "recovery" in job.requested
             self.require(enough, "a crash loop is one", f"{what}: {fruitless} crashes in a row: {job.closed}")
         elif after.code == Code.REPEATED_FAILURE:
             true = job.bug_step is not None and after.last_failure is not None and BUG in after.last_failure.message
             self.require(true, "only a deterministic failure is called one", what)
         else:
             deadline = job.spec.active_deadline_seconds
-            set_once = deadline is not None or "active_deadline_seconds" in job.wished
+            set_once = deadline is not None or "active_deadline_seconds" in job.requested
             self.require(after.code == Code.DEADLINE_EXCEEDED and set_once, "a failure has a reason", what)
 
     def goodput_is_true(self, job: SimJob) -> None:
-        """What the ledger calls productive or lost was trained in truth. Where no read lags or takes seconds, none is
+        """What the account calls productive or lost was trained in truth. Where no read lags or takes seconds, none is
         missing either (time that is booked as starting, because an old heartbeat said so, is not booked again).
         """
         seconds = job.status.ledger.seconds
@@ -249,7 +249,7 @@ class Checkers:
         """Whether the operator could know at every moment what the job's ranks did."""
         return not (self.jumped or self.lags or self.slow or job.muffled)
 
-    def ledger_written(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+    def reservations_written(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
         held: dict[str, set[str]] = {}
         gpus: dict[str, int] = {}
         by_namespace: dict[str, int] = {}
@@ -288,7 +288,11 @@ class Checkers:
                 continue
             for other in self.world.jobs.values():
                 ahead = (-other.spec.priority, other.created_at) < (-job.spec.priority, job.created_at)
-                if ahead and self._could_take(other, entry) and not any(e.uid == other.uid for e in self.world.ledger):
+                if (
+                    ahead
+                    and self._could_take(other, entry)
+                    and not any(e.uid == other.uid for e in self.world.reservations)
+                ):
                     self.require(False, "the first in line is served first", f"{job.name} before {other.name}")
 
     def _could_take(self, job: SimJob, entry: Reservation) -> bool:
@@ -301,7 +305,11 @@ class Checkers:
             and (status.retry_at is None or status.retry_at < wall - 60)
             and not status.excluded_nodes
         )
-        long = wall - (status.queued_at or wall) > 60 and "priority" not in job.wished and "suspend" not in job.wished
+        long = (
+            wall - (status.queued_at or wall) > 60
+            and "priority" not in job.requested
+            and "suspend" not in job.requested
+        )
         small = (
             gang.nodes.min <= len(entry.nodes) and gang.gpus_per_node <= entry.gpus and gang.topology.required is None
         )

@@ -19,25 +19,25 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from muster.contract.status import Ledger, Phase
+from muster.contract.status import GoodputAccount, Phase
 from muster.operator import runner
 from muster.operator.core import (
     admit,
-    agenda,
     budgets,
     causes,
+    conditions,
     decide,
-    endings,
-    findings,
-    ledger,
-    moves,
+    goodput,
     placement,
+    shutdown,
     stalls,
+    transitions,
+    work_queue,
 )
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import CreateWorker, Decision, RemoveJob
 from muster.operator.core.observed import Observed, WorkerState
-from muster.operator.core.roll import Roll, call_roll
+from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
 from tests.sim.swarm import run_seed
 
 Plant = Callable[[], None]
@@ -62,7 +62,7 @@ def patch(module: Any, **values: Any) -> Plant:
     return plant
 
 
-def replace_rule(name: str, rule: Callable[[Roll], Decision | None] | None) -> Plant:
+def replace_rule(name: str, rule: Callable[[WorkerSummary], Decision | None] | None) -> Plant:
     def plant() -> None:
         assert any(old.__name__ == name for old in decide.RULES)
         rules = [rule if old.__name__ == name else old for old in decide.RULES]
@@ -74,36 +74,36 @@ def replace_rule(name: str, rule: Callable[[Roll], Decision | None] | None) -> P
 # --- the mistakes ---
 
 
-def stopping_without_waiting(roll: Roll) -> Decision | None:
+def stopping_without_waiting(summary: WorkerSummary) -> Decision | None:
     """The attempt is closed as soon as its removal was asked for."""
-    status, closed = roll.status, moves.between_attempts(roll.status)
+    status, closed = summary.status, transitions.between_attempts(summary.status)
     if status.phase is not Phase.STOPPING and (status.phase is not Phase.RESTARTING or closed):
         return None
-    if any(worker.state is not WorkerState.EXITED and not worker.removing for worker in roll.mine):
-        return Decision(status, endings.clear(roll), 5.0, status.code, status.because)
-    written = endings.end(roll) if closed else endings.close(roll)
+    if any(worker.state is not WorkerState.EXITED and not worker.removing for worker in summary.mine):
+        return Decision(status, shutdown.clear(summary), 5.0, status.code, status.because)
+    written = shutdown.end(summary) if closed else shutdown.close(summary)
     return Decision(written, (), None, written.code, written.because, True)
 
 
-def terminal_before_cleanup(roll: Roll) -> Decision | None:
+def terminal_before_cleanup(summary: WorkerSummary) -> Decision | None:
     """A job is called ended while its workers are still being removed."""
-    if roll.status.phase is Phase.STOPPING and not moves.between_attempts(roll.status):
-        written = endings.close(roll)
+    if summary.status.phase is Phase.STOPPING and not transitions.between_attempts(summary.status):
+        written = shutdown.close(summary)
         return Decision(written, (), None, written.code, written.because)
-    if roll.status.phase is Phase.STOPPING:
-        written = endings.end(roll)
+    if summary.status.phase is Phase.STOPPING:
+        written = shutdown.end(summary)
         return Decision(written, (), None, written.code, written.because)
-    return ORIGINAL_STOPPING(roll)
+    return ORIGINAL_STOPPING(summary)
 
 
 ORIGINAL_STOPPING = decide.stopping
 ORIGINAL_DECIDE = decide.decide
 ORIGINAL_SIGNALS = causes._signals
 ORIGINAL_CHARGE = budgets.charge
-ORIGINAL_MINT = decide._mint
-ORIGINAL_FAIL = endings.fail
-ORIGINAL_END = endings.end
-ORIGINAL_BOOK = ledger.book
+ORIGINAL_MINT = decide._start_attempt
+ORIGINAL_FAIL = shutdown.fail
+ORIGINAL_END = shutdown.end
+ORIGINAL_BOOK = goodput.book
 ORIGINAL_STILL_HELD = admit._still_held
 ORIGINAL_QUEUE = admit._queue
 ORIGINAL_CHOOSE = placement.Space._choose
@@ -121,34 +121,34 @@ def signals_of_any_attempt(seen: Observed) -> Any:
     )
 
 
-def newer_workers_are_swept(seen: Observed) -> Roll:
-    roll = call_roll(seen)
-    return replace(roll, older=tuple(worker for worker in seen.workers if worker.attempt != seen.status.attempt))
+def newer_workers_are_swept(seen: Observed) -> WorkerSummary:
+    summary = summarize_workers(seen)
+    return replace(summary, older=tuple(worker for worker in seen.workers if worker.attempt != seen.status.attempt))
 
 
 def progress_refills_the_budget(*args: Any, **kwargs: Any) -> Any:
     return ORIGINAL_CHARGE(*args, **kwargs).model_copy(update={"recent": ()})
 
 
-def mint_from_the_last_attempts_step(roll: Roll, gang: Any) -> Any:
-    return ORIGINAL_MINT(roll, gang).model_copy(update={"resume_step": roll.status.resume_step})
+def resuming_at_the_last_step(summary: WorkerSummary, gang: Any) -> Any:
+    return ORIGINAL_MINT(summary, gang).model_copy(update={"resume_step": summary.status.resume_step})
 
 
-def fail_and_charge(roll: Roll, verdict: causes.Verdict) -> Any:
+def fail_and_charge(summary: WorkerSummary, diagnosis: causes.FailureDiagnosis) -> Any:
     """The failure is charged when it is seen, and again when the attempt is closed."""
-    status, seen = ORIGINAL_FAIL(roll, verdict), roll.seen
-    charged = ORIGINAL_CHARGE(seen.spec, status.restarts, verdict.failure, False, seen.now, True)
+    status, seen = ORIGINAL_FAIL(summary, diagnosis), summary.seen
+    charged = ORIGINAL_CHARGE(seen.spec, status.restarts, diagnosis.failure, False, seen.now, True)
     return status.model_copy(update={"restarts": charged})
 
 
-def fail_and_let_go(roll: Roll, verdict: causes.Verdict) -> Any:
+def fail_and_let_go(summary: WorkerSummary, diagnosis: causes.FailureDiagnosis) -> Any:
     """The nodes go back while the gang is still on them."""
-    status = ORIGINAL_FAIL(roll, verdict)
+    status = ORIGINAL_FAIL(summary, diagnosis)
     return status.model_copy(update={"reservation": status.reservation + 1})
 
 
-def end_without_voiding_offers(roll: Roll) -> Any:
-    status = ORIGINAL_END(roll)
+def end_without_voiding_offers(summary: WorkerSummary) -> Any:
+    status = ORIGINAL_END(summary)
     return status.model_copy(update={"reservation": status.reservation - 1})
 
 
@@ -166,10 +166,10 @@ def one_node_twice(self: Any, names: list[str], size: int, ask: Any) -> Any:
     return (*chosen[:-1], chosen[0]) if chosen and size > 1 else chosen
 
 
-def book_twice(old: Ledger, mine: Any, now: float, rest: Any, beat: Any) -> Any:
+def book_twice(old: GoodputAccount, mine: Any, now: float, rest: Any, beat: Any) -> Any:
     booked = ORIGINAL_BOOK(old, mine, now, rest, beat)
-    seconds = {state: value * 1.01 for state, value in booked.ledger.seconds.items()}
-    return replace(booked, ledger=booked.ledger.model_copy(update={"seconds": seconds}))
+    seconds = {state: value * 1.01 for state, value in booked.account.seconds.items()}
+    return replace(booked, account=booked.account.model_copy(update={"seconds": seconds}))
 
 
 def forget_failed_keys(self: Any, key: str, ticks: float) -> float:
@@ -186,42 +186,43 @@ async def acting_before_writing(self: Any, uid: str, ticks: float) -> float | No
         await self.world.apply(uid, action)
     if decision.status != seen.status:
         await self.world.write_status(uid, decision.status, seen.version)
-        self.agenda.notice(runner.FLEET, ticks)
+        self.queue.enqueue(runner.FLEET, ticks)
         return 0.0
     return decision.wake_after
 
 
-def deleted_at_once(roll: Roll) -> Decision | None:
-    if roll.seen.deleting:
-        return Decision(roll.status, (RemoveJob(),), 5.0, roll.status.code, roll.status.because, True)
-    return decide.finished(roll)
+def deleted_at_once(summary: WorkerSummary) -> Decision | None:
+    if summary.seen.deleting:
+        return Decision(summary.status, (RemoveJob(),), 5.0, summary.status.code, summary.status.because, True)
+    return decide.finished(summary)
 
 
-def wishes_of_the_past(roll: Roll) -> Decision | None:
+def requests_of_the_past(summary: WorkerSummary) -> Decision | None:
     """A suspension is asked for again although it was taken back: any edit counts as a wish to suspend."""
-    if roll.seen.generation > 1 and roll.status.phase is Phase.RUNNING:
-        written = endings.stop(roll, Phase.SUSPENDED, Code.SUSPENDING, "the job was edited")
+    if summary.seen.generation > 1 and summary.status.phase is Phase.RUNNING:
+        written = shutdown.stop(summary, Phase.SUSPENDED, Code.SUSPENDING, "the job was edited")
         return Decision(written, (), None, written.code, written.because)
-    return decide.wished(roll)
+    return decide.user_request(summary)
 
 
-def recreating_in_a_running_gang(roll: Roll) -> Decision | None:
+def recreating_in_a_running_gang(summary: WorkerSummary) -> Decision | None:
     """A worker that was lost while running is replaced within the same attempt."""
-    if roll.status.phase is Phase.RUNNING and roll.missing:
-        nodes = roll.gang.nodes
+    if summary.status.phase is Phase.RUNNING and summary.missing:
+        nodes = summary.gang.nodes
         actions = tuple(
-            CreateWorker(roll.status.attempt, i, nodes[i], nodes, roll.status.resume_step) for i in roll.missing
+            CreateWorker(summary.status.attempt, i, nodes[i], nodes, summary.status.resume_step)
+            for i in summary.missing
         )
-        return Decision(roll.status, actions, 5.0, roll.status.code, roll.status.because)
-    return decide.failed(roll)
+        return Decision(summary.status, actions, 5.0, summary.status.code, summary.status.because)
+    return decide.failed(summary)
 
 
 def backwards(fleet: Any, entries: Any) -> Any:
     return ORIGINAL_QUEUE(fleet, entries)[::-1]
 
 
-def deaf_in_the_queue(roll: Roll) -> Decision | None:
-    return None if roll.status.phase is Phase.QUEUED else decide.wished(roll)
+def deaf_in_the_queue(summary: WorkerSummary) -> Decision | None:
+    return None if summary.status.phase is Phase.QUEUED else decide.user_request(summary)
 
 
 class Unlimited(admit._Limits):
@@ -233,11 +234,11 @@ def sizes_that_do_not_divide(spec: Any) -> tuple[int, ...]:
     return tuple(range(spec.gang.nodes.max, spec.gang.nodes.min - 1, -1))
 
 
-def never_retry(roll: Roll) -> Decision | None:
+def never_retry(summary: WorkerSummary) -> Decision | None:
     return (
         None
-        if roll.status.phase is not Phase.RESTARTING
-        else Decision(roll.status, (), None, roll.status.code, "waiting")
+        if summary.status.phase is not Phase.RESTARTING
+        else Decision(summary.status, (), None, summary.status.code, "waiting")
     )
 
 
@@ -245,17 +246,17 @@ def failed_before(status: Any, failure: Any) -> bool:
     return len(status.attempts) > 1 and status.attempts[-2].cause == failure.cause
 
 
-def the_neighbour(roll: Roll, rank: int) -> str:
-    nodes = roll.gang.nodes
-    return nodes[(rank // roll.seen.spec.gang.ranks_per_node + 1) % len(nodes)]
+def the_neighbour(summary: WorkerSummary, rank: int) -> str:
+    nodes = summary.gang.nodes
+    return nodes[(rank // summary.seen.spec.gang.ranks_per_node + 1) % len(nodes)]
 
 
 def the_rank_ahead(gang: Any) -> Any:
     return max(gang, key=lambda w: (w.beat.step, w.beat.moves))
 
 
-def believed_at_once(seen: Observed, doubt: Any, progressed_at: float) -> Any:
-    return replace(ORIGINAL_WEIGH(seen, doubt, progressed_at), confirmed=True)
+def believed_at_once(seen: Observed, evidence: Any, progressed_at: float) -> Any:
+    return replace(ORIGINAL_WEIGH(seen, evidence, progressed_at), confirmed=True)
 
 
 MUTANTS = (
@@ -263,16 +264,17 @@ MUTANTS = (
     Mutant("terminal before cleanup", replace_rule("stopping", terminal_before_cleanup)),
     Mutant("absence is believed from a cached read", patch(runner, decide=believing_any_read)),
     Mutant("signals of any attempt count", patch(causes, _signals=signals_of_any_attempt)),
-    Mutant("workers newer than the status are swept", patch(decide, call_roll=newer_workers_are_swept)),
-    Mutant("a charge refills the budget", patch(endings, charge=progress_refills_the_budget)),
+    Mutant("workers newer than the status are swept", patch(decide, summarize_workers=newer_workers_are_swept)),
+    Mutant("a charge refills the budget", patch(shutdown, charge=progress_refills_the_budget)),
     Mutant("a failure is charged twice", patch(decide, fail=fail_and_charge)),
     Mutant(
-        "preemption is charged to the user", lambda: [patch(m, FREE=frozenset())() for m in (budgets, endings)] and None
+        "preemption is charged to the user",
+        lambda: [patch(m, FREE=frozenset())() for m in (budgets, shutdown)] and None,
     ),
-    Mutant("an attempt resumes where the last one did", patch(decide, _mint=mint_from_the_last_attempts_step)),
+    Mutant("an attempt resumes where the last one did", patch(decide, _start_attempt=resuming_at_the_last_step)),
     Mutant("nodes go back while the gang is on them", patch(decide, fail=fail_and_let_go)),
     Mutant("offers to grow outlive the job", patch(decide, end=end_without_voiding_offers)),
-    Mutant("the ledger drops a gang that restarts", patch(admit, _still_held=dropped_while_restarting)),
+    Mutant("the reservations drop a gang that restarts", patch(admit, _still_held=dropped_while_restarting)),
     Mutant("held nodes count as free", patch(placement, needs_by_node=lambda held: iter(()))),
     Mutant("a gang gets one node too few", patch(placement.Space, _place=one_node_short)),
     Mutant("two workers of a gang share a node", patch(placement.Space, _choose=one_node_twice)),
@@ -280,29 +282,29 @@ MUTANTS = (
     Mutant("namespace limits are not kept", patch(admit, _Limits=Unlimited)),
     Mutant("small jobs may pass a large gang for ever", patch(admit, BACKFILL_SECONDS=float("inf"))),
     Mutant("an excluded node is never used again", patch(admit, largest_possible=lambda nodes, ask: 10**6)),
-    Mutant("hangs are not noticed", patch(decide, check_running=lambda roll: stalls.Stall(None))),
+    Mutant("hangs are not noticed", patch(decide, check_running=lambda summary: stalls.Stall(None))),
     Mutant("a deterministic failure is tried for ever", patch(budgets, is_repeated=lambda status, failure: False)),
     Mutant("any failure twice is called deterministic", patch(budgets, is_repeated=failed_before)),
-    Mutant("a straggler's neighbour is charged", patch(findings, _node=the_neighbour)),
+    Mutant("a straggler's neighbour is charged", patch(conditions, _node=the_neighbour)),
     Mutant("a rank that is held for a moment is hung", patch(stalls, STOPPED_CONFIRM_SECONDS=0.0)),
     Mutant("a paused disk is a hang", patch(stalls, SILENT_SECONDS=3.0, SILENT_CONFIRM_SECONDS=2.0)),
     Mutant("a mute rank is not told from the others", patch(stalls, _mute=lambda gang, newest: None)),
     Mutant("a stopped rank is not told from the others", patch(stalls, _stopped=lambda gang: None)),
     Mutant("the rank that the others wait for is not found", patch(stalls, behind=lambda gang: None)),
-    Mutant("the rank that is ahead is blamed", patch(stalls, behind=the_rank_ahead)),
+    Mutant("the rank that is ahead is charged", patch(stalls, behind=the_rank_ahead)),
     Mutant("a hang is believed without a second look", patch(stalls, _weigh=believed_at_once)),
-    Mutant("a gang may take for ever to start", patch(decide, check_starting=lambda roll, at: stalls.Stall(None))),
+    Mutant("a gang may take for ever to start", patch(decide, check_starting=lambda summary, at: stalls.Stall(None))),
     Mutant("a vanished worker is replaced in a running gang", replace_rule("failed", recreating_in_a_running_gang)),
     Mutant("a status from a newer version is touched", replace_rule("newer", None)),
     Mutant("a deleted job goes before its gang", replace_rule("finished", deleted_at_once)),
-    Mutant("an edit suspends the job", replace_rule("wished", wishes_of_the_past)),
-    Mutant("goodput books more than there was", patch(moves, book=book_twice)),
-    Mutant("a job whose pass failed is forgotten", patch(agenda.Agenda, failed=forget_failed_keys)),
+    Mutant("an edit suspends the job", replace_rule("user_request", requests_of_the_past)),
+    Mutant("goodput books more than there was", patch(transitions, book=book_twice)),
+    Mutant("a job whose pass failed is forgotten", patch(work_queue.WorkQueue, failed=forget_failed_keys)),
     Mutant("the last in line is served first", patch(admit, _queue=backwards)),
-    Mutant("a cancel is not noticed while queued", replace_rule("wished", deaf_in_the_queue)),
-    Mutant("every failure counts towards a crash loop", patch(endings, progressed=lambda roll: False)),
+    Mutant("a cancel is not noticed while queued", replace_rule("user_request", deaf_in_the_queue)),
+    Mutant("every failure counts towards a crash loop", patch(shutdown, progressed=lambda summary: False)),
     Mutant("acting before the status is written", patch(runner.Runner, look=acting_before_writing)),
-    Mutant("a paused restart is never resumed", replace_rule("holding", never_retry)),
+    Mutant("a paused restart is never resumed", replace_rule("restart_pending", never_retry)),
 )
 
 
@@ -311,9 +313,9 @@ def hunt(mutant: Mutant, seeds: int) -> tuple[str, int, str]:
     patch(runner, audit=lambda seen, decision: ())()
     mutant.plant()
     for count, seed in enumerate(range(seeds), 1):
-        verdict = run_seed(seed)
-        if verdict.failure:
-            return mutant.name, count, verdict.failure
+        result = run_seed(seed)
+        if result.failure:
+            return mutant.name, count, result.failure
     return mutant.name, 0, ""
 
 

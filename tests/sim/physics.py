@@ -179,7 +179,7 @@ class SimJob:
     muffled: bool = False  # its heartbeats were, for a while
     slow_nodes: set[str] = field(default_factory=set)  # that had a straggler
     bug_step: int | None = None  # whoever trains this step fails, every time
-    wished: set[str] = field(default_factory=set)
+    requested: set[str] = field(default_factory=set)
 
     def allow(self, attempt: int, *causes: Cause) -> None:
         self.allowed.setdefault(attempt, set()).update(causes)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.sim.swarm import Verdict, run_seed
+from tests.sim.swarm import RunResult, run_seed
 
 SEEDS = Path(__file__).with_name("seeds.txt")
 HISTORY_LINES = 45
@@ -32,27 +32,27 @@ def kept_seeds() -> list[int]:
     return [int(line.split()[0]) for line in lines if line.strip() and not line.startswith("#")]
 
 
-def tell(verdict: Verdict, whole: bool = False) -> str:
+def tell(result: RunResult, whole: bool = False) -> str:
     """The failure and what led to it, short enough to read."""
-    traced = run_seed(verdict.seed, trace=True) if not verdict.history else verdict
+    traced = run_seed(result.seed, trace=True) if not result.history else result
     lines = traced.history if whole else _relevant(traced)
     hidden = len(traced.history) - len(lines)
-    head = [f"seed {verdict.seed}: {verdict.failure or 'no promise broken'}"]
+    head = [f"seed {result.seed}: {result.failure or 'no promise broken'}"]
     return "\n".join(
         [*head, *([f"  … {hidden} earlier or unrelated lines"] if hidden else []), *(f"  {x}" for x in lines)]
     )
 
 
-def _relevant(verdict: Verdict) -> list[str]:
+def _relevant(result: RunResult) -> list[str]:
     """The last lines that are about the job that the failure names, or about no job at all (machines, operators)."""
-    named = JOB.search(verdict.failure)
+    named = JOB.search(result.failure)
     if named is None:
-        return list(verdict.history[-HISTORY_LINES:])
-    kept = [line for line in verdict.history if not JOB.search(line) or named[0] in JOB.findall(line)]
+        return list(result.history[-HISTORY_LINES:])
+    kept = [line for line in result.history if not JOB.search(line) or named[0] in JOB.findall(line)]
     return kept[-HISTORY_LINES:]
 
 
-def run(seeds: list[int], processes: int) -> Iterator[Verdict]:
+def run(seeds: list[int], processes: int) -> Iterator[RunResult]:
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         yield from pool.imap_unordered(run_seed, seeds, chunksize=20)
 
@@ -65,19 +65,19 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        verdict = run_seed(arguments.seed, trace=True)
-        print(tell(verdict, whole=True))
-        return 1 if verdict.failure else 0
+        result = run_seed(arguments.seed, trace=True)
+        print(tell(result, whole=True))
+        return 1 if result.failure else 0
     seeds = list(dict.fromkeys([*kept_seeds(), *range(arguments.first, arguments.first + arguments.seeds)]))
     began = time.monotonic()
     failed, totals, passes = [], Counter[str](), 0
-    for done, verdict in enumerate(run(seeds, arguments.processes), 1):
-        totals.update(verdict.counts)
-        passes += verdict.passes
-        if verdict.failure:
-            failed.append(verdict)
+    for done, result in enumerate(run(seeds, arguments.processes), 1):
+        totals.update(result.counts)
+        passes += result.passes
+        if result.failure:
+            failed.append(result)
             if len(failed) <= FAILURES_SHOWN:
-                print(tell(verdict), flush=True)
+                print(tell(result), flush=True)
         if done % 500 == 0:
             print(
                 f"{done} of {len(seeds)} worlds after {time.monotonic() - began:.0f} s, {len(failed)} failed",
@@ -93,12 +93,12 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _keep(failed: list[Verdict]) -> None:
+def _keep(failed: list[RunResult]) -> None:
     known = set(kept_seeds())
     with SEEDS.open("a") as file:
-        for verdict in sorted(failed, key=lambda verdict: verdict.seed):
-            if verdict.seed not in known:
-                file.write(f"{verdict.seed}  {verdict.failure.split(':')[0]}\n")
+        for result in sorted(failed, key=lambda result: result.seed):
+            if result.seed not in known:
+                file.write(f"{result.seed}  {result.failure.split(':')[0]}\n")
 
 
 if __name__ == "__main__":

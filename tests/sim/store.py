@@ -1,4 +1,4 @@
-"""The simulated store: time, stored jobs and their versions, the ledger of reservations, and who hears of changes.
+"""The simulated store: time, stored jobs and their versions, the reservations, and who hears of changes.
 
 Time is `t`, in seconds since the world began, and never jumps; the wall clock that the operator and the workers read is
 `t + offset`, and the offset does.
@@ -35,9 +35,9 @@ class Store:
         self.jobs: dict[str, SimJob] = {}
         self.limits: dict[str, int] = {}
         self.grow_after_seconds = 600.0
-        self.ledger: tuple[Reservation, ...] = ()
-        self.ledger_version = 1
-        self.ledgers: list[tuple[Reservation, ...]] = [()]
+        self.reservations: tuple[Reservation, ...] = ()
+        self.reservations_version = 1
+        self.reservation_history: list[tuple[Reservation, ...]] = [()]
         self.fleets: list[dict[str, Node]] = []  # by name; the newest is the truth
         self.listeners: list[Callable[[str], None]] = []  # operators that hear of changes
         self.trace = trace
@@ -102,7 +102,7 @@ class Store:
         else:
             job.spec = job.spec.model_copy(update=updates)
             job.generation += 1
-        job.wished.update(updates)
+        job.requested.update(updates)
         job.version += 1
         self.log(lambda: f"user sets {updates} on {job.name}")
         self.stored(job)
@@ -125,19 +125,20 @@ class Store:
         self.stored(job)
         self.check.status_written(job, before, status, who)
 
-    def write_ledger(self, entries: tuple[Reservation, ...], version: str, who: str) -> None:
-        if str(self.ledger_version) != version:
-            raise Conflict(f"the ledger is at {self.ledger_version}, not {version}")
-        before, self.ledger = self.ledger, entries
-        self.ledger_version += 1
-        self.ledgers.append(entries)
-        del self.ledgers[:-SNAPSHOTS_KEPT]
+    def write_reservations(self, entries: tuple[Reservation, ...], version: str, who: str) -> None:
+        if str(self.reservations_version) != version:
+            raise Conflict(f"the reservations are at {self.reservations_version}, not {version}")
+        before, self.reservations = self.reservations, entries
+        self.reservations_version += 1
+        self.reservation_history.append(entries)
+        del self.reservation_history[:-SNAPSHOTS_KEPT]
         self.log(
             lambda: (
-                f"{who}: ledger: " + (" ".join(f"{e.uid}#{e.number}:{','.join(e.nodes)}" for e in entries) or "empty")
+                f"{who}: reservations: "
+                + (" ".join(f"{e.uid}#{e.number}:{','.join(e.nodes)}" for e in entries) or "empty")
             )
         )
-        self.check.ledger_written(before, entries)
+        self.check.reservations_written(before, entries)
 
     def news(self, key: str) -> None:
         for listener in self.listeners:

@@ -33,7 +33,7 @@ HOPELESS = frozenset({Code.GANG_TOO_LARGE, Code.TOPOLOGY_UNSATISFIABLE, Code.NAM
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunResult:
     """failure: the broken promise, or empty. history: what happened, if it was traced."""
 
     seed: int
@@ -43,7 +43,7 @@ class Verdict:
     counts: dict[str, int]
 
 
-class _Ears(Listener):
+class _Recorder(Listener):
     """An audit that fails is our mistake; any other error is the world's weather, and the pass is made again."""
 
     def __init__(self, world: SimWorld, who: str) -> None:
@@ -85,8 +85,8 @@ class Operator:
     def start(self) -> None:
         self._life += 1
         self.view = View(self.world, self.who)
-        self.ears = _Ears(self.world, self.who)
-        self.runner = Runner(self.view, self.ears)
+        self.recorder = _Recorder(self.world, self.who)
+        self.runner = Runner(self.view, self.recorder)
         self._task: Coroutine[Any, Any, Any] | None = None
         self._wake_at = None
         self.world.log(lambda: f"{self.who} starts")
@@ -101,7 +101,7 @@ class Operator:
                     self.world.after(self.world.rng.uniform(0.1, 90.0), functools.partial(self._late, uid, action))
             self._task.close()
         self._task = None
-        self.ears.deaf = True
+        self.recorder.deaf = True
         self._life += 1
         life = self._life
         self.world.after(self.world.rng.uniform(0.5, 40.0), lambda: self.start() if self._life == life else None)
@@ -116,8 +116,8 @@ class Operator:
             return
         for uid, job in self.world.jobs.items():
             if not job.removed:
-                self.runner.notice(uid, self.world.t)
-        self.runner.notice(FLEET, self.world.t)
+                self.runner.enqueue(uid, self.world.t)
+        self.runner.enqueue(FLEET, self.world.t)
         self._poke()
         self.world.after(RESYNC_SECONDS, lambda: self._resync(life))
 
@@ -129,14 +129,14 @@ class Operator:
 
     def _notice(self, key: str, life: int) -> None:
         if life == self._life:
-            self.runner.notice(key, self.world.t)
+            self.runner.enqueue(key, self.world.t)
             self._poke()
 
     def _poke(self) -> None:
         """Take up work as soon as something is due."""
         if self._task is not None:
             return
-        due = self.runner.agenda.next_at()
+        due = self.runner.queue.next_at()
         if due is None or (self._wake_at is not None and self._wake_at <= max(due, self.world.t)):
             return
         self._wake_at, life = max(due, self.world.t), self._life
@@ -165,7 +165,7 @@ class Operator:
         self.world.after(self.world.rng.expovariate(1 / latency), lambda: self._advance(life))
 
 
-def run_seed(seed: int, trace: bool = False) -> Verdict:
+def run_seed(seed: int, trace: bool = False) -> RunResult:
     rng = random.Random(seed)
     weather = draw(rng)
     world = SimWorld(rng, weather, trace)
@@ -193,7 +193,7 @@ def run_seed(seed: int, trace: bool = False) -> Verdict:
     counts = {phase.value: sum(job.status.phase is phase for job in world.jobs.values()) for phase in Phase}
     counts["attempts"] = sum(job.status.attempt for job in world.jobs.values())
     history = tuple(f"{t:9.2f}  {text}" for t, text in world.history)
-    return Verdict(seed, failure, history, sum(operator.passes for operator in operators), counts)
+    return RunResult(seed, failure, history, sum(operator.passes for operator in operators), counts)
 
 
 def _schedule_crashes(world: SimWorld, operators: list[Operator]) -> None:
@@ -271,7 +271,7 @@ def _demand_order(world: SimWorld) -> None:
     for job in through:
         if left := [p.key for p in job.processes.values() if p.visible]:
             raise Violation(f"terminal jobs keep sweeping: {job.name} is {job.status.phase} and has {left}")
-        if held := [e for e in world.ledger if e.uid == job.uid]:
+        if held := [e for e in world.reservations if e.uid == job.uid]:
             raise Violation(f"no reservation is left behind: {held}")
 
 

@@ -10,7 +10,7 @@ def test_nine_tenths_are_useful_with_a_fault_every_five_minutes(seed: int) -> No
     assert found["faults"] > 60
     assert found["ettr"] >= 0.9
     assert found["ettr"] == pytest.approx(found["formula"], abs=0.03)
-    assert found["ettr_by_ledger"] == pytest.approx(found["ettr"], abs=0.005)
+    assert found["ettr_by_account"] == pytest.approx(found["ettr"], abs=0.005)
     assert found["interval"] < found["first_interval"] / 10, "it learnt from its failures"
 
 

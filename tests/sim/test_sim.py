@@ -18,7 +18,7 @@ QUICK = (
     "signals of any attempt count",
     "workers newer than the status are swept",
     "an attempt resumes where the last one did",
-    "the ledger drops a gang that restarts",
+    "the reservations drop a gang that restarts",
     "held nodes count as free",
     "a failure is charged twice",
     "goodput books more than there was",
@@ -28,18 +28,18 @@ QUICK = (
 
 @pytest.mark.parametrize("seed", kept_seeds())
 def test_what_failed_once_does_not_fail_again(seed: int) -> None:
-    verdict = run_seed(seed)
-    assert not verdict.failure, tell(verdict)
+    result = run_seed(seed)
+    assert not result.failure, tell(result)
 
 
 @pytest.mark.timeout(170)
 def test_no_promise_breaks_in_any_of_many_worlds() -> None:
     attempts = ended = 0
     for seed in range(SEEDS):
-        verdict = run_seed(seed)
-        assert not verdict.failure, tell(verdict)
-        attempts += verdict.counts["attempts"]
-        ended += verdict.counts["Succeeded"]
+        result = run_seed(seed)
+        assert not result.failure, tell(result)
+        attempts += result.counts["attempts"]
+        ended += result.counts["Succeeded"]
     assert attempts > SEEDS, "there was little to break"
     assert ended > SEEDS / 2, "hardly anything got done"
 

@@ -67,7 +67,7 @@ class View:
         best = max(commits, key=lambda commit: commit[0], default=None)
         signals = tuple(job.signals if not self._stale() else job.signals[:-1])
         nodes = self._cached(world.fleets, fresh)
-        ledger = self._cached(world.ledgers, fresh)
+        reserved = self._cached(world.reservation_history, fresh)
         return Observed(
             uid=uid,
             namespace=job.namespace,
@@ -85,7 +85,7 @@ class View:
             checkpoint_uri=f"sim://{uid}",
             signals=signals,
             nodes_unfit=tuple(name for name in status.gang.nodes if name not in nodes or not nodes[name].ready),
-            reservations=tuple(entry for entry in ledger if entry.uid == uid),
+            reservations=tuple(entry for entry in reserved if entry.uid == uid),
         )
 
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
@@ -112,13 +112,13 @@ class View:
 
     async def reservations(self) -> Reservations:
         await self._request()
-        reply = Reservations(self.world.ledger, str(self.world.ledger_version))
+        reply = Reservations(self.world.reservations, str(self.world.reservations_version))
         await self._reply()
         return reply
 
     async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
         await self._request()
-        self.world.write_ledger(entries, version, self.who)
+        self.world.write_reservations(entries, version, self.who)
         await self._reply()
 
     async def _request(self) -> None:

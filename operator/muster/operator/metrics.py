@@ -38,7 +38,7 @@ class Metrics(Listener):
         self._actions = self._counter("actions", "Actions carried out", "action")
         self._failures = self._counter("pass_failures", "Passes that ended in an error, by its type", "error")
         self._reserved = Gauge(
-            "muster_operator_reserved_nodes", "Nodes that jobs hold in the ledger", registry=self.registry
+            "muster_operator_reserved_nodes", "Nodes that are reserved for jobs", registry=self.registry
         )
         self._recovery = Histogram(
             "muster_operator_recovery_seconds",

@@ -12,11 +12,11 @@ from typing import Any
 
 from muster.contract.base import dump
 from muster.operator.core.audit import audit
-from muster.operator.core.causes import judge
+from muster.operator.core.causes import diagnose
 from muster.operator.core.decide import RULES, decide
 from muster.operator.core.decision import Decision
 from muster.operator.core.observed import Observed, Worker, from_json
-from muster.operator.core.roll import call_roll
+from muster.operator.core.worker_summary import summarize_workers
 
 
 def main_replay(path: str) -> int:
@@ -37,22 +37,22 @@ def main_replay(path: str) -> int:
 
 def explain(seen: Observed, decision: Decision, faults: tuple[str, ...]) -> Iterator[str]:
     """The decision in lines for a person: what was seen, what is decided and why."""
-    status, roll = seen.status, call_roll(seen)
+    status, summary = seen.status, summarize_workers(seen)
     read = "fresh" if seen.fresh else "cached"
     yield f"job {seen.namespace}/{seen.name} ({seen.uid}), version {seen.version}, {read} read"
     yield f"  status: {status.phase} ({status.code}): {status.because}"
     commit = f"step {seen.committed.step}" if seen.committed else "none"
-    yield f"  attempt {status.attempt}: {roll.ready} of {status.gang.wanted} workers run; newest commit: {commit}"
+    yield f"  attempt {status.attempt}: {summary.ready} of {status.gang.wanted} workers run; newest commit: {commit}"
     yield from (f"  {_worker(worker)}" for worker in seen.workers[:20])
     if len(seen.workers) > 20:
         yield f"  … and {len(seen.workers) - 20} more workers"
     yield from (f"  signal {s.kind} for attempt {s.attempt}: {s.message}" for s in seen.signals)
     if seen.wait:
         yield f"  admission: {seen.wait.code}: {seen.wait.because}"
-    verdict = judge(roll) if roll.mine else None
-    if verdict:
-        yield f"  evidence: {verdict.failure.cause} (strength {verdict.strength}): {verdict.failure.message}"
-    rule = next(rule.__name__ for rule in RULES if rule(roll) is not None)
+    diagnosis = diagnose(summary) if summary.mine else None
+    if diagnosis:
+        yield f"  evidence: {diagnosis.failure.cause} (strength {diagnosis.strength}): {diagnosis.failure.message}"
+    rule = next(rule.__name__ for rule in RULES if rule(summary) is not None)
     yield f"decision by rule `{rule}`: {decision.code}: {decision.because}"
     if decision.trusts_absence:
         yield "  rests on something being absent" + (

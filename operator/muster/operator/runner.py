@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from muster.contract.status import JobStatus, Phase
 from muster.operator.core.admit import admit
-from muster.operator.core.agenda import Agenda
 from muster.operator.core.audit import AuditFailed, audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import ACTIONS_MAX, Action, Decision
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import Observed, Reservation, Wait
+from muster.operator.core.work_queue import WorkQueue
 from muster.operator.world import FLEET, Conflict, NotFound, World
 
 ADMISSION_SECONDS = 15.0  # how often a queue is looked at without news: node reads may lag, limits may change
@@ -44,7 +44,7 @@ class Listener:
         """An action was carried out."""
 
     def reserved(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
-        """The ledger of reservations was written."""
+        """The reservations were written."""
 
     def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
         """A pass ended in an error and is tried again; key: a job's uid, or FLEET for admission."""
@@ -56,36 +56,36 @@ class Runner:
     def __init__(self, world: World, listener: Listener | None = None) -> None:
         self.world = world
         self.listener = listener or Listener()
-        self.agenda = Agenda()
-        self.agenda.prefer(FLEET, True)
+        self.queue = WorkQueue()
+        self.queue.prefer(FLEET, True)
         self._waits: dict[str, Wait] = {}
         self._told: dict[str, tuple[Wait, float]] = {}  # what each queued job was last told, and when (ticks)
         self._wrote: dict[str, float] = {}  # when a job's status was last written, or the job first seen (ticks)
         self._passing: dict[str, float] = {}  # since when a job has words that wait (ticks)
         self._distrusted: set[str] = set()  # a conflict showed that what we see lags behind
 
-    def notice(self, key: str, ticks: float) -> None:
+    def enqueue(self, key: str, ticks: float) -> None:
         """There is news about a job (its uid) or the fleet (FLEET)."""
-        self.agenda.notice(key, ticks)
+        self.queue.enqueue(key, ticks)
 
     async def turn(self, ticks: float) -> bool:
         """See to the one key that is due; False if none is. No error gets out and none loses the key."""
-        key = self.agenda.take(ticks)
+        key = self.queue.take(ticks)
         if key is None:
             return False
         try:
             wake_after = await (self.admission(ticks) if key == FLEET else self.look(key, ticks))
         except Conflict:
             self._distrusted.add(key)
-            self.agenda.done(key, ticks, 0.0)
+            self.queue.done(key, ticks, 0.0)
         except NotFound:
-            self.agenda.done(key, ticks, None)
-            self.agenda.notice(FLEET, ticks)
+            self.queue.done(key, ticks, None)
+            self.queue.enqueue(FLEET, ticks)
         except Exception as error:
             self._distrusted.add(key)
-            self.listener.failed(key, error, self.agenda.failed(key, ticks))
+            self.listener.failed(key, error, self.queue.failed(key, ticks))
         else:
-            self.agenda.done(key, ticks, wake_after)
+            self.queue.done(key, ticks, wake_after)
         return True
 
     async def look(self, uid: str, ticks: float) -> float | None:
@@ -93,7 +93,7 @@ class Runner:
         seen, decision = await self._decide(uid)
         if seen is None or decision is None:
             self._forget(uid)
-            self.agenda.notice(FLEET, ticks)
+            self.queue.enqueue(FLEET, ticks)
             return None
         if faults := audit(seen, decision):
             raise AuditFailed(faults)
@@ -105,7 +105,7 @@ class Runner:
             self._passing.pop(uid, None)
             self.listener.wrote(seen, decision)
             if _concerns_the_queue(seen, decision):
-                self.agenda.notice(FLEET, ticks)
+                self.queue.enqueue(FLEET, ticks)
             return 0.0
         self._passing.pop(uid, None)
         for action in decision.actions:
@@ -114,27 +114,27 @@ class Runner:
         return self._wake_after(decision)
 
     async def admission(self, ticks: float) -> float:
-        """One pass over the queue: who gets which nodes. Granted in one compare-and-swap of the ledger."""
-        ledger = await self.world.reservations()
+        """One pass over the queue: who gets which nodes. Granted in one compare-and-swap of all reservations."""
+        held = await self.world.reservations()
         fresh = FLEET in self._distrusted
         fleet = await self.world.fleet(fresh)
-        plan = admit(fleet, ledger.entries)
-        if not fresh and _trusts_absence(fleet, ledger.entries, plan.entries):
-            plan = admit(await self.world.fleet(fresh=True), ledger.entries)
+        plan = admit(fleet, held.entries)
+        if not fresh and _trusts_absence(fleet, held.entries, plan.entries):
+            plan = admit(await self.world.fleet(fresh=True), held.entries)
         self._distrusted.discard(FLEET)
-        if plan.entries != ledger.entries:
-            await self.world.write_reservations(plan.entries, ledger.version)
-            self.listener.reserved(ledger.entries, plan.entries)
-            for entry in set(plan.entries) - set(ledger.entries):
-                self.agenda.notice(entry.uid, ticks)
+        if plan.entries != held.entries:
+            await self.world.write_reservations(plan.entries, held.version)
+            self.listener.reserved(held.entries, plan.entries)
+            for entry in set(plan.entries) - set(held.entries):
+                self.queue.enqueue(entry.uid, ticks)
         self._tell(plan.waits, ticks)
         return ADMISSION_SECONDS if plan.waits else IDLE_ADMISSION_SECONDS
 
     async def resync(self, ticks: float) -> None:
         """Look at everything."""
         for uid in await self.world.jobs():
-            self.agenda.notice(uid, ticks)
-        self.agenda.notice(FLEET, ticks)
+            self.queue.enqueue(uid, ticks)
+        self.queue.enqueue(FLEET, ticks)
 
     async def _decide(self, uid: str) -> tuple[Observed | None, Decision | None]:
         fresh = uid in self._distrusted
@@ -143,7 +143,7 @@ class Runner:
         if (decision is None or decision.trusts_absence) and not fresh:
             seen = await self._observe(uid, fresh=True)
             decision = decide(seen) if seen else None
-        self.agenda.prefer(uid, bool(seen and seen.status.gang.nodes))
+        self.queue.prefer(uid, bool(seen and seen.status.gang.nodes))
         if seen and decision:
             self.listener.decided(seen, decision)
         self._distrusted.discard(uid)
@@ -163,7 +163,7 @@ class Runner:
             before, at = self._told.get(uid, (None, 0.0))
             if before is None or before.code != wait.code or (before != wait and ticks - at >= pause):
                 self._told[uid] = (wait, ticks)
-                self.agenda.notice(uid, ticks)
+                self.queue.enqueue(uid, ticks)
 
     def _pause(self, seen: Observed, decision: Decision, ticks: float) -> float:
         """How long this change of status may wait for the next one; 0: it is written now."""
@@ -171,13 +171,13 @@ class Runner:
         if before.code == Code.CREATED and after.code == Code.AWAITING_ADMISSION:
             if seen.uid not in self._wrote:  # the pass over the queue will say more than that it has not come yet
                 self._wrote[seen.uid] = ticks
-                self.agenda.notice(FLEET, ticks)
+                self.queue.enqueue(FLEET, ticks)
         elif not (_is_on_its_way(before, after) or _only_counts(before, after)):
             return 0.0
         pause = PASSING_WORDS_SECONDS
         since = self._wrote.get(seen.uid, ticks - pause)
         if not any(worker.reason for worker in seen.workers):
-            pause = min(PASSING_WORDS_SECONDS_MAX, max(pause, len(self.agenda) / PASSING_WORDS_PER_SECOND))
+            pause = min(PASSING_WORDS_SECONDS_MAX, max(pause, len(self.queue) / PASSING_WORDS_PER_SECOND))
             since = self._passing.setdefault(seen.uid, ticks)
         return max(0.0, since + pause - ticks)
 
@@ -186,7 +186,7 @@ class Runner:
         seconds, patient = decision.wake_after, decision.code == Code.CREATING_WORKERS or decision.status.phase.terminal
         if not patient or len(decision.actions) >= ACTIONS_MAX or seconds is None:
             return seconds
-        return max(seconds, min(WORKERS_SECONDS_MAX, len(self.agenda) / WORKERS_PER_SECOND))
+        return max(seconds, min(WORKERS_SECONDS_MAX, len(self.queue) / WORKERS_PER_SECOND))
 
     def _forget(self, uid: str) -> None:
         self._wrote.pop(uid, None)
@@ -214,8 +214,8 @@ def _only_counts(before: JobStatus, after: JobStatus) -> bool:
 
 
 def _trusts_absence(fleet: Fleet, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> bool:
-    """Whether this change of the ledger holds only for a fleet that was read afresh: nodes are given to somebody, or a
-    job is not there any more. What a job has given back it never takes again, however old the read that shows it.
+    """Whether this change of the reservations holds only for a fleet that was read afresh: nodes are given to somebody,
+    or a job is not there any more. What a job has given back it never takes again, however old the read that shows it.
     """
     known = {job.uid for job in fleet.jobs}
     return not set(after) <= set(before) or any(entry.uid not in known for entry in set(before) - set(after))
@@ -242,7 +242,7 @@ async def serve(runner: Runner, workers: int = 8) -> None:
 
     async def watch() -> None:
         async for key in runner.world.watch():
-            runner.notice(key, loop.time())
+            runner.enqueue(key, loop.time())
             news.set()
 
     async def resync() -> None:
@@ -266,7 +266,7 @@ async def serve(runner: Runner, workers: int = 8) -> None:
     async def dispatch(group: asyncio.TaskGroup) -> None:
         while True:
             news.clear()
-            next_at = runner.agenda.next_at()
+            next_at = runner.queue.next_at()
             if next_at is not None and next_at <= loop.time():
                 await free.acquire()
                 group.create_task(turn())

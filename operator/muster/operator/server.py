@@ -1,5 +1,5 @@
-"""The operator's own HTTP server: pages to scrape, a pulse to probe, and what may be posted. In threads of its own, so
-that a busy event loop still answers and a slow caller holds up nobody.
+"""The operator's own HTTP server: pages to scrape, a liveness probe, and what may be posted. It runs in threads of
+its own, so that a busy event loop still answers and a slow caller holds up nobody.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _SILENCE_SECONDS_MAX = 30.0  # longer without a turn of the event loop, and /hea
 _DISCARDED_BYTES_MAX, _CHUNK_BYTES = 16_000_000, 65_536
 
 
-class Pulse:
-    """Beaten by the event loop; read by /healthz from another thread."""
+class Liveness:
+    """When the event loop last had a turn; read by /healthz from another thread."""
 
     def __init__(self) -> None:
-        self._beat_at = time.monotonic()
+        self._turn_at = time.monotonic()
 
-    def beat(self) -> None:
-        self._beat_at = time.monotonic()
+    def turned(self) -> None:
+        self._turn_at = time.monotonic()
 
     def silence_seconds(self) -> float:
-        return time.monotonic() - self._beat_at
+        return time.monotonic() - self._turn_at
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Reply:
 
 
 def serve_pages(
-    pulse: Pulse,
+    liveness: Liveness,
     host: str,
     port: int,
     pages: Pages,
@@ -83,7 +83,7 @@ def serve_pages(
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
             if path == "/healthz":
-                silence = pulse.silence_seconds()
+                silence = liveness.silence_seconds()
                 well = silence <= _SILENCE_SECONDS_MAX
                 told = {"status": "ok" if well else "stuck", "secondsSinceLastTurn": round(silence, 1)}
                 self._answer(200 if well else 503, "application/json", json.dumps(told).encode())

@@ -27,7 +27,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reservations:
-    """The ledger of who holds which nodes, with the version for compare-and-swap."""
+    """Who holds which nodes, with the version for compare-and-swap."""
 
     entries: tuple[Reservation, ...]
     version: str
@@ -62,9 +62,9 @@ class World(Protocol):
         """All nodes and jobs. fresh: read from the source, after this call began."""
 
     async def reservations(self) -> Reservations:
-        """The ledger as it is now."""
+        """Who holds which nodes now."""
 
     async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
-        """Compare-and-swap of the whole ledger. Raises Conflict. This one object is what makes over-admission
+        """Compare-and-swap of all reservations. Raises Conflict. This one object is what makes over-admission
         impossible, so all operators of a cluster must share it.
         """

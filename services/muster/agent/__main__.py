@@ -74,7 +74,7 @@ def watch(settings: settings_of.Settings, xids: Xids) -> int:
     if settings.kubernetes:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         node = NodeObject(in_cluster(settings.node, settings.service_account, host, port), boot_id())
-        arguments = (node, board, watching.stop, watching.forgive)
+        arguments = (node, board, watching.stop, watching.acknowledge)
         keepers.append(threading.Thread(target=keep_node, args=arguments, daemon=True))
     watching.start()
     for keeper in keepers:

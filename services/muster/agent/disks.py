@@ -36,7 +36,7 @@ class Disks:
         self.spaces = {str(path): space for path in self._paths if (space := self._space(path)) is not None}
         return tuple(_turned(path) for path, space in self.spaces.items() if space.read_only)
 
-    def forgive(self) -> None:
+    def acknowledge(self) -> None:
         """It is looked at again anyway."""
 
     def _space(self, path: Path) -> Space | None:

@@ -37,7 +37,7 @@ class Fabric:
         self.links = dict(self._links())
         return ()
 
-    def forgive(self) -> None:
+    def acknowledge(self) -> None:
         """Nothing is kept."""
 
     def _counters(self) -> Iterator[tuple[tuple[str, str, str], float]]:

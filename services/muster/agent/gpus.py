@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.agent.source import Teller
+from muster.agent.source import LogOnChange
 from muster.agent.xid import recovery_remedy
 from muster.contract.notices import Notice, Remedy
 from muster.contract.signals import SignalKind
@@ -56,7 +56,7 @@ class Gpus:
         self._ready = False
         self._known: dict[int, tuple[str, str]] = {}  # index → device, uuid: a GPU that is lost can't say them
         self._unasked: set[tuple[int, str]] = set()  # what this GPU or driver has no answer to
-        self._teller = Teller(self.name)
+        self._log = LogOnChange(self.name)
         self.readings: tuple[Reading, ...] = ()
 
     def look(self) -> tuple[Notice, ...]:
@@ -65,12 +65,12 @@ class Gpus:
         try:
             self.readings = tuple(self._read(index) for index in range(self._count()))
         except Exception as error:  # the driver was unloaded, or replaced by another version
-            self._teller.say(f"NVML stopped to answer: {error}; asking again every {ABSENT_SECONDS:.0f} s")
+            self._log.say(f"NVML stopped to answer: {error}; asking again every {ABSENT_SECONDS:.0f} s")
             self._ready, self.readings, self.pause_seconds = False, (), ABSENT_SECONDS
             return ()
         return tuple(notice for reading in self.readings for notice in judge(reading))
 
-    def forgive(self) -> None:
+    def acknowledge(self) -> None:
         """It is asked again anyway."""
 
     def _start(self) -> bool:
@@ -79,10 +79,10 @@ class Gpus:
             self._nvml.nvmlInit()
             found = f"driver {_text(self._nvml.nvmlSystemGetDriverVersion())}, {self._nvml.nvmlDeviceGetCount()} GPUs"
         except Exception as error:  # no library, no driver, or one that does not match the other
-            self._teller.say(f"no GPU health: {type(error).__name__}: {error}")
+            self._log.say(f"no GPU health: {type(error).__name__}: {error}")
             self.pause_seconds = ABSENT_SECONDS
             return False
-        self._teller.fine(f"NVML answers: {found}")
+        self._log.fine(f"NVML answers: {found}")
         self._ready, self.pause_seconds = True, PAUSE_SECONDS
         return True
 

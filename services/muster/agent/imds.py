@@ -12,7 +12,7 @@ import time
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
-from muster.agent.source import Teller
+from muster.agent.source import LogOnChange
 from muster.contract.notices import Notice, Remedy
 from muster.contract.signals import SignalKind
 
@@ -44,25 +44,25 @@ class Imds:
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._connection: http.client.HTTPConnection | None = None
         self._token, self._token_ends = "", 0.0
-        self._teller = Teller(self.name)
+        self._log = LogOnChange(self.name)
 
     def look(self) -> tuple[Notice, ...]:
         try:
             action = self._ask("/latest/meta-data/spot/instance-action")
             rebalance = self._ask("/latest/meta-data/events/recommendations/rebalance")
         except _Absent as why:
-            self._teller.say(f"no instance metadata: {why}; asking again every {ABSENT_SECONDS:.0f} s")
+            self._log.say(f"no instance metadata: {why}; asking again every {ABSENT_SECONDS:.0f} s")
             self.pause_seconds = ABSENT_SECONDS
             return ()
         except _Troubled as why:
-            self._teller.say(f"instance metadata can't be used: {why}; asking again every {TROUBLED_SECONDS:.0f} s")
+            self._log.say(f"instance metadata can't be used: {why}; asking again every {TROUBLED_SECONDS:.0f} s")
             self.pause_seconds = TROUBLED_SECONDS
             return ()
-        self._teller.fine("instance metadata answers")
+        self._log.fine("instance metadata answers")
         self.pause_seconds = PAUSE_SECONDS
         return tuple(notice for notice in (_action(action), _rebalance(rebalance)) if notice)
 
-    def forgive(self) -> None:
+    def acknowledge(self) -> None:
         """It is asked again anyway."""
 
     def _ask(self, path: str) -> str | None:

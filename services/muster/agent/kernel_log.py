@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from muster.agent.source import Teller
+from muster.agent.source import LogOnChange
 from muster.agent.xid import Xids
 from muster.contract.notices import Notice
 
@@ -30,7 +30,7 @@ class KernelLog:
         self._file: int | None = None
         self._rest = b""
         self._began = time.monotonic()
-        self._teller = Teller(self.name)
+        self._log = LogOnChange(self.name)
 
     def look(self) -> tuple[Notice, ...]:
         if self._file is None and not self._open():
@@ -42,17 +42,17 @@ class KernelLog:
             self._xids.read(text, time.time() - age, is_news=stamp is None or stamp >= self._began - 1.0)
         return self._xids.standing(time.time())
 
-    def forgive(self) -> None:
-        self._xids.forgive()
+    def acknowledge(self) -> None:
+        self._xids.acknowledge()
 
     def _open(self) -> bool:
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
-            self._teller.say(f"can't read {self._path}: {error.strerror}; Xid errors go unseen")
+            self._log.say(f"can't read {self._path}: {error.strerror}; Xid errors go unseen")
             self.pause_seconds = ABSENT_SECONDS
             return False
-        self._teller.fine(f"reads {self._path}")
+        self._log.fine(f"reads {self._path}")
         self.pause_seconds = PAUSE_SECONDS
         return True
 
@@ -67,7 +67,7 @@ class KernelLog:
             except BrokenPipeError:
                 continue
             except OSError as error:
-                self._teller.say(f"reading {self._path} failed: {error.strerror}")
+                self._log.say(f"reading {self._path} failed: {error.strerror}")
                 os.close(self._file)
                 self._file = None
                 return

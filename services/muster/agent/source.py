@@ -20,11 +20,11 @@ class Source(Protocol):
         exception is told once, and nothing is known until the next look.
         """
 
-    def forgive(self) -> None:
+    def acknowledge(self) -> None:
         """A person says that what was found is settled: forget what only memory holds."""
 
 
-class Teller:
+class LogOnChange:
     """Says a thing once, until it changes: a missing driver is worth one line, not one a second."""
 
     def __init__(self, name: str) -> None:

@@ -13,7 +13,7 @@ from typing import NoReturn
 from muster.agent import folder as folders
 from muster.agent.board import Board
 from muster.agent.node import ApiError, NodeObject
-from muster.agent.source import Source, Teller
+from muster.agent.source import LogOnChange, Source
 
 HEARTBEAT_SECONDS = 300.0  # of the Node's conditions: each is a write to etcd, seen by all who watch nodes
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
@@ -43,25 +43,25 @@ class Watching:
         late = [s.name for s in self._sources if ages[s.name] > s.pause_seconds + STUCK_SECONDS]
         return f"{', '.join(late)} did not come back from looking" if late else ""
 
-    def forgive(self) -> None:
+    def acknowledge(self) -> None:
         for source in self._sources:
-            source.forgive()
+            source.acknowledge()
 
     def _watch(self, source: Source) -> None:
-        teller = Teller(source.name)
+        changes = LogOnChange(source.name)
         while not self.stop.is_set():
             try:
                 self._board.put(source.name, source.look())
-                teller.fine("looks again")
+                changes.fine("looks again")
             except Exception as error:
-                teller.say(f"{type(error).__name__}: {error}")
+                changes.say(f"{type(error).__name__}: {error}")
             self._looked[source.name] = time.monotonic()
             self.stop.wait(source.pause_seconds)
 
 
 def keep_file(folder: Path, board: Board, stop: threading.Event) -> None:
     """Until told to stop; the file is there while there is something to say."""
-    teller, version = Teller("folder"), -1
+    changes, version = LogOnChange("folder"), -1
     while not stop.is_set():
         seen = board.wait(version, 0.5)
         if seen == version:
@@ -69,15 +69,15 @@ def keep_file(folder: Path, board: Board, stop: threading.Event) -> None:
         try:
             folders.write(folder, board.now())
             version = seen
-            teller.fine("written")
+            changes.fine("written")
         except OSError as error:
-            teller.say(f"can't write to {folder}: {error.strerror}; trying on")
+            changes.say(f"can't write to {folder}: {error.strerror}; trying on")
             stop.wait(RETRY_SECONDS)
 
 
-def keep_node(node: NodeObject, board: Board, stop: threading.Event, forgive: Callable[[], None]) -> None:
+def keep_node(node: NodeObject, board: Board, stop: threading.Event, acknowledge: Callable[[], None]) -> None:
     """Until told to stop: write what changes, and a heartbeat; then say that nobody watches any more."""
-    teller, version, retry, begun, due = Teller("kubernetes"), -1, RETRY_SECONDS, False, 0.0
+    changes, version, retry, begun, due = LogOnChange("kubernetes"), -1, RETRY_SECONDS, False, 0.0
     while not stop.is_set():
         try:
             if not begun:
@@ -91,13 +91,13 @@ def keep_node(node: NodeObject, board: Board, stop: threading.Event, forgive: Ca
             elif time.monotonic() >= due:
                 if node.settled():
                     board.put(INHERITED, ())
-                    forgive()
+                    acknowledge()
                 node.confirm(board.now())
                 due = time.monotonic() + HEARTBEAT_SECONDS
             retry = RETRY_SECONDS
-            teller.fine("the API server answers")
+            changes.fine("the API server answers")
         except (ApiError, OSError, ValueError, KeyError) as error:
-            teller.say(f"the Node can't be written: {error}; trying on")
+            changes.say(f"the Node can't be written: {error}; trying on")
             stop.wait(retry)
             retry = min(2 * retry, RETRY_SECONDS_MAX)
     try:

@@ -118,7 +118,7 @@ class Xids:
         self._standing = [n for n in self._standing if n.keeps_out or now - n.at < RESTART_SECONDS]
         return tuple(notice for notice in self._standing if notice.remedy is not Remedy.RECORD)
 
-    def forgive(self) -> None:
+    def acknowledge(self) -> None:
         self._standing = [notice for notice in self._standing if not notice.keeps_out]
 
     def _judge(self, xid: Xid, at: float) -> Notice:

@@ -120,7 +120,7 @@ class GoodputState(StrEnum):
     DRAINING = "draining"  # from the end of training until the gang is gone
 
 
-class Ledger(Record):
+class GoodputAccount(Record):
     """seconds: by GoodputState, over the closed past. since: the moment up to which it is closed."""
 
     seconds: dict[str, float] = {}
@@ -174,7 +174,7 @@ class Suspicion(Record):
 class DataSkip(Record):
     """Data that no attempt trains on: what would have been the next `steps` steps after the commit of `after_step`.
 
-    Chosen in the write that mints an attempt, and in force as long as attempts resume from that commit.
+    Chosen in the write that starts an attempt, and in force as long as attempts resume from that commit.
     """
 
     after_step: int
@@ -195,7 +195,7 @@ class Condition(Record):
 class JobStatus(Record):
     """code: the stable, machine-readable reason of the phase (`AwaitingCapacity`); because: the same in words.
 
-    attempt: the current or last attempt, 0 before the first. resume_step: chosen in the write that minted the attempt.
+    attempt: the current or last attempt, 0 before the first. resume_step: chosen in the write that started the attempt.
     """
 
     schema_version: int = STATUS_VERSION  # a higher one was written by a newer Muster: hands off
@@ -221,7 +221,7 @@ class JobStatus(Record):
     queued_at: float | None = None
     started_at: float | None = None
     finished_at: float | None = None
-    ledger: Ledger = Ledger()
+    ledger: GoodputAccount = GoodputAccount()
     attempts: Many[Attempt] = ()  # the newest 50
     conditions: Many[Condition] = ()
     ends_as: Phase | None = Field(default=None)  # while Stopping: what comes when the last worker is gone

@@ -107,7 +107,7 @@ def _complaints(kind: Kind, job: Job, outcome: Outcome, reference: dict[int, flo
         elif kind.same_losses and (other := [step for step in losses if losses[step] != reference[step]]):
             yield f"another loss than without a fault from step {other[0]} on"
     if outcome.ledger_error > LEDGER_ERROR_MAX:
-        yield f"the ledger is {outcome.ledger_error:.1%} off the wall clock"
+        yield f"the goodput account is {outcome.ledger_error:.1%} off the wall clock"
     if outcome.orphans:
         yield f"{outcome.orphans} processes outlived the job"
 

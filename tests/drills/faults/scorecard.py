@@ -30,7 +30,7 @@ Faults within a rank come from `tests/drills/faults/hooks`, which no production 
 - **detected**: from the fault to the operator's record that the attempt is over, or, where it goes on, to the condition
   that says what is wrong. **recovered**: from the fault to the first step of the next attempt; in brackets, for faults
   that end no attempt, the longest time without a step.
-- **lost**: steps that were trained twice. **books**: how far the ledger's sum is off the job's wall clock, at most.
+- **lost**: steps that were trained twice. **books**: how far the goodput account is off the job's wall clock, at most.
 - **right**: the cause is the injected one, the job ended as it ought to, every step was trained, with the very losses
   of a job to which nothing was done (where the fault changes no number), the books are within {books:.1%}, and no
   process outlived the job.

@@ -48,7 +48,7 @@ class Fake:
             raise self.error
         return self.found
 
-    def forgive(self) -> None:
+    def acknowledge(self) -> None:
         self.found = ()
 
 

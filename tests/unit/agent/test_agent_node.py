@@ -198,10 +198,10 @@ def test_an_api_server_that_is_away_is_tried_again(
 ) -> None:
     monkeypatch.setattr(watching, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(watching, "HEARTBEAT_SECONDS", 0.05)
-    api, board, stop, forgiven = FakeApi(), Board("n", "boot-1"), threading.Event(), threading.Event()
+    api, board, stop, acknowledged = FakeApi(), Board("n", "boot-1"), threading.Event(), threading.Event()
     api.down = True
     node = NodeObject(api, "boot-1")  # type: ignore[arg-type]
-    keeper = threading.Thread(target=watching.keep_node, args=(node, board, stop, forgiven.set))
+    keeper = threading.Thread(target=watching.keep_node, args=(node, board, stop, acknowledged.set))
     keeper.start()
     try:
         board.put("xid", (GPU,))
@@ -209,7 +209,7 @@ def test_an_api_server_that_is_away_is_tried_again(
         api.down = False
         eventually(lambda: FAULT in api.taints, "the taint")
         api.item["spec"]["taints"] = [OTHERS]
-        eventually(forgiven.is_set, "the sources to be told that a person settled it")
+        eventually(acknowledged.is_set, "the sources to be told that a person settled it")
     finally:
         stop.set()
         keeper.join()

@@ -124,7 +124,7 @@ def test_a_lost_process_is_past_after_a_while_and_a_lost_gpu_is_not() -> None:
     xids.read(said(31), NOW, is_news=True)
     xids.read(said(79), NOW, is_news=True)
     assert [notice.remedy for notice in xids.standing(NOW + 3600)] == [Remedy.REBOOT]
-    xids.forgive()
+    xids.acknowledge()
     assert xids.standing(NOW + 3600) == ()
 
 

@@ -109,11 +109,11 @@ def with_status(seen: Observed, status: JobStatus, **changes: Any) -> Observed:
 
 
 def starting(**changes: Any) -> Observed:
-    """Attempt 1 was minted on nodes a and b; nobody is there yet."""
+    """Attempt 1 was started on nodes a and b; nobody is there yet."""
     seen = observed(reservations=(granted(),), **changes)
-    minted = decide(seen)
-    assert minted.status.phase is Phase.STARTING
-    return with_status(seen, minted.status)
+    started = decide(seen)
+    assert started.status.phase is Phase.STARTING
+    return with_status(seen, started.status)
 
 
 def running(step: int = 5, **changes: Any) -> Observed:

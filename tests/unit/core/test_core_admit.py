@@ -22,12 +22,12 @@ def four() -> list[Any]:
     return [node(name) for name in "abcd"]
 
 
-def placed(fleet_: Fleet, ledger: tuple[Reservation, ...] = ()) -> dict[str, tuple[str, ...]]:
-    return {entry.uid: entry.nodes for entry in admit(fleet_, ledger).entries}
+def placed(fleet_: Fleet, reservations: tuple[Reservation, ...] = ()) -> dict[str, tuple[str, ...]]:
+    return {entry.uid: entry.nodes for entry in admit(fleet_, reservations).entries}
 
 
-def waits(fleet_: Fleet, ledger: tuple[Reservation, ...] = ()) -> dict[str, str]:
-    return {uid: wait.code for uid, wait in admit(fleet_, ledger).waits.items()}
+def waits(fleet_: Fleet, reservations: tuple[Reservation, ...] = ()) -> dict[str, str]:
+    return {uid: wait.code for uid, wait in admit(fleet_, reservations).waits.items()}
 
 
 def entry(uid: str, *nodes: str, number: int = 0, gpus: int = 8) -> Reservation:
@@ -59,18 +59,18 @@ def test_priority_then_age() -> None:
 
 
 def test_what_is_held_is_not_given_twice() -> None:
-    ledger = (entry("there", "a", "b", "c"),)
+    reservations = (entry("there", "a", "b", "c"),)
     jobs = [holding("there", "a", "b", "c"), summary("new")]
-    plan = admit(fleet(four(), jobs), ledger)
-    assert plan.entries == ledger
+    plan = admit(fleet(four(), jobs), reservations)
+    assert plan.entries == reservations
     assert plan.waits["new"].code == Code.AWAITING_CAPACITY
 
 
 def test_half_nodes_are_packed() -> None:
     small = spec(gang={"nodes": 1, "gpusPerNode": 4})
-    ledger = (entry("there", "c", gpus=4),)
+    reservations = (entry("there", "c", gpus=4),)
     jobs = [holding("there", "c", spec_=small), summary("new", small)]
-    assert placed(fleet(four(), jobs), ledger)["new"] == ("c",)
+    assert placed(fleet(four(), jobs), reservations)["new"] == ("c",)
 
 
 def test_a_number_below_the_jobs_own_is_dropped_and_a_lost_entry_is_restored() -> None:
@@ -80,9 +80,9 @@ def test_a_number_below_the_jobs_own_is_dropped_and_a_lost_entry_is_restored() -
 
 
 def test_a_grant_that_waits_to_be_used_is_kept() -> None:
-    ledger = (entry("job", "a", "b"),)
-    plan = admit(fleet(four(), [summary("job")]), ledger)
-    assert (plan.entries, plan.waits) == (ledger, {})
+    reservations = (entry("job", "a", "b"),)
+    plan = admit(fleet(four(), [summary("job")]), reservations)
+    assert (plan.entries, plan.waits) == (reservations, {})
 
 
 @pytest.mark.parametrize("unwanted", ["suspend", "cancel"])
@@ -97,17 +97,17 @@ def test_nor_does_a_job_that_backs_off_or_belongs_to_a_newer_operator() -> None:
 
 
 def test_later_jobs_pass_a_gang_that_does_not_fit_but_not_for_ever() -> None:
-    ledger = (entry("there", "a", "b"),)
+    reservations = (entry("there", "a", "b"),)
     big = spec(gang={"nodes": 4, "gpusPerNode": 8})
     small = spec(gang={"nodes": 1, "gpusPerNode": 8})
 
     def jobs(age: float) -> list[JobSummary]:
         return [holding("there", "a", "b"), summary("big", big, age=age), summary("small", small)]
 
-    assert "small" in placed(fleet(four(), jobs(BACKFILL_SECONDS - 1)), ledger)
+    assert "small" in placed(fleet(four(), jobs(BACKFILL_SECONDS - 1)), reservations)
     late = fleet(four(), jobs(BACKFILL_SECONDS + 1))
-    assert "small" not in placed(late, ledger)
-    assert waits(late, ledger) == {"big": Code.AWAITING_CAPACITY, "small": Code.BEHIND_EARLIER_GANG}
+    assert "small" not in placed(late, reservations)
+    assert waits(late, reservations) == {"big": Code.AWAITING_CAPACITY, "small": Code.BEHIND_EARLIER_GANG}
 
 
 def test_fragments_of_kept_nodes_are_kept_too() -> None:
@@ -235,8 +235,8 @@ def growing(**update: Any) -> JobSummary:
 
 
 def test_a_gang_regrows_just_after_a_commit() -> None:
-    ledger = (entry("job", "a", "b"),)
-    plan = admit(fleet(four(), [growing()]), ledger)
+    reservations = (entry("job", "a", "b"),)
+    plan = admit(fleet(four(), [growing()]), reservations)
     assert [(e.number, e.nodes) for e in plan.entries] == [(0, ("a", "b")), (1, ("a", "b", "c", "d"))]
     again = admit(fleet(four(), [growing()]), plan.entries)
     assert again.entries == plan.entries

@@ -13,9 +13,9 @@ from muster.contract.spec import DEFAULT_BUDGETS, Recovery
 from muster.contract.status import (
     Attempt,
     Failure,
+    GoodputAccount,
     GoodputState,
     JobStatus,
-    Ledger,
     NodeFault,
     Phase,
     Restart,
@@ -24,15 +24,15 @@ from muster.contract.status import (
 from muster.operator.core.budgets import (
     FREE,
     backoff_seconds,
-    blame,
     charge,
+    charge_failed_node,
     preemptions_in_a_row,
     refusal,
     remaining_backoff_seconds,
 )
 from muster.operator.core.codes import Code
-from muster.operator.core.conditions import conditions
-from muster.operator.core.ledger import Booked, active_seconds, book, lose, opened
+from muster.operator.core.conditions import phase_conditions
+from muster.operator.core.goodput import Booked, active_seconds, book, lose, opened
 
 HOUR = 3600.0
 
@@ -112,21 +112,21 @@ def test_backoff_doubles_up_to_its_limit_with_a_jitter_that_is_always_the_same()
 
 def test_two_failures_exclude_a_node_for_a_day() -> None:
     status = JobStatus(node_faults=(NodeFault(node="a", at=NOW - HOUR, why=""),))
-    faults, excluded = blame(spec(), status, failure(), NOW)
+    faults, excluded = charge_failed_node(spec(), status, failure(), NOW)
     assert len(faults) == 2
     assert [(entry.node, entry.until) for entry in excluded] == [("a", NOW + 24 * HOUR)]
-    assert blame(spec(), JobStatus(), failure(), NOW)[1] == ()
+    assert charge_failed_node(spec(), JobStatus(), failure(), NOW)[1] == ()
     old = JobStatus(node_faults=(NodeFault(node="a", at=NOW - 25 * HOUR, why=""),))
-    assert blame(spec(), old, failure(), NOW)[1] == ()
+    assert charge_failed_node(spec(), old, failure(), NOW)[1] == ()
     for harmless in (Cause.USER_ERROR, Cause.OUT_OF_MEMORY, Cause.PREEMPTION, Cause.STORAGE):
-        assert blame(spec(), status, failure(harmless), NOW)[1] == ()
+        assert charge_failed_node(spec(), status, failure(harmless), NOW)[1] == ()
 
 
 def test_a_preflight_that_leaves_no_hope_excludes_its_node_at_once() -> None:
     hopeless = failure().model_copy(update={"exit_code": ExitCode.PREFLIGHT_EXCLUDE})
-    assert [entry.node for entry in blame(spec(), JobStatus(), hopeless, NOW)[1]] == ["a"]
+    assert [entry.node for entry in charge_failed_node(spec(), JobStatus(), hopeless, NOW)[1]] == ["a"]
     again = failure().model_copy(update={"exit_code": ExitCode.PREFLIGHT_FAILED})
-    assert blame(spec(), JobStatus(), again, NOW)[1] == ()
+    assert charge_failed_node(spec(), JobStatus(), again, NOW)[1] == ()
 
 
 def test_preemptions_in_a_row() -> None:
@@ -139,13 +139,13 @@ def test_preemptions_in_a_row() -> None:
 
 def test_time_is_what_rank_zero_says_and_the_rest_stays_open_while_it_runs() -> None:
     account = TrainerSeconds(init=9, load=4, data=1, productive=20, data_wait=2, checkpoint=3)
-    booked = book(Ledger(seconds={"queue": 10}, since=NOW), {}, NOW + 40, None, beat(1, 9, seconds=account))
-    assert booked.ledger.seconds == {"queue": 10, "loading": 5, "productive": 20, "data_wait": 2, "checkpoint": 3}
-    assert booked.ledger.since == NOW + 30
-    again = book(booked.ledger, booked.attempt_seconds, NOW + 41, None, beat(1, 9, seconds=account))
+    booked = book(GoodputAccount(seconds={"queue": 10}, since=NOW), {}, NOW + 40, None, beat(1, 9, seconds=account))
+    assert booked.account.seconds == {"queue": 10, "loading": 5, "productive": 20, "data_wait": 2, "checkpoint": 3}
+    assert booked.account.since == NOW + 30
+    again = book(booked.account, booked.attempt_seconds, NOW + 41, None, beat(1, 9, seconds=account))
     assert again == booked
-    ended = book(booked.ledger, booked.attempt_seconds, NOW + 50, GoodputState.STALLED, beat(1, 9, seconds=account))
-    assert (ended.ledger.seconds["stalled"], ended.ledger.since) == (20, NOW + 50)
+    ended = book(booked.account, booked.attempt_seconds, NOW + 50, GoodputState.STALLED, beat(1, 9, seconds=account))
+    assert (ended.account.seconds["stalled"], ended.account.since) == (20, NOW + 50)
 
 
 SPANS = st.lists(
@@ -163,24 +163,24 @@ SPANS = st.lists(
 def test_the_books_balance_whatever_the_clock_and_the_heartbeats_say(
     spans: list[tuple[float, GoodputState | None, float, float]],
 ) -> None:
-    booked, now = Booked(opened(Ledger(), NOW), {}), NOW
+    booked, now = Booked(opened(GoodputAccount(), NOW), {}), NOW
     for jump, rest, productive, waited in spans:
         now += jump
         account = TrainerSeconds(productive=productive, data_wait=waited)
         booked = book(
-            booked.ledger, booked.attempt_seconds, now, rest, beat(1, 1, phase=TrainerPhase.STEP, seconds=account)
+            booked.account, booked.attempt_seconds, now, rest, beat(1, 1, phase=TrainerPhase.STEP, seconds=account)
         )
-        assert sum(booked.ledger.seconds.values()) == pytest.approx(booked.ledger.since - NOW, abs=1e-6)
-        assert all(value >= 0 for value in booked.ledger.seconds.values())
+        assert sum(booked.account.seconds.values()) == pytest.approx(booked.account.since - NOW, abs=1e-6)
+        assert all(value >= 0 for value in booked.account.seconds.values())
     lost, steps = lose(booked, Attempt(number=1, created_at=NOW, resume_step=10, last_step=30), 20)
-    assert sum(lost.ledger.seconds.values()) == pytest.approx(lost.ledger.since - NOW, abs=1e-6)
+    assert sum(lost.account.seconds.values()) == pytest.approx(lost.account.since - NOW, abs=1e-6)
     assert steps == 10
 
 
 def test_half_of_the_steps_lost_is_half_of_the_productive_time() -> None:
-    booked = Booked(Ledger(seconds={"productive": 80.0}, since=NOW), {"productive": 40.0})
+    booked = Booked(GoodputAccount(seconds={"productive": 80.0}, since=NOW), {"productive": 40.0})
     after, steps = lose(booked, Attempt(number=1, created_at=0, resume_step=10, last_step=30), 20)
-    assert (steps, after.ledger.seconds, after.attempt_seconds["lost"]) == (
+    assert (steps, after.account.seconds, after.attempt_seconds["lost"]) == (
         10,
         {"productive": 60.0, "lost": 20.0},
         20.0,
@@ -190,16 +190,16 @@ def test_half_of_the_steps_lost_is_half_of_the_productive_time() -> None:
 
 
 def test_active_time_leaves_out_queue_and_suspension() -> None:
-    ledger = Ledger(seconds={"queue": 5, "suspended": 7, "productive": 11}, since=NOW)
-    assert active_seconds(ledger, Phase.RUNNING, NOW + 2) == 13
-    assert active_seconds(ledger, Phase.QUEUED, NOW + 2) == 11
-    assert active_seconds(ledger, Phase.RUNNING, NOW - 50) == 11
+    account = GoodputAccount(seconds={"queue": 5, "suspended": 7, "productive": 11}, since=NOW)
+    assert active_seconds(account, Phase.RUNNING, NOW + 2) == 13
+    assert active_seconds(account, Phase.QUEUED, NOW + 2) == 11
+    assert active_seconds(account, Phase.RUNNING, NOW - 50) == 11
 
 
 @pytest.mark.parametrize("now", [-1e12, 0.0, NOW, 1e18])
 def test_conditions_survive_any_clock(now: float) -> None:
-    first = conditions((), Phase.RUNNING, "Training", "it trains", now, 3)
+    first = phase_conditions((), Phase.RUNNING, "Training", "it trains", now, 3)
     assert [(c.type, c.status, c.reason, c.observed_generation) for c in first] == [("Running", "True", "Training", 3)]
-    then = conditions(first, Phase.CANCELLED, "Cancelled", "you did", now, 4)
+    then = phase_conditions(first, Phase.CANCELLED, "Cancelled", "you did", now, 4)
     assert {c.type: c.status for c in then} == {"Running": "False", "Failed": "True"}
-    assert conditions(then, Phase.CANCELLED, "Cancelled", "you did, again", now, 5) == then
+    assert phase_conditions(then, Phase.CANCELLED, "Cancelled", "you did, again", now, 5) == then

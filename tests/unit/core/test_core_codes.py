@@ -89,7 +89,21 @@ def everything() -> list[Decision]:
     hung = write(gang(NOW + 1_000.0, {"idle": 16.0}, {"idle": 16.0}))
     cases = [
         follow(case)
-        for case in (seen, half, older, meeting, down, late, offer, newer, loading, done, hung, observed(), starting())
+        for case in (
+            seen,
+            half,
+            older,
+            meeting,
+            down,
+            late,
+            offer,
+            newer,
+            loading,
+            done,
+            hung,
+            observed(),
+            starting(),
+        )
     ]
     cases += [
         follow(replace(seen, signals=drained)),

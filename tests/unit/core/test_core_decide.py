@@ -32,8 +32,8 @@ from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import LOOK_SECONDS, decide
 from muster.operator.core.decision import CreateWorker, Decision, RemoveJob, RemoveWorker
-from muster.operator.core.endings import FAILURE_SECONDS, STOP_SECONDS
 from muster.operator.core.observed import Observed, Wait
+from muster.operator.core.shutdown import FAILURE_SECONDS, STOP_SECONDS
 
 
 def check(seen: Observed) -> Decision:
@@ -74,7 +74,7 @@ def test_an_attempts_words_say_what_the_world_notes() -> None:
 
 
 def test_what_an_older_muster_wrote_is_ours_from_the_next_write_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.operator.core.moves.STATUS_VERSION", 2)
+    monkeypatch.setattr("muster.operator.core.transitions.STATUS_VERSION", 2)
     assert decide(observed(reservations=(granted(),))).status.schema_version == 2
 
 

@@ -1,4 +1,4 @@
-"""One pass of the operator, the agenda behind it, and the asyncio shell around it: over a world of one dictionary."""
+"""One pass of the operator, the queue behind it, and the asyncio shell around it: over a world of one dictionary."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.unit.core.seen import (
 
 from muster.contract.status import JobStatus, Phase
 from muster.operator import runner as runner_module
-from muster.operator.core.agenda import RETRY_SECONDS, RETRY_SECONDS_MAX, Agenda
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import Action, Decision
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import Observed, Reservation
+from muster.operator.core.work_queue import RETRY_SECONDS, RETRY_SECONDS_MAX, WorkQueue
 from muster.operator.runner import Listener, Runner, serve
 from muster.operator.world import FLEET, Conflict, Reservations
 
@@ -44,7 +44,7 @@ class Shelf:
         self.seen, self.stale = seen, stale
         self.calls: list[Step] = []
         self.errors: dict[str, list[Exception]] = {}
-        self.ledger: tuple[Reservation, ...] = ()
+        self.held: tuple[Reservation, ...] = ()
         self.version = 1
         self.applied = asyncio.Event()
 
@@ -68,7 +68,7 @@ class Shelf:
         self._call("observe", fresh)
         if self.stale is not None and not fresh:
             return replace(self.stale, fresh=False)
-        return replace(self.seen, fresh=fresh, reservations=self.ledger) if self.seen else None
+        return replace(self.seen, fresh=fresh, reservations=self.held) if self.seen else None
 
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
         self._call("write_status", status.phase)
@@ -86,13 +86,13 @@ class Shelf:
 
     async def reservations(self) -> Reservations:
         self._call("reservations")
-        return Reservations(self.ledger, str(self.version))
+        return Reservations(self.held, str(self.version))
 
     async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
         self._call("write_reservations", entries)
         if version != str(self.version):
-            raise Conflict("ledger")
-        self.ledger, self.version = entries, self.version + 1
+            raise Conflict("reservations")
+        self.held, self.version = entries, self.version + 1
 
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
@@ -134,10 +134,10 @@ def test_words_that_the_next_moment_makes_moot_are_not_written_at_once() -> None
     for seen in (observed(), up, ending):
         world, notes, runner = make(seen)
         runner._wrote = {} if seen.status.phase is Phase.QUEUED else {UID: 0.0}
-        runner.notice(UID, 0.5)
+        runner.enqueue(UID, 0.5)
         drive(runner.turn(0.5))
         assert notes.written == []
-        runner.notice(UID, 5.5)
+        runner.enqueue(UID, 5.5)
         while not notes.written:
             assert drive(runner.turn(5.5))
         assert "write_status" in world.names()
@@ -145,12 +145,12 @@ def test_words_that_the_next_moment_makes_moot_are_not_written_at_once() -> None
 
 def test_a_pass_writes_or_acts_but_never_both() -> None:
     world, notes, runner = make(waiting())
-    runner.notice(UID, 0.0)
+    runner.enqueue(UID, 0.0)
     assert drive(runner.turn(0.0))
     assert world.names() == ["observe", "write_status"]
     assert len(notes.written) == 1
     world, notes, runner = make(starting())
-    runner.notice(UID, 0.0)
+    runner.enqueue(UID, 0.0)
     drive(runner.turn(0.0))
     assert world.names() == ["observe", "apply", "apply"]
     assert notes.written == []
@@ -163,7 +163,7 @@ def test_the_queue_is_served_and_the_job_starts() -> None:
         pass
     assert world.seen is not None
     assert (world.seen.status.phase, world.seen.status.gang.nodes) == (Phase.STARTING, ("a", "b"))
-    assert world.ledger[0].nodes == ("a", "b")
+    assert world.held[0].nodes == ("a", "b")
     assert ("fleet", True) in world.calls, "nothing is granted on a stale view"
 
 
@@ -171,25 +171,25 @@ def test_nodes_are_given_afresh_and_taken_back_by_any_read() -> None:
     world, _, runner = make(observed())
     drive(runner.admission(0.0))
     assert world.calls[-3:-1] == [("fleet", False), ("fleet", True)]
-    (held,) = world.ledger
+    (held,) = world.held
     gave_back = observed().status.model_copy(update={"reservation": held.number + 1, "phase": Phase.SUCCEEDED})
     world, _, runner = make(observed(gave_back))
-    world.ledger = (held,)
+    world.held = (held,)
     drive(runner.admission(1.0))
-    assert (world.calls[1:], world.ledger) == ([("fleet", False), ("write_reservations", ())], ())
+    assert (world.calls[1:], world.held) == ([("fleet", False), ("write_reservations", ())], ())
     world, _, runner = make(None)
-    world.ledger = (held,)
+    world.held = (held,)
     drive(runner.admission(2.0))
     assert world.calls[1:3] == [("fleet", False), ("fleet", True)], "that a job is not there any more is absence"
 
 
 def test_absence_is_looked_for_again_in_a_fresh_read() -> None:
-    """A cached read shows no worker; the fresh one shows that they are there, so nothing is minted."""
+    """A cached read shows no worker; the fresh one shows that they are there, so nothing is started."""
     seen = starting()
     stopping = with_status(seen, seen.status.model_copy(update={"phase": Phase.RESTARTING}))
     there = replace(stopping, workers=(worker(0), worker(1)))
     world, notes, runner = make(there, stale=stopping)
-    runner.notice(UID, 0.0)
+    runner.enqueue(UID, 0.0)
     drive(runner.turn(0.0))
     assert [call for call in world.calls if call[0] == "observe"] == [("observe", False), ("observe", True)]
     assert notes.written == []
@@ -198,7 +198,7 @@ def test_absence_is_looked_for_again_in_a_fresh_read() -> None:
 def test_a_conflict_is_looked_at_again_freshly_and_counts_nothing() -> None:
     world, notes, runner = make(waiting())
     world.errors["write_status"] = [Conflict("somebody was faster")]
-    runner.notice(UID, 0.0)
+    runner.enqueue(UID, 0.0)
     drive(runner.turn(0.0))
     assert notes.written == []
     drive(runner.turn(0.0))
@@ -210,12 +210,12 @@ def test_a_conflict_is_looked_at_again_freshly_and_counts_nothing() -> None:
 def test_an_error_is_told_and_the_job_is_tried_again_later() -> None:
     world, notes, runner = make(starting())
     world.errors["apply"] = [OSError("503")] * 3
-    runner.notice(UID, 0.0)
+    runner.enqueue(UID, 0.0)
     now = 0.0
     for attempt in range(3):
         assert drive(runner.turn(now))
         assert not drive(runner.turn(now)), "not at once"
-        runner.notice(UID, now)
+        runner.enqueue(UID, now)
         assert not drive(runner.turn(now)), "not on news either"
         now += RETRY_SECONDS * 2**attempt
     drive(runner.turn(now))
@@ -226,7 +226,7 @@ def test_an_error_is_told_and_the_job_is_tried_again_later() -> None:
 def test_a_decision_that_audit_refuses_is_not_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     world, notes, runner = make(starting())
     monkeypatch.setattr(runner_module, "audit", lambda seen, decision: ("this is wrong",))
-    runner.notice(UID, 0.0)
+    runner.enqueue(UID, 0.0)
     drive(runner.turn(0.0))
     assert world.names() == ["observe"]
     assert notes.errors == [f"{UID}: this is wrong"]
@@ -234,7 +234,7 @@ def test_a_decision_that_audit_refuses_is_not_carried_out(monkeypatch: pytest.Mo
 
 def test_a_job_that_is_gone_is_believed_only_freshly() -> None:
     world, _, runner = make(None)
-    runner.notice(UID, 0.0)
+    runner.enqueue(UID, 0.0)
     drive(runner.turn(0.0))
     assert world.calls == [("observe", False), ("observe", True)]
 
@@ -251,38 +251,38 @@ async def test_serve_runs_until_it_is_cancelled() -> None:
         await task
 
 
-# --- the agenda ---
+# --- the queue ---
 
 
 def test_a_key_is_in_one_pair_of_hands() -> None:
-    agenda = Agenda()
-    agenda.notice("x", 0.0)
-    assert agenda.take(0.0) == "x"
-    agenda.notice("x", 0.0)
-    assert agenda.take(5.0) is None
-    agenda.done("x", 5.0, None)
-    assert agenda.take(5.0) == "x", "news that came meanwhile is not lost"
+    queue = WorkQueue()
+    queue.enqueue("x", 0.0)
+    assert queue.take(0.0) == "x"
+    queue.enqueue("x", 0.0)
+    assert queue.take(5.0) is None
+    queue.done("x", 5.0, None)
+    assert queue.take(5.0) == "x", "news that came meanwhile is not lost"
 
 
 def test_it_wakes_when_asked_or_when_there_is_news() -> None:
-    agenda = Agenda()
-    agenda.notice("x", 0.0)
-    agenda.take(0.0)
-    agenda.done("x", 0.0, 30.0)
-    assert (agenda.take(29.9), agenda.next_at()) == (None, 30.0)
-    agenda.notice("x", 10.0)
-    assert (agenda.next_at(), agenda.take(10.0)) == (10.0, "x")
-    agenda.done("x", 10.0, None)
-    assert (agenda.take(1e9), len(agenda)) == (None, 0)
+    queue = WorkQueue()
+    queue.enqueue("x", 0.0)
+    queue.take(0.0)
+    queue.done("x", 0.0, 30.0)
+    assert (queue.take(29.9), queue.next_at()) == (None, 30.0)
+    queue.enqueue("x", 10.0)
+    assert (queue.next_at(), queue.take(10.0)) == (10.0, "x")
+    queue.done("x", 10.0, None)
+    assert (queue.take(1e9), len(queue)) == (None, 0)
 
 
 def test_retries_slow_down_to_a_limit() -> None:
-    agenda, now = Agenda(), 0.0
-    agenda.notice("x", now)
+    queue, now = WorkQueue(), 0.0
+    queue.enqueue("x", now)
     pauses = []
     for _ in range(12):
-        assert agenda.take(now) == "x"
-        pauses.append(agenda.failed("x", now))
+        assert queue.take(now) == "x"
+        pauses.append(queue.failed("x", now))
         now += pauses[-1]
     assert pauses[:3] == [RETRY_SECONDS, 2 * RETRY_SECONDS, 4 * RETRY_SECONDS]
     assert pauses[-1] == RETRY_SECONDS_MAX
@@ -299,42 +299,42 @@ OPERATIONS = st.lists(
 @given(OPERATIONS)
 def test_no_key_is_ever_lost(operations: list[tuple[str, str, float]]) -> None:
     """Every key that was noticed since it was last seen to comes up again, once, whatever happens."""
-    agenda, now = Agenda(), 0.0
+    queue, now = WorkQueue(), 0.0
     hand: list[str] = []
     owed: set[str] = set()
     for what, key, seconds in operations:
         now += seconds
         if what == "notice":
-            agenda.notice(key, now)
+            queue.enqueue(key, now)
             owed.add(key)
         elif what == "prefer":
-            agenda.prefer(key, seconds > 25)
-        elif what == "take" and (taken := agenda.take(now)) is not None:
+            queue.prefer(key, seconds > 25)
+        elif what == "take" and (taken := queue.take(now)) is not None:
             assert taken not in hand
             hand.append(taken)
             owed.discard(taken)
         elif what in ("done", "failed") and hand:
             key = hand.pop()
             if what == "failed":
-                agenda.failed(key, now)
+                queue.failed(key, now)
                 owed.add(key)
             else:
-                agenda.done(key, now, None)
+                queue.done(key, now, None)
     for key in hand:
-        agenda.done(key, now, None)
+        queue.done(key, now, None)
     due = set()
-    while (taken := agenda.take(now + 1e6)) is not None:
+    while (taken := queue.take(now + 1e6)) is not None:
         assert taken not in due
         due.add(taken)
-        agenda.done(taken, now, None)
+        queue.done(taken, now, None)
     assert owed <= due
 
 
 def test_admission_is_a_key_like_any_other() -> None:
     world, notes, runner = make(observed())
     world.errors["reservations"] = [OSError("down")]
-    runner.notice(FLEET, 0.0)
+    runner.enqueue(FLEET, 0.0)
     drive(runner.turn(0.0))
     assert notes.errors == [f"{FLEET}: down"]
     drive(runner.turn(RETRY_SECONDS))
-    assert world.ledger
+    assert world.held

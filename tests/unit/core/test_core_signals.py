@@ -23,7 +23,7 @@ from muster.contract.signals import Signal, SignalKind
 from muster.contract.status import Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import RemoveWorker
-from muster.operator.core.endings import STOP_SECONDS
+from muster.operator.core.shutdown import STOP_SECONDS
 
 # --- signals ---
 

@@ -67,7 +67,7 @@ def test_a_profiler_may_hold_a_rank_for_a_moment() -> None:
 
 
 def test_a_machine_that_is_paused_goes_on() -> None:
-    """All at once, and for less than a minute: nobody is to blame, and nobody is restarted."""
+    """All at once, and for less than a minute: nobody is at fault, and nobody is restarted."""
     seen, _ = judged(59.0, lambda t: ({"silent": t, "idle": t, "stopped": True},) * 2)
     assert seen.status.phase is Phase.RUNNING
 

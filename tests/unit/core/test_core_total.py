@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.core.seen import NOW, beat, committed, exited, granted, observed, running, spec, with_status, worker
 
 from muster.contract.signals import Cause, Signal, SignalKind, TrainerPhase, WorkerExit
-from muster.contract.status import Attempt, Failure, GangStatus, JobStatus, Ledger, Phase, Suspicion
+from muster.contract.status import Attempt, Failure, GangStatus, GoodputAccount, JobStatus, Phase, Suspicion
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
@@ -56,7 +56,7 @@ STATUS = st.builds(
     ends_as=st.none() | st.sampled_from(Phase),
     suspicion=st.none() | st.builds(Suspicion, at=TIMES),
     finished_at=st.none() | TIMES,
-    ledger=st.builds(Ledger, seconds=st.just({}), since=TIMES),
+    ledger=st.builds(GoodputAccount, seconds=st.just({}), since=TIMES),
 )
 EXIT = st.builds(WorkerExit, exit_code=st.sampled_from((-1, 0, 1, 80, 85, 87, 137, 255)), at=TIMES)
 BEAT = st.builds(lambda attempt, at, phase: beat(attempt, 3, at, phase), NUMBERS, TIMES, st.sampled_from(TrainerPhase))

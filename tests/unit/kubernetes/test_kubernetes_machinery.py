@@ -17,8 +17,8 @@ from muster.operator.kubernetes.client import ApiError
 from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import Jobs
 from muster.operator.kubernetes.leader import LEASE_SECONDS, Leader, LeadershipLost
-from muster.operator.kubernetes.ledger import Ledger
 from muster.operator.kubernetes.pods import Pods, read_pod
+from muster.operator.kubernetes.reservations import ReservationStore
 from muster.operator.world import Conflict, Unreadable
 
 
@@ -128,7 +128,7 @@ async def test_a_released_lead_is_free_at_once() -> None:
 
 async def test_the_ledger_is_written_by_compare_and_swap() -> None:
     store = Store()
-    one, other = Ledger(store, "system"), Ledger(store, "system")  # type: ignore[arg-type]
+    one, other = ReservationStore(store, "system"), ReservationStore(store, "system")  # type: ignore[arg-type]
     entry = Reservation("uid", 3, "team", ("a", "b"), "pool", "spot", gpus=8)
     empty = await other.read()
     await one.write((entry,), (await one.read()).version)
@@ -142,7 +142,7 @@ async def test_a_ledger_that_makes_no_sense_is_not_overwritten() -> None:
     store = Store()
     await store.create("", {"metadata": {"name": "x", "namespace": "system"}, "binaryData": {"entries": "AAAA"}})
     with pytest.raises(Unreadable):
-        await Ledger(store, "system").read()  # type: ignore[arg-type]
+        await ReservationStore(store, "system").read()  # type: ignore[arg-type]
 
 
 def test_equal_specs_are_kept_once() -> None:

@@ -19,7 +19,7 @@ from muster.agent.metrics import Metrics as AgentMetrics
 from muster.api.observability import Metrics as ApiMetrics
 from muster.contract.prices import load
 from muster.contract.signals import TrainerPhase
-from muster.contract.status import Cause, CheckpointStatus, GoodputState, Ledger, Phase, Progress, Restarts
+from muster.contract.status import Cause, CheckpointStatus, GoodputAccount, GoodputState, Phase, Progress, Restarts
 from muster.operator.core.fleet import JobSummary
 from muster.operator.metrics import Metrics as OperatorMetrics
 from muster.trainer.train.metrics import Metrics as TrainerMetrics
@@ -51,7 +51,7 @@ def a_job() -> JobSummary:
             "progress": progress,
             "checkpoint": CheckpointStatus(step=3, committed_at=NOW, uri="s3://x"),
             "restarts": Restarts(total=1, by_cause={"hang": 1}),
-            "ledger": Ledger(seconds={"productive": 1.0}, since=NOW),
+            "ledger": GoodputAccount(seconds={"productive": 1.0}, since=NOW),
         }
     )
     return JobSummary(seen.uid, "team", "job", NOW, False, seen.spec, status)

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.core.seen import NOW, running
 
 from muster.contract.prices import InstancePrice, Prices
-from muster.contract.status import Attempt, CheckpointStatus, GoodputState, Ledger, Phase, Progress, Restarts
+from muster.contract.status import Attempt, CheckpointStatus, GoodputAccount, GoodputState, Phase, Progress, Restarts
 from muster.operator.core.fleet import JobSummary
 from muster.operator.job_metrics import FAMILIES, FINISHED_SECONDS, PREFIX, job_page
 
@@ -25,7 +25,7 @@ def job(**status: Any) -> JobSummary:
         "progress": Progress(at=NOW - 3.0, step=7, loss=1.5, tokens_per_second=99.0),
         "checkpoint": CheckpointStatus(step=5, committed_at=NOW - 60.0, uri="s3://x"),
         "restarts": Restarts(total=2, by_cause={"hang": 2}),
-        "ledger": Ledger(seconds={"productive": 3.0, "lost": 1.0}, since=NOW),
+        "ledger": GoodputAccount(seconds={"productive": 3.0, "lost": 1.0}, since=NOW),
         "attempts": (attempt,),
     }
     return JobSummary("uid", "team", "llama", NOW, False, seen.spec, seen.status.model_copy(update=told | status))
@@ -76,4 +76,4 @@ def test_nobody_is_told_of_where_there_are_no_jobs() -> None:
 
 def test_states_are_those_of_the_ledger() -> None:
     seconds = {str(state): 1.0 for state in GoodputState}
-    assert len(read(job(ledger=Ledger(seconds=seconds, since=NOW)))["goodput_seconds"]) == len(GoodputState)
+    assert len(read(job(ledger=GoodputAccount(seconds=seconds, since=NOW)))["goodput_seconds"]) == len(GoodputState)

@@ -27,8 +27,8 @@ from muster.operator.sources.prometheus import (
     Progress,
     Prometheus,
     Sample,
+    requested_actions,
     samples_in,
-    wishes,
 )
 from muster.operator.sources.world import HEARD_SECONDS, believed
 
@@ -126,12 +126,12 @@ def test_a_new_operator_believes_the_ranks_word_after_a_second_look() -> None:
 
 def test_rules_with_an_action_are_wishes_while_they_hold() -> None:
     labels = {"__name__": "ALERTS", "alertname": "Slow", "muster_action": "restart", "job_uid": "u", "attempt": "2"}
-    (told,) = wishes([Sample(labels, 1.0)], NOW)
+    (told,) = requested_actions([Sample(labels, 1.0)], NOW)
     assert (told.uid, told.signal.kind, told.signal.source) == ("u", SignalKind.STALL, RULES)
     assert told.signal.message == "Slow: holds in Prometheus"
     for value in (0.0, float("nan")):
-        assert wishes([Sample(labels, value)], NOW) == ()
-    assert wishes([Sample(labels | {"muster_action": "dance"}, 1.0)], NOW) == ()
+        assert requested_actions([Sample(labels, value)], NOW) == ()
+    assert requested_actions([Sample(labels | {"muster_action": "dance"}, 1.0)], NOW) == ()
 
 
 # --- whom to believe ---

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from muster.contract.signals import Signal, SignalKind
-from muster.operator.server import Pulse, serve_pages
+from muster.operator.server import Liveness, serve_pages
 from muster.operator.sources.alertmanager import PATH, SOURCE, Webhook, token_in
 from muster.operator.sources.hub import PER_JOB_MAX, Hub
 
@@ -31,7 +31,7 @@ class Desk:
         self.noticed: list[str] = []
         self.webhook = Webhook(token_in(self.file), lambda outcome: self.outcomes.update([outcome]))
         self.hub = self.webhook.hub = Hub(LIVING.get, self.noticed.append)
-        self.server = serve_pages(Pulse(), "127.0.0.1", 0, {}, {PATH: self.webhook})
+        self.server = serve_pages(Liveness(), "127.0.0.1", 0, {}, {PATH: self.webhook})
 
     def post(self, body: bytes, token: str | None = TOKEN, **headers: str) -> tuple[int, str]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.server.server_address[1]}{PATH}", body)

@@ -1,6 +1,7 @@
-"""Who of the queue gets which nodes: the fleet and the ledger go in, the next ledger and each wait's reason come out.
+"""Who of the queue gets which nodes: the fleet and the reservations go in, the next reservations and each wait's reason
+come out.
 
-The ledger of reservations is written whole, by compare-and-swap, so two operators can't give one node away twice,
+The reservations are written whole, by compare-and-swap, so two operators can't give one node away twice,
 however stale the jobs and nodes that they see (docs/decisions/0004).
 
 Order: priority, then age. A later job may pass one that does not fit, but only for BACKFILL_SECONDS: from then on every
@@ -19,9 +20,9 @@ from muster.contract.status import STATUS_VERSION, Phase
 from muster.operator.core.budgets import capacity_order, is_excluded, remaining_backoff_seconds
 from muster.operator.core.codes import Code
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.moves import replace_last
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
+from muster.operator.core.transitions import replace_last
 
 # How long later jobs may pass a gang that does not fit. Longer fills more holes, shorter lets large gangs start sooner.
 BACKFILL_SECONDS = 300.0
@@ -33,14 +34,14 @@ CLAIMS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """entries: the ledger as it should be. waits: by uid, why a queued job got nothing."""
+    """entries: the reservations as they should be. waits: by uid, why a queued job got nothing."""
 
     entries: tuple[Reservation, ...]
     waits: dict[str, Wait]
 
 
-def admit(fleet: Fleet, ledger: tuple[Reservation, ...]) -> Plan:
-    entries = list(_still_held(fleet, ledger))
+def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
+    entries = list(_still_held(fleet, reservations))
     queue, elastic = _queue(fleet, entries), [job for job in fleet.jobs if _may_grow(fleet, job, entries)]
     if not queue and not elastic:
         return Plan(tuple(entries), {})
@@ -77,13 +78,15 @@ def admit(fleet: Fleet, ledger: tuple[Reservation, ...]) -> Plan:
     return Plan(tuple(entries), waits)
 
 
-def _still_held(fleet: Fleet, ledger: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
-    """What the ledger must go on holding. A number below the job's own can never be used again, whatever else is
-    stale; and a gang that the ledger has lost is entered anew.
+def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
+    """What the reservations must go on holding. A number below the job's own can never be used again, whatever else is
+    stale; and a gang that they have lost is entered anew.
     """
     jobs = {job.uid: job for job in fleet.jobs}
     kept = [
-        entry for entry in ledger if (job := jobs.get(entry.uid)) is not None and entry.number >= job.status.reservation
+        entry
+        for entry in reservations
+        if (job := jobs.get(entry.uid)) is not None and entry.number >= job.status.reservation
     ]
     known = {(entry.uid, entry.number) for entry in kept}
     for job in fleet.jobs:

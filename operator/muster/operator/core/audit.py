@@ -65,7 +65,7 @@ def _change(seen: Observed, decision: Decision) -> Iterator[str]:
     if after.attempt not in (before.attempt, before.attempt + 1):
         yield f"attempt goes from {before.attempt} to {after.attempt}"
     if after.attempt == before.attempt + 1:
-        yield from _minting(seen, decision)
+        yield from _attempt_start(seen, decision)
     elif after.resume_step != before.resume_step:
         yield "moves the resume step of a living attempt"
     if after.reservation - before.reservation not in ((0, 2) if after.phase in _AT_REST else (0, 1)):
@@ -94,19 +94,19 @@ def _change(seen: Observed, decision: Decision) -> Iterator[str]:
         yield "forgets restarts"
 
 
-def _minting(seen: Observed, decision: Decision) -> Iterator[str]:
+def _attempt_start(seen: Observed, decision: Decision) -> Iterator[str]:
     before, after = seen.status, decision.status
     if not _gone(seen) or not _closed(before) or not decision.trusts_absence:
-        yield f"mints attempt {after.attempt} while attempt {before.attempt} may be there"
+        yield f"starts attempt {after.attempt} while attempt {before.attempt} may be there"
     committed = seen.committed.step if seen.committed else 0
     if after.resume_step != committed:
         yield f"resumes from step {after.resume_step} although {committed} is the newest commit"
     if after.phase is not Phase.STARTING:
-        yield f"mints an attempt into {after.phase}"
+        yield f"starts an attempt into {after.phase}"
     if before.phase is Phase.QUEUED:
         grant = next((entry for entry in seen.reservations if entry.number == before.reservation), None)
         if grant is None or grant.nodes != after.gang.nodes:
-            yield "takes nodes that the ledger does not hold for it"
+            yield "takes nodes that are not reserved for it"
     elif after.gang.nodes != before.gang.nodes:
         yield "moves to nodes that it did not hold"
     if seen.deleting or seen.spec.cancel or seen.spec.suspend:
@@ -145,15 +145,16 @@ def _departure(seen: Observed, decision: Decision) -> Iterator[str]:
 
 def _books(seen: Observed, after: JobStatus) -> Iterator[str]:
     before = seen.status.ledger
-    ledger = after.ledger
-    if before.seconds and ledger.since < before.since:
-        yield "the ledger goes back in time"
-    if any(value < -_ROUNDING_SECONDS for value in ledger.seconds.values()):
-        yield f"the ledger has negative time: {ledger.seconds}"
-    if not ledger.seconds.keys() <= set(GoodputState):
-        yield f"the ledger has unknown states: {sorted(ledger.seconds)}"
-    if ledger.since and abs(sum(ledger.seconds.values()) - (ledger.since - seen.created_at)) > _ROUNDING_SECONDS:
-        yield f"the ledger holds {sum(ledger.seconds.values()):.3f} s of {ledger.since - seen.created_at:.3f} s"
+    account = after.ledger
+    if before.seconds and account.since < before.since:
+        yield "the goodput account goes back in time"
+    if any(value < -_ROUNDING_SECONDS for value in account.seconds.values()):
+        yield f"the goodput account has negative time: {account.seconds}"
+    if not account.seconds.keys() <= set(GoodputState):
+        yield f"the goodput account has unknown states: {sorted(account.seconds)}"
+    booked, passed = sum(account.seconds.values()), account.since - seen.created_at
+    if account.since and abs(booked - passed) > _ROUNDING_SECONDS:
+        yield f"the goodput account holds {booked:.3f} s of {passed:.3f} s"
 
 
 def _closed(status: JobStatus) -> bool:

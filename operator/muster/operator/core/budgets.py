@@ -11,7 +11,7 @@ from muster.contract.spec import JobSpec, Recovery
 from muster.contract.status import ExcludedNode, Failure, JobStatus, NodeFault, Restart, Restarts
 from muster.operator.core.causes import chargeable
 from muster.operator.core.codes import Code
-from muster.operator.core.repeats import is_repeated
+from muster.operator.core.crash_loops import is_repeated
 
 FREE = frozenset({Cause.PREEMPTION, Cause.EVICTION})
 # After so long without a preemption, spot capacity is asked for first again.
@@ -111,7 +111,7 @@ def capacity_order(spec: JobSpec, status: JobStatus, now: float) -> tuple[str, .
     return ("spot", "on-demand")
 
 
-def blame(
+def charge_failed_node(
     spec: JobSpec, status: JobStatus, failure: Failure, now: float
 ) -> tuple[tuple[NodeFault, ...], tuple[ExcludedNode, ...]]:
     """Node faults and excluded nodes after this failure; what is over is dropped."""
@@ -123,10 +123,10 @@ def blame(
         return faults, excluded
     hopeless = failure.exit_code == ExitCode.PREFLIGHT_EXCLUDE
     why = f"{failure.cause}: {failure.message}"
-    return accuse(recovery, faults, excluded, failure.node, why, now, hopeless)
+    return charge_node(recovery, faults, excluded, failure.node, why, now, hopeless)
 
 
-def accuse(
+def charge_node(
     recovery: Recovery,
     faults: tuple[NodeFault, ...],
     excluded: tuple[ExcludedNode, ...],
@@ -145,7 +145,7 @@ def accuse(
     return faults, excluded
 
 
-def condemn(
+def exclude_node(
     recovery: Recovery,
     excluded: tuple[ExcludedNode, ...],
     failure: Failure,

@@ -9,8 +9,8 @@ from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, SignalKind
 from muster.contract.status import Failure, JobStatus, Phase, Suspicion
 from muster.operator.core.observed import Observed, Worker, WorkerState
-from muster.operator.core.roll import Roll
-from muster.operator.core.witnesses import evidence, witnesses
+from muster.operator.core.rank_reports import describe_positions, rank_reports
+from muster.operator.core.worker_summary import WorkerSummary
 
 # Kubernetes marks a node NotReady 40 to 50 s after its last heartbeat; waiting more than a few seconds on top buys
 # nothing (tolerationSeconds <= 10 is the advice), waiting none would act on a flap.
@@ -66,17 +66,17 @@ _NODE_FAULTS = frozenset({Cause.INFRASTRUCTURE, Cause.HANG, Cause.UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FailureDiagnosis:
     """failure: what to tell the user. strength: 0 is the best evidence. notice: the gang still runs and should be given
-    the time to commit. alive: nothing has ended yet; it is we who would end it. condemns: the node that it names is
-    avoided from now on, without waiting for a second fault.
+    the time to commit. alive: nothing has ended yet; it is we who would end it. excludes_node: the node that it names
+    is avoided from now on, without waiting for a second fault.
     """
 
     failure: Failure
     strength: int
     notice: bool = False
     alive: bool = False
-    condemns: bool = False
+    excludes_node: bool = False
 
 
 def strength(failure: Failure) -> int:
@@ -104,31 +104,33 @@ def chargeable(failure: Failure) -> bool:
     return failure.node is not None and failure.cause in _NODE_FAULTS and not innocent
 
 
-def judge(roll: Roll) -> Verdict | None:
+def diagnose(summary: WorkerSummary) -> FailureDiagnosis | None:
     """The best explanation of why the current attempt can't go on; None while it can.
 
     While the gang is being stopped, ends that came after the stop began are its consequences and explain nothing.
     Unless all that is known is that a peer was lost: the survivors' word often comes before that of the peer itself.
     """
-    status = roll.status
+    status = summary.status
     stopping = status.phase in (Phase.RESTARTING, Phase.STOPPING)
-    found = list(_ends(roll, before=status.since if stopping else None))
+    found = list(_ends(summary, before=status.since if stopping else None))
     if stopping and _only_a_lost_peer(status):
-        late = _ends(roll, before=status.since + LATE_WORD_SECONDS)
-        found += [verdict for verdict in late if verdict.failure.exit_code not in _TOLD_TO_STOP]
-    found += _lost_nodes(roll)
+        late = _ends(summary, before=status.since + LATE_WORD_SECONDS)
+        found += [diagnosis for diagnosis in late if diagnosis.failure.exit_code not in _TOLD_TO_STOP]
+    found += _lost_nodes(summary)
     if not stopping:
-        found += _signals(roll.seen)
+        found += _signals(summary.seen)
     return min(
-        found, key=lambda verdict: (verdict.strength, verdict.failure.at, verdict.failure.worker or 0), default=None
+        found,
+        key=lambda diagnosis: (diagnosis.strength, diagnosis.failure.at, diagnosis.failure.worker or 0),
+        default=None,
     )
 
 
-def word_awaited(roll: Roll) -> float:
+def seconds_until_peer_report(summary: WorkerSummary) -> float:
     """Seconds for which nobody is to be removed yet, for all that is known is that a peer was lost."""
-    waited = roll.seen.now - roll.status.since
-    lives = any(worker.state is WorkerState.RUNNING for worker in roll.mine)
-    return WORD_SECONDS - waited if lives and 0 <= waited < WORD_SECONDS and _only_a_lost_peer(roll.status) else 0.0
+    waited = summary.seen.now - summary.status.since
+    lives = any(worker.state is WorkerState.RUNNING for worker in summary.mine)
+    return WORD_SECONDS - waited if lives and 0 <= waited < WORD_SECONDS and _only_a_lost_peer(summary.status) else 0.0
 
 
 def _only_a_lost_peer(status: JobStatus) -> bool:
@@ -136,12 +138,12 @@ def _only_a_lost_peer(status: JobStatus) -> bool:
     return failure is not None and failure.attempt == status.attempt and failure.exit_code == ExitCode.PEER_LOST
 
 
-def _ends(roll: Roll, before: float | None) -> Iterator[Verdict]:
-    for worker in roll.exited:
+def _ends(summary: WorkerSummary, before: float | None) -> Iterator[FailureDiagnosis]:
+    for worker in summary.exited:
         if before is not None and (worker.exit is None or worker.exit.at > before) and worker.reason not in _REASONS:
             continue
-        if (failure := _failure_of(roll.seen, worker)) is not None:
-            yield Verdict(failure, strength(failure))
+        if (failure := _failure_of(summary.seen, worker)) is not None:
+            yield FailureDiagnosis(failure, strength(failure))
 
 
 def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
@@ -196,11 +198,11 @@ def _words(worker: Worker) -> str:
     return f"{where} {how}"
 
 
-def _lost_nodes(roll: Roll) -> Iterator[Verdict]:
-    for worker in roll.unreachable:
-        if roll.seen.now - worker.since < UNREACHABLE_SECONDS:
+def _lost_nodes(summary: WorkerSummary) -> Iterator[FailureDiagnosis]:
+    for worker in summary.unreachable:
+        if summary.seen.now - worker.since < UNREACHABLE_SECONDS:
             continue
-        cause = _leaving(roll.seen, worker.node) or Cause.INFRASTRUCTURE
+        cause = _leaving(summary.seen, worker.node) or Cause.INFRASTRUCTURE
         message = f"node {worker.node} of worker {worker.worker} does not answer"
         failure = Failure.model_construct(
             cause=cause,
@@ -210,10 +212,10 @@ def _lost_nodes(roll: Roll) -> Iterator[Verdict]:
             worker=worker.worker,
             node=worker.node,
         )
-        yield Verdict(failure, strength(failure))
+        yield FailureDiagnosis(failure, strength(failure))
 
 
-def _signals(seen: Observed) -> Iterator[Verdict]:
+def _signals(seen: Observed) -> Iterator[FailureDiagnosis]:
     """Signals of other attempts are about gangs that are gone."""
     for signal in seen.signals:
         cause = _SIGNALS.get(signal.kind)
@@ -229,12 +231,12 @@ def _signals(seen: Observed) -> Iterator[Verdict]:
             rank=signal.rank,
             node=signal.node,
         )
-        yield Verdict(
+        yield FailureDiagnosis(
             failure,
             strength(failure),
             notice=cause in (Cause.PREEMPTION, Cause.EVICTION),
             alive=True,
-            condemns=signal.kind is SignalKind.GPU_FAULT and signal.node is not None and not signal.in_place,
+            excludes_node=signal.kind is SignalKind.GPU_FAULT and signal.node is not None and not signal.in_place,
         )
 
 
@@ -249,58 +251,58 @@ def _leaving(seen: Observed, node: str) -> Cause | None:
     return None
 
 
-def vanished(roll: Roll) -> Verdict:
+def diagnose_missing_workers(summary: WorkerSummary) -> FailureDiagnosis:
     """Workers of a running gang are gone without a trace: their pods were deleted, or their nodes with them."""
-    worker, nodes = roll.missing[0], roll.gang.nodes
+    worker, nodes = summary.missing[0], summary.gang.nodes
     node = nodes[worker] if worker < len(nodes) else None
-    cause = (_leaving(roll.seen, node) if node else None) or Cause.INFRASTRUCTURE
-    others = f" (and {len(roll.missing) - 1} more)" if len(roll.missing) > 1 else ""
+    cause = (_leaving(summary.seen, node) if node else None) or Cause.INFRASTRUCTURE
+    others = f" (and {len(summary.missing) - 1} more)" if len(summary.missing) > 1 else ""
     failure = Failure.model_construct(
         cause=cause,
-        attempt=roll.status.attempt,
-        at=roll.seen.now,
+        attempt=summary.status.attempt,
+        at=summary.seen.now,
         message=f"worker {worker}{others} vanished from {node}: somebody removed it, or the node is gone",
         worker=worker,
-        node=node if node in roll.seen.nodes_unfit else None,
+        node=node if node in summary.seen.nodes_unfit else None,
     )
-    return Verdict(failure, strength(failure))
+    return FailureDiagnosis(failure, strength(failure))
 
 
-def hung(roll: Roll, suspicion: Suspicion) -> Verdict:
+def diagnose_hang(summary: WorkerSummary, suspicion: Suspicion) -> FailureDiagnosis:
     """The gang was suspected and did not show otherwise. What every rank last said of itself is kept as evidence."""
     failure = Failure.model_construct(
         cause=Cause.HANG,
-        attempt=roll.status.attempt,
-        at=roll.seen.now,
+        attempt=summary.status.attempt,
+        at=summary.seen.now,
         message=suspicion.why,
         worker=suspicion.worker,
         rank=suspicion.rank,
         node=suspicion.node,
-        step=roll.beat.step if roll.beat else None,
-        log_tail=evidence(witnesses(roll)),
+        step=summary.beat.step if summary.beat else None,
+        log_tail=describe_positions(rank_reports(summary)),
     )
-    return Verdict(failure, strength(failure))
+    return FailureDiagnosis(failure, strength(failure))
 
 
-def never_met(roll: Roll, suspicion: Suspicion) -> Verdict:
+def diagnose_failed_rendezvous(summary: WorkerSummary, suspicion: Suspicion) -> FailureDiagnosis:
     """The gang did not come together in time. The first worker that is not up is named, its node charged."""
-    up = {worker.worker for worker in roll.mine if worker.state is WorkerState.RUNNING}
-    absent = next((index for index in range(roll.gang.wanted) if index not in up), None)
-    nodes = roll.gang.nodes
+    up = {worker.worker for worker in summary.mine if worker.state is WorkerState.RUNNING}
+    absent = next((index for index in range(summary.gang.wanted) if index not in up), None)
+    nodes = summary.gang.nodes
     failure = Failure.model_construct(
         cause=Cause.INFRASTRUCTURE,
-        attempt=roll.status.attempt,
-        at=roll.seen.now,
+        attempt=summary.status.attempt,
+        at=summary.seen.now,
         message=suspicion.why,
         worker=absent,
         node=nodes[absent] if absent is not None and absent < len(nodes) else None,
     )
-    return Verdict(failure, strength(failure))
+    return FailureDiagnosis(failure, strength(failure))
 
 
-def contradicted(roll: Roll, why: str) -> Verdict:
+def diagnose_inconsistent_status(summary: WorkerSummary, why: str) -> FailureDiagnosis:
     """Nothing failed that we know of, but the status is not to be trusted."""
     failure = Failure.model_construct(
-        cause=Cause.INFRASTRUCTURE, attempt=roll.status.attempt, at=roll.seen.now, message=why
+        cause=Cause.INFRASTRUCTURE, attempt=summary.status.attempt, at=summary.seen.now, message=why
     )
-    return Verdict(failure, strength(failure))
+    return FailureDiagnosis(failure, strength(failure))

@@ -1,12 +1,25 @@
-"""The conditions of a TrainingJob, in the habits of Kubernetes: `kubectl wait --for=condition=Complete` works."""
+"""The conditions of a TrainingJob, in the habits of Kubernetes: `kubectl wait --for=condition=Complete` works.
+
+Phase conditions follow the phase. Training conditions (Straggler, DataBound, CheckpointOverdue, BatchesSkipped) say
+what is not as it should be in a gang that trains all the same; no gang ends for them. Their messages carry no number
+that changes by itself, because each change is a write of the status and an event.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
+from muster.contract.signals import Heartbeat, SlowRank
 from muster.contract.status import Condition, Phase
+from muster.operator.core.budgets import charge_node
+from muster.operator.core.worker_summary import WorkerSummary
+
+STARVED_SHARE, FED_SHARE = 0.25, 0.15  # of a minute's training spent waiting for data: from where, and until where
+OVERDUE_INTERVALS = 3.0  # a commit may be so many of its intervals late: uploads take time, and one may fail
+OVERDUE_SECONDS_MIN = 120.0
+NODES_NAMED_MAX = 4
 
 _YEAR_9999 = 253_402_300_799  # the last second that a date can say; clocks that jump may ask for more
 
@@ -20,12 +33,12 @@ _TRUE_IN: dict[str, frozenset[Phase]] = {
 }
 
 
-# Only of a gang that trains, and over with it (core/findings.py).
-FINDINGS = ("Straggler", "DataBound", "CheckpointOverdue", "BatchesSkipped")
+# Set only while a gang trains, and cleared when it stops.
+TRAINING_CONDITIONS = ("Straggler", "DataBound", "CheckpointOverdue", "BatchesSkipped")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ConditionUpdate:
     """What a condition should say."""
 
     type: str
@@ -34,34 +47,34 @@ class Finding:
     message: str
 
 
-def with_findings(
-    before: tuple[Condition, ...], found: tuple[Finding | None, ...], now: float, generation: int
+def with_updates(
+    before: tuple[Condition, ...], found: tuple[ConditionUpdate | None, ...], now: float, generation: int
 ) -> tuple[Condition, ...]:
-    """The very same tuple if nothing changes. A finding appears when it first becomes true."""
+    """The very same tuple if nothing changes. An update appears when it first becomes true."""
     known = {condition.type: condition for condition in before}
     changed = {}
-    for finding in found:
-        if finding is None or (finding.type not in known and not finding.true):
+    for update in found:
+        if update is None or (update.type not in known and not update.true):
             continue
-        old = known.get(finding.type)
-        value: Literal["True", "False"] = "True" if finding.true else "False"
-        if old is not None and (old.status, old.message) == (value, finding.message):
+        old = known.get(update.type)
+        value: Literal["True", "False"] = "True" if update.true else "False"
+        if old is not None and (old.status, old.message) == (value, update.message):
             continue
         if old is not None and old.status == value == "False":
             continue  # in the words of its last change
         moved = old is None or old.status != value
-        changed[finding.type] = Condition.model_construct(
-            type=finding.type,
+        changed[update.type] = Condition.model_construct(
+            type=update.type,
             status=value,
-            reason=finding.reason,
-            message=finding.message,
+            reason=update.reason,
+            message=update.message,
             last_transition_time=_stamp(now) if moved or old is None else old.last_transition_time,
             observed_generation=generation,
         )
     return tuple((known | changed).values()) if changed else before
 
 
-def conditions(
+def phase_conditions(
     before: tuple[Condition, ...], phase: Phase, code: str, because: str, now: float, generation: int
 ) -> tuple[Condition, ...]:
     """A condition appears when it first becomes true and stays from then on, in the words of its last change."""
@@ -88,10 +101,111 @@ def conditions(
         )
     rest = tuple(known.values())
     if phase is not Phase.RUNNING:
-        over = tuple(Finding(kind, False, "NotTraining", because) for kind in FINDINGS)
-        rest = with_findings(rest, over, now, generation)
+        over = tuple(ConditionUpdate(kind, False, "NotTraining", because) for kind in TRAINING_CONDITIONS)
+        rest = with_updates(rest, over, now, generation)
     return (*after, *rest)
 
 
 def _stamp(now: float) -> str:
     return datetime.fromtimestamp(min(max(0.0, now), _YEAR_9999), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# --- conditions of a gang that trains ---
+
+
+def training_conditions(summary: WorkerSummary) -> dict[str, Any]:
+    """Conditions, and faults charged to the nodes of ranks that have just become slow; empty if there is no news."""
+    seen, status, beat = summary.seen, summary.status, summary.beat
+    if beat is None or _is_well(beat, status.conditions):
+        return {}
+    known = {condition.type: condition for condition in status.conditions}
+    found = (
+        _stragglers(summary, beat.slow_ranks),
+        _data_bound(beat.data_wait_share, known.get("DataBound")),
+        _overdue(summary),
+        _skipped(summary),
+    )
+    after = with_updates(status.conditions, found, seen.now, seen.generation)
+    if after is status.conditions:
+        return {}
+    return {"conditions": after} | _charge_slow_nodes(summary, known.get("Straggler"))
+
+
+def change_key(beat: Heartbeat) -> tuple[object, ...]:
+    """What of a heartbeat calls for a look at the job when it changes; a further step alone does not."""
+    slow = tuple(entry.rank for entry in beat.slow_ranks)
+    return beat.rank, beat.pid, beat.phase, beat.last_commit_step, slow, beat.skipped_steps
+
+
+def _is_well(beat: Heartbeat, conditions: tuple[Condition, ...]) -> bool:
+    """Nothing to tell, nor to take back. Almost always so, and cheap to see."""
+    share, due = beat.data_wait_share, beat.commit_seconds
+    if beat.slow_ranks or beat.last_skipped is not None or (share is not None and share > FED_SHARE):
+        return False
+    if due is not None and beat.at - (beat.last_commit_at or beat.started_at) > OVERDUE_INTERVALS * due:
+        return False
+    return all(condition.status != "True" or condition.type not in TRAINING_CONDITIONS for condition in conditions)
+
+
+def _stragglers(summary: WorkerSummary, slow: tuple[SlowRank, ...]) -> ConditionUpdate:
+    if not slow:
+        return ConditionUpdate("Straggler", False, "RanksAreAlike", "no rank is slower than its peers")
+    named = [f"{_name(summary, entry.rank)} since step {entry.since_step}" for entry in slow[:NODES_NAMED_MAX]]
+    more = f" and {len(slow) - NODES_NAMED_MAX} more" if len(slow) > NODES_NAMED_MAX else ""
+    words = f"slower than their peers, which wait for them at every step: {', '.join(named)}{more}"
+    return ConditionUpdate("Straggler", True, "RankIsSlow", words)
+
+
+def _data_bound(share: float | None, before: Condition | None) -> ConditionUpdate | None:
+    if share is None:
+        return None
+    starved = share > (FED_SHARE if before is not None and before.status == "True" else STARVED_SHARE)
+    if starved:
+        words = "ranks spend much of their time waiting for data: put it nearer, or use larger shards"
+        return ConditionUpdate("DataBound", True, "DataWait", words)
+    return ConditionUpdate("DataBound", False, "DataInTime", "data is there when it is needed")
+
+
+def _overdue(summary: WorkerSummary) -> ConditionUpdate | None:
+    beat, attempt = summary.beat, summary.status.attempts[-1]
+    if beat is None or beat.commit_seconds is None:
+        return None
+    # The worker's own clock, as both times are of it.
+    since = beat.at - max(beat.last_commit_at or 0.0, attempt.first_step_at or beat.started_at)
+    step = beat.last_commit_step or attempt.resume_step
+    if since > max(OVERDUE_SECONDS_MIN, OVERDUE_INTERVALS * beat.commit_seconds):
+        words = f"no commit after step {step}, although several were due: a failure would lose all steps since then"
+        return ConditionUpdate("CheckpointOverdue", True, "NoCommit", words)
+    return ConditionUpdate("CheckpointOverdue", False, "CommitsInTime", "commits are made as often as they should be")
+
+
+def _skipped(summary: WorkerSummary) -> ConditionUpdate | None:
+    beat = summary.beat
+    if beat is None or beat.last_skipped is None:
+        return None
+    last = beat.last_skipped
+    words = f"{beat.skipped_steps} batches were not learnt from; the last at step {last.step}: {last.skipped}"
+    return ConditionUpdate("BatchesSkipped", True, "NumbersUnsound", words)
+
+
+def _charge_slow_nodes(summary: WorkerSummary, before: Condition | None) -> dict[str, Any]:
+    """A rank that becomes slow is one hit against its node; a node that is hit repeatedly is avoided from then on."""
+    status, beat = summary.status, summary.beat
+    said = before.message if before is not None and before.status == "True" else ""
+    faults, excluded = status.node_faults, status.excluded_nodes
+    for entry in beat.slow_ranks if beat is not None else ():
+        node = _node(summary, entry.rank)
+        if node is not None and f"{_name(summary, entry.rank)} since step {entry.since_step}" not in said:
+            why = f"straggler: rank {entry.rank} took {entry.ratio:.2f} times as long as its peers"
+            faults, excluded = charge_node(summary.seen.spec.recovery, faults, excluded, node, why, summary.seen.now)
+    return {} if faults is status.node_faults else {"node_faults": faults, "excluded_nodes": excluded}
+
+
+def _name(summary: WorkerSummary, rank: int) -> str:
+    worker = rank // summary.seen.spec.gang.ranks_per_node
+    return f"rank {rank} (worker {worker} on {_node(summary, rank) or 'an unknown node'})"
+
+
+def _node(summary: WorkerSummary, rank: int) -> str | None:
+    worker = rank // summary.seen.spec.gang.ranks_per_node
+    return summary.gang.nodes[worker] if worker < len(summary.gang.nodes) else None

@@ -8,10 +8,22 @@ from typing import Any
 from muster.contract.signals import TrainerPhase
 from muster.contract.status import STATUS_VERSION, Attempt, GangStatus, JobStatus, Phase
 from muster.operator.core.budgets import remaining_backoff_seconds
-from muster.operator.core.causes import Verdict, contradicted, hung, judge, never_met, vanished, word_awaited
+from muster.operator.core.causes import (
+    FailureDiagnosis,
+    diagnose,
+    diagnose_failed_rendezvous,
+    diagnose_hang,
+    diagnose_inconsistent_status,
+    diagnose_missing_workers,
+    seconds_until_peer_report,
+)
 from muster.operator.core.codes import GIVEN_UP, Code, code_of
+from muster.operator.core.conditions import training_conditions
+from muster.operator.core.data_skips import data_skip
 from muster.operator.core.decision import ACTIONS_MAX, Action, CreateWorker, Decision, RemoveJob
-from muster.operator.core.endings import (
+from muster.operator.core.goodput import active_seconds
+from muster.operator.core.observed import Observed, Reservation, WorkerState
+from muster.operator.core.shutdown import (
     amend,
     checkpoint_status,
     clear,
@@ -24,67 +36,65 @@ from muster.operator.core.endings import (
     stop,
     sweep,
 )
-from muster.operator.core.findings import updates as findings
-from muster.operator.core.ledger import active_seconds
-from muster.operator.core.moves import ATTEMPTS_KEPT, between_attempts, move, report
-from muster.operator.core.observed import Observed, Reservation, WorkerState
-from muster.operator.core.roll import Roll, call_roll
-from muster.operator.core.skips import data_skip
 from muster.operator.core.stalls import Stall, check_running, check_starting
+from muster.operator.core.transitions import ATTEMPTS_KEPT, between_attempts, transition, transition_with_progress
+from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
 
 MORE_SECONDS = 0.2  # between two parts of many actions: about what a watch takes to show the first
 LOOK_SECONDS = 5.0  # how often a gang that starts, runs or stops is looked at without news
 
-Rule = Callable[[Roll], Decision | None]
+Rule = Callable[[WorkerSummary], Decision | None]
 
 
 def decide(seen: Observed) -> Decision:
     """The first rule that has an opinion decides. Total: every state that a status can be in has its rule."""
-    roll = call_roll(seen)
+    summary = summarize_workers(seen)
     for rule in RULES:
-        if (decision := rule(roll)) is not None:
+        if (decision := rule(summary)) is not None:
             return decision
     raise AssertionError(f"no rule for phase {seen.status.phase}")
 
 
-def newer(roll: Roll) -> Decision | None:
+def newer(summary: WorkerSummary) -> Decision | None:
     """A status in a form that we don't know: another, newer operator is responsible."""
-    version = roll.status.schema_version
+    version = summary.status.schema_version
     if version <= STATUS_VERSION:
         return None
     because = (
         f"the status has schema version {version} and this operator knows {STATUS_VERSION}: not touched; "
         "upgrade the operator, or stop the older one if a newer one runs beside it"
     )
-    return Decision(roll.status, code=Code.NEWER_STATUS, because=because)
+    return Decision(summary.status, code=Code.NEWER_STATUS, because=because)
 
 
-def finished(roll: Roll) -> Decision | None:
+def finished(summary: WorkerSummary) -> Decision | None:
     """A job that is over keeps sweeping, and goes when it is deleted or its time to live is up."""
-    if not roll.status.phase.terminal:
+    if not summary.status.phase.terminal:
         return None
-    if not roll.empty:
-        return _stay(roll, sweep(roll, (*roll.mine, *roll.older)), LOOK_SECONDS)
-    if roll.seen.deleting:
-        return _stay(roll, (RemoveJob(),), LOOK_SECONDS, trusts_absence=True)
-    ttl = roll.seen.spec.ttl_seconds_after_finished
+    if not summary.empty:
+        return _stay(summary, sweep(summary, (*summary.mine, *summary.older)), LOOK_SECONDS)
+    if summary.seen.deleting:
+        return _stay(summary, (RemoveJob(),), LOOK_SECONDS, trusts_absence=True)
+    ttl = summary.seen.spec.ttl_seconds_after_finished
     if ttl is None:
-        return _stay(roll)
-    left = (roll.status.finished_at or roll.seen.now) + ttl - roll.seen.now
-    return _stay(roll, wake_after=left) if left > 0 else _stay(roll, (RemoveJob(),), LOOK_SECONDS, trusts_absence=True)
+        return _stay(summary)
+    left = (summary.status.finished_at or summary.seen.now) + ttl - summary.seen.now
+    if left > 0:
+        return _stay(summary, wake_after=left)
+    return _stay(summary, (RemoveJob(),), LOOK_SECONDS, trusts_absence=True)
 
 
-def done(roll: Roll) -> Decision | None:
-    """All workers ended well: that counts, whatever else was wished for meanwhile."""
-    if not roll.all_done or roll.older or between_attempts(roll.status) or roll.seen.deleting:
+def done(summary: WorkerSummary) -> Decision | None:
+    """All workers ended well: that counts, whatever else was asked for meanwhile."""
+    if not summary.all_done or summary.older or between_attempts(summary.status) or summary.seen.deleting:
         return None
-    because = f"all {roll.gang.wanted} workers finished"
-    return _turn(roll, finish(roll, because))
+    because = f"all {summary.gang.wanted} workers finished"
+    return _turn(summary, finish(summary, because))
 
 
-def wished(roll: Roll) -> Decision | None:
-    """The user (or a deadline) wants it to end. A stronger wish replaces a weaker one, also while stopping."""
-    seen, status = roll.seen, roll.status
+def user_request(summary: WorkerSummary) -> Decision | None:
+    """The user (or a deadline) wants it to end. A stronger request replaces a weaker one, also while stopping."""
+    seen, status = summary.seen, summary.status
     ends_as, code = status.ends_as, code_of(status.code) if status.phase is Phase.STOPPING else None
     if ends_as is Phase.SUCCEEDED:
         return None
@@ -96,7 +106,7 @@ def wished(roll: Roll) -> Decision | None:
         wanted = (Phase.CANCELLED, Code.CANCELLING, "the user cancelled the job")
     elif code is Code.DEADLINE_EXCEEDED:
         return None
-    elif _deadline_left(roll) <= 0:
+    elif _deadline_left(summary) <= 0:
         seconds = seen.spec.active_deadline_seconds
         wanted = (
             Phase.FAILED,
@@ -109,47 +119,48 @@ def wished(roll: Roll) -> Decision | None:
         return None
     if (ends_as, code) == wanted[:2]:
         return None
-    return _turn(roll, stop(roll, *wanted))
+    return _turn(summary, stop(summary, *wanted))
 
 
-def stopping(roll: Roll) -> Decision | None:
+def stopping(summary: WorkerSummary) -> Decision | None:
     """Clear the gang away, close the attempt when it is gone, and only then give the nodes back."""
-    status, closed = roll.status, between_attempts(roll.status)
+    status, closed = summary.status, between_attempts(summary.status)
     if status.phase is not Phase.STOPPING and (status.phase is not Phase.RESTARTING or closed):
         return None
     failing = status.phase is Phase.RESTARTING or status.code in GIVEN_UP
-    if failing and not closed and (better := amend(roll)) is not None:
-        return _turn(roll, better)
-    if failing and not closed and (patience := word_awaited(roll)) > 0:
-        return _stay(roll, (), patience)
-    if not roll.empty:
-        return _stay(roll, clear(roll), LOOK_SECONDS)
-    return _turn(roll, end(roll) if closed else close(roll), trusts_absence=True)
+    if failing and not closed and (better := amend(summary)) is not None:
+        return _turn(summary, better)
+    if failing and not closed and (patience := seconds_until_peer_report(summary)) > 0:
+        return _stay(summary, (), patience)
+    if not summary.empty:
+        return _stay(summary, clear(summary), LOOK_SECONDS)
+    return _turn(summary, end(summary) if closed else close(summary), trusts_absence=True)
 
 
-def suspended(roll: Roll) -> Decision | None:
-    if roll.status.phase is not Phase.SUSPENDED:
+def suspended(summary: WorkerSummary) -> Decision | None:
+    if summary.status.phase is not Phase.SUSPENDED:
         return None
-    if not roll.empty:
-        return _stay(roll, sweep(roll, (*roll.mine, *roll.older)), LOOK_SECONDS)
-    if roll.seen.spec.suspend:
-        return _stay(roll)
+    if not summary.empty:
+        return _stay(summary, sweep(summary, (*summary.mine, *summary.older)), LOOK_SECONDS)
+    if summary.seen.spec.suspend:
+        return _stay(summary)
     because = "the user resumed the job; asking for nodes"
     return _turn(
-        roll, move(roll, Code.AWAITING_ADMISSION, because, Phase.QUEUED, queued_at=roll.seen.now, retry_at=None)
+        summary,
+        transition(summary, Code.AWAITING_ADMISSION, because, Phase.QUEUED, queued_at=summary.seen.now, retry_at=None),
     )
 
 
-def queued(roll: Roll) -> Decision | None:
-    """In the queue: begin when the ledger holds nodes for this very request."""
-    seen, status = roll.seen, roll.status
+def queued(summary: WorkerSummary) -> Decision | None:
+    """In the queue: begin when nodes are reserved for this very request."""
+    seen, status = summary.seen, summary.status
     if status.phase is not Phase.QUEUED:
         return None
-    if not roll.empty:
-        return _stay(roll, sweep(roll, (*roll.mine, *roll.older)), LOOK_SECONDS)
+    if not summary.empty:
+        return _stay(summary, sweep(summary, (*summary.mine, *summary.older)), LOOK_SECONDS)
     pause = remaining_backoff_seconds(seen.spec.recovery, status.retry_at, seen.now)
     if pause > 0:
-        return _stay(roll, wake_after=pause)
+        return _stay(summary, wake_after=pause)
     granted = _reservation(seen, status.reservation)
     if granted is not None:
         gang = GangStatus(
@@ -159,111 +170,114 @@ def queued(roll: Roll) -> Decision | None:
             capacity=granted.capacity,
             instance_type=granted.instance_type,
         )
-        return _turn(roll, _mint(roll, gang), trusts_absence=True)
+        return _turn(summary, _start_attempt(summary, gang), trusts_absence=True)
     if seen.wait is not None:
-        return _turn(roll, move(roll, code_of(seen.wait.code), seen.wait.because))
+        return _turn(summary, transition(summary, code_of(seen.wait.code), seen.wait.because))
     if status.code in (Code.CREATED, Code.BACKING_OFF):
-        return _turn(roll, move(roll, Code.AWAITING_ADMISSION, "in the queue; not yet considered"))
-    return _stay(roll)
+        return _turn(summary, transition(summary, Code.AWAITING_ADMISSION, "in the queue; not yet considered"))
+    return _stay(summary)
 
 
-def holding(roll: Roll) -> Decision | None:
+def restart_pending(summary: WorkerSummary) -> Decision | None:
     """RESTARTING with the attempt closed: after a pause the next one on the same nodes, or back into the queue."""
-    seen, status = roll.seen, roll.status
+    seen, status = summary.seen, summary.status
     if status.phase is not Phase.RESTARTING:
         return None
-    if not roll.empty:
-        return _stay(roll, sweep(roll, (*roll.mine, *roll.older)), LOOK_SECONDS)
+    if not summary.empty:
+        return _stay(summary, sweep(summary, (*summary.mine, *summary.older)), LOOK_SECONDS)
     pause = remaining_backoff_seconds(seen.spec.recovery, status.retry_at, seen.now)
-    if (because := reason_to_release(roll, pause)) is not None:
-        return _turn(roll, requeue(roll, because), trusts_absence=True)
+    if (because := reason_to_release(summary, pause)) is not None:
+        return _turn(summary, requeue(summary, because), trusts_absence=True)
     if pause > 0:
-        return _stay(roll, wake_after=pause)
-    return _turn(roll, _mint(roll, status.gang), trusts_absence=True)
+        return _stay(summary, wake_after=pause)
+    return _turn(summary, _start_attempt(summary, status.gang), trusts_absence=True)
 
 
-def broken(roll: Roll) -> Decision | None:
+def inconsistent_status(summary: WorkerSummary) -> Decision | None:
     """STARTING or RUNNING by a status that can't be true (somebody edited it): begin anew rather than guess."""
-    status, gang = roll.status, roll.gang
+    status, gang = summary.status, summary.gang
     if status.phase not in (Phase.STARTING, Phase.RUNNING):
         return None
     if len(set(gang.nodes)) == gang.wanted > 0 and not between_attempts(status):
         return None
     what = f"{status.phase} with {len(gang.nodes)} nodes for {gang.wanted} workers"
-    return _turn(roll, fail(roll, contradicted(roll, f"the status contradicts itself: {what}; beginning anew")))
+    return _turn(
+        summary,
+        fail(summary, diagnose_inconsistent_status(summary, f"the status contradicts itself: {what}; beginning anew")),
+    )
 
 
-def failed(roll: Roll) -> Decision | None:
+def failed(summary: WorkerSummary) -> Decision | None:
     """STARTING or RUNNING, and something is wrong with the gang."""
-    status = roll.status
-    if (verdict := judge(roll)) is not None and not _only_said(roll, verdict):
-        return _turn(roll, fail(roll, verdict))
-    if status.phase is Phase.RUNNING and roll.missing:
-        return _turn(roll, fail(roll, vanished(roll)), trusts_absence=True)
+    status = summary.status
+    if (diagnosis := diagnose(summary)) is not None and not _only_said(summary, diagnosis):
+        return _turn(summary, fail(summary, diagnosis))
+    if status.phase is Phase.RUNNING and summary.missing:
+        return _turn(summary, fail(summary, diagnose_missing_workers(summary)), trusts_absence=True)
     return None
 
 
-def starting(roll: Roll) -> Decision | None:
+def starting(summary: WorkerSummary) -> Decision | None:
     """Let the whole gang exist, and wait until its ranks have met."""
-    if roll.status.phase is not Phase.STARTING:
+    if summary.status.phase is not Phase.STARTING:
         return None
-    if roll.older:
-        because = f"{len(roll.older)} workers of earlier attempts are still there"
-        status = move(roll, Code.AWAITING_REMOVAL, because)
-        return _turn(roll, status, sweep(roll, roll.older), LOOK_SECONDS)
-    if not roll.missing and (waiting := next((worker.waiting for worker in roll.mine if worker.waiting), "")):
+    if summary.older:
+        because = f"{len(summary.older)} workers of earlier attempts are still there"
+        status = transition(summary, Code.AWAITING_REMOVAL, because)
+        return _turn(summary, status, sweep(summary, summary.older), LOOK_SECONDS)
+    if not summary.missing and (waiting := next((worker.waiting for worker in summary.mine if worker.waiting), "")):
         # Another scheduler's queue may be long: that is no failure, however long.
-        status = move(roll, Code.AWAITING_SCHEDULER, waiting, gang=_gang(roll), suspicion=None)
-        return _turn(roll, status, wake_after=LOOK_SECONDS)
-    stall = check_starting(roll, _begun_at(roll))
+        status = transition(summary, Code.AWAITING_SCHEDULER, waiting, gang=_gang(summary), suspicion=None)
+        return _turn(summary, status, wake_after=LOOK_SECONDS)
+    stall = check_starting(summary, _begun_at(summary))
     if stall.confirmed and stall.suspicion is not None:
-        verdict = hung if stall.suspicion.rank is not None else never_met
-        return _turn(roll, fail(roll, verdict(roll, stall.suspicion)), trusts_absence=True)
-    updates: dict[str, Any] = {"gang": _gang(roll), "suspicion": stall.suspicion}
-    if roll.missing:
-        said = roll.status.because if roll.status.code == Code.CREATING_WORKERS else ""
-        because = said or f"creating {len(roll.missing)} workers of attempt {roll.status.attempt} again"
-        actions = tuple(_create(roll, index) for index in roll.missing[:ACTIONS_MAX])
-        status = move(roll, Code.CREATING_WORKERS, because, **updates)
-        return _turn(roll, status, actions, LOOK_SECONDS)
-    if roll.ready < roll.gang.wanted:
-        reason = next((f"; worker {w.worker} on {w.node}: {w.reason}" for w in roll.mine if w.reason), "")
-        because = f"{roll.ready} of {roll.gang.wanted} workers are up{reason}"
-        return _turn(roll, move(roll, Code.AWAITING_WORKERS, because, **updates), wake_after=LOOK_SECONDS)
-    if roll.beat is None or roll.beat.phase is TrainerPhase.INIT:
-        because = f"all {roll.gang.wanted} workers are up; their ranks are meeting"
-        return _turn(roll, move(roll, Code.AWAITING_RANKS, because, **updates), wake_after=LOOK_SECONDS)
-    return _turn(roll, _running(roll, Stall(None)))
+        diagnose_stall = diagnose_hang if stall.suspicion.rank is not None else diagnose_failed_rendezvous
+        return _turn(summary, fail(summary, diagnose_stall(summary, stall.suspicion)), trusts_absence=True)
+    updates: dict[str, Any] = {"gang": _gang(summary), "suspicion": stall.suspicion}
+    if summary.missing:
+        said = summary.status.because if summary.status.code == Code.CREATING_WORKERS else ""
+        because = said or f"creating {len(summary.missing)} workers of attempt {summary.status.attempt} again"
+        actions = tuple(_create(summary, index) for index in summary.missing[:ACTIONS_MAX])
+        status = transition(summary, Code.CREATING_WORKERS, because, **updates)
+        return _turn(summary, status, actions, LOOK_SECONDS)
+    if summary.ready < summary.gang.wanted:
+        reason = next((f"; worker {w.worker} on {w.node}: {w.reason}" for w in summary.mine if w.reason), "")
+        because = f"{summary.ready} of {summary.gang.wanted} workers are up{reason}"
+        return _turn(summary, transition(summary, Code.AWAITING_WORKERS, because, **updates), wake_after=LOOK_SECONDS)
+    if summary.beat is None or summary.beat.phase is TrainerPhase.INIT:
+        because = f"all {summary.gang.wanted} workers are up; their ranks are meeting"
+        return _turn(summary, transition(summary, Code.AWAITING_RANKS, because, **updates), wake_after=LOOK_SECONDS)
+    return _turn(summary, _running(summary, Stall(None)))
 
 
-def running(roll: Roll) -> Decision | None:
+def running(summary: WorkerSummary) -> Decision | None:
     """Report progress; stop for a larger gang when one is offered, and for good when the ranks hang."""
-    if roll.status.phase is not Phase.RUNNING:
+    if summary.status.phase is not Phase.RUNNING:
         return None
-    stall = check_running(roll)
-    if stall.confirmed and roll.seen.spec.recovery.dry_run:
-        stall = Stall(roll.status.suspicion, confirmed=True)
+    stall = check_running(summary)
+    if stall.confirmed and summary.seen.spec.recovery.dry_run:
+        stall = Stall(summary.status.suspicion, confirmed=True)
     elif stall.confirmed and stall.suspicion is not None:
         # Cached reads repeat old heartbeats; only a fresh one shows that there is really nothing new.
-        return _turn(roll, fail(roll, hung(roll, stall.suspicion)), trusts_absence=True)
-    offer = _reservation(roll.seen, roll.status.reservation + 1)
-    if offer is not None and len(offer.nodes) > roll.gang.wanted:
-        because = f"capacity returned: going on with {len(offer.nodes)} nodes instead of {roll.gang.wanted}"
-        return _turn(roll, move(roll, Code.REGROWING, because, Phase.RESTARTING, suspicion=None))
-    wake_after = min(LOOK_SECONDS, max(0.0, _deadline_left(roll)), stall.wake_after or LOOK_SECONDS)
-    return _turn(roll, _running(roll, stall), sweep(roll, roll.older), wake_after)
+        return _turn(summary, fail(summary, diagnose_hang(summary, stall.suspicion)), trusts_absence=True)
+    offer = _reservation(summary.seen, summary.status.reservation + 1)
+    if offer is not None and len(offer.nodes) > summary.gang.wanted:
+        because = f"capacity returned: going on with {len(offer.nodes)} nodes instead of {summary.gang.wanted}"
+        return _turn(summary, transition(summary, Code.REGROWING, because, Phase.RESTARTING, suspicion=None))
+    wake_after = min(LOOK_SECONDS, max(0.0, _deadline_left(summary)), stall.wake_after or LOOK_SECONDS)
+    return _turn(summary, _running(summary, stall), sweep(summary, summary.older), wake_after)
 
 
 RULES: tuple[Rule, ...] = (
     newer,
     finished,
     done,
-    wished,
+    user_request,
     stopping,
     suspended,
     queued,
-    holding,
-    broken,
+    restart_pending,
+    inconsistent_status,
     failed,
     starting,
     running,
@@ -271,29 +285,32 @@ RULES: tuple[Rule, ...] = (
 
 
 def _turn(
-    roll: Roll,
+    summary: WorkerSummary,
     status: JobStatus,
     actions: tuple[Action, ...] = (),
     wake_after: float | None = None,
     trusts_absence: bool = False,
 ) -> Decision:
     """Either the status changes, or the actions that it already calls for are due."""
-    if status is not roll.status:
+    if status is not summary.status:
         return Decision(status, (), None, status.code, status.because, trusts_absence)
     wake_after = MORE_SECONDS if len(actions) >= ACTIONS_MAX else wake_after
     return Decision(status, actions, wake_after, status.code, status.because, trusts_absence)
 
 
 def _stay(
-    roll: Roll, actions: tuple[Action, ...] = (), wake_after: float | None = None, trusts_absence: bool = False
+    summary: WorkerSummary,
+    actions: tuple[Action, ...] = (),
+    wake_after: float | None = None,
+    trusts_absence: bool = False,
 ) -> Decision:
     wake_after = MORE_SECONDS if len(actions) >= ACTIONS_MAX else wake_after
-    return Decision(roll.status, actions, wake_after, roll.status.code, roll.status.because, trusts_absence)
+    return Decision(summary.status, actions, wake_after, summary.status.code, summary.status.because, trusts_absence)
 
 
-def _mint(roll: Roll, gang: GangStatus) -> JobStatus:
+def _start_attempt(summary: WorkerSummary, gang: GangStatus) -> JobStatus:
     """The next attempt. What it resumes from is chosen here, in the write that makes it exist."""
-    seen, status = roll.seen, roll.status
+    seen, status = summary.seen, summary.status
     gang = gang.model_copy(update={"ready": 0})
     number, resume_step = status.attempt + 1, seen.committed.step if seen.committed else 0
     attempt = Attempt.model_construct(
@@ -308,8 +325,8 @@ def _mint(roll: Roll, gang: GangStatus) -> JobStatus:
         resume_step=resume_step,
     )
     whence = f"resuming from step {resume_step}" if resume_step else "from the start"
-    return move(
-        roll,
+    return transition(
+        summary,
         Code.CREATING_WORKERS,
         "; ".join(
             [
@@ -322,8 +339,8 @@ def _mint(roll: Roll, gang: GangStatus) -> JobStatus:
         resume_step=resume_step,
         gang=gang,
         attempts=(*status.attempts, attempt)[-ATTEMPTS_KEPT:],
-        checkpoint=checkpoint_status(roll),
-        data_skip=data_skip(roll, resume_step),
+        checkpoint=checkpoint_status(summary),
+        data_skip=data_skip(summary, resume_step),
         retry_at=None,
         started_at=status.started_at if status.started_at is not None else seen.now,
         ends_as=None,
@@ -331,59 +348,63 @@ def _mint(roll: Roll, gang: GangStatus) -> JobStatus:
     )
 
 
-def _create(roll: Roll, index: int) -> CreateWorker:
-    nodes = roll.gang.nodes
-    return CreateWorker(roll.status.attempt, index, nodes[index], nodes, roll.status.resume_step)
+def _create(summary: WorkerSummary, index: int) -> CreateWorker:
+    nodes = summary.gang.nodes
+    return CreateWorker(summary.status.attempt, index, nodes[index], nodes, summary.status.resume_step)
 
 
-def _running(roll: Roll, stall: Stall) -> JobStatus:
-    code, because = _activity(roll, stall)
-    updates = {"gang": _gang(roll), "checkpoint": checkpoint_status(roll), "suspicion": stall.suspicion}
-    return report(roll, code, because, Phase.RUNNING, **(updates | findings(roll)))
+def _running(summary: WorkerSummary, stall: Stall) -> JobStatus:
+    code, because = _activity(summary, stall)
+    updates = {"gang": _gang(summary), "checkpoint": checkpoint_status(summary), "suspicion": stall.suspicion}
+    return transition_with_progress(summary, code, because, Phase.RUNNING, **(updates | training_conditions(summary)))
 
 
-def _activity(roll: Roll, stall: Stall) -> tuple[Code, str]:
-    if roll.seen.spec.recovery.dry_run and (would := _would(roll, stall)):
+def _activity(summary: WorkerSummary, stall: Stall) -> tuple[Code, str]:
+    if summary.seen.spec.recovery.dry_run and (would := _would(summary, stall)):
         return Code.WOULD_RESTART, f"nothing is done, for recovery.dryRun is on; else the gang would restart: {would}"
     if stall.suspicion is not None:
         return Code.STALLING, stall.suspicion.why
-    gang, beat = roll.gang, roll.beat
+    gang, beat = summary.gang, summary.beat
     where = f"{gang.wanted} node{'s' if gang.wanted > 1 else ''} of pool {gang.pool}"
     preparing = beat is not None and beat.phase in (TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOAD)
-    if preparing and roll.status.code != Code.TRAINING:
+    if preparing and summary.status.code != Code.TRAINING:
         return Code.PREPARING, f"preparing data and loading state on {where}"
     return Code.TRAINING, f"training on {where}"
 
 
-def _only_said(roll: Roll, verdict: Verdict) -> bool:
+def _only_said(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> bool:
     """In a dry run nothing is ended that has not ended by itself."""
-    return verdict.alive and roll.status.phase is Phase.RUNNING and roll.seen.spec.recovery.dry_run
+    return diagnosis.alive and summary.status.phase is Phase.RUNNING and summary.seen.spec.recovery.dry_run
 
 
-def _would(roll: Roll, stall: Stall) -> str:
-    verdict = judge(roll)
-    if verdict is not None:
-        return f"{verdict.failure.cause}: {verdict.failure.message}"
+def _would(summary: WorkerSummary, stall: Stall) -> str:
+    diagnosis = diagnose(summary)
+    if diagnosis is not None:
+        return f"{diagnosis.failure.cause}: {diagnosis.failure.message}"
     return stall.suspicion.why if stall.confirmed and stall.suspicion is not None else ""
 
 
-def _gang(roll: Roll) -> GangStatus:
-    return roll.gang if roll.gang.ready == roll.ready else roll.gang.model_copy(update={"ready": roll.ready})
+def _gang(summary: WorkerSummary) -> GangStatus:
+    return (
+        summary.gang
+        if summary.gang.ready == summary.ready
+        else summary.gang.model_copy(update={"ready": summary.ready})
+    )
 
 
-def _begun_at(roll: Roll) -> float:
+def _begun_at(summary: WorkerSummary) -> float:
     """From when on the ranks could meet: the attempt's beginning, or when the last worker got its place."""
-    created_at = roll.status.attempts[-1].created_at if roll.status.attempts else roll.status.since
-    placed = [worker.since for worker in roll.mine if worker.state is WorkerState.STARTING]
+    created_at = summary.status.attempts[-1].created_at if summary.status.attempts else summary.status.since
+    placed = [worker.since for worker in summary.mine if worker.state is WorkerState.STARTING]
     return max([created_at, *placed])
 
 
-def _deadline_left(roll: Roll) -> float:
+def _deadline_left(summary: WorkerSummary) -> float:
     """Seconds of activity left; infinite without a deadline or while nothing is active."""
-    deadline, status = roll.seen.spec.active_deadline_seconds, roll.status
+    deadline, status = summary.seen.spec.active_deadline_seconds, summary.status
     if deadline is None or status.phase in (Phase.QUEUED, Phase.SUSPENDED):
         return float("inf")
-    return deadline - active_seconds(status.ledger, status.phase, roll.seen.now)
+    return deadline - active_seconds(status.ledger, status.phase, summary.seen.now)
 
 
 def _reservation(seen: Observed, number: int) -> Reservation | None:

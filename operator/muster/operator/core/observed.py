@@ -57,7 +57,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Nodes that the ledger of reservations holds for one job: worker i goes to nodes[i].
+    """Nodes that are held for one job: worker i goes to nodes[i].
 
     number: which of the job's requests it answers: JobStatus.reservation, or for a running job that may grow, the one
     after it. gpus, cpus, memory_bytes: held on each of the nodes. at: when it was made.
@@ -91,7 +91,7 @@ class Observed:
     version: of the object, for compare-and-swap. fresh: read from the source for this observation, workers and
     commits included; else any part may lag behind, each by its own time. committed: None when no commit exists (a store
     that does not answer is an error, not None). nodes_unfit: those of status.gang.nodes that are gone, not ready or
-    being drained. reservations: this job's entries of the ledger. wait: what the last admission pass said, if it gave
+    being drained. reservations: this job's. wait: what the last admission pass said, if it gave
     nothing. notes: what the next attempt's words should say beside its nodes.
     """
 

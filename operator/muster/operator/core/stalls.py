@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.contract.status import Suspicion
 from muster.operator.core.observed import Observed, WorkerState
-from muster.operator.core.roll import Roll
-from muster.operator.core.witnesses import Witness, behind, where, witnesses
+from muster.operator.core.rank_reports import RankReport, behind, rank_reports, where
+from muster.operator.core.worker_summary import WorkerSummary
 
 # Without progress, at most, until the run has taught its ranks better (Heartbeat.limit_seconds).
 LIMIT_SECONDS: dict[TrainerPhase, float] = {
@@ -63,7 +63,7 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True)
-class _Doubt:
+class HangEvidence:
     """What looks hung at this moment, and for how long it must go on doing so. heard: the heartbeat that must not be
     followed by another, where silence is the evidence.
     """
@@ -71,24 +71,24 @@ class _Doubt:
     why: str
     confirm_seconds: float
     heard: Heartbeat | None = None
-    suspect: Witness | None = None
+    suspect: RankReport | None = None
 
 
-def check_running(roll: Roll) -> Stall:
+def check_running(summary: WorkerSummary) -> Stall:
     """Collective training moves together, so the gang is as alive as the rank that moved last."""
-    if _is_well(roll):
+    if _is_well(summary):
         return Stall(None)
-    gang = witnesses(roll)
+    gang = rank_reports(summary)
     newest = max((w.beat for w in gang), key=lambda beat: beat.progressed_at)
-    doubt = _stopped(gang) or _mute(gang, newest) or _idle(gang, newest) or _silent(gang, newest, roll.seen.now)
-    return _weigh(roll.seen, doubt, newest.progressed_at) if doubt else Stall(None)
+    evidence = _stopped(gang) or _mute(gang, newest) or _idle(gang, newest) or _silent(gang, newest, summary.seen.now)
+    return _weigh(summary.seen, evidence, newest.progressed_at) if evidence else Stall(None)
 
 
-def _is_well(roll: Roll) -> bool:
+def _is_well(summary: WorkerSummary) -> bool:
     """No kind of evidence can be there (or there is no heartbeat yet). Almost always so, and cheap to see."""
-    attempt = roll.status.attempt
+    attempt = summary.status.attempt
     heard, progressed, oldest = 0.0, 0.0, float("inf")
-    for worker in roll.mine:
+    for worker in summary.mine:
         for beat in worker.heartbeats:
             if beat.attempt != attempt:
                 continue
@@ -102,21 +102,21 @@ def _is_well(roll: Roll) -> bool:
     return (
         heard - oldest <= MUTE_SECONDS
         and heard - progressed <= LIMIT_SECONDS_MIN * BEHIND_SHARE
-        and roll.seen.now - heard <= SILENT_SECONDS
+        and summary.seen.now - heard <= SILENT_SECONDS
     )
 
 
-def check_starting(roll: Roll, created_at: float) -> Stall:
+def check_starting(summary: WorkerSummary, created_at: float) -> Stall:
     """A gang whose ranks have not met when the time for it is up; or one of them is held."""
-    seen = roll.seen
+    seen = summary.seen
     waited = seen.now - created_at
-    gang = witnesses(roll)
-    if gang and (doubt := _stopped(gang)):
-        return _weigh(seen, doubt, 0.0)
+    gang = rank_reports(summary)
+    if gang and (evidence := _stopped(gang)):
+        return _weigh(seen, evidence, 0.0)
     if waited <= STARTING_SECONDS:
         return Stall(None, wake_after=max(1.0, STARTING_SECONDS - waited) if waited >= 0 else STARTING_SECONDS)
-    why = f"the ranks did not meet within {STARTING_SECONDS:.0f} s{_who_is_missing(roll)}"
-    return _weigh(seen, _Doubt(why, SILENT_CONFIRM_SECONDS), 0.0)
+    why = f"the ranks did not meet within {STARTING_SECONDS:.0f} s{_who_is_missing(summary)}"
+    return _weigh(seen, HangEvidence(why, SILENT_CONFIRM_SECONDS), 0.0)
 
 
 def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool, bool]:
@@ -143,17 +143,17 @@ def limit(beat: Heartbeat) -> float:
 # --- the evidence ---
 
 
-def _stopped(gang: Sequence[Witness]) -> _Doubt | None:
+def _stopped(gang: Sequence[RankReport]) -> HangEvidence | None:
     """Held by SIGSTOP or a debugger. All of several at once: the machine is being paused, and will go on."""
     held = [w for w in gang if w.beat.stopped]
     if not held or (len(held) == len(gang) > 1):
         return None
     beat = held[0].beat
     why = f"{held[0].name} is stopped (SIGSTOP or a debugger) {where(beat)}"
-    return _Doubt(why, STOPPED_CONFIRM_SECONDS, beat, held[0])
+    return HangEvidence(why, STOPPED_CONFIRM_SECONDS, beat, held[0])
 
 
-def _mute(gang: Sequence[Witness], newest: Heartbeat) -> _Doubt | None:
+def _mute(gang: Sequence[RankReport], newest: Heartbeat) -> HangEvidence | None:
     """One rank is silent, others on the same disk are not, and nobody has moved since: it sits in the kernel, or in C
     code that does not let go of the interpreter.
     """
@@ -164,11 +164,11 @@ def _mute(gang: Sequence[Witness], newest: Heartbeat) -> _Doubt | None:
         patience = MUTE_SECONDS if beat.limit_seconds is not None else limit(beat) / 2
         if silent > patience and idle > patience and beat.phase not in _MAY_BE_MUTE:
             why = f"{w.name} gave no sign of life for {silent:.0f} s while its peers did, {where(beat)}"
-            return _Doubt(why, MUTE_CONFIRM_SECONDS, beat, w)
+            return HangEvidence(why, MUTE_CONFIRM_SECONDS, beat, w)
     return None
 
 
-def _idle(gang: Sequence[Witness], newest: Heartbeat) -> _Doubt | None:
+def _idle(gang: Sequence[RankReport], newest: Heartbeat) -> HangEvidence | None:
     """The gang beats, and does not progress. A rank in a phase that may last long keeps the others waiting."""
     heard = max(w.beat.at for w in gang)
     # Both times are of the worker's own clock, so a skew between machines cancels out.
@@ -186,7 +186,7 @@ def _idle(gang: Sequence[Witness], newest: Heartbeat) -> _Doubt | None:
     if suspect:
         stands = f": {suspect.name} is {'behind' if lags else 'silent'}, {where(suspect.beat)}"
     why = f"no progress for {idle:.0f} s (limit {bound:.0f} s){stands}"
-    return _Doubt(why, max(CONFIRM_SECONDS_MIN, bound * CONFIRM_SHARE, confirm), None, suspect)
+    return HangEvidence(why, max(CONFIRM_SECONDS_MIN, bound * CONFIRM_SHARE, confirm), None, suspect)
 
 
 def _says_it_stands(beat: Heartbeat, seconds: float) -> bool:
@@ -195,7 +195,7 @@ def _says_it_stands(beat: Heartbeat, seconds: float) -> bool:
     return learnt and beat.at - beat.progressed_at > seconds
 
 
-def _heard(gang: Sequence[Witness]) -> dict[int, float]:
+def _heard(gang: Sequence[RankReport]) -> dict[int, float]:
     """When each worker was last heard of, by any of its ranks."""
     heard: dict[int, float] = {}
     for w in gang:
@@ -203,39 +203,39 @@ def _heard(gang: Sequence[Witness]) -> dict[int, float]:
     return heard
 
 
-def _only_silent(gang: Sequence[Witness]) -> Witness | None:
+def _only_silent(gang: Sequence[RankReport]) -> RankReport | None:
     """The one rank that its own worker's others have outlived; None if there are several."""
     heard = _heard(gang)
     silent = [w for w in gang if heard[w.worker] - w.beat.at > MUTE_SECONDS]
     return silent[0] if len(silent) == 1 else None
 
 
-def _silent(gang: Sequence[Witness], newest: Heartbeat, now: float) -> _Doubt | None:
+def _silent(gang: Sequence[RankReport], newest: Heartbeat, now: float) -> HangEvidence | None:
     """Nothing is heard of anybody."""
     last = max((w.beat for w in gang), key=lambda beat: beat.at)
     silent = now - last.at
     if silent <= SILENT_SECONDS:
         return None
     why = f"no sign of life from any rank for {silent:.0f} s; last seen {where(newest)}"
-    return _Doubt(why, SILENT_CONFIRM_SECONDS, last)
+    return HangEvidence(why, SILENT_CONFIRM_SECONDS, last)
 
 
-def _weigh(seen: Observed, doubt: _Doubt, progressed_at: float) -> Stall:
+def _weigh(seen: Observed, evidence: HangEvidence, progressed_at: float) -> Stall:
     """Confirmed when it already looked so, with the same heartbeat, that long ago."""
-    suspect = doubt.suspect
+    suspect = evidence.suspect
     now = Suspicion(
         at=seen.now,
-        beat_at=doubt.heard.at if doubt.heard else 0.0,
+        beat_at=evidence.heard.at if evidence.heard else 0.0,
         progressed_at=progressed_at,
-        why=doubt.why,
+        why=evidence.why,
         worker=suspect.worker if suspect else None,
         rank=suspect.beat.rank if suspect else None,
         node=suspect.node if suspect else None,
     )
     before = seen.status.suspicion
     if before is None or seen.now < before.at or not _same(before, now):
-        return Stall(now, wake_after=doubt.confirm_seconds)
-    left = before.at + doubt.confirm_seconds - seen.now
+        return Stall(now, wake_after=evidence.confirm_seconds)
+    left = before.at + evidence.confirm_seconds - seen.now
     if left > 0:
         return Stall(before, wake_after=max(0.1, left))
     return Stall(now.model_copy(update={"at": before.at}), confirmed=True)
@@ -249,14 +249,14 @@ def _same(before: Suspicion, now: Suspicion) -> bool:
     )
 
 
-def _who_is_missing(roll: Roll) -> str:
+def _who_is_missing(summary: WorkerSummary) -> str:
     """Names the first worker that is not up, and the world's word for why."""
-    up = {worker.worker for worker in roll.mine if worker.state is WorkerState.RUNNING}
-    absent = [index for index in range(roll.gang.wanted) if index not in up]
+    up = {worker.worker for worker in summary.mine if worker.state is WorkerState.RUNNING}
+    absent = [index for index in range(summary.gang.wanted) if index not in up]
     if not absent:
         return ""
-    first = next((worker for worker in roll.mine if worker.worker == absent[0]), None)
+    first = next((worker for worker in summary.mine if worker.worker == absent[0]), None)
     reason = f" ({first.reason})" if first and first.reason else ""
-    node = roll.gang.nodes[absent[0]] if absent[0] < len(roll.gang.nodes) else "its node"
+    node = summary.gang.nodes[absent[0]] if absent[0] < len(summary.gang.nodes) else "its node"
     others = f", nor are {len(absent) - 1} more" if len(absent) > 1 else ""
     return f": worker {absent[0]} on {node}{reason} is not up{others}"

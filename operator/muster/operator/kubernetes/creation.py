@@ -30,10 +30,10 @@ from muster.operator.kubernetes.render import (
     Unrenderable,
     hold_back,
     pin,
-    prefer_elsewhere,
     render_claims,
     render_pod,
     render_service,
+    require_node_affinity,
 )
 
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 30.0
@@ -76,8 +76,9 @@ class Refused:
 
 
 class Creator:
-    """gang_of: the adapter of a job. instance_type: of a node. notice: told the uid of a job with news. mention: the
-    same where there is more to come."""
+    """gang_of: the adapter of a job. instance_type: of a node. enqueue: called with the uid of a job that changed.
+    enqueue_later: called instead where further changes of the job are expected, so that one look sees them together.
+    """
 
     def __init__(
         self,
@@ -87,11 +88,12 @@ class Creator:
         site: Site,
         gang_of: Callable[[Job], Gang],
         instance_type: Callable[[str], str],
-        notice: Callable[[str], None],
-        mention: Callable[[str], None],
+        enqueue: Callable[[str], None],
+        enqueue_later: Callable[[str], None],
     ) -> None:
         self._client, self._jobs, self._pods, self._site = client, jobs, pods, site
-        self._gang_of, self._instance_type, self._notice, self._mention = gang_of, instance_type, notice, mention
+        self._gang_of, self._instance_type = gang_of, instance_type
+        self._enqueue, self._enqueue_later = enqueue, enqueue_later
         self._orders: dict[Attempt, _Order] = {}
         self._ordered: dict[str, set[int]] = {}  # job uid → attempts
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
@@ -147,7 +149,7 @@ class Creator:
         self._ready_jobs.discard(uid)
         self._groups = {entry for entry in self._groups if entry[0] != uid}
 
-    def tend(self, job: Job, pods: tuple[Pod, ...]) -> None:
+    def reconcile(self, job: Job, pods: tuple[Pod, ...]) -> None:
         """Lift the gates of a gang that is complete, if an operator died between making the last pod and doing so."""
         key = (job.uid, job.status.attempt)
         if job.status.phase is not Phase.STARTING or key in self._tasks or key in self._lifting:
@@ -177,7 +179,7 @@ class Creator:
                 await self._make(job, order)
                 if not order.refused:
                     return
-                self._notice(key[0])
+                self._enqueue(key[0])
                 await asyncio.sleep(pause)
                 pause = min(RETRY_SECONDS_MAX, 2 * pause)
         finally:
@@ -187,7 +189,7 @@ class Creator:
                 self._ordered.pop(key[0], None)
             else:
                 self._ordered[key[0]] = left
-            self._mention(key[0])  # its pods will come up, which is news
+            self._enqueue_later(key[0])  # its pods will come up, which is news
 
     async def _make(self, job: Job, order: _Order) -> None:
         gang = self._gang_of(job)
@@ -263,7 +265,7 @@ class Creator:
         if gang.places:
             pin(manifest, action.node)
         else:
-            prefer_elsewhere(manifest, job, time.time())
+            require_node_affinity(manifest, job, time.time())
         gang.decorate(manifest, ref)
         return manifest
 
@@ -368,4 +370,4 @@ class Creator:
         held = (pod for pod in pods if gate in pod.gates)
         for error in await asyncio.gather(*(lift(pod) for pod in held), return_exceptions=True):
             if isinstance(error, BaseException):
-                self._notice(job.uid)
+                self._enqueue(job.uid)

@@ -15,7 +15,7 @@ import aiohttp
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.status import JobStatus, Phase
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code
-from muster.operator.core.conditions import FINDINGS
+from muster.operator.core.conditions import TRAINING_CONDITIONS
 from muster.operator.core.decision import Decision
 from muster.operator.core.observed import Observed
 from muster.operator.kubernetes import paths
@@ -56,7 +56,7 @@ class Events(Listener):
         for condition in decision.status.conditions:
             old = known.get(condition.type)
             news = old is None or (old.status, old.message) != (condition.status, condition.message)
-            if condition.type in FINDINGS and news and condition.reason != "NotTraining":
+            if condition.type in TRAINING_CONDITIONS and news and condition.reason != "NotTraining":
                 self.tell(seen, condition.reason, condition.message, condition.status == "True")
 
     def tell(self, seen: Observed, reason: str, note: str, bad: bool = False) -> None:

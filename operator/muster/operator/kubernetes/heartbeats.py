@@ -17,7 +17,7 @@ from pydantic_core import from_json
 
 from muster.contract.signals import Heartbeat
 from muster.contract.status import Phase
-from muster.operator.core.findings import news
+from muster.operator.core.conditions import change_key
 from muster.operator.core.stalls import alarming
 from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods
@@ -42,8 +42,8 @@ class _Heard:
 
 
 class Heartbeats:
-    def __init__(self, jobs: Jobs, pods: Pods, notice: Callable[[str], None], port: int = REPORT_PORT) -> None:
-        self._jobs, self._pods, self._notice, self._port = jobs, pods, notice, port
+    def __init__(self, jobs: Jobs, pods: Pods, enqueue: Callable[[str], None], port: int = REPORT_PORT) -> None:
+        self._jobs, self._pods, self._enqueue, self._port = jobs, pods, enqueue, port
         self._heard: dict[str, dict[int, _Heard]] = {}  # pod uid → rank → newest
         self._due: dict[str, float] = {}  # job uid → when to ask again (monotonic)
         self._others_due: dict[str, float] = {}  # the same for all of its workers
@@ -103,7 +103,7 @@ class Heartbeats:
             if not answered:
                 self._forget_stops(pod)
         if self._signs(mine) != before:
-            self._notice(job.uid)
+            self._enqueue(job.uid)
 
     def _alarm(self, pods: list[Pod]) -> tuple[bool, ...]:
         """Whether the gang calls for a closer look. Of workers that are asked seldom, silence means nothing."""
@@ -149,7 +149,7 @@ class Heartbeats:
     def _signs(self, pods: list[Pod]) -> tuple[object, ...]:
         """What is news when it changes; a mere step is not, but that there is none for long is."""
         heard = (entry.beat for pod in pods for entry in self._heard.get(pod.uid, {}).values())
-        return self._alarm(pods), [news(beat) for beat in heard]
+        return self._alarm(pods), [change_key(beat) for beat in heard]
 
     def _sweep(self) -> None:
         if len(self._heard) < len(self._pods) + 1024 and len(self._due) < 2 * len(self._jobs.uids()) + 1024:

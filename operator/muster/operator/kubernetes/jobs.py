@@ -72,10 +72,10 @@ class Job:
 
 
 class Jobs:
-    """notice: told the uid of each job that changed."""
+    """enqueue: called with the uid of each job that changed."""
 
-    def __init__(self, notice: Callable[[str], None]) -> None:
-        self._notice = notice
+    def __init__(self, enqueue: Callable[[str], None]) -> None:
+        self._enqueue = enqueue
         self._jobs: dict[str, Job] = {}
         self._parts: dict[tuple[type, str], Any] = {}
 
@@ -103,7 +103,7 @@ class Jobs:
         if known is not None and self.has(uid, item["metadata"]["resourceVersion"]):
             return known
         job = self._jobs[uid] = self._read(item, known)
-        self._notice(uid)
+        self._enqueue(uid)
         return job
 
     def written(self, job: Job, item: Object, status: JobStatus | None = None) -> Job:
@@ -128,7 +128,7 @@ class Jobs:
 
     def forget(self, uid: str) -> None:
         if self._jobs.pop(uid, None) is not None:
-            self._notice(uid)
+            self._enqueue(uid)
 
     def _read(self, item: Object, known: Job | None) -> Job:
         meta = item["metadata"]
@@ -186,7 +186,7 @@ _STAND_IN = JobSpec.model_construct(**{
 
 
 def _status(document: Object, created_at: float) -> tuple[JobStatus, str]:
-    """The status; what the ledger needs of it, and why the rest is not readable, if a newer Muster wrote it."""
+    """The status; what the reservations need of it, and why the rest is not readable, if a newer Muster wrote it."""
     if not document:
         return JobStatus(queued_at=created_at, since=created_at), ""
     try:

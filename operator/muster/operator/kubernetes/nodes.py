@@ -161,10 +161,10 @@ def _unfit(
 
 
 class Nodes:
-    """notice: told of each node that changed in a way that matters, with the names of those who may be on it."""
+    """on_change: called with the name of each node that changed in a way that matters."""
 
-    def __init__(self, tolerated: tuple[str, ...], now: Callable[[], float], notice: Callable[[str], None]) -> None:
-        self._tolerated, self._now, self._notice = tolerated, now, notice
+    def __init__(self, tolerated: tuple[str, ...], now: Callable[[], float], on_change: Callable[[str], None]) -> None:
+        self._tolerated, self._now, self._on_change = tolerated, now, on_change
         self._facts: dict[str, NodeFacts] = {}
         self._names: dict[str, str] = {}  # uid → name
         self._agents: dict[str, float] = {}  # name → when its agent last said that it watches
@@ -182,7 +182,7 @@ class Nodes:
         if (seen := _agent_seen(item)) is not None:
             self._agents[name] = seen
         if before != after:
-            self._notice(name)
+            self._on_change(name)
 
     def drop(self, item: Object) -> None:
         self._forget(item["metadata"]["uid"])
@@ -196,7 +196,7 @@ class Nodes:
         if name is not None and name not in self._names.values():
             self._facts.pop(name, None)
             self._agents.pop(name, None)
-            self._notice(name)
+            self._on_change(name)
 
     def agents(self) -> dict[str, int]:
         """How many nodes have an agent that watches, had one that fell silent, or none. Nothing else hangs on it."""
@@ -225,8 +225,8 @@ class _Use:
 class Others:
     """What pods that Muster did not place use of each node: daemons, other people's work, gangs of other schedulers."""
 
-    def __init__(self, notice: Callable[[], None]) -> None:
-        self._notice = notice
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self._uses: dict[str, _Use] = {}
         self._totals: dict[tuple[str, bool], list[float]] = {}  # (node, daemons?) → gpus, cpus, bytes, pods
 
@@ -239,7 +239,7 @@ class Others:
             self._add(before, -1)
         self._uses[uid] = use
         self._add(use, 1)
-        self._notice()
+        self._on_change()
 
     def drop(self, item: Object) -> None:
         self._forget(item["metadata"]["uid"])
@@ -272,7 +272,7 @@ class Others:
     def _forget(self, uid: str) -> None:
         if (use := self._uses.pop(uid, None)) is not None:
             self._add(use, -1)
-            self._notice()
+            self._on_change()
 
     def _add(self, use: _Use, sign: int) -> None:
         totals = self._totals.setdefault((use.node, use.daemon), [0.0, 0.0, 0.0, 0.0])

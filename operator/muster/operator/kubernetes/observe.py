@@ -109,7 +109,7 @@ def unfit_nodes(job: Job, node_of: NodeOf) -> tuple[str, ...]:
 
 
 def _taken_away(pod: Pod) -> Signal:
-    """Somebody deletes a pod of a gang that should run. The node is not to blame, so it is not named."""
+    """Somebody deletes a pod of a gang that should run. The node is not at fault, so it is not named."""
     if is_preemption(pod.disruption):
         return _signal(SignalKind.SPOT_NOTICE, pod, 0.0, f"pod {pod.name} is preempted: {pod.disruption}", "pod", None)
     how = f": {pod.disruption}" if pod.disruption else ", and not by Muster"

@@ -159,12 +159,12 @@ def _only_leaves(known: Pod, pod: Pod) -> bool:
 
 
 class Pods:
-    """The pods of all jobs, by job. notice: told the uid of each job whose pods bring news. mention: the same where
-    there is more to come, so that one look may see to all of it.
+    """The pods of all jobs, by job. enqueue: called with the uid of each job whose pods changed. enqueue_later: called
+    instead where further changes of the job are expected, so that one look sees them together.
     """
 
-    def __init__(self, notice: Callable[[str], None], mention: Callable[[str], None] | None = None) -> None:
-        self._notice, self._mention = notice, mention or notice
+    def __init__(self, enqueue: Callable[[str], None], enqueue_later: Callable[[str], None] | None = None) -> None:
+        self._enqueue, self._enqueue_later = enqueue, enqueue_later or enqueue
         self._by_job: dict[str, dict[str, Pod]] = {}  # job uid → pod uid → pod
         self._job_of: dict[str, str] = {}
         self._leaving: dict[str, Pod] = {}
@@ -208,11 +208,11 @@ class Pods:
             self._leaving[pod.job_uid] = pod
         if known is None:
             if pod.node or pod.over or pod.deleting or pod.trouble:  # of one just made its maker tells
-                self._notice(pod.job_uid)
+                self._enqueue(pod.job_uid)
         elif _only_comes(known, pod):
-            self._mention(pod.job_uid)  # news comes from its ranks, once they are there
+            self._enqueue_later(pod.job_uid)  # news comes from its ranks, once they are there
         elif not _only_leaves(known, pod) or all(other.gone for other in pods.values()):
-            self._notice(pod.job_uid)
+            self._enqueue(pod.job_uid)
 
     def drop(self, item: Object) -> None:
         self._forget(item["metadata"]["uid"])
@@ -239,4 +239,4 @@ class Pods:
             self._by_job.pop(job_uid)
         swept = left.over and all(pod.over for pod in pods.values())  # a gang that has ended: only its last is news
         if not swept or all(pod.gone for pod in pods.values()):
-            self._notice(job_uid)
+            self._enqueue(job_uid)

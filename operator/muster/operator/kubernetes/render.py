@@ -207,7 +207,7 @@ def hold_back(pod: Object, gate: str) -> None:
     pod["spec"].setdefault("schedulingGates", []).append({"name": gate})
 
 
-def prefer_elsewhere(pod: Object, job: Job, now: float) -> None:
+def require_node_affinity(pod: Object, job: Job, now: float) -> None:
     """For schedulers that choose the nodes themselves: only instance types that will do, and no excluded node."""
     expressions: list[Object] = []
     if job.spec.gang.instance_types:

@@ -32,9 +32,9 @@ from muster.operator.kubernetes.world import KubernetesWorld
 from muster.operator.logs import All, Log, log, set_up_logs
 from muster.operator.metrics import Metrics
 from muster.operator.runner import Runner, serve
-from muster.operator.server import Pulse, serve_pages
+from muster.operator.server import Liveness, serve_pages
 from muster.operator.sources.alertmanager import PATH as ALERTS
-from muster.operator.sources.ears import Ears
+from muster.operator.sources.signal_sources import SignalSources
 
 GARBAGE = 50_000  # objects made, and not let go of by themselves, before somebody looks for cycles
 BAD_USAGE, LOST, NO_CLUSTER, PORT_TAKEN = 2, 1, 4, 5
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("--world", choices=["kubernetes"])
     parser.add_argument("--kubeconfig", help="default: the pod's own account, else $KUBECONFIG")
-    parser.add_argument("--namespace", help="where lease and ledger lie (default: our own)")
+    parser.add_argument("--namespace", help="where lease and reservations lie (default: our own)")
     parser.add_argument("--image", help="the trainer's image, for jobs that name none")
     parser.add_argument("--checkpoint-uri", help="s3:// folder for jobs that name none")
     parser.add_argument("--host", help="where /metrics and /healthz listen")
@@ -84,10 +84,10 @@ def main(words: Sequence[str]) -> int:
 
 
 async def _operate(settings: KubernetesSettings, connection: Connection) -> None:
-    metrics, pulse = Metrics(), Pulse()
-    ears = Ears(settings, metrics)
-    pages, posts = {"/metrics": metrics.page}, {ALERTS: ears.webhook}
-    server = serve_pages(pulse, settings.host, settings.port, pages, posts)
+    metrics, liveness = Metrics(), Liveness()
+    sources = SignalSources(settings, metrics)
+    pages, posts = {"/metrics": metrics.page}, {ALERTS: sources.webhook}
+    server = serve_pages(liveness, settings.host, settings.port, pages, posts)
     namespace = settings.namespace or connection.namespace
     identity = settings.identity
     try:
@@ -96,9 +96,9 @@ async def _operate(settings: KubernetesSettings, connection: Connection) -> None
             metrics.registry.register(_Calls(client))
             leader = Leader(own, namespace, identity, lambda who: log.info("waiting to lead", leader=who))
             stop = asyncio.create_task(_stop_signal())
-            beat = asyncio.create_task(_beat(pulse))
+            beat = asyncio.create_task(_beat(liveness))
             if await _until(stop, leader.acquire()):
-                await _lead(settings, client, namespace, identity, leader, stop, metrics, ears, server)
+                await _lead(settings, client, namespace, identity, leader, stop, metrics, sources, server)
                 await leader.release()
             beat.cancel()
             log.info("operator stops", identity=identity)
@@ -114,7 +114,7 @@ async def _lead(
     leader: Leader,
     stop: asyncio.Task[None],
     metrics: Metrics,
-    ears: Ears,
+    sources: SignalSources,
     server: ThreadingHTTPServer,
 ) -> None:
     """Until told to stop. Raises LeadershipLost, and whatever ends the watch."""
@@ -132,7 +132,7 @@ async def _lead(
     events = Events(client, identity)
     port = server.server_address[1]
     log.info("operator leads", identity=identity, server=client.connection.server, pid=os.getpid(), port=port)
-    async with ears.listening(world, world.current_attempt, world.tell) as heard:
+    async with sources.opened(world, world.current_attempt, world.enqueue) as heard:
         runner = Runner(heard, All(Log(), metrics, events))
         tasks = [
             asyncio.create_task(serve(runner, settings.passes_at_once), name="serving"),
@@ -177,9 +177,9 @@ async def _stop_signal() -> None:
     await told
 
 
-async def _beat(pulse: Pulse) -> None:
+async def _beat(liveness: Liveness) -> None:
     while True:
-        pulse.beat()
+        liveness.turned()
         await asyncio.sleep(1.0)
 
 

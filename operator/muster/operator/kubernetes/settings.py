@@ -29,7 +29,7 @@ def _identity() -> str:
 
 
 class KubernetesSettings(SourceSettings):
-    """namespace: where lease and ledger lie; None: the operator's own. identity: no two operators may share one.
+    """namespace: where lease and reservations lie; None: the operator's own. identity: no two operators may share one.
     image, checkpoint_uri: where a job names none. api_server: as workers reach it. namespace_limits: accelerators that
     a namespace's jobs may hold together (JSON). agent_port: of the nodes' agents; 0: none.
     """

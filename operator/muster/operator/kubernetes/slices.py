@@ -12,10 +12,10 @@ GPU_DRIVERS = frozenset({"gpu.nvidia.com"})
 
 
 class Slices:
-    """Of ResourceSlices, what admission needs: how many whole GPUs a node has. notice: told when that changes."""
+    """Of ResourceSlices, what admission needs: how many whole GPUs a node has. on_change: called when that changes."""
 
-    def __init__(self, notice: Callable[[], None]) -> None:
-        self._notice = notice
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self._gpus: dict[str, tuple[str, int]] = {}  # uid → node, GPUs
 
     def put(self, item: Object) -> None:
@@ -25,11 +25,11 @@ class Slices:
         found = (str(spec["nodeName"]), sum(_is_whole(device) for device in spec.get("devices") or ()))
         if self._gpus.get(item["metadata"]["uid"]) != found:
             self._gpus[item["metadata"]["uid"]] = found
-            self._notice()
+            self._on_change()
 
     def drop(self, item: Object) -> None:
         if self._gpus.pop(item["metadata"]["uid"], None):
-            self._notice()
+            self._on_change()
 
     def keep_only(self, uids: set[str]) -> None:
         self._gpus = {uid: found for uid, found in self._gpus.items() if uid in uids}

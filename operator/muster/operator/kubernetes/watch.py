@@ -22,7 +22,7 @@ SILENCE_SECONDS = 90.0  # bookmarks come about once a minute
 RETRY_SECONDS_MAX = 30.0
 
 
-class Keeper(Protocol):
+class ObjectCache(Protocol):
     """Where objects of one kind are kept. Called from one task only."""
 
     def put(self, item: Object) -> None:
@@ -37,21 +37,21 @@ class Keeper(Protocol):
 
 class Reflector:
     """path: of the collection, over all namespaces. query: selectors. on_error: told of each failure, then it is tried
-    again. silence_seconds: see above. fields: that the keeper reads, with metadata.uid and .resourceVersion among them.
+    again. silence_seconds: see above. fields: that the cache reads, with metadata.uid and .resourceVersion among them.
     """
 
     def __init__(
         self,
         client: Client,
         path: str,
-        keeper: Keeper,
+        cache: ObjectCache,
         on_error: Callable[[str, Exception], None],
         silence_seconds: float = SILENCE_SECONDS,
         fields: Fields | None = None,
         **query: str,
     ) -> None:
         self._decode = decoder(fields) if fields else from_json
-        self._client, self._path, self._keeper, self._query = client, path, keeper, query
+        self._client, self._path, self._cache, self._query = client, path, cache, query
         self._on_error, self._silence_seconds = on_error, silence_seconds
         self._version: str | None = None
         self.listed = asyncio.Event()
@@ -86,10 +86,10 @@ class Reflector:
         version = ""
         async for page in self._client.pages(self._path, decode=self._decode, **self._query):
             for item in page.get("items") or ():
-                self._keeper.put(item)
+                self._cache.put(item)
                 uids.add(item["metadata"]["uid"])
             version = page["metadata"]["resourceVersion"]
-        self._keeper.keep_only(uids)
+        self._cache.keep_only(uids)
         self._version = version
         self.lists += 1
         self.listed.set()
@@ -105,7 +105,7 @@ class Reflector:
             if event["type"] == "ERROR":
                 raise ApiError(item.get("code", 500), item.get("reason", ""), item.get("message", ""))
             if event["type"] == "DELETED":
-                self._keeper.drop(item)
+                self._cache.drop(item)
             elif event["type"] != "BOOKMARK":
-                self._keeper.put(item)
+                self._cache.put(item)
             self._version = item["metadata"]["resourceVersion"]

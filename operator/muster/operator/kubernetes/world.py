@@ -23,12 +23,12 @@ from muster.operator.kubernetes.creation import Creator
 from muster.operator.kubernetes.gangs.choice import Gangs
 from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import FINALIZER, Job, Jobs
-from muster.operator.kubernetes.ledger import Ledger
 from muster.operator.kubernetes.network import plan
 from muster.operator.kubernetes.nodes import Nodes, Others
 from muster.operator.kubernetes.pods import FIELDS, Pod, Pods, read_pod
 from muster.operator.kubernetes.removal import Remover
 from muster.operator.kubernetes.render import REPORT_PORT, SCHEDULER_LABEL, Site, Unrenderable, checkpoint_folder
+from muster.operator.kubernetes.reservations import ReservationStore
 from muster.operator.kubernetes.slices import Slices
 from muster.operator.kubernetes.watch import SILENCE_SECONDS, Reflector
 from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unreadable
@@ -38,7 +38,7 @@ ADMISSION_SHARE = 0.1  # of the time may be spent on reading the fleet afresh
 ADMISSION_SECONDS_MAX = 3.0
 LATE_SECONDS, LATE_LOOKS = 0.1, 10  # how long a list that is newer than the watch waits for it
 NEWS_SECONDS, NEWS_SECONDS_MAX = 0.15, 2.0  # how long news waits for more of the same job …
-MENTION_SECONDS = 5.0
+LATER_SECONDS = 5.0
 NEWS_PER_SECOND = 50.0  # … and longer where there is much: so many jobs and no more are looked at
 
 
@@ -58,18 +58,25 @@ class KubernetesWorld:
         self._client, self._site, self._limits, self._on_error = client, site, limits or {}, on_error
         self._news: asyncio.Queue[str] = asyncio.Queue()
         self._told: set[str] = set()
-        self._mentioned: set[str] = set()
+        self._enqueued_later: set[str] = set()
         tolerated = tuple(str(entry.get("key", "")) for entry in site.tolerations)
-        self.job_cache = Jobs(self._notice)
-        self.pods = Pods(self._notice, self._mention)
+        self.job_cache = Jobs(self._enqueue)
+        self.pods = Pods(self._enqueue, self._enqueue_later)
         self.nodes = Nodes(tolerated, self.now, self._node_changed)
-        self._others = Others(lambda: self._notice(FLEET))
-        self._slices, self._silence_seconds = Slices(lambda: self._notice(FLEET)), silence_seconds
-        self._ledger = Ledger(client, namespace)
-        self.gangs = Gangs(client, self._notice, on_error)
-        self.heartbeats = Heartbeats(self.job_cache, self.pods, self._notice, report_port)
+        self._others = Others(lambda: self._enqueue(FLEET))
+        self._slices, self._silence_seconds = Slices(lambda: self._enqueue(FLEET)), silence_seconds
+        self._reservations = ReservationStore(client, namespace)
+        self.gangs = Gangs(client, self._enqueue, on_error)
+        self.heartbeats = Heartbeats(self.job_cache, self.pods, self._enqueue, report_port)
         self._creator = Creator(
-            client, self.job_cache, self.pods, site, self.gangs.of, self._instance_type, self._notice, self._mention
+            client,
+            self.job_cache,
+            self.pods,
+            site,
+            self.gangs.of,
+            self._instance_type,
+            self._enqueue,
+            self._enqueue_later,
         )
         self._remover = Remover(client, self.pods, on_error)
         self._commits = Commits()
@@ -101,11 +108,11 @@ class KubernetesWorld:
                 group.create_task(slices.run())
             for reflector in self._reflectors:
                 await reflector.listed.wait()
-            await self._ledger.read()
+            await self._reservations.read()
             while True:
                 key = await self._news.get()
                 self._told.discard(key)
-                self._mentioned.discard(key)
+                self._enqueued_later.discard(key)
                 yield key
 
     async def jobs(self) -> tuple[str, ...]:
@@ -139,7 +146,7 @@ class KubernetesWorld:
         committed = await self._committed_in(job, folder, pods, fresh)
         gang = self.gangs.of(job)
         if not fresh:
-            self._creator.tend(job, pods)
+            self._creator.reconcile(job, pods)
             self.gangs.follow(job, pods)
         if job.status.phase is not Phase.RUNNING:
             self.pods.forget_leaving(uid)  # by us, or it is simply made again
@@ -164,7 +171,7 @@ class KubernetesWorld:
             checkpoint_uri=folder,
             signals=observe.signals(job, (*pods, *self._left(uid, pods)), node_of),
             nodes_unfit=observe.unfit_nodes(job, node_of) if gang.places else job.status.gang.nodes if lost else (),
-            reservations=self._ledger.of(uid) if gang.places else self._open_reservation(job),
+            reservations=self._reservations.of(uid) if gang.places else self._open_reservation(job),
             now=self.now(),
             notes=self._notes(job),
         )
@@ -209,10 +216,10 @@ class KubernetesWorld:
         return Fleet(self.now(), fresh, self._slices.counted(nodes), summaries, self._limits, others)
 
     async def reservations(self) -> Reservations:
-        return await self._ledger.read()
+        return await self._reservations.read()
 
     async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
-        await self._ledger.write(entries, version)
+        await self._reservations.write(entries, version)
 
     def known(self) -> tuple[JobSummary, ...]:
         """All jobs in short. From any thread."""
@@ -224,9 +231,9 @@ class KubernetesWorld:
         job = self.job_cache.get(uid)
         return None if job is None or job.status.phase.terminal else job.status.attempt
 
-    def tell(self, uid: str) -> None:
-        """There is news about the job from elsewhere."""
-        self._notice(uid)
+    def enqueue(self, uid: str) -> None:
+        """Let the job be looked at: another source has something about it."""
+        self._enqueue(uid)
 
     def phases(self) -> dict[str, int]:
         """How many jobs are in each phase."""
@@ -237,28 +244,28 @@ class KubernetesWorld:
 
     # --- news ---
 
-    def _notice(self, key: str) -> None:
-        """Told a moment later: when the pods of a gang come up one after another, one look sees to several."""
+    def _enqueue(self, key: str) -> None:
+        """Let the job be looked at a moment later: pods of a gang come up one by one, and one look sees several."""
         if key not in self._told:
             self._told.add(key)
             pause = min(NEWS_SECONDS_MAX, max(NEWS_SECONDS, len(self._told) / NEWS_PER_SECOND))
             asyncio.get_running_loop().call_later(pause, self._news.put_nowait, key)
 
-    def _mention(self, key: str) -> None:
-        """What by itself changes only words and counts: seen with the next news, or after a while."""
+    def _enqueue_later(self, key: str) -> None:
+        """Let the job be looked at with its next change, or in LATER_SECONDS: only words and counts of it changed."""
 
         def remind() -> None:
-            if key in self._mentioned:
-                self._notice(key)
+            if key in self._enqueued_later:
+                self._enqueue(key)
 
-        if key not in self._mentioned:
-            self._mentioned.add(key)
-            asyncio.get_running_loop().call_later(MENTION_SECONDS, remind)
+        if key not in self._enqueued_later:
+            self._enqueued_later.add(key)
+            asyncio.get_running_loop().call_later(LATER_SECONDS, remind)
 
     def _node_changed(self, name: str) -> None:
         for uid in {pod.job_uid for pod in self.pods.all() if pod.node == name}:
-            self._notice(uid)
-        self._notice(FLEET)
+            self._enqueue(uid)
+        self._enqueue(FLEET)
 
     def _forget(self, uid: str) -> None:
         self._creator.forget(uid)
@@ -274,7 +281,7 @@ class KubernetesWorld:
         gang, env = job.spec.gang, job.spec.runtime.env
         if not gang.gpus_per_node or job.status.phase not in (Phase.QUEUED, Phase.RESTARTING):
             return ()
-        places = next((entry.nodes for entry in self._ledger.of(job.uid)), job.status.gang.nodes)
+        places = next((entry.nodes for entry in self._reservations.of(job.uid)), job.status.gang.nodes)
         kind = next((kind for node in places[:1] if (kind := self._instance_type(node))), "")
         net = plan(kind or (gang.instance_types or ("",))[0], gang, {item.name: item.value for item in env})
         return tuple(f"by your settings {words}" for words in net.overrides)

@@ -24,10 +24,10 @@ from muster.operator.local.world import LocalWorld
 from muster.operator.logs import All, Log, log
 from muster.operator.metrics import Metrics
 from muster.operator.runner import Runner, serve
-from muster.operator.server import Page, Pages, Pulse, serve_pages
+from muster.operator.server import Liveness, Page, Pages, serve_pages
 from muster.operator.settings import Settings
 from muster.operator.sources.alertmanager import PATH as ALERTS
-from muster.operator.sources.ears import Ears
+from muster.operator.sources.signal_sources import SignalSources
 
 PARENT_POLL_SECONDS = 0.5
 WEBHOOK_TOKEN = "webhook-token"  # noqa: S105 - its file's name
@@ -41,13 +41,13 @@ def operate(settings: Settings) -> None:
     """Run until SIGTERM, SIGINT or the parent's death. Raises FolderTaken, FolderUnusable, PortTaken."""
     claim = claim_folder(settings.folder)
     try:
-        metrics, pulse = Metrics(), Pulse()
+        metrics, liveness = Metrics(), Liveness()
         settings = _with_token(settings)
-        ears = Ears(settings, metrics)
+        sources = SignalSources(settings, metrics)
         pages = {"/metrics": metrics.page}
-        server = _serve(settings, pulse, pages, ears)
+        server = _serve(settings, liveness, pages, sources)
         try:
-            asyncio.run(_operate(settings, claim, metrics, pulse, pages, ears, server.server_address[1]))
+            asyncio.run(_operate(settings, claim, metrics, liveness, pages, sources, server.server_address[1]))
         finally:
             server.server_close()  # its thread ends with the process; waiting for it would cost half a second
     finally:
@@ -55,7 +55,13 @@ def operate(settings: Settings) -> None:
 
 
 async def _operate(
-    settings: Settings, claim: Claim, metrics: Metrics, pulse: Pulse, pages: Pages, ears: Ears, port: int | str
+    settings: Settings,
+    claim: Claim,
+    metrics: Metrics,
+    liveness: Liveness,
+    pages: Pages,
+    sources: SignalSources,
+    port: int | str,
 ) -> None:
     world = LocalWorld(
         settings.folder,
@@ -69,22 +75,22 @@ async def _operate(
     metrics.show_jobs(world.phases, world.known, load(settings.prices_file))
     pages["/metrics/ranks"] = lambda: Page(CONTENT_TYPE, world.rank_pages().encode())
     log.info("operator started", state=str(settings.folder), pid=os.getpid(), metrics=f"{url}/metrics")
-    async with ears.listening(world, world.current_attempt, world.tell) as heard:
-        await _serve_until_told(settings, world, Runner(heard, All(Log(), metrics)), pulse)
+    async with sources.opened(world, world.current_attempt, world.enqueue) as heard:
+        await _serve_until_told(settings, world, Runner(heard, All(Log(), metrics)), liveness)
     world.close()
 
 
-async def _serve_until_told(settings: Settings, world: LocalWorld, runner: Runner, pulse: Pulse) -> None:
+async def _serve_until_told(settings: Settings, world: LocalWorld, runner: Runner, liveness: Liveness) -> None:
     adopted, strays = await world.adopt()
     for record in adopted:
-        runner.agenda.prefer(record.job_uid, True)
+        runner.queue.prefer(record.job_uid, True)
         log.info("adopted a running worker", uid=record.job_uid, attempt=record.attempt, worker=record.worker)
     for key in strays:
         log.warning("ending a worker of a job that is no more", uid=key.job_uid, attempt=key.attempt, worker=key.worker)
     why = await _first_of(
         asyncio.create_task(serve(runner, settings.passes_at_once), name="serving"),
         asyncio.create_task(_stop_signal(), name="signal"),
-        asyncio.create_task(_beat(pulse), name="pulse"),
+        asyncio.create_task(_beat(liveness), name="liveness"),
         *([asyncio.create_task(_parent_gone(settings.parent_pid), name="parent")] if settings.parent_pid else []),
     )
     log.info("operator stops", why=why, workers="stopped" if settings.stop_workers else "left running")
@@ -119,9 +125,9 @@ async def _stop_signal() -> str:
     return str(await told)
 
 
-async def _beat(pulse: Pulse) -> None:
+async def _beat(liveness: Liveness) -> None:
     while True:
-        pulse.beat()
+        liveness.turned()
         await asyncio.sleep(1.0)
 
 
@@ -149,9 +155,9 @@ def _with_token(settings: Settings) -> Settings:
     return settings.model_copy(update={"webhook_token_file": path})
 
 
-def _serve(settings: Settings, pulse: Pulse, pages: Pages, ears: Ears) -> ThreadingHTTPServer:
+def _serve(settings: Settings, liveness: Liveness, pages: Pages, sources: SignalSources) -> ThreadingHTTPServer:
     try:
-        return serve_pages(pulse, settings.host, settings.port, pages, {ALERTS: ears.webhook})
+        return serve_pages(liveness, settings.host, settings.port, pages, {ALERTS: sources.webhook})
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise PortTaken(

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
 from muster.contract.notices import MACHINE
-from muster.operator.core.findings import news
+from muster.operator.core.conditions import change_key
 from muster.operator.core.stalls import alarming
 from muster.operator.local import processes
 from muster.operator.local.notices import Notices, Stamp
@@ -46,7 +46,7 @@ class Watch:
         self._noticed: dict[str, Stamp] = {}
         self._version = 0
 
-    def tell(self, uid: str) -> None:
+    def enqueue(self, uid: str) -> None:
         self._news.put_nowait(uid)
 
     def follow(self, record: WorkerRecord) -> None:
@@ -87,13 +87,13 @@ class Watch:
 
     def _died(self, key: WorkerKey) -> None:
         self.unfollow(key)
-        self.tell(key.job_uid)
+        self.enqueue(key.job_uid)
 
     async def _poll_for_ever(self) -> None:
         while True:
             try:
                 for uid in await asyncio.to_thread(self._poll):
-                    self.tell(uid)
+                    self.enqueue(uid)
                 for key in [key for key, sign in self._signs.items() if sign == _GONE]:
                     self.unfollow(key)
             except Exception as error:
@@ -135,7 +135,7 @@ class Watch:
         if not processes.alive(self._state, record):
             return _GONE
         beats = self._heartbeats.read(key)
-        return (ended(self._state, key), alarming(beats, self._heartbeats.now()), *map(news, beats))
+        return (ended(self._state, key), alarming(beats, self._heartbeats.now()), *map(change_key, beats))
 
 
 _GONE: Sign = ("gone",)

@@ -63,8 +63,8 @@ class LocalWorld:
         self._workers = Workers(self.state, heartbeats, reads_only)
         self._removals = Removals(self.state, self._removed)
         self._watch = Watch(self.state, self.cluster, heartbeats, poll_seconds, on_error)
-        self._ledger = Ledger(self.state)
-        self._jobs = Mirror(self.cluster)
+        self._reservations = ReservationFile(self.state)
+        self._jobs = JobCache(self.cluster)
 
     def now(self) -> float:
         return self._clock()
@@ -93,7 +93,7 @@ class LocalWorld:
                 record = await asyncio.to_thread(self._create, uid, action)
                 if record is not None:
                     self._watch.follow(record)
-                self._watch.tell(uid)
+                self._watch.enqueue(uid)
             case RemoveWorker():
                 self._removals.remove(WorkerKey(uid, action.attempt, action.worker), action.grace_seconds)
             case RemoveJob():
@@ -103,10 +103,10 @@ class LocalWorld:
         return await asyncio.to_thread(self._fleet, fresh)
 
     async def reservations(self) -> Reservations:
-        return await asyncio.to_thread(self._ledger.read)
+        return await asyncio.to_thread(self._reservations.read)
 
     async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
-        await asyncio.to_thread(self._ledger.write, entries, version)
+        await asyncio.to_thread(self._reservations.write, entries, version)
 
     def summaries(self) -> tuple[JobSummary, ...]:
         """All jobs in short, as of now."""
@@ -137,9 +137,9 @@ class LocalWorld:
             return None
         return None if status.phase.terminal else status.attempt
 
-    def tell(self, uid: str) -> None:
-        """There is news about the job from elsewhere."""
-        self._watch.tell(uid)
+    def enqueue(self, uid: str) -> None:
+        """Let the job be looked at: another source has something about it."""
+        self._watch.enqueue(uid)
 
     def phases(self) -> dict[str, int]:
         """How many jobs are in each phase, as of the last admission."""
@@ -198,7 +198,7 @@ class LocalWorld:
             checkpoint_uri=folder,
             signals=self._notices.signals(status, workers),
             nodes_unfit=tuple(n for n in status.gang.nodes if n in unfit or n not in self._nodes.names()),
-            reservations=tuple(entry for entry in self._ledger.read().entries if entry.uid == uid),
+            reservations=tuple(entry for entry in self._reservations.read().entries if entry.uid == uid),
             now=self.now(),
         )
 
@@ -245,10 +245,10 @@ class LocalWorld:
     def _removed(self, key: WorkerKey) -> None:
         self._watch.unfollow(key)
         self._workers.close(key)
-        self._watch.tell(key.job_uid)
+        self._watch.enqueue(key.job_uid)
 
 
-class Mirror:
+class JobCache:
     """Every job in short, kept up by reading only what was written since the last look."""
 
     def __init__(self, cluster: LocalCluster) -> None:
@@ -278,7 +278,7 @@ class Mirror:
             pass  # observing it says so
 
 
-class Ledger:
+class ReservationFile:
     """Who holds which nodes, in one file of the state folder."""
 
     def __init__(self, state: State) -> None:
@@ -305,7 +305,7 @@ class Ledger:
         except FileNotFoundError:
             return Reservations((), "0")
         try:
-            document = _LEDGER.validate_json(text)
+            document = _DOCUMENT.validate_json(text)
             return Reservations(_ENTRIES.validate_python(document["entries"]), str(int(str(document["version"]))))
         except (ValidationError, KeyError, ValueError) as error:
             raise Unreadable(
@@ -314,7 +314,7 @@ class Ledger:
             ) from error
 
 
-_LEDGER = TypeAdapter(dict[str, object])
+_DOCUMENT = TypeAdapter(dict[str, object])
 
 
 def _summary(job: TrainingJob) -> JobSummary:

@@ -1,1 +1,1 @@
-"""Who else tells of a job: Alertmanager and Prometheus. What they say becomes signals; the core judges them."""
+"""Further sources of signals about a job: Alertmanager and Prometheus. The core decides what follows from them."""

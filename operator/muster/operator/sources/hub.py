@@ -18,12 +18,12 @@ Key = tuple[str, str]  # source, and the report's own
 
 
 class Hub:
-    """current: the attempt of a living job; None when there is no such job, or it is over. notice: told the uid of a
-    job about which something changed. Both may be called from any thread, as may everything here.
+    """current: the attempt of a living job; None when there is no such job, or it is over. enqueue: called with
+    the uid of a job about which something changed. Both may be called from any thread, as may everything here.
     """
 
-    def __init__(self, current: Callable[[str], int | None], notice: Callable[[str], None]) -> None:
-        self._current, self._notice = current, notice
+    def __init__(self, current: Callable[[str], int | None], enqueue: Callable[[str], None]) -> None:
+        self._current, self._enqueue = current, enqueue
         self._told: dict[str, dict[Key, Signal]] = {}
         self._lock = threading.Lock()
 
@@ -31,7 +31,7 @@ class Hub:
         """Keep it, unless it is about what is gone. The same key again is a repetition."""
         outcome = self._keep(source, report)
         if outcome is Outcome.TAKEN:
-            self._notice(report.uid)
+            self._enqueue(report.uid)
         return outcome
 
     def withdraw(self, source: str, uid: str, key: str) -> Outcome:
@@ -41,7 +41,7 @@ class Hub:
             if not told:
                 self._told.pop(uid, None)
         if known is not None:
-            self._notice(uid)
+            self._enqueue(uid)
         return Outcome.RESOLVED
 
     def replace(self, source: str, reports: Iterable[Report]) -> None:

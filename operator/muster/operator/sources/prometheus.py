@@ -109,7 +109,7 @@ class Progress:
         return Report(uid, f"stall/{attempt}", signal)
 
 
-def wishes(samples: Iterable[Sample], now: float) -> tuple[Report, ...]:
+def requested_actions(samples: Iterable[Sample], now: float) -> tuple[Report, ...]:
     """Of rules that carry muster_action and hold: their value is a number and not 0."""
     found = []
     for sample in samples:
@@ -177,12 +177,12 @@ class Prometheus:
             self._told(error)
             return
         self._answered_at, now = time.monotonic(), time.time()
-        self._say(self._progress.stalled(samples, now), wishes(samples, now))
+        self._say(self._progress.stalled(samples, now), requested_actions(samples, now))
         self._told(None)
 
-    def _say(self, stalled: tuple[Report, ...], wished: tuple[Report, ...]) -> None:
+    def _say(self, stalled: tuple[Report, ...], requested: tuple[Report, ...]) -> None:
         self._hub.replace(SOURCE, stalled)
-        self._hub.replace(RULES, wished)
+        self._hub.replace(RULES, requested)
 
     async def _ask(self, session: aiohttp.ClientSession) -> tuple[Sample, ...]:
         token = self._token()

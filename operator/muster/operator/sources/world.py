@@ -1,4 +1,4 @@
-"""A world with ears: the same nine questions, and in what is observed also what the hub was told."""
+"""A world whose observations also contain the signals of Alertmanager and Prometheus."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from muster.operator.world import Reservations, World
 HEARD_SECONDS = 60.0
 
 
-class Listening:
+class SignalWorld:
     """Whom to believe: heartbeats are the authority on whether a gang moves. What Prometheus shows of its progress is
-    the second witness, asked only where no rank has been heard directly for a minute. An alert that somebody gave a
+    the second source, asked only where no rank has been heard directly for a minute. An alert that somebody gave a
     `muster_action` is his wish for the attempt that it names, and is passed on as it is.
     """
 

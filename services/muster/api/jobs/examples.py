@@ -17,8 +17,8 @@ from muster.contract.status import (
     CheckpointStatus,
     Failure,
     GangStatus,
+    GoodputAccount,
     JobStatus,
-    Ledger,
     Phase,
     Progress,
     Restart,
@@ -91,7 +91,7 @@ STATUS = JobStatus(
     last_failure=FAILURE,
     queued_at=_AT,
     started_at=_AT + 1,
-    ledger=Ledger(seconds={"queue": 1.0, "starting": 16.0, "productive": 118.0, "lost": 7.0}, since=_AT + 142),
+    ledger=GoodputAccount(seconds={"queue": 1.0, "starting": 16.0, "productive": 118.0, "lost": 7.0}, since=_AT + 142),
     attempts=ATTEMPTS,
 )
 ROW = JobRow(

@@ -1,4 +1,4 @@
-"""Muster's own: nodes are held in the ledger before a pod exists; a gang that can't exist whole holds none of them."""
+"""Muster's own: nodes are reserved before a pod exists; a gang that can't exist whole holds none of them."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ _HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STO
 
 
 class Gangs:
-    """notice: told the uid of a job whose group changed. on_error: told of what is tried again."""
+    """enqueue: called with the uid of a job whose group changed. on_error: told of what is tried again."""
 
     def __init__(
-        self, client: Client, notice: Callable[[str], None], on_error: Callable[[str, Exception], None]
+        self, client: Client, enqueue: Callable[[str], None], on_error: Callable[[str, Exception], None]
     ) -> None:
-        self._client, self._notice, self._on_error = client, notice, on_error
+        self._client, self._enqueue, self._on_error = client, enqueue, on_error
         self._gangs: dict[str, Gang] = all_gangs(None, None)
         self._groups: dict[str, Object] = {}
         self._looked: dict[str, float] = {}
@@ -100,7 +100,7 @@ class Gangs:
         else:
             self._groups[job.uid] = group
         if _version(before) != _version(group):
-            self._notice(job.uid)
+            self._enqueue(job.uid)
 
     async def _clear(self, job: Job, gang: Gang, pods: tuple[Pod, ...]) -> None:
         """The groups of reservations before this one: nobody can use them any more."""
@@ -114,7 +114,7 @@ class Gangs:
                     await release_pod(self._client, pod)
         except (ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
             self._on_error(f"remains of {job.namespace}/{job.name}", error)
-            self._notice(job.uid)
+            self._enqueue(job.uid)
             return
         self._released[job.uid] = job.status.reservation
 

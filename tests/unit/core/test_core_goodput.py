@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.unit.core.seen import beat
 
 from muster.contract.signals import TrainerSeconds
-from muster.contract.status import Attempt, GoodputState, Ledger
-from muster.operator.core.ledger import Booked, book, lose, opened
+from muster.contract.status import Attempt, GoodputAccount, GoodputState
+from muster.operator.core.goodput import Booked, book, lose, opened
 
 CREATED = 1_700_000_000.0
 amounts = st.floats(0.0, 5_000.0)
@@ -26,16 +26,16 @@ bookings = st.tuples(
 
 @given(st.lists(bookings, max_size=30))
 def test_the_books_balance(story: list[tuple[float, GoodputState | None, dict[str, Any] | None, bool]]) -> None:
-    ledger, mine, now = opened(Ledger(), CREATED), dict[str, float](), CREATED
-    for seconds, rest, account, ends in story:
+    account, mine, now = opened(GoodputAccount(), CREATED), dict[str, float](), CREATED
+    for seconds, rest, heartbeat, ends in story:
         now += seconds
-        heard = beat(1, 5, now, seconds=TrainerSeconds(**account)) if account else None
-        booked = book(ledger, mine, now, rest, heard)
+        heard = beat(1, 5, now, seconds=TrainerSeconds(**heartbeat)) if heartbeat else None
+        booked = book(account, mine, now, rest, heard)
         if ends:
             attempt = Attempt(number=1, created_at=CREATED, last_step=20)
             booked, _ = lose(booked, attempt, committed_step=7)
-            booked = Booked(booked.ledger, {})
-        ledger, mine = booked.ledger, booked.attempt_seconds
-        assert set(ledger.seconds) <= set(GoodputState)
-        assert all(value >= -1e-6 for value in ledger.seconds.values())
-        assert math.isclose(sum(ledger.seconds.values()), ledger.since - CREATED, rel_tol=1e-9, abs_tol=1e-3)
+            booked = Booked(booked.account, {})
+        account, mine = booked.account, booked.attempt_seconds
+        assert set(account.seconds) <= set(GoodputState)
+        assert all(value >= -1e-6 for value in account.seconds.values())
+        assert math.isclose(sum(account.seconds.values()), account.since - CREATED, rel_tol=1e-9, abs_tol=1e-3)

@@ -1,4 +1,4 @@
-"""The roll call: who of the gang is there, taken once per decision."""
+"""The summary call: who of the gang is there, taken once per decision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster.operator.core.observed import Observed, Worker, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
-class Roll:
+class WorkerSummary:
     """mine: workers of the current attempt, with exited and unreachable among them. older: of attempts before it.
     ready: how many of mine run. missing: indices of the gang that nobody answers to.
     """
@@ -52,7 +52,7 @@ class Roll:
         return None
 
 
-def call_roll(seen: Observed) -> Roll:
+def summarize_workers(seen: Observed) -> WorkerSummary:
     attempt, running, exited_state = seen.status.attempt, WorkerState.RUNNING, WorkerState.EXITED
     mine, older, exited, unreachable, ready = [], [], [], [], 0
     for worker in seen.workers:
@@ -72,4 +72,4 @@ def call_roll(seen: Observed) -> Roll:
     if len(mine) < wanted:
         present = {worker.worker for worker in mine}
         missing = tuple(index for index in range(wanted) if index not in present)
-    return Roll(seen, tuple(mine), tuple(older), tuple(exited), tuple(unreachable), ready, missing)
+    return WorkerSummary(seen, tuple(mine), tuple(older), tuple(exited), tuple(unreachable), ready, missing)

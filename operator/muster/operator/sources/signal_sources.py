@@ -13,12 +13,12 @@ from muster.operator.sources.alertmanager import Webhook, token_in
 from muster.operator.sources.hub import Hub
 from muster.operator.sources.prometheus import Prometheus
 from muster.operator.sources.settings import SourceSettings
-from muster.operator.sources.world import Listening
+from muster.operator.sources.world import SignalWorld
 from muster.operator.world import World
 
 
-class Ears:
-    """webhook: hang it under alertmanager.PATH. It answers from the start, and takes alerts while `listening`."""
+class SignalSources:
+    """webhook: hang it under alertmanager.PATH. It answers from the start, and takes alerts while `opened`."""
 
     def __init__(self, settings: SourceSettings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
@@ -26,16 +26,18 @@ class Ears:
         self._prometheus_down = False
 
     @contextlib.asynccontextmanager
-    async def listening(
-        self, world: World, current: Callable[[str], int | None], tell: Callable[[str], None]
+    async def opened(
+        self, world: World, current: Callable[[str], int | None], enqueue: Callable[[str], None]
     ) -> AsyncIterator[World]:
-        """The world with ears. current, tell: as Hub wants them, but `tell` is only called in the event loop."""
+        """The world together with what these sources say. current, enqueue: as Hub wants them, but `enqueue` is only
+        called in the event loop.
+        """
         loop = asyncio.get_running_loop()
-        hub = Hub(current, lambda uid: _tell(loop, tell, uid))
+        hub = Hub(current, lambda uid: _enqueue_from_thread(loop, enqueue, uid))
         asking = [asyncio.create_task(self._prometheus(hub).run(), name="prometheus")] if self._url else []
         self.webhook.hub = hub
         try:
-            yield Listening(world, hub)
+            yield SignalWorld(world, hub)
         finally:
             self.webhook.hub = None
             for task in asking:
@@ -62,10 +64,10 @@ class Ears:
             log.warning("Prometheus does not answer; heartbeats are enough", url=_shown(self._url), error=why)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, tell: Callable[[str], None], uid: str) -> None:
+def _enqueue_from_thread(loop: asyncio.AbstractEventLoop, enqueue: Callable[[str], None], uid: str) -> None:
     """An alert may come in at the very end of a loop."""
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(tell, uid)
+        loop.call_soon_threadsafe(enqueue, uid)
 
 
 def _shown(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Who is to be looked at next, and when. Keyed, so a job is in one pair of hands at a time and news never piles up.
+"""Which key is processed next, and when. Each key is processed by one worker at a time, and is queued at most once.
 
 Time here is `ticks`: seconds of a clock that never jumps (not the world's clock).
 """
@@ -13,19 +13,19 @@ RETRY_SECONDS_MAX = 60.0
 
 
 @dataclass
-class Agenda:
+class WorkQueue:
     _due: dict[str, float] = field(default_factory=dict)  # key -> when
     # The same, with stale entries that `take` skips; those to be preferred, and the others.
     _heaps: tuple[list[tuple[float, str]], list[tuple[float, str]]] = field(default_factory=lambda: ([], []))
     _preferred: set[str] = field(default_factory=set)
-    _in_hand: set[str] = field(default_factory=set)
-    _noticed_in_hand: set[str] = field(default_factory=set)
+    _processing: set[str] = field(default_factory=set)
+    _enqueued_meanwhile: set[str] = field(default_factory=set)
     _failures: dict[str, int] = field(default_factory=dict)
 
-    def notice(self, key: str, ticks: float) -> None:
-        """There is news about `key`: look at it now. A key that keeps failing still waits for its turn."""
-        if key in self._in_hand:
-            self._noticed_in_hand.add(key)
+    def enqueue(self, key: str, ticks: float) -> None:
+        """Process `key` now. A key that keeps failing still waits for its next retry."""
+        if key in self._processing:
+            self._enqueued_meanwhile.add(key)
         elif not self._failures.get(key):
             self._put(key, ticks)
         elif key not in self._due:
@@ -41,20 +41,22 @@ class Agenda:
             self._preferred.discard(key)
 
     def take(self, ticks: float) -> str | None:
-        """The key that has been due longest, now in hand until `done` or `failed`; None if none is due."""
+        """The key that has been due longest, in processing until `done` or `failed`; None if none is due."""
         for heap in self._heaps:
             while heap and heap[0][0] <= ticks:
                 at, key = heapq.heappop(heap)
                 if self._due.get(key) == at:
                     del self._due[key]
-                    self._in_hand.add(key)
+                    self._processing.add(key)
                     return key
         return None
 
     def done(self, key: str, ticks: float, wake_after: float | None) -> None:
-        """Seen to; look again after so many seconds, at once if there was news meanwhile, or never until there is."""
+        """Processed: queue it again in `wake_after` seconds (None: not before `enqueue`), at once if it was enqueued
+        meanwhile.
+        """
         self._failures.pop(key, None)
-        if self._out_of_hand(key):
+        if self._finish(key):
             self._put(key, ticks)
         elif wake_after is not None:
             self._put(key, ticks + max(0.0, wake_after))
@@ -62,7 +64,7 @@ class Agenda:
     def failed(self, key: str, ticks: float) -> float:
         """It did not work: try again after a growing while, which is returned."""
         self._failures[key] = self._failures.get(key, 0) + 1
-        self._out_of_hand(key)
+        self._finish(key)
         seconds = self._retry_seconds(key)
         self._put(key, ticks + seconds)
         return seconds
@@ -76,16 +78,16 @@ class Agenda:
 
     def __len__(self) -> int:
         """Keys that are due some time, or in hand."""
-        return len(self._due) + len(self._in_hand)
+        return len(self._due) + len(self._processing)
 
     def _retry_seconds(self, key: str) -> float:
         return float(min(RETRY_SECONDS_MAX, RETRY_SECONDS * 2 ** min(self._failures.get(key, 1) - 1, 16)))
 
-    def _out_of_hand(self, key: str) -> bool:
-        self._in_hand.discard(key)
-        noticed = key in self._noticed_in_hand
-        self._noticed_in_hand.discard(key)
-        return noticed
+    def _finish(self, key: str) -> bool:
+        self._processing.discard(key)
+        again = key in self._enqueued_meanwhile
+        self._enqueued_meanwhile.discard(key)
+        return again
 
     def _put(self, key: str, at: float) -> None:
         if key not in self._due or at < self._due[key]:

@@ -7,13 +7,21 @@ from typing import Any
 
 from muster.contract.signals import Cause
 from muster.contract.status import CheckpointStatus, Failure, GangStatus, JobStatus, Phase
-from muster.operator.core.budgets import FREE, backoff_seconds, blame, charge, condemn, preemptions_in_a_row, refusal
-from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, Verdict, judge, strength
+from muster.operator.core.budgets import (
+    FREE,
+    backoff_seconds,
+    charge,
+    charge_failed_node,
+    exclude_node,
+    preemptions_in_a_row,
+    refusal,
+)
+from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, FailureDiagnosis, diagnose, strength
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code, code_of
 from muster.operator.core.decision import ACTIONS_MAX, Action, RemoveWorker
-from muster.operator.core.moves import NODES_KEPT, between_attempts, move, replace_last
 from muster.operator.core.observed import Worker, WorkerState
-from muster.operator.core.roll import Roll
+from muster.operator.core.transitions import NODES_KEPT, between_attempts, replace_last, transition
+from muster.operator.core.worker_summary import WorkerSummary
 
 # Time to commit before a wanted stop: AWS gives two minutes of notice, of which ten seconds are for learning of it.
 STOP_SECONDS = 110.0
@@ -52,32 +60,32 @@ _ENDED: dict[Code, Code] = {
 }
 
 
-def stop(roll: Roll, ends_as: Phase, code: Code, because: str) -> JobStatus:
+def stop(summary: WorkerSummary, ends_as: Phase, code: Code, because: str) -> JobStatus:
     """Begin to stop for good (or for a suspension). What comes when the last worker is gone is written down now."""
-    return move(roll, code, because, Phase.STOPPING, ends_as=ends_as, suspicion=None)
+    return transition(summary, code, because, Phase.STOPPING, ends_as=ends_as, suspicion=None)
 
 
-def finish(roll: Roll, because: str) -> JobStatus:
+def finish(summary: WorkerSummary, because: str) -> JobStatus:
     """All ended well and are in sight, so nobody is left who could train, commit or hold a node: one write closes the
     attempt, gives the nodes back and ends the job. What is left of the workers is swept afterwards.
     """
-    closed = _closed(roll, own_failure(roll.status), False, Phase.SUCCEEDED, because)
-    return _over(roll, Code.FINISHED, because, Phase.SUCCEEDED, closed)
+    closed = _closed(summary, own_failure(summary.status), False, Phase.SUCCEEDED, because)
+    return _over(summary, Code.FINISHED, because, Phase.SUCCEEDED, closed)
 
 
-def fail(roll: Roll, verdict: Verdict) -> JobStatus:
+def fail(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> JobStatus:
     """The attempt can't go on. Whether another follows is decided when it is gone, but told already."""
-    failure = _with_step(roll, verdict.failure)
-    refused = refusal(roll.seen.spec, roll.status, failure, progressed(roll), roll.seen.now)
-    excluded = roll.status.excluded_nodes
-    if verdict.condemns:
-        excluded = condemn(roll.seen.spec.recovery, excluded, failure, roll.seen.now)
-    elif verdict.alive and failure.cause is Cause.EVICTION and failure.node not in roll.seen.nodes_unfit:
+    failure = _with_step(summary, diagnosis.failure)
+    refused = refusal(summary.seen.spec, summary.status, failure, progressed(summary), summary.seen.now)
+    excluded = summary.status.excluded_nodes
+    if diagnosis.excludes_node:
+        excluded = exclude_node(summary.seen.spec.recovery, excluded, failure, summary.seen.now)
+    elif diagnosis.alive and failure.cause is Cause.EVICTION and failure.node not in summary.seen.nodes_unfit:
         # An alert wants the node drained, and nothing else keeps the next attempt away from it.
-        excluded = condemn(roll.seen.spec.recovery, excluded, failure, roll.seen.now, DRAIN_HOURS)
+        excluded = exclude_node(summary.seen.spec.recovery, excluded, failure, summary.seen.now, DRAIN_HOURS)
     if refused:
-        return move(
-            roll,
+        return transition(
+            summary,
             refused.code,
             refused.because,
             Phase.STOPPING,
@@ -86,10 +94,10 @@ def fail(roll: Roll, verdict: Verdict) -> JobStatus:
             excluded_nodes=excluded,
             suspicion=None,
         )
-    because = f"attempt {roll.status.attempt} ended: {failure.cause}: {failure.message}"
+    because = f"attempt {summary.status.attempt} ended: {failure.cause}: {failure.message}"
     code = OF_CAUSE[failure.cause]
-    return move(
-        roll,
+    return transition(
+        summary,
         code,
         because,
         Phase.RESTARTING,
@@ -100,85 +108,87 @@ def fail(roll: Roll, verdict: Verdict) -> JobStatus:
     )
 
 
-def amend(roll: Roll) -> JobStatus | None:
+def amend(summary: WorkerSummary) -> JobStatus | None:
     """Better evidence of why the attempt ended, found while its gang is cleared away."""
-    known = own_failure(roll.status)
-    verdict = judge(roll)
-    if verdict is None or (known is not None and verdict.strength >= strength(known)):
+    known = own_failure(summary.status)
+    diagnosis = diagnose(summary)
+    if diagnosis is None or (known is not None and diagnosis.strength >= strength(known)):
         return None
-    return fail(roll, verdict)
+    return fail(summary, diagnosis)
 
 
-def clear(roll: Roll) -> tuple[Action, ...]:
+def clear(summary: WorkerSummary) -> tuple[Action, ...]:
     """Make the gang be gone. Those that ended stay in sight as evidence until all have."""
-    live = [worker for worker in (*roll.mine, *roll.older) if worker.state is not WorkerState.EXITED]
+    live = [worker for worker in (*summary.mine, *summary.older) if worker.state is not WorkerState.EXITED]
     if not live:
-        return tuple(RemoveWorker(w.attempt, w.worker, 0.0) for w in (*roll.mine, *roll.older)[:ACTIONS_MAX])
-    grace = _GRACE.get(roll.status.code, FAILURE_SECONDS)
-    overdue = roll.seen.now - roll.status.since > grace + OVERDUE_SECONDS
-    due = (action for worker in live if (action := _remove(roll, worker, grace, overdue)) is not None)
+        return tuple(RemoveWorker(w.attempt, w.worker, 0.0) for w in (*summary.mine, *summary.older)[:ACTIONS_MAX])
+    grace = _GRACE.get(summary.status.code, FAILURE_SECONDS)
+    overdue = summary.seen.now - summary.status.since > grace + OVERDUE_SECONDS
+    due = (action for worker in live if (action := _remove(summary, worker, grace, overdue)) is not None)
     return tuple(islice(due, ACTIONS_MAX))
 
 
-def sweep(roll: Roll, workers: tuple[Worker, ...]) -> tuple[Action, ...]:
+def sweep(summary: WorkerSummary, workers: tuple[Worker, ...]) -> tuple[Action, ...]:
     """Remove workers that should not be there at all."""
-    return tuple(action for worker in workers if (action := _remove(roll, worker, FAILURE_SECONDS, False)) is not None)
+    return tuple(
+        action for worker in workers if (action := _remove(summary, worker, FAILURE_SECONDS, False)) is not None
+    )
 
 
-def close(roll: Roll) -> JobStatus:
+def close(summary: WorkerSummary) -> JobStatus:
     """The gang is gone: close the attempt and charge its failure. From this write on, a worker of the attempt that was
     created late is refused by the fence. The nodes are still held: they are given back (or used again) by a later
     write, after one more look that finds nobody, so that a late worker can't be on them (docs/decisions/0004).
     """
-    seen, status = roll.seen, roll.status
+    seen, status = summary.seen, summary.status
     failure = own_failure(status)
     failing = status.phase is Phase.RESTARTING or status.code in GIVEN_UP
     if failure is None or not failing:
-        closed = _closed(roll, failure, False, status.ends_as, status.because)
-        return move(roll, code_of(status.code), status.because, **closed)
-    made_progress = progressed(roll)
+        closed = _closed(summary, failure, False, status.ends_as, status.because)
+        return transition(summary, code_of(status.code), status.because, **closed)
+    made_progress = progressed(summary)
     refused = refusal(seen.spec, status, failure, made_progress, seen.now)
-    updates = _closed(roll, failure, refused is None, status.ends_as, status.because)
+    updates = _closed(summary, failure, refused is None, status.ends_as, status.because)
     if refused is not None:
-        return move(roll, refused.code, refused.because, Phase.STOPPING, **updates, ends_as=Phase.FAILED)
+        return transition(summary, refused.code, refused.because, Phase.STOPPING, **updates, ends_as=Phase.FAILED)
     after = status.model_copy(update=updates)
     pause = backoff_seconds(seen.spec.recovery, seen.uid, status.attempt, failure, after, made_progress)
     when = f"in {pause:.1f} s" if pause > 0 else "at once"
     because = f"attempt {status.attempt} ended: {failure.cause}: {failure.message}; the next begins {when}"
     retry_at = seen.now + pause if pause > 0 else None
-    return move(roll, Code.BACKING_OFF, because, Phase.RESTARTING, **updates, ends_as=None, retry_at=retry_at)
+    return transition(summary, Code.BACKING_OFF, because, Phase.RESTARTING, **updates, ends_as=None, retry_at=retry_at)
 
 
-def end(roll: Roll) -> JobStatus:
+def end(summary: WorkerSummary) -> JobStatus:
     """The last attempt is closed and nobody is left: the nodes go back, and the job is what it was to become."""
-    status = roll.status
+    status = summary.status
     code = code_of(status.code)
-    updates = {"checkpoint": checkpoint_status(roll)}
-    return _over(roll, _ENDED.get(code, code), status.because, status.ends_as or Phase.FAILED, updates)
+    updates = {"checkpoint": checkpoint_status(summary)}
+    return _over(summary, _ENDED.get(code, code), status.because, status.ends_as or Phase.FAILED, updates)
 
 
-def _over(roll: Roll, code: Code, because: str, phase: Phase, updates: dict[str, Any]) -> JobStatus:
-    updates |= released(roll.status) | {"ends_as": None, "retry_at": None}
+def _over(summary: WorkerSummary, code: Code, because: str, phase: Phase, updates: dict[str, Any]) -> JobStatus:
+    updates |= released(summary.status) | {"ends_as": None, "retry_at": None}
     updates["reservation"] += 1  # an offer to grow has the number after its own and is void as well
     if phase.terminal:
-        updates["finished_at"] = roll.seen.now
-    return move(roll, code, because, phase, **updates)
+        updates["finished_at"] = summary.seen.now
+    return transition(summary, code, because, phase, **updates)
 
 
-def requeue(roll: Roll, because: str) -> JobStatus:
+def requeue(summary: WorkerSummary, because: str) -> JobStatus:
     """Give the nodes back and ask for others."""
-    code = Code.BACKING_OFF if roll.status.retry_at is not None else Code.AWAITING_ADMISSION
-    return move(roll, code, because, Phase.QUEUED, **released(roll.status), queued_at=roll.seen.now)
+    code = Code.BACKING_OFF if summary.status.retry_at is not None else Code.AWAITING_ADMISSION
+    return transition(summary, code, because, Phase.QUEUED, **released(summary.status), queued_at=summary.seen.now)
 
 
-def reason_to_release(roll: Roll, pause_seconds: float) -> str | None:
+def reason_to_release(summary: WorkerSummary, pause_seconds: float) -> str | None:
     """Why the nodes of the attempt that ended should not carry the next one; None: they should."""
-    status = roll.status
-    if any(entry.number > status.reservation for entry in roll.seen.reservations):
+    status = summary.status
+    if any(entry.number > status.reservation for entry in summary.seen.reservations):
         return f"{status.because}; moving to the nodes that are held for it"
     if status.code == Code.REGROWING:
         return f"{status.because}; asking for nodes again"
-    if bad := unfit_nodes(roll):
+    if bad := unfit_nodes(summary):
         return f"{status.because}; node {min(bad)} can't be used again, asking for others"
     if pause_seconds > HOLD_SECONDS_MAX:
         return f"{status.because}; the nodes are free for others meanwhile"
@@ -191,35 +201,35 @@ def own_failure(status: JobStatus) -> Failure | None:
     return failure if failure and failure.attempt == status.attempt and not between_attempts(status) else None
 
 
-def progressed(roll: Roll) -> bool:
+def progressed(summary: WorkerSummary) -> bool:
     """The current attempt made a new commit."""
-    return roll.seen.committed is not None and roll.seen.committed.step > roll.status.resume_step
+    return summary.seen.committed is not None and summary.seen.committed.step > summary.status.resume_step
 
 
-def checkpoint_status(roll: Roll) -> CheckpointStatus | None:
+def checkpoint_status(summary: WorkerSummary) -> CheckpointStatus | None:
     """The newest commit in words of the status. Only a fresh look may show an older one than before (it was found
     corrupt, or somebody removed it); a cached one lags.
     """
-    committed, known = roll.seen.committed, roll.status.checkpoint
-    if committed is None or (known is not None and committed.step < known.step and not roll.seen.fresh):
+    committed, known = summary.seen.committed, summary.status.checkpoint
+    if committed is None or (known is not None and committed.step < known.step and not summary.seen.fresh):
         return known
     if known is not None and known.step == committed.step and known.best_step == committed.best_step:
         return known
     return CheckpointStatus.model_construct(
-        step=committed.step, committed_at=committed.at, uri=roll.seen.checkpoint_uri, best_step=committed.best_step
+        step=committed.step, committed_at=committed.at, uri=summary.seen.checkpoint_uri, best_step=committed.best_step
     )
 
 
 def released(status: JobStatus) -> dict[str, Any]:
-    """Give the nodes back: from now on nobody can use the reservation of this number, so the ledger may drop it."""
+    """Give the nodes back: from now on nobody can use the reservation of this number, so it may be dropped."""
     return {"gang": GangStatus(), "reservation": status.reservation + 1}
 
 
-def unfit_nodes(roll: Roll) -> frozenset[str]:
+def unfit_nodes(summary: WorkerSummary) -> frozenset[str]:
     """Those of the gang's nodes on which the next attempt should not begin."""
-    status, nodes = roll.status, set(roll.gang.nodes)
-    bad = set(roll.seen.nodes_unfit) | {entry.node for entry in status.excluded_nodes}
-    bad |= {s.node for s in roll.seen.signals if s.kind in LEAVING and s.attempt == status.attempt and s.node}
+    status, nodes = summary.status, set(summary.gang.nodes)
+    bad = set(summary.seen.nodes_unfit) | {entry.node for entry in status.excluded_nodes}
+    bad |= {s.node for s in summary.seen.signals if s.kind in LEAVING and s.attempt == status.attempt and s.node}
     failure = status.last_failure
     if failure is not None and failure.attempt == status.attempt and failure.cause in FREE and failure.node:
         bad.add(failure.node)  # it was taken away once and may be again
@@ -227,14 +237,14 @@ def unfit_nodes(roll: Roll) -> frozenset[str]:
 
 
 def _closed(
-    roll: Roll, failure: Failure | None, restarting: bool, ends_as: Phase | None, because: str
+    summary: WorkerSummary, failure: Failure | None, restarting: bool, ends_as: Phase | None, because: str
 ) -> dict[str, Any]:
     """What closing the attempt changes. A failure is charged even if the user stopped the job since."""
-    seen, status = roll.seen, roll.status
-    updates: dict[str, Any] = {"checkpoint": checkpoint_status(roll), "suspicion": None}
+    seen, status = summary.seen, summary.status
+    updates: dict[str, Any] = {"checkpoint": checkpoint_status(summary), "suspicion": None}
     if between_attempts(status):
         return updates
-    made_progress = progressed(roll)
+    made_progress = progressed(summary)
     updates["attempts"] = replace_last(
         status.attempts,
         ended_at=seen.now,
@@ -248,7 +258,7 @@ def _closed(
         if made_progress:
             updates["restarts"] = status.restarts.model_copy(update={"without_progress": 0})
         return updates
-    faults, excluded = blame(seen.spec, status, failure, seen.now)
+    faults, excluded = charge_failed_node(seen.spec, status, failure, seen.now)
     return updates | {
         "restarts": charge(seen.spec, status.restarts, failure, made_progress, seen.now, restarting),
         "preemptions_in_a_row": preemptions_in_a_row(status.preemptions_in_a_row, failure),
@@ -263,8 +273,8 @@ def _outcome(ends_as: Phase | None, failure: Failure | None) -> str:
     return _OUTCOMES.get(ends_as, "resized") if ends_as else "resized"
 
 
-def _remove(roll: Roll, worker: Worker, grace: float, overdue: bool) -> RemoveWorker | None:
-    lost = worker.state is WorkerState.UNREACHABLE and roll.seen.now - worker.since >= UNREACHABLE_SECONDS
+def _remove(summary: WorkerSummary, worker: Worker, grace: float, overdue: bool) -> RemoveWorker | None:
+    lost = worker.state is WorkerState.UNREACHABLE and summary.seen.now - worker.since >= UNREACHABLE_SECONDS
     if lost or overdue:
         return RemoveWorker(worker.attempt, worker.worker, 0.0)
     if worker.removing:
@@ -272,7 +282,7 @@ def _remove(roll: Roll, worker: Worker, grace: float, overdue: bool) -> RemoveWo
     return RemoveWorker(worker.attempt, worker.worker, 0.0 if worker.state is WorkerState.EXITED else grace)
 
 
-def _with_step(roll: Roll, failure: Failure) -> Failure:
-    if failure.step is not None or roll.beat is None or roll.beat.last_step is None:
+def _with_step(summary: WorkerSummary, failure: Failure) -> Failure:
+    if failure.step is not None or summary.beat is None or summary.beat.last_step is None:
         return failure
-    return failure.model_copy(update={"step": roll.beat.last_step.step})
+    return failure.model_copy(update={"step": summary.beat.last_step.step})

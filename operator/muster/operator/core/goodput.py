@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from muster.contract.signals import Heartbeat
-from muster.contract.status import Attempt, GoodputState, Ledger, Phase
+from muster.contract.status import Attempt, GoodputAccount, GoodputState, Phase
 
 # What the time of a phase is when no rank says otherwise. Running is open: see above.
 _OF_PHASE: dict[Phase, GoodputState | None] = {
@@ -24,9 +24,9 @@ _OF_PHASE: dict[Phase, GoodputState | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """The ledger, and what of it belongs to the current attempt (Attempt.seconds)."""
+    """The account, and what of it belongs to the current attempt (Attempt.seconds)."""
 
-    ledger: Ledger
+    account: GoodputAccount
     attempt_seconds: dict[str, float]
 
 
@@ -43,37 +43,41 @@ def rest_of_phase(phase: Phase, ending: bool, between_attempts: bool) -> Goodput
     return _OF_PHASE.get(phase)
 
 
-def opened(ledger: Ledger, created_at: float) -> Ledger:
-    """The ledger, begun at the job's creation if nothing has been booked yet."""
-    return ledger if ledger.seconds or ledger.since else _ledger({}, created_at)
+def opened(account: GoodputAccount, created_at: float) -> GoodputAccount:
+    """The account, begun at the job's creation if nothing has been booked yet."""
+    return account if account.seconds or account.since else _closed_at({}, created_at)
 
 
 def book(
-    ledger: Ledger, attempt_seconds: dict[str, float], now: float, rest: GoodputState | None, beat: Heartbeat | None
+    account: GoodputAccount,
+    attempt_seconds: dict[str, float],
+    now: float,
+    rest: GoodputState | None,
+    beat: Heartbeat | None,
 ) -> Booked:
-    """Close the ledger up to `now`, or, with rest None, up to where the heartbeat's account reaches.
+    """Close the account up to `now`, or, with rest None, up to where the heartbeat's account reaches.
 
     A clock that went backwards books nothing until it is past `since` again.
     """
-    span = now - ledger.since
+    span = now - account.since
     if span <= 0:
-        return Booked(ledger, attempt_seconds)
-    seconds, mine = dict(ledger.seconds), dict(attempt_seconds)
-    spent = _account(seconds, mine, span, beat) if beat else 0.0
+        return Booked(account, attempt_seconds)
+    seconds, mine = dict(account.seconds), dict(attempt_seconds)
+    spent = _book_heartbeat(seconds, mine, span, beat) if beat else 0.0
     if rest is None:
-        return Booked(_ledger(seconds, ledger.since + spent), mine)
+        return Booked(_closed_at(seconds, account.since + spent), mine)
     left = span - spent
     seconds[rest] = seconds.get(rest, 0.0) + left
     if rest not in (GoodputState.QUEUE, GoodputState.SUSPENDED):
         mine[rest] = mine.get(rest, 0.0) + left
-    return Booked(_ledger(seconds, now), mine)
+    return Booked(_closed_at(seconds, now), mine)
 
 
-def active_seconds(ledger: Ledger, phase: Phase, now: float) -> float:
+def active_seconds(account: GoodputAccount, phase: Phase, now: float) -> float:
     """Seconds in which the job held, or could have held, accelerators: all but the queue and suspension."""
     idle = (GoodputState.QUEUE, GoodputState.SUSPENDED)
-    closed = sum(value for state, value in ledger.seconds.items() if state not in idle)
-    return closed + (max(0.0, now - ledger.since) if _OF_PHASE.get(phase) not in idle else 0.0)
+    closed = sum(value for state, value in account.seconds.items() if state not in idle)
+    return closed + (max(0.0, now - account.since) if _OF_PHASE.get(phase) not in idle else 0.0)
 
 
 def lose(booked: Booked, attempt: Attempt, committed_step: int) -> tuple[Booked, int]:
@@ -84,9 +88,9 @@ def lose(booked: Booked, attempt: Attempt, committed_step: int) -> tuple[Booked,
     if trained <= 0 or not lost_steps:
         return booked, 0
     amount = booked.attempt_seconds.get(GoodputState.PRODUCTIVE, 0.0) * lost_steps / trained
-    amount = min(amount, booked.ledger.seconds.get(GoodputState.PRODUCTIVE, 0.0))
+    amount = min(amount, booked.account.seconds.get(GoodputState.PRODUCTIVE, 0.0))
     return Booked(
-        _ledger(_moved(booked.ledger.seconds, amount), booked.ledger.since), _moved(booked.attempt_seconds, amount)
+        _closed_at(_moved(booked.account.seconds, amount), booked.account.since), _moved(booked.attempt_seconds, amount)
     ), lost_steps
 
 
@@ -97,7 +101,7 @@ def _moved(seconds: dict[str, float], amount: float) -> dict[str, float]:
     }
 
 
-def _account(seconds: dict[str, float], mine: dict[str, float], span: float, beat: Heartbeat) -> float:
+def _book_heartbeat(seconds: dict[str, float], mine: dict[str, float], span: float, beat: Heartbeat) -> float:
     """Book what rank 0 has accounted for since the last time, at most `span`; returns how much that was."""
     own = beat.seconds
     totals = (
@@ -120,5 +124,5 @@ def _account(seconds: dict[str, float], mine: dict[str, float], span: float, bea
     return min(span, total)
 
 
-def _ledger(seconds: dict[str, float], since: float) -> Ledger:
-    return Ledger.model_construct(seconds=seconds, since=since)
+def _closed_at(seconds: dict[str, float], since: float) -> GoodputAccount:
+    return GoodputAccount.model_construct(seconds=seconds, since=since)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from muster.contract.signals import Cause
 from muster.contract.status import DataSkip
-from muster.operator.core.roll import Roll
+from muster.operator.core.worker_summary import WorkerSummary
 
 
-def data_skip(roll: Roll, resume_step: int) -> DataSkip | None:
-    """For the attempt that is being minted. What was passed over after the same commit before stays so."""
-    status = roll.status
+def data_skip(summary: WorkerSummary, resume_step: int) -> DataSkip | None:
+    """For the attempt that is being started. What was passed over after the same commit before stays so."""
+    status = summary.status
     before, failure = status.data_skip, status.last_failure
     if failure is None or failure.attempt != status.attempt or failure.cause is not Cause.NUMERIC:
         return before if before and before.after_step == resume_step else None

@@ -92,7 +92,7 @@ def test_skipped_batches_are_counted() -> None:
     assert found.message == "2 batches were not learnt from; the last at step 6: the loss is nan"
 
 
-def test_findings_end_with_the_gang() -> None:
+def test_training_conditions_end_with_the_gang() -> None:
     seen = told(running(), slow_ranks=(slow(9),))
     seen = write(with_status(seen, seen.status, workers=(exited(0, 137), crew()[1])))
     assert seen.status.phase is Phase.RESTARTING

@@ -1,4 +1,4 @@
-"""How a status changes: always through `move`, which keeps the books (ledger, attempt history, conditions)."""
+"""How a status changes: always through `transition`, which keeps the books (goodput, attempt history, conditions)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import Any
 from muster.contract.signals import Heartbeat, StepRecord
 from muster.contract.status import STATUS_VERSION, Attempt, JobStatus, Phase, Progress
 from muster.operator.core.codes import Code
-from muster.operator.core.conditions import conditions
-from muster.operator.core.ledger import book, lose, opened, rest_of_phase
-from muster.operator.core.roll import Roll
+from muster.operator.core.conditions import phase_conditions
+from muster.operator.core.goodput import book, lose, opened, rest_of_phase
+from muster.operator.core.worker_summary import WorkerSummary
 
 ATTEMPTS_KEPT = 50
 NODES_KEPT = 16  # of an attempt that is over; a status must fit in etcd
 PROGRESS_SECONDS = 4.5  # between two writes that only report progress
 
 
-def move(roll: Roll, code: Code, because: str, phase: Phase | None = None, **updates: Any) -> JobStatus:
+def transition(
+    summary: WorkerSummary, code: Code, because: str, phase: Phase | None = None, **updates: Any
+) -> JobStatus:
     """The status after this change; the very same object if nothing changes.
 
     Time since the last change is booked under the phase that it was spent in.
     """
-    seen, status = roll.seen, roll.status
+    seen, status = summary.seen, summary.status
     phase = phase or status.phase
     updates |= {"phase": phase, "code": code.value, "because": because}
     updates["observed_generation"] = max(seen.generation, status.observed_generation)
@@ -34,21 +36,25 @@ def move(roll: Roll, code: Code, because: str, phase: Phase | None = None, **upd
     if phase != status.phase:
         changed["since"] = seen.now
         # The last chance to tell the attempt's last step: when its gang is gone, so are the heartbeats.
-        if "progress" not in changed and (newest := current_progress(roll)) is not None:
+        if "progress" not in changed and (newest := current_progress(summary)) is not None:
             changed["progress"] = newest
-    changed |= _books(roll, phase, changed.get("attempts", status.attempts))
+    changed |= _books(summary, phase, changed.get("attempts", status.attempts))
     if {"phase", "code"} & changed.keys():
-        changed["conditions"] = conditions(
+        changed["conditions"] = phase_conditions(
             changed.get("conditions", status.conditions), phase, code.value, because, seen.now, seen.generation
         )
     return status.model_copy(update=changed)
 
 
-def report(roll: Roll, code: Code, because: str, phase: Phase | None = None, **updates: Any) -> JobStatus:
-    """`move` that also reports progress, if there is enough news of it."""
-    if (phase not in (None, roll.status.phase) or _worth_a_write(roll)) and (progress := current_progress(roll)):
+def transition_with_progress(
+    summary: WorkerSummary, code: Code, because: str, phase: Phase | None = None, **updates: Any
+) -> JobStatus:
+    """`transition` that also reports progress, if there is enough news of it."""
+    if (phase not in (None, summary.status.phase) or _worth_a_write(summary)) and (
+        progress := current_progress(summary)
+    ):
         updates["progress"] = progress
-    return move(roll, code, because, phase, **updates)
+    return transition(summary, code, because, phase, **updates)
 
 
 def between_attempts(status: JobStatus) -> bool:
@@ -60,16 +66,16 @@ def replace_last(attempts: tuple[Attempt, ...], **updates: Any) -> tuple[Attempt
     return (*attempts[:-1], attempts[-1].model_copy(update=updates))
 
 
-def current_progress(roll: Roll) -> Progress | None:
+def current_progress(summary: WorkerSummary) -> Progress | None:
     """What rank 0 last said of the training."""
-    beat = roll.beat
-    if beat is None or beat.last_step is None or _is_old(roll.status, beat.last_step):
+    beat = summary.beat
+    if beat is None or beat.last_step is None or _is_old(summary.status, beat.last_step):
         return None
-    step, before = beat.last_step, roll.status.progress
+    step, before = beat.last_step, summary.status.progress
     evaluated = beat.last_evaluation or (step if step.evaluation_loss is not None else None)
     left = max(0, step.steps - step.step) if step.steps is not None else None
     return Progress.model_construct(
-        at=roll.seen.now,
+        at=summary.seen.now,
         step=step.step,
         steps=step.steps,
         loss=_finite(step.loss),
@@ -88,37 +94,37 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _worth_a_write(roll: Roll) -> bool:
+def _worth_a_write(summary: WorkerSummary) -> bool:
     """Cheap, because it is asked in every pass over a running gang."""
-    beat, before = roll.beat, roll.status.progress
+    beat, before = summary.beat, summary.status.progress
     if beat is None or beat.last_step is None or before is None:
         return beat is not None and beat.last_step is not None
     if beat.last_evaluation is not None and beat.last_evaluation.step != before.evaluation_step:
         return True  # rare, and an event for the history
-    return before.step != beat.last_step.step and not 0 <= roll.seen.now - before.at < PROGRESS_SECONDS
+    return before.step != beat.last_step.step and not 0 <= summary.seen.now - before.at < PROGRESS_SECONDS
 
 
-def _books(roll: Roll, phase: Phase, attempts: tuple[Attempt, ...]) -> dict[str, Any]:
-    """Ledger and attempt history at this moment. If the attempt ends with this change, its lost work is told apart."""
-    seen, status = roll.seen, roll.status
+def _books(summary: WorkerSummary, phase: Phase, attempts: tuple[Attempt, ...]) -> dict[str, Any]:
+    """Goodput account and attempt history at this moment; the lost work of an attempt that ends now is booked apart."""
+    seen, status = summary.seen, summary.status
     if status.phase.terminal:
         return {}
     live = not between_attempts(status)
-    beat = roll.beat if live else None
+    beat = summary.beat if live else None
     rest = rest_of_phase(status.phase, ending=phase != Phase.RUNNING, between_attempts=not live)
-    ledger = opened(status.ledger, seen.created_at)
-    booked = book(ledger, status.attempts[-1].seconds if live else {}, seen.now, rest, beat)
+    account = opened(status.ledger, seen.created_at)
+    booked = book(account, status.attempts[-1].seconds if live else {}, seen.now, rest, beat)
     if not live:
-        return {"ledger": booked.ledger, "attempts": attempts}
+        return {"ledger": booked.account, "attempts": attempts}
     current = attempts[-1]
     told: dict[str, Any] = {}
     if beat is not None and beat.last_step is not None and not _is_old(status, beat.last_step):
         told["last_step"] = beat.last_step.step
         told["first_step_at"] = current.first_step_at or _first_step_at(beat)
     if current.ended_at is not None:
-        booked, told["lost_steps"] = lose(booked, current.model_copy(update=told), _committed_step(roll))
+        booked, told["lost_steps"] = lose(booked, current.model_copy(update=told), _committed_step(summary))
     told["seconds"] = booked.attempt_seconds
-    return {"ledger": booked.ledger, "attempts": replace_last(attempts, **told)}
+    return {"ledger": booked.account, "attempts": replace_last(attempts, **told)}
 
 
 def _first_step_at(beat: Heartbeat) -> float | None:
@@ -133,5 +139,5 @@ def _is_old(status: JobStatus, step: StepRecord) -> bool:
     return last is not None and step.step < last
 
 
-def _committed_step(roll: Roll) -> int:
-    return roll.seen.committed.step if roll.seen.committed else 0
+def _committed_step(summary: WorkerSummary) -> int:
+    return summary.seen.committed.step if summary.seen.committed else 0

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.contract.signals import Heartbeat, TrainerPhase
-from muster.operator.core.roll import Roll
+from muster.operator.core.worker_summary import WorkerSummary
 
 EVIDENCE_LENGTH_MAX = 4_000  # a status must fit in etcd
 _RANKS_NAMED_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class RankReport:
     """A rank's newest heartbeat, and where the rank lives."""
 
     worker: int
@@ -25,17 +25,17 @@ class Witness:
         return f"rank {self.beat.rank} (worker {self.worker} on {self.node})"
 
 
-def witnesses(roll: Roll) -> tuple[Witness, ...]:
-    attempt = roll.status.attempt
+def rank_reports(summary: WorkerSummary) -> tuple[RankReport, ...]:
+    attempt = summary.status.attempt
     return tuple(
-        Witness(worker.worker, worker.node, beat)
-        for worker in roll.mine
+        RankReport(worker.worker, worker.node, beat)
+        for worker in summary.mine
         for beat in worker.heartbeats
         if beat.attempt == attempt
     )
 
 
-def behind(gang: Sequence[Witness]) -> Witness | None:
+def behind(gang: Sequence[RankReport]) -> RankReport | None:
     """The one rank that stands where no other does any more; None if several do. Ranks that wait for it have gone on to
     the collective in which it is missing.
     """
@@ -54,7 +54,7 @@ def where(beat: Heartbeat) -> str:
     return f"in phase {beat.phase} after step {beat.step}"
 
 
-def evidence(gang: Sequence[Witness]) -> str:
+def describe_positions(gang: Sequence[RankReport]) -> str:
     """Who stands where, ranks that stand alike in one line; the fewer they are, the sooner they are told."""
     alike: dict[str, list[int]] = {}
     for w in gang:

@@ -1,4 +1,4 @@
-"""The ledger of reservations: one ConfigMap, written whole by compare-and-swap on its resourceVersion.
+"""The reservations: one ConfigMap, written whole by compare-and-swap on its resourceVersion.
 
 Compressed, because a ConfigMap holds at most a mebibyte and 5,000 gangs of eight nodes would fill it uncompressed.
 """
@@ -20,7 +20,7 @@ _KEY = "entries"
 _ENTRIES = TypeAdapter(tuple[Reservation, ...])
 
 
-class Ledger:
+class ReservationStore:
     """namespace: the operator's own. known: as it was last read or written; by job."""
 
     def __init__(self, client: Client, namespace: str) -> None:
