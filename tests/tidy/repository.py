@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = ("services", "operator", "trainer_image")
-ROOMS = ("contract", "api", "cli", "agent", "operator", "trainer")
+ROOMS = ("contract", "documents", "api", "cli", "agent", "operator", "trainer")
 CODE_FOLDERS = (*SOURCE_ROOTS, "tests", "tools", "benchmarks", "migrations", "examples")
 
 

@@ -15,6 +15,7 @@ from tests.tidy.repository import ROOMS, ROOT, SOURCE_ROOTS, expect_none, import
 # What may not even be loaded, however indirectly, by importing every module of the room.
 FOREIGN = {
     "contract": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml"),
+    "documents": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2"),
     "api": ("torch", "numpy", "kubernetes", "typer", "transformers"),
     "cli": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "kubernetes", "transformers"),
     "agent": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "kubernetes"),

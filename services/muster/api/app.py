@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from importlib.metadata import PackageNotFoundError, version
 
 import structlog
-import yaml
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -44,7 +43,8 @@ from muster.api.why import routes as why
 from muster.contract.base import Problem
 from muster.contract.cluster import LocalCluster
 from muster.contract.kubernetes import connect
-from muster.contract.prices import load
+from muster.documents.prices import load_prices
+from muster.documents.reader import load_yaml
 
 log = structlog.get_logger("muster.api")
 
@@ -127,7 +127,7 @@ async def _reached(settings: Settings, database: Database, cluster: Cluster | No
         async with database.read() as session:
             return await live_in_cluster(session)
 
-    there = KubernetesCluster(Client(connect(yaml.safe_load, settings.kubeconfig)), live, settings.layout)
+    there = KubernetesCluster(Client(connect(load_yaml, settings.kubeconfig)), live, settings.layout)
     try:
         yield there
     finally:
@@ -153,7 +153,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         mirror=works[0],
         relay=works[1],
         background=Background(works),
-        prices=load(settings.prices_file),
+        prices=load_prices(settings.prices_file),
         token_uses=uses,
     )
 

@@ -55,6 +55,7 @@ KINDS: dict[str, Kind] = {
     ),
     "unsupported_media_type": Kind(415, "This content type is not read", "Send application/json or application/yaml."),
     "invalid_job": Kind(422, "The job is not valid", "`errors` names every fault with its path."),
+    "invalid_token": Kind(422, "The token is not valid", "`errors` names every fault with its path."),
     "invalid_parameter": Kind(422, "A parameter is not valid", "`errors` names every fault with its path."),
     "invalid_cursor": Kind(
         422, "The cursor is not one of ours", "Use `nextCursor` of the page before, unchanged, or none."
@@ -102,6 +103,11 @@ def invalid_parameter(path: str, message: str) -> ApiError:
     return ApiError("invalid_parameter", f"{path}: {message}", errors=(Problem(path, message),))
 
 
+def invalid_token(faults: Sequence[Problem]) -> ApiError:
+    """What was asked of a new token can't be had."""
+    return ApiError("invalid_token", f"The token can't be made: {faults[0]}", errors=faults)
+
+
 def database_unavailable() -> ApiError:
     detail = "The database is locked or can't be reached, so nothing was changed. Retry in a moment."
     return ApiError("database_unavailable", detail, headers={"Retry-After": "2"})
@@ -114,6 +120,7 @@ def problem_body(error: ApiError, instance: str, request_id: str) -> dict[str, A
             "path": fault.path,
             "message": fault.message,
             **({"didYouMean": fault.did_you_mean} if fault.did_you_mean else {}),
+            **({"line": fault.line, "column": fault.column} if fault.line else {}),
         }
         for fault in error.errors
     ]

@@ -140,7 +140,13 @@ _PROBLEM: dict[str, Any] = {
             "items": {
                 "type": "object",
                 "required": ["path", "message"],
-                "properties": {"path": _TEXT, "message": _TEXT, "didYouMean": _TEXT},
+                "properties": {
+                    "path": _TEXT,
+                    "message": _TEXT,
+                    "didYouMean": _TEXT,
+                    "line": {"type": "integer", "description": "In the body as it was sent, from 1."},
+                    "column": {"type": "integer"},
+                },
             },
         },
         "error": {

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from muster.contract.layout import State
-from muster.contract.prices import checked
+from muster.documents.prices import checked_prices
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -47,7 +47,7 @@ class Settings(BaseSettings):
     stream_seconds_max: Seconds = 3_600.0  # a stream then ends and its reader resumes: connections do not grow old
     idempotency_days: Annotated[int, Field(gt=0)] = 30
     log_format: Literal["json", "text"] = "json"
-    prices_file: Annotated[Path | None, AfterValidator(checked)] = None  # laid over the built-in table of prices
+    prices_file: Annotated[Path | None, AfterValidator(checked_prices)] = None  # laid over the built-in table of prices
 
     @model_validator(mode="after")
     def _open_only_at_home(self) -> Self:

@@ -153,10 +153,10 @@ def clone(
 ) -> None:
     """Submit a copy of a job, changed by --set where wanted."""
     from muster.cli import submit as story
-    from muster.cli.documents import Document, set_value
     from muster.cli.follow import follow as watch
+    from muster.cli.job_file import JobFile, set_value
 
-    patch = Document({"spec": {}}, "--set")
+    patch = JobFile({"spec": {}}, "--set")
     for assignment in settings or []:
         set_value(patch, assignment)
     body = ({"name": name} if name else {}) | ({"spec": patch.data["spec"]} if patch.data["spec"] else {})
@@ -210,11 +210,11 @@ def _now(job: dict[str, Any], words: str) -> str:
 
 def _print_spec(job: dict[str, Any]) -> None:
     """The resolved job as YAML that can be submitted again."""
-    import yaml
+    from muster.documents.yaml_text import write_yaml
 
     metadata = {key: job["metadata"][key] for key in ("name", "namespace", "labels") if job["metadata"].get(key)}
     document = {"apiVersion": job["apiVersion"], "kind": job["kind"], "metadata": metadata, "spec": job["spec"]}
     if json_wanted():
         print_json(document)
     else:
-        typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
+        typer.echo(write_yaml(document), nl=False)

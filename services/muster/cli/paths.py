@@ -6,25 +6,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from muster.cli.documents import Document
 from muster.cli.errors import CliError, Exit
+from muster.cli.job_file import JobFile
 
 _SCHEMES = ("file://", "s3://", "builtin://", "http://", "https://", "hf://")
 
 
-def make_absolute(document: Document, local: bool) -> None:
+def make_absolute(file: JobFile, local: bool) -> None:
     """Make the relative paths of data sources and tokenizer absolute, in place.
 
     local: whether the server is this machine. Raises CliError (exit 2) for a relative path to another one.
     """
-    for holder, key, path in _path_places(document.data):
+    for holder, key, path in _path_places(file.data):
         value = holder.get(key)
         if not isinstance(value, str) or not value or value.startswith(("/", *_SCHEMES)):
             continue
         if not local:
-            raise _unreachable(document, path, value)
+            raise _unreachable(file, path, value)
         # Not resolved further: a glob is no file, and a link may be meant to change.
-        holder[key] = str(document.folder / Path(value).expanduser())
+        holder[key] = str(file.folder / Path(value).expanduser())
 
 
 def _path_places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str]]:
@@ -46,7 +46,7 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _unreachable(document: Document, path: str, value: str) -> CliError:
+def _unreachable(file: JobFile, path: str, value: str) -> CliError:
     from muster.contract.base import Problem
 
     problem = Problem(path, f"{value!r} is relative to this file, and the server is another machine")
@@ -54,7 +54,7 @@ def _unreachable(document: Document, path: str, value: str) -> CliError:
         "a relative path does not reach the workers",
         Exit.USAGE,
         "relative-path",
-        document.name,
-        (document.fault(problem),),
+        file.name,
+        (file.fault(problem),),
         "put the data where the workers can read it, and name it by s3://…, file:///… or builtin://…",
     )

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
-from muster.cli.documents import Document, read_document, set_value
 from muster.cli.errors import CliError, Exit
+from muster.cli.job_file import JobFile, read_job_file, set_value
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.paths import make_absolute
 from muster.cli.render import plain_table
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from muster.cli.client import Client
 
 
-def prepare(source: str, name: str | None, settings: list[str], local: bool) -> Document:
+def prepare(source: str, name: str | None, settings: list[str], local: bool) -> JobFile:
     """The document to send: read, with --set and --name applied and relative paths made absolute."""
-    document = read_document(source)
+    file = read_job_file(source)
     for assignment in settings:
-        set_value(document, assignment)
+        set_value(file, assignment)
     if name is not None:
-        metadata = document.data.setdefault("metadata", {})
+        metadata = file.data.setdefault("metadata", {})
         if isinstance(metadata, dict):
             metadata["name"] = name
-    make_absolute(document, local)
-    return document
+    make_absolute(file, local)
+    return file
 
 
-def ask_for_plan(client: Client, document: Document) -> dict[str, Any]:
+def ask_for_plan(client: Client, file: JobFile) -> dict[str, Any]:
     """The server's dry run. Raises CliError with the line of every fault, also for what a submission would refuse."""
-    with _placed(document):
-        plan = client.plan(document.data)
+    with _placed(file):
+        plan = client.plan(file.data)
     if not plan["accepted"]:
-        raise _refused(plan, document)
+        raise _refused(plan, file)
     return plan
 
 
-def send(client: Client, document: Document) -> dict[str, Any]:
-    with _placed(document):
-        return client.submit(document.data)
+def send(client: Client, file: JobFile) -> dict[str, Any]:
+    with _placed(file):
+        return client.submit(file.data)
 
 
 def show_plan(plan: dict[str, Any]) -> None:
@@ -82,27 +82,27 @@ def announce(job: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _placed(document: Document) -> Iterator[None]:
+def _placed(file: JobFile) -> Iterator[None]:
     """Adds file and lines to the faults that the server names by path."""
     try:
         yield
     except CliError as error:
-        error.faults = tuple(document.fault(fault.problem) for fault in error.faults)
-        error.file = document.name if error.faults else error.file
+        error.faults = tuple(file.fault(fault.problem) for fault in error.faults)
+        error.file = file.name if error.faults else error.file
         raise
 
 
-def _refused(plan: dict[str, Any], document: Document) -> CliError:
+def _refused(plan: dict[str, Any], file: JobFile) -> CliError:
     from muster.contract.base import Problem
 
-    faults = tuple(document.fault(Problem(r.get("path") or "", r["message"])) for r in plan["refusals"])
+    faults = tuple(file.fault(Problem(r.get("path") or "", r["message"])) for r in plan["refusals"])
     code = plan["refusals"][0]["code"] if plan["refusals"] else "refused"
     next_step = "choose another name with --name" if code == "name_taken" else ""
     return CliError(
         f"the server would refuse {plan['job']['name']}: {'; '.join(r['message'] for r in plan['refusals'])}",
         Exit.FAILED,
         code,
-        document.name,
+        file.name,
         faults,
         next_step,
     )

@@ -8,11 +8,15 @@ import difflib
 import json
 import re
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
+
+# Nobody reads more; and a document of 20,000 faults would take minutes to answer, for each is compared with all words.
+FAULTS_MAX = 100
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -53,11 +57,16 @@ class Record(BaseModel):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a document: where (`training.optimizer.lr`), what, and a near word if a key was misspelt."""
+    """One thing wrong with a document: where (`training.optimizer.lr`), what, and a near word if a key was misspelt.
+
+    line, column: in the text that the document was read from, counted from 1; None where there is no text.
+    """
 
     path: str
     message: str
     did_you_mean: str | None = None
+    line: int | None = None
+    column: int | None = None
 
     def __str__(self) -> str:
         hint = f" Did you mean {self.did_you_mean!r}?" if self.did_you_mean else ""
@@ -65,11 +74,14 @@ class Problem:
 
 
 class InvalidDocument(ValueError):
-    """A person's document was refused; `problems` names every fault at once, not only the first."""
+    """A person's document was refused. `problems` names its faults, not only the first, up to FAULTS_MAX of them; their
+    number in all is `count`.
+    """
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
-        self.problems = problems
-        super().__init__("\n".join(str(problem) for problem in problems))
+    def __init__(self, problems: Sequence[Problem], count: int = 0) -> None:
+        self.problems = tuple(problems[:FAULTS_MAX])
+        self.count = max(count, len(problems))
+        super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
 def parse(model: type[M], document: object, at: str = "") -> M:
@@ -82,7 +94,7 @@ def parse(model: type[M], document: object, at: str = "") -> M:
     try:
         return model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise InvalidDocument(problems(model, error, at)) from None
+        raise InvalidDocument(problems(model, error, at), error.error_count()) from None
 
 
 def known_part(model: type[BaseModel], document: dict[str, Any]) -> dict[str, Any]:
@@ -109,8 +121,9 @@ def known_part(model: type[BaseModel], document: dict[str, Any]) -> dict[str, An
 
 
 def problems(model: type[BaseModel], error: ValidationError, at: str = "") -> tuple[Problem, ...]:
-    """Pydantic's errors in the words of the document."""
-    return tuple(_problem(model, dict(entry), at) for entry in error.errors(include_url=False))
+    """The first FAULTS_MAX of pydantic's errors in the words of the document."""
+    entries = error.errors(include_url=False)[:FAULTS_MAX]
+    return tuple(_problem(model, dict(entry), at) for entry in entries)
 
 
 def dump(model: BaseModel) -> dict[str, Any]:

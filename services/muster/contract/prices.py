@@ -1,23 +1,20 @@
 """What a job's nodes cost: GPU-hours and money, from its attempts and a table of prices.
 
-The built-in table (prices.json) has list prices per hour in us-east-1, Linux, on demand: p4d, p4de and p5 as retrieved
-on 2026-11-09 by github.com/datareceipts/data-receipts (109-gpu-pricing), p5en from github.com/dstackai/dstack/pull/4110
-of 2026-08-06. Spot prices move by the hour, so it has none. What a table lacks is a gap: told, and never guessed.
+The built-in table (documents/prices.json) has list prices per hour in us-east-1, Linux, on demand: p4d, p4de and p5 as
+retrieved on 2026-11-09 by github.com/datareceipts/data-receipts (109-gpu-pricing), p5en from
+github.com/dstackai/dstack/pull/4110 of 2026-08-06. Spot prices move by the hour, so it has none. What a table lacks is
+a gap: told, and never guessed.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from muster.contract.base import Many, Record, Spec, parse
+from muster.contract.base import Many, Record, Spec
 from muster.contract.status import Attempt
-
-_BUILT_IN = Path(__file__).with_name("prices.json")
 
 Price = Annotated[float, Field(ge=0)]
 
@@ -56,24 +53,6 @@ class Bill(Record):
     saved: float = 0.0
     unpriced_hours: float = 0.0
     gaps: Many[str] = ()
-
-
-def load(path: Path | None = None) -> Prices:
-    """The built-in table, with the user's laid over it type by type. Raises ValueError that names file and fault."""
-    prices = parse(Prices, json.loads(_BUILT_IN.read_text()))
-    if path is None:
-        return prices
-    try:
-        given = parse(Prices, json.loads(path.read_text()))
-    except (OSError, ValueError) as error:  # InvalidDocument is a ValueError too
-        raise ValueError(f"the price table {path} can't be used: {error}") from error
-    return given.model_copy(update={"types": prices.types | given.types})
-
-
-def checked(path: Path | None) -> Path | None:
-    """The path of a table that can be used: for settings. Raises ValueError as `load` does."""
-    load(path)
-    return path
 
 
 def bill(attempts: Iterable[Attempt], prices: Prices, now: float) -> Bill:

@@ -359,11 +359,12 @@ def parse_job(document: object) -> Submission:
     namespace = metadata.get("namespace")
     if namespace is not None and (not isinstance(namespace, str) or not JOB_NAME.fullmatch(namespace)):
         faults.append(Problem("metadata.namespace", f"is not a valid namespace: {namespace!r}"))
-    spec = None
+    spec, count = None, len(faults)
     try:
         spec = parse(JobSpec, document.get("spec"), "spec")
     except InvalidDocument as invalid:
         faults += invalid.problems
+        count += invalid.count
     if faults or spec is None:
-        raise InvalidDocument(tuple(faults))
+        raise InvalidDocument(faults, count)
     return Submission(name=str(name), namespace=namespace, labels=labels, spec=spec)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.cli.documents import read_document
+from muster.cli.job_file import read_job_file
 from muster.cli.paths import make_absolute
 from muster.contract.spec import parse_job
 
@@ -20,7 +20,7 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_an_example_is_a_valid_job(file: Path) -> None:
-    document = read_document(str(file))
+    document = read_job_file(str(file))
     make_absolute(document, local=True)
     job = parse_job(document.data)
     sources = [source.source for source in job.spec.training.data.train]
@@ -33,8 +33,8 @@ def test_an_example_is_a_valid_job(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sft-chat.yaml", "lora-chat.yaml"])
 def test_the_fine_tuning_examples_start_from_the_pretraining_example(name: str) -> None:
-    base = parse_job(read_document(str(EXAMPLES / "pretrain-stdlib.yaml")).data)
-    tuned = parse_job(read_document(str(EXAMPLES / name)).data)
+    base = parse_job(read_job_file(str(EXAMPLES / "pretrain-stdlib.yaml")).data)
+    tuned = parse_job(read_job_file(str(EXAMPLES / name)).data)
     assert (tuned.spec.training.adapter is not None) is (name == "lora-chat.yaml")
     origin = tuned.spec.training.model.from_
     assert origin is not None
@@ -43,7 +43,7 @@ def test_the_fine_tuning_examples_start_from_the_pretraining_example(name: str) 
 
 
 def test_the_demo_has_an_evaluation_and_commits_before_its_middle() -> None:
-    spec = parse_job(read_document(str(EXAMPLES / "pretrain-stdlib.yaml")).data).spec
+    spec = parse_job(read_job_file(str(EXAMPLES / "pretrain-stdlib.yaml")).data).spec
     steps = spec.training.length.steps
     assert steps is not None
     assert spec.training.evaluation is not None

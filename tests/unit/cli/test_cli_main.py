@@ -90,7 +90,7 @@ def test_bad_yaml_is_exit_code_2_and_shows_the_place(tmp_path: Path) -> None:
     result = muster("submit", "-", "--server", server, tmp_path=tmp_path, stdin="spec:\n  a: [1\n  b: 2\n")
     assert result.returncode == 2
     lines = result.stderr.splitlines()
-    assert lines[0].startswith("error: standard input, line 3, column 4: expected ',' or ']'")
+    assert lines[0].startswith("error: standard input, line 3, column 4: did not find expected ',' or ']'")
     assert lines[1:] == ["  standard input:3:4", "    3 |   b: 2", "      |    ^"]
 
 

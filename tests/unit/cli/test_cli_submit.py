@@ -9,8 +9,8 @@ import pytest
 from muster.cli import submit
 from muster.cli.address import Server
 from muster.cli.client import Client
-from muster.cli.documents import read_document
 from muster.cli.errors import CliError, Exit
+from muster.cli.job_file import read_job_file
 
 TEXT = """\
 metadata: {name: mine}
@@ -97,7 +97,7 @@ def test_a_relative_path_to_another_machine_is_refused_with_its_line(file: Path)
 def test_nonsense_is_left_for_the_server_to_refuse(tmp_path: Path, text: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
-    before = read_document(str(path)).data
+    before = read_job_file(str(path)).data
     assert submit.prepare(str(path), None, [], local=False).data == before
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from muster.contract.prices import Bill, InstancePrice, Prices, bill, checked, load
+from muster.contract.prices import Bill, InstancePrice, Prices, bill
 from muster.contract.status import Attempt
+from muster.documents.prices import checked_prices, load_prices
 
 HOUR = 3600.0
 TABLE = Prices(
@@ -72,7 +73,7 @@ def test_attempts_of_before_there_were_prices_cost_nothing_and_say_nothing() -> 
 
 
 def test_the_built_in_table_says_what_it_knows() -> None:
-    prices = load()
+    prices = load_prices()
     assert prices.currency == "USD"
     assert all(entry.on_demand and entry.gpus == 8 and entry.spot is None for entry in prices.types.values())
 
@@ -80,7 +81,7 @@ def test_the_built_in_table_says_what_it_knows() -> None:
 def test_ones_own_table_is_laid_over_it(tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"currency": "EUR", "types": {"p5.48xlarge": {"spot": 12.5}, "*": {"onDemand": 1.0}}}))
-    prices = load(path)
+    prices = load_prices(path)
     assert prices.currency == "EUR"
     assert prices.types["p5.48xlarge"] == InstancePrice(spot=12.5)
     assert "p4d.24xlarge" in prices.types
@@ -90,19 +91,20 @@ def test_ones_own_table_is_laid_over_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("{", "Expecting property name"),
+        ("{", "line 1, column 2: expected a key in double quotes"),
         ("[]", "must be a mapping"),
         ('{"types": {"a": {"onDemand": -1}}}', "types.a.onDemand"),
         ('{"types": {"a": {"onDemnd": 1}}}', "types.a.onDemnd: unknown key"),
         ('{"types": {"a": {"onDemand": "12"}}}', "types.a.onDemand"),
-        ('{"types": {"a": {"spot": NaN}}}', "types.a.spot"),
+        ('{"types": {"a": {"spot": NaN}}}', "line 1, column 26: NaN is not a word of JSON"),
+        ('{"types": {\n"a": {"spot": -1}}}', "line 2, column 7: types.a.spot"),
     ],
 )
 def test_a_bad_table_is_named_with_its_fault(tmp_path: Path, text: str, fault: str) -> None:
     path = tmp_path / "prices.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"the price table .*prices\.json can't be used") as refused:
-        checked(path)
+        checked_prices(path)
     assert fault in str(refused.value)
     with pytest.raises(ValueError, match="No such file"):
-        checked(tmp_path / "nothing.json")
+        checked_prices(tmp_path / "nothing.json")

@@ -30,8 +30,8 @@ from tests.unit.packaging.chart import (
 from tests.unit.packaging.value_sets import EVERYTHING, MONITORED, SETS
 
 from muster.api.settings import Settings as ApiSettings
-from muster.contract.prices import load
 from muster.contract.spec import TrainingJob
+from muster.documents.prices import load_prices
 from muster.operator.kubernetes.settings import TOLERATIONS, KubernetesSettings
 
 KUBERNETES = ("1.29", "1.34", "1.37")  # the oldest that the chart takes, one between, the newest known
@@ -328,7 +328,7 @@ def test_the_operator_reads_its_settings_as_meant(chart: Chart, prices: Path, mo
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MUSTER_OPERATOR_PRICES_FILE", str(prices))
     settings = KubernetesSettings()
-    assert load(settings.prices_file).types["p5.48xlarge"].spot == 20.5
+    assert load_prices(settings.prices_file).types["p5.48xlarge"].spot == 20.5
     assert settings.prometheus_url == "http://prometheus.monitoring:9090"
     mounted = [Path(mount["mountPath"]) for mount in container["volumeMounts"]]
     assert settings.webhook_token_file is not None

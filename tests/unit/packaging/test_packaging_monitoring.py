@@ -17,9 +17,9 @@ from muster.agent.gpus import Reading
 from muster.agent.metrics import _GPU
 from muster.agent.metrics import Metrics as AgentMetrics
 from muster.api.observability import Metrics as ApiMetrics
-from muster.contract.prices import load
 from muster.contract.signals import TrainerPhase
 from muster.contract.status import Cause, CheckpointStatus, GoodputAccount, GoodputState, Phase, Progress, Restarts
+from muster.documents.prices import load_prices
 from muster.operator.core.fleet import JobSummary
 from muster.operator.metrics import Metrics as OperatorMetrics
 from muster.trainer.train.metrics import Metrics as TrainerMetrics
@@ -75,7 +75,7 @@ def agent_metrics() -> AgentMetrics:
 def metrics() -> dict[str, tuple[str, ...]]:
     """Series name → labels, of the programs' own registries, of recording rules, and of what scraping adds."""
     operator = OperatorMetrics()
-    operator.show_jobs(lambda: {"Running": 1}, lambda: [a_job()], load())
+    operator.show_jobs(lambda: {"Running": 1}, lambda: [a_job()], load_prices())
     trainer = TrainerMetrics(0, lambda: beat(1, 5))
     # Registered by the Kubernetes world, where a client is needed to make it.
     found: dict[str, tuple[str, ...]] = {"muster_operator_api_calls_total": ("verb", "resource")}

@@ -16,14 +16,14 @@ from http.server import ThreadingHTTPServer
 from typing import Any
 
 import uvloop
-import yaml
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from muster.contract.kubernetes import Connection, NoCluster, connect
-from muster.contract.prices import load
+from muster.documents.prices import load_prices
+from muster.documents.reader import load_yaml
 from muster.operator.kubernetes.client import Client
 from muster.operator.kubernetes.events import Events
 from muster.operator.kubernetes.leader import Leader, LeadershipLost
@@ -65,7 +65,7 @@ def main(words: Sequence[str]) -> int:
         return BAD_USAGE
     set_up_logs(settings.log_format, settings.log_level)
     try:
-        connection = connect(yaml.safe_load, settings.kubeconfig)
+        connection = connect(load_yaml, settings.kubeconfig)
     except (NoCluster, OSError) as error:
         print(f"muster-operator: {error}", file=sys.stderr)
         return NO_CLUSTER
@@ -127,7 +127,7 @@ async def _lead(
         settings.silence_seconds,
         settings.report_port,
     )
-    metrics.show_jobs(world.phases, world.known, load(settings.prices_file))
+    metrics.show_jobs(world.phases, world.known, load_prices(settings.prices_file))
     metrics.registry.register(_Agents(world.nodes.agents))
     events = Events(client, identity)
     port = server.server_address[1]

@@ -16,7 +16,7 @@ from http.server import ThreadingHTTPServer
 import psutil
 
 from muster.contract.exposition import CONTENT_TYPE
-from muster.contract.prices import load
+from muster.documents.prices import load_prices
 from muster.operator.local.claim import Claim, claim_folder
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.processes import is_running
@@ -72,7 +72,7 @@ async def _operate(
     )
     url = f"http://{settings.host}:{port}"
     claim.tell(url, settings.nodes, settings.gpus_per_node)
-    metrics.show_jobs(world.phases, world.known, load(settings.prices_file))
+    metrics.show_jobs(world.phases, world.known, load_prices(settings.prices_file))
     pages["/metrics/ranks"] = lambda: Page(CONTENT_TYPE, world.rank_pages().encode())
     log.info("operator started", state=str(settings.folder), pid=os.getpid(), metrics=f"{url}/metrics")
     async with sources.opened(world, world.current_attempt, world.enqueue) as heard:

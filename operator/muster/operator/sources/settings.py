@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator
 from pydantic_settings import BaseSettings
 
-from muster.contract.prices import checked
+from muster.documents.prices import checked_prices
 
 
 def _address(text: str) -> str:
@@ -28,4 +28,4 @@ class SourceSettings(BaseSettings):
     prometheus_url: Annotated[str, AfterValidator(_address)] = ""
     prometheus_token_file: Path | None = None
     webhook_token_file: Path | None = None
-    prices_file: Annotated[Path | None, AfterValidator(checked)] = None
+    prices_file: Annotated[Path | None, AfterValidator(checked_prices)] = None

@@ -17,8 +17,9 @@ from muster.api.reply import Reply
 from muster.api.services import Here
 from muster.api.tables import AttemptRow, JobRow
 from muster.contract.base import dump
-from muster.contract.prices import Bill, Prices, load
+from muster.contract.prices import Bill, Prices
 from muster.contract.status import Attempt
+from muster.documents.prices import load_prices
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -48,7 +49,7 @@ def _document(job: JobRow, attempts: list[dict[str, Any]], prices: Prices) -> di
     dependencies=[reads],
     summary="List a job's attempts",
     responses={
-        200: shown(_document(ROW, [dump(attempt) for attempt in ATTEMPTS], load()), "Every attempt, oldest first"),
+        200: shown(_document(ROW, [dump(each) for each in ATTEMPTS], load_prices()), "Every attempt, oldest first"),
         **problems("job_not_found"),
     },
 )

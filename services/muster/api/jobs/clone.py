@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from muster.api import idempotency
+from muster.api.body import off_the_loop
 from muster.api.errors import ApiError, job_not_found
 from muster.api.idempotency import Attempted
 from muster.api.jobs import repository, service
 from muster.api.jobs.submission import parse_submission
 from muster.api.services import Services
 from muster.api.tables import JobRow
-from muster.contract.base import InvalidDocument, Problem, parse
+from muster.contract.base import FAULTS_MAX, InvalidDocument, Problem, parse
 from muster.contract.spec import JobSpec
+from muster.documents.document import Document
 
 # A clone starts afresh: what its original was told to do while it ran is not part of what it is.
 _NOT_COPIED = ("suspend", "cancel")
@@ -40,12 +42,14 @@ async def _clone(here: Services, job_id: str, wanted: dict[str, Any], attempted:
         if row is None:
             raise job_not_found(job_id)
         name = wanted.get("name") or await service.free_name(session, row)
-    submission = parse_submission(_document(row, name, wanted.get("spec") or {}))
+    changed = Document(_document(row, name, wanted.get("spec") or {}))
+    submission = await off_the_loop(lambda: parse_submission(changed))
     return await service.submit(here, submission, attempted, origin=row.id)
 
 
-def parse_request(document: Any) -> dict[str, Any]:
+def parse_request(body: Document) -> dict[str, Any]:
     """Raises ApiError invalid_job."""
+    document = body.data
     faults: list[Problem] = []
     if not isinstance(document, dict):
         faults.append(Problem("", "must be a mapping with name and spec, or nothing"))
@@ -58,7 +62,8 @@ def parse_request(document: Any) -> dict[str, Any]:
         if not isinstance(document.get("spec"), dict | None):
             faults.append(Problem("spec", "must be a mapping: the changes to the spec"))
     if faults:
-        raise ApiError("invalid_job", f"The clone is not valid: {faults[0]}", errors=faults)
+        told = tuple(body.located(fault) for fault in faults[:FAULTS_MAX])
+        raise ApiError("invalid_job", f"The clone is not valid: {faults[0]}", errors=told)
     assert isinstance(document, dict)
     return document
 

@@ -9,7 +9,6 @@ from muster.api.jobs.submission import Draft
 from muster.api.openapi import EXAMPLE_JOB
 from muster.api.tables import JobRow
 from muster.contract.base import dump
-from muster.contract.prices import load
 from muster.contract.signals import Cause
 from muster.contract.spec import parse_job
 from muster.contract.status import (
@@ -24,6 +23,7 @@ from muster.contract.status import (
     Restart,
     Restarts,
 )
+from muster.documents.prices import load_prices
 
 _AT = 1_795_000_000.0
 _UID = "6f9619ff-8b86-4d01-b42d-00cf4fc964ff"
@@ -110,7 +110,7 @@ ROW = JobRow(
     status=dump(STATUS),
     finished_at=None,
 )
-JOB: dict[str, Any] = job_document(ROW, load())
+JOB: dict[str, Any] = job_document(ROW, load_prices())
 JOB_LIST: dict[str, Any] = {"items": [job_summary(ROW)], "nextCursor": None}
 PLAN: dict[str, Any] = plan_document(Draft(_SUBMISSION.name, "default", _SUBMISSION.labels, _SUBMISSION.spec), [])
 UID, AT = _UID, _AT

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import StringConstraints
 
 from muster.api.auth import Scope, needs
-from muster.api.documents import read_document
+from muster.api.body import read_body
 from muster.api.errors import invalid_parameter
 from muster.api.idempotency import IdempotencyKey, attempted
 from muster.api.jobs import clone as cloning
@@ -62,8 +62,7 @@ async def submit(
     ] = False,
 ) -> JSONResponse:
     """Store a job; the operator starts it when there is room. With an Idempotency-Key it may be repeated freely."""
-    document = await read_document(request)
-    submission = parse_submission(document)
+    document, submission = await read_body(request, lambda read: (read.data, parse_submission(read)))
     if dry_run:
         return JSONResponse(await service.plan(here, submission))
     return _created(await service.submit(here, submission, attempted(key, "POST /jobs", document)))
@@ -179,5 +178,5 @@ _add_verb("resume", "Resume a job", "Let a suspended job go on from its last com
 )
 async def clone_job(request: Request, here: Here, job_id: JobId, key: IdempotencyKey) -> JSONResponse:
     """Submit a new job like this one, changed as the body says. It starts afresh, with a folder of its own."""
-    wanted = cloning.parse_request(await read_document(request, optional=True))
+    wanted = await read_body(request, cloning.parse_request, optional=True)
     return _created(await cloning.clone(here, job_id, wanted, attempted(key, "POST /jobs:clone", job_id, wanted)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ from muster.api.checkpoints.folder import Folder
 from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.jobs import repository
-from muster.api.redact import redact_values, secrets_in
+from muster.api.redact import redact, redact_values, secrets_in
 from muster.api.tables import JobRow
 from muster.contract.base import InvalidDocument, Problem
 from muster.contract.spec import JobSpec, Submission, parse_job
 from muster.contract.training import FromCommit
+from muster.documents.document import Document
 
 LABELS_MAX = 64
 _FROM = "spec.training.model.from"
@@ -33,20 +34,24 @@ class Draft:
     warnings: tuple[Problem, ...] = ()
 
 
-def parse_submission(document: Any) -> Submission:
-    """Raises ApiError invalid_job with every fault; no value of `runtime.env` is repeated in one."""
+def parse_submission(document: Document) -> Submission:
+    """Raises ApiError invalid_job with its faults and their places; no value of `runtime.env` is repeated in one."""
     try:
-        submission = parse_job(document)
+        submission = parse_job(document.data)
     except InvalidDocument as invalid:
-        raise invalid_job(_without_secrets(invalid.problems, secrets_in(document))) from None
+        told = tuple(document.located(fault) for fault in invalid.problems)
+        raise invalid_job(_without_secrets(told, secrets_in(document.data)), invalid.count) from None
     if faults := (*_label_faults(submission.labels), *_uri_faults(submission.spec)):
-        raise invalid_job(faults)
+        raise invalid_job(tuple(document.located(fault) for fault in faults))
     return submission
 
 
-def invalid_job(faults: tuple[Problem, ...]) -> ApiError:
+def invalid_job(faults: tuple[Problem, ...], count: int = 0) -> ApiError:
+    """count: how many faults there are in all, where not all of them are told."""
     first, more = faults[0], len(faults) - 1
     rest = f" ({more} more in `errors`)" if more else ""
+    if count > len(faults):
+        rest = f" ({count - 1:,} more, of which `errors` names {more})"
     return ApiError("invalid_job", f"The job is not valid: {first}{rest}", errors=faults)
 
 
@@ -101,9 +106,9 @@ def _with(model: Any, /, **changes: Any) -> Any:
 
 def _without_secrets(faults: tuple[Problem, ...], secrets: frozenset[str]) -> tuple[Problem, ...]:
     return tuple(
-        Problem(redact_values(f.path, secrets), redact_values(f.message, secrets), f.did_you_mean)
+        replace(f, path=redact_values(f.path, secrets), message=redact_values(f.message, secrets))
         if f.path.startswith("spec.runtime")
-        else Problem(f.path, redact_values(f.message, frozenset()), f.did_you_mean)
+        else replace(f, message=redact(f.message))
         for f in faults
     )
 

@@ -10,16 +10,16 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from muster.api.auth import Scope, needs, new_token
-from muster.api.documents import read_document
-from muster.api.errors import ApiError
+from muster.api.body import read_body
+from muster.api.errors import ApiError, invalid_token
 from muster.api.jobs.routes import NO_NUL
-from muster.api.jobs.submission import invalid_job
 from muster.api.openapi import body, problems, shown
 from muster.api.reply import Reply
 from muster.api.services import Here
 from muster.api.tables import TokenRow
 from muster.api.tokens import service
 from muster.contract.base import InvalidDocument, Many, Spec, parse
+from muster.documents.document import Document
 
 admins = Depends(needs(Scope.ADMIN))
 router = APIRouter(prefix="/tokens", tags=["tokens"], dependencies=[admins])
@@ -71,16 +71,13 @@ _EXAMPLE: dict[str, Any] = {
     summary="Make a token",
     responses={
         201: shown({**_EXAMPLE, "token": "muster_…"}, "The only time that the token is shown"),
-        **problems("invalid_document", "unsupported_media_type", "body_too_large", "invalid_job"),
+        **problems("invalid_document", "unsupported_media_type", "body_too_large", "invalid_token"),
     },
     openapi_extra=body("TokenRequest", {"name": "ci", "scopes": ["write"], "expiresInDays": 90}),
 )
 async def make(request: Request, here: Here) -> JSONResponse:
     """Make a token with the scopes read, write or admin."""
-    try:
-        wanted = parse(TokenRequest, await read_document(request))
-    except InvalidDocument as error:
-        raise invalid_job(error.problems) from None
+    wanted = await read_body(request, _wanted)
     token = new_token()
     days = wanted.expires_in_days
     async with here.database.write() as session:
@@ -114,6 +111,13 @@ async def revoke(here: Here, token_id: Annotated[str, Path(max_length=64, patter
         if not await service.revoke(session, token_id):
             raise ApiError("token_not_found", f"There is no token with the id {token_id!r}.")
     return Response(status_code=204)
+
+
+def _wanted(body: Document) -> TokenRequest:
+    try:
+        return parse(TokenRequest, body.data)
+    except InvalidDocument as invalid:
+        raise invalid_token(tuple(body.located(fault) for fault in invalid.problems)) from None
 
 
 def _document(row: TokenRow) -> dict[str, Any]:

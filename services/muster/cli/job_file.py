@@ -1,0 +1,102 @@
+"""A job's document from a file or standard input, changed by `--set`, with the line of every fault."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.cli.errors import CliError, Exit, Fault
+from muster.contract.base import Problem
+from muster.documents.document import BYTES_MAX, Document, DocumentError
+from muster.documents.reader import read
+
+
+@dataclass
+class JobFile:
+    """data: what will be sent; --set and --name change it. name: the file's, for messages. folder: where it lies."""
+
+    data: dict[str, Any]
+    name: str
+    document: Document = field(default_factory=lambda: Document(None))
+    folder: Path = field(default_factory=Path)
+
+    def fault(self, problem: Problem) -> Fault:
+        """The problem with its line, or the line of the nearest key around it."""
+        place = self.document.place_of(problem.path)
+        if place is None:
+            return Fault(problem)
+        return Fault(problem, place.line, place.column, self.document.excerpt(place.line))
+
+
+def read_job_file(source: str) -> JobFile:
+    """Read a file, or standard input for `-`. Raises CliError (exit 2) that names line and column."""
+    name = "standard input" if source == "-" else source
+    document = _read(name, _bytes_of(source, name), "json" if source.endswith(".json") else "yaml")
+    if not isinstance(document.data, dict):
+        kind = "is empty" if document.data is None else "is not a mapping of keys to values"
+        next_step = "a job file starts with `apiVersion`, `kind`, `metadata` and `spec`; see examples/"
+        raise _bad(name, f"{name} {kind}", next_step)
+    folder = Path.cwd() if source == "-" else Path(source).absolute().parent
+    return JobFile(document.data, name, document, folder)
+
+
+def set_value(file: JobFile, assignment: str) -> None:
+    """Apply `--set path.to.key=value`; the value is YAML. `spec.` may be left out. Raises CliError."""
+    path, found, text = assignment.partition("=")
+    if not found or not path:
+        raise _bad("--set", f"--set wants PATH=VALUE, not {assignment!r}", "--set training.length.steps=100")
+    value = _read(f"--set {path}", text.encode(errors="surrogateescape"), "yaml").data
+    parts: list[str | int] = [int(p) if p.isdigit() else p for p in re.findall(r"[^.\[\]]+", path)]
+    if parts[0] not in ("spec", "metadata", "apiVersion", "kind"):
+        parts.insert(0, "spec")
+    here: Any = file.data
+    for index, part in enumerate(parts[:-1]):
+        here = _step_into(here, part, parts[index + 1], path)
+    _assign(here, parts[-1], value, path)
+
+
+def _step_into(here: Any, part: str | int, following: str | int, path: str) -> Any:
+    if isinstance(here, dict) and isinstance(part, str):
+        if here.get(part) is None:
+            here[part] = [] if isinstance(following, int) else {}
+        return here[part]
+    if isinstance(here, list) and isinstance(part, int) and part < len(here):
+        return here[part]
+    raise _bad("--set", f"--set {path}: there is no {part!r} to go into", "")
+
+
+def _assign(here: Any, part: str | int, value: Any, path: str) -> None:
+    in_mapping = isinstance(here, dict) and isinstance(part, str)
+    in_list = isinstance(here, list) and isinstance(part, int) and part < len(here)
+    if not (in_mapping or in_list):
+        raise _bad("--set", f"--set {path}: there is no {part!r} to set", "")
+    here[part] = value
+
+
+def _bytes_of(source: str, name: str) -> bytes:
+    try:
+        if source == "-":
+            return sys.stdin.buffer.read(BYTES_MAX + 1)
+        with Path(source).open("rb") as file:
+            return file.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise _bad(name, f"can't read {name}: {(error.strerror or str(error)).lower()}", "") from None
+
+
+def _read(name: str, raw: bytes, form: Any) -> Document:
+    try:
+        return read(raw, form)
+    except DocumentError as error:
+        place = error.place
+        if place is None:
+            raise _bad(name, f"{name} {error.message}", "") from None
+        fault = Fault(Problem("", error.message), place.line, place.column, error.excerpt)
+        what = f"{name}, {error}"
+        raise CliError(what, Exit.USAGE, "bad-document", name, (fault,)) from None
+
+
+def _bad(name: str, what: str, next_step: str) -> CliError:
+    return CliError(what=what, exit_code=Exit.USAGE, code="bad-document", file=name, next_step=next_step)

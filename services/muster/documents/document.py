@@ -1,0 +1,108 @@
+"""A document as it was read: plain data, the text that it came from, and where each value stands in that text."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from muster.contract.base import Problem
+
+# Every limit is checked while the text is read, before the value that goes beyond it is built, so that no text takes
+# more than some tenths of a second. An honest job has some hundred values, eight levels deep; etcd takes 1.5 MB.
+BYTES_MAX = 1_000_000
+DEPTH_MAX = 64
+VALUES_MAX = 20_000  # aliases followed: ten lines of YAML can stand for a billion values
+
+_INTEGER_MAX = 2**63 - 1
+
+
+class Place(NamedTuple):
+    """Line and column in a text, counted from 1."""
+
+    line: int
+    column: int
+
+
+class Mark(NamedTuple):
+    """The place of a value: that of its key in a mapping, or its own in a list; and the marks of the values inside."""
+
+    place: Place
+    inside: dict[str, Mark] | list[Mark] | None = None
+
+
+class DocumentError(ValueError):
+    """The text can't be read. `message` says why, without the place; `excerpt` is the line at that place."""
+
+    def __init__(self, message: str, place: Place | None = None, excerpt: str = "") -> None:
+        self.message, self.place, self.excerpt = message, place, excerpt
+        super().__init__(f"line {place.line}, column {place.column}: {message}" if place else message)
+
+
+@dataclass(frozen=True)
+class Document:
+    """data: JSON's types only: finite numbers, whole numbers of at most 64 bits, no NUL and no half surrogate pair."""
+
+    data: Any
+    text: str = ""
+    mark: Mark | None = None
+
+    def place_of(self, path: str) -> Place | None:
+        """The place of the value at `path` (`spec.training.data.train[0]`), or of the nearest one around it.
+
+        None when the document itself is the nearest.
+        """
+        here, rest = self.mark, path
+        while here is not None and here.inside and rest:
+            step = _step(here.inside, rest)
+            if step is None:
+                break
+            here, rest = step
+        return None if here is self.mark or here is None else here.place
+
+    def located(self, problem: Problem) -> Problem:
+        """The problem with its line and column, where the text has them."""
+        place = self.place_of(problem.path)
+        return dataclasses.replace(problem, line=place.line, column=place.column) if place else problem
+
+    def excerpt(self, line: int) -> str:
+        """The text of one line, counted from 1; empty when there is no such line."""
+        return line_of(self.text, line)
+
+
+def line_of(text: str, line: int) -> str:
+    lines = text.splitlines()
+    return lines[line - 1] if 0 < line <= len(lines) else ""
+
+
+def check_text(text: str) -> str | None:
+    """What is wrong with a text that databases and Kubernetes would refuse; None when nothing is."""
+    if "\x00" in text:
+        return "a text with a NUL character can't be stored"
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        return "a text with half a surrogate pair is not Unicode"
+    return None
+
+
+def check_number(number: float, text: str) -> str | None:
+    """What is wrong with a number that JSON or a 64-bit integer can't hold; None when nothing is."""
+    if isinstance(number, int):
+        return None if abs(number) <= _INTEGER_MAX else f"{text} is a whole number of more than 64 bits"
+    return None if math.isfinite(number) else f"{text} is not a number that a document can carry"
+
+
+def _step(inside: dict[str, Mark] | list[Mark], rest: str) -> tuple[Mark, str] | None:
+    """One level down towards `rest`. Keys may hold dots themselves, so the longest one that fits is taken."""
+    if isinstance(inside, list):
+        match = re.match(r"\.?\[?(\d{1,9})\]?", rest)
+        if match is None or int(match[1]) >= len(inside):
+            return None
+        return inside[int(match[1])], rest[match.end() :]
+    rest = rest.removeprefix(".")
+    ends = [len(rest), *(match.start() for match in re.finditer(r"[.\[]", rest))]
+    for end in sorted(ends, reverse=True):
+        if (found := inside.get(rest[:end])) is not None:
+            return found, rest[end:]
+    return None

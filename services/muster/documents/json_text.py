@@ -1,0 +1,142 @@
+"""JSON (RFC 8259) as data with places. The standard library's reader tells none and takes the last of equal keys."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+from typing import Any
+
+from muster.documents.document import (
+    DEPTH_MAX,
+    VALUES_MAX,
+    Document,
+    DocumentError,
+    Mark,
+    Place,
+    check_number,
+    check_text,
+    line_of,
+)
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_WORDS = {"true": True, "false": False, "null": None}
+_WORD = re.compile(r"[A-Za-z]+")
+_NUMBER_LENGTH_MAX = 400  # the longest finite number written without an exponent has 309 digits
+
+
+def read_json(text: str) -> Document:
+    """Raises DocumentError with the place of the first fault."""
+    reader = _Reader(text)
+    data, mark = reader.value(1)
+    reader.skip_space()
+    if reader.at < len(text):
+        raise reader.fault("the document has ended; nothing may follow it")
+    return Document(data, text, mark)
+
+
+class _Reader:
+    """Descends through the text once; `at` is the next character to read."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at, self.values = text, 0, 0
+        self.lines = [0, *(match.end() for match in re.finditer("\n", text))]
+        self.strings = json.JSONDecoder()
+
+    def value(self, depth: int) -> tuple[Any, Mark]:
+        self.skip_space()
+        begin = self.at
+        self.values += 1
+        if self.values > VALUES_MAX:
+            raise self.fault(f"holds more than {VALUES_MAX:,} values")
+        if depth > DEPTH_MAX:
+            raise self.fault(f"is nested deeper than {DEPTH_MAX} levels")
+        letter = self.text[begin : begin + 1]
+        place = self.place(begin)
+        if letter == "{":
+            data, marks = self.mapping(depth)
+            return data, Mark(place, marks)
+        if letter == "[":
+            items, item_marks = self.items(depth)
+            return items, Mark(place, item_marks)
+        return (self.string() if letter == '"' else self.scalar()), Mark(place)
+
+    def mapping(self, depth: int) -> tuple[dict[str, Any], dict[str, Mark]]:
+        data: dict[str, Any] = {}
+        marks: dict[str, Mark] = {}
+        self.at += 1
+        while not self.taken("}"):
+            if data and not self.taken(","):
+                raise self.fault("expected ',' or '}'")
+            self.skip_space()
+            begin = self.at
+            if self.text[begin : begin + 1] != '"':
+                raise self.fault("expected a key in double quotes")
+            key = self.string()
+            if key in data:
+                raise self.fault(f"the key {key[:100]!r} stands here and in line {marks[key].place.line}", begin)
+            if not self.taken(":"):
+                raise self.fault("expected ':'")
+            data[key], mark = self.value(depth + 1)
+            marks[key] = Mark(self.place(begin), mark.inside)
+        return data, marks
+
+    def items(self, depth: int) -> tuple[list[Any], list[Mark]]:
+        data: list[Any] = []
+        marks: list[Mark] = []
+        self.at += 1
+        while not self.taken("]"):
+            if data and not self.taken(","):
+                raise self.fault("expected ',' or ']'")
+            item, mark = self.value(depth + 1)
+            data.append(item)
+            marks.append(mark)
+        return data, marks
+
+    def string(self) -> str:
+        begin = self.at
+        try:
+            found, self.at = self.strings.raw_decode(self.text, begin)
+        except json.JSONDecodeError as error:
+            raise self.fault(error.msg[:1].lower() + error.msg[1:].removesuffix(" at"), error.pos) from None
+        if wrong := check_text(found):
+            raise self.fault(wrong, begin)
+        return str(found)
+
+    def scalar(self) -> Any:
+        begin = self.at
+        if match := _NUMBER.match(self.text, begin):
+            self.at = match.end()
+            text = match[0]
+            if len(text) > _NUMBER_LENGTH_MAX:
+                raise self.fault("is too long for a number", begin)
+            number = float(text) if match[1] or match[2] else int(text)
+            if wrong := check_number(number, text[:40]):
+                raise self.fault(wrong, begin)
+            return number
+        if match := _WORD.match(self.text, begin):
+            if match[0] in _WORDS:
+                self.at = match.end()
+                return _WORDS[match[0]]
+            raise self.fault(f"{match[0][:40]} is not a word of JSON; text needs double quotes")
+        raise self.fault("expected a value" if begin < len(self.text) else "the document ends too early")
+
+    def taken(self, letter: str) -> bool:
+        self.skip_space()
+        found = self.text.startswith(letter, self.at)
+        self.at += found
+        return found
+
+    def skip_space(self) -> None:
+        match = _SPACE.match(self.text, self.at)
+        assert match is not None, "the pattern matches nothing too"
+        self.at = match.end()
+
+    def place(self, offset: int) -> Place:
+        line = bisect.bisect_right(self.lines, offset)
+        return Place(line, offset - self.lines[line - 1] + 1)
+
+    def fault(self, message: str, offset: int | None = None) -> DocumentError:
+        place = self.place(self.at if offset is None else offset)
+        return DocumentError(message, place, line_of(self.text, place.line))
