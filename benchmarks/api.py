@@ -22,8 +22,8 @@ from typing import Any
 
 import httpx2
 
-from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
+from muster.local.cluster import LocalCluster
 
 PAGES = 300
 HAND_OVER_SECONDS_MAX = 600.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from muster.contract.kubernetes import Connection
+from muster.kube.connection import Connection
 
 
 def requests(connection: Connection) -> Counter[str]:

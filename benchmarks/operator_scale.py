@@ -33,14 +33,18 @@ sys.path.insert(0, str(ROOT))
 
 from tests.cluster.controlplane import ControlPlane, missing  # noqa: E402
 
-from muster.contract.kubernetes import from_kubeconfig  # noqa: E402
+from muster.kube import paths  # noqa: E402
+from muster.kube.client import STRATEGIC, Client, Object  # noqa: E402
+from muster.kube.connection import from_kubeconfig  # noqa: E402
+from muster.kube.errors import ApiError  # noqa: E402
+from muster.kube.watch import (  # noqa: E402
+    ObjectCache,
+    Reflector,
+)
 from muster.operator.core.decision import CreateWorker  # noqa: E402
-from muster.operator.kubernetes import paths  # noqa: E402
-from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object  # noqa: E402
 from muster.operator.kubernetes.jobs import Jobs  # noqa: E402
 from muster.operator.kubernetes.render import Site, pin, render_pod  # noqa: E402
 from muster.operator.kubernetes.settings import TOLERATIONS  # noqa: E402
-from muster.operator.kubernetes.watch import ObjectCache, Reflector  # noqa: E402
 
 NAMESPACE = "scale"
 AT_ONCE = 64
@@ -411,7 +415,7 @@ def on_a_fresh_plane(folder: Path, nodes: int, way: Callable[[Client, ControlPla
     """What `way` found, and what it cost everybody, on a control plane that has seen nothing else."""
 
     async def measure() -> Object:
-        connection = from_kubeconfig(yaml.safe_load, plane.kubeconfig)
+        connection = from_kubeconfig(plane.kubeconfig)
         async with Client(connection, agent="benchmark", at_once=AT_ONCE * 2) as client:
             await set_up(client, nodes)
             costs = Costs(connection)

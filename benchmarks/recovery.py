@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
 from muster.contract.names import HEARTBEAT, STEP_LOG, Env
 from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase
 from muster.contract.spec import parse_job
 from muster.contract.status import JobStatus, Phase
+from muster.local.cluster import LocalCluster
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey
 

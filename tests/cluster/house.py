@@ -18,10 +18,11 @@ from tests.cluster.kubelet import Kubelets
 from tests.polling import eventually
 from tests.tidy.repository import ROOT
 
-from muster.contract.kubernetes import from_kubeconfig
 from muster.contract.names import Label
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import ApiError, Client, Object
+from muster.kube import paths
+from muster.kube.client import Client, Object
+from muster.kube.connection import from_kubeconfig
+from muster.kube.errors import ApiError
 
 T = TypeVar("T")
 SYSTEM = "muster-system"
@@ -36,7 +37,7 @@ class House:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.client = Client(from_kubeconfig(yaml.safe_load, plane.kubeconfig), agent="tests")
+        self.client = Client(from_kubeconfig(plane.kubeconfig), agent="tests")
         self.do(self.client.__aenter__())
         self.kubelets = Kubelets(self.client, folder / "pods")
         self.do(self.kubelets.serve_logs(plane.folder / "apiserver.crt", plane.folder / "apiserver.key"))

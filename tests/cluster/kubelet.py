@@ -22,9 +22,10 @@ from typing import Any
 
 from aiohttp import web
 
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object
-from muster.operator.kubernetes.watch import Reflector
+from muster.kube import paths
+from muster.kube.client import STRATEGIC, Client, Object
+from muster.kube.errors import ApiError
+from muster.kube.watch import Reflector
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_SECONDS = 1.5
@@ -173,7 +174,7 @@ class Kubelets:
     async def _renew(self) -> None:
         while True:
             for name in [name for name in self._nodes if name not in self.dark]:
-                with contextlib.suppress(ApiError, OSError, TimeoutError):
+                with contextlib.suppressOSError:
                     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
                     await self.client.patch(f"{LEASES}/{name}", {"spec": {"renewTime": stamp}})
             await asyncio.sleep(LEASE_SECONDS)  # not a wait: the beat of a kubelet

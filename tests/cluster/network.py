@@ -13,11 +13,10 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import yaml
 from tests.cluster.controlplane import ControlPlane
 
-from muster.contract.kubernetes import from_kubeconfig
-from muster.operator.kubernetes.client import ApiError, Client, Object
+from muster.kube.client import Client, Object
+from muster.kube.connection import from_kubeconfig
 
 # Of no Service, for their range ends before it.
 DNS = "10.97.1.1"
@@ -75,9 +74,9 @@ class Network:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _watch(self) -> None:
-        async with Client(from_kubeconfig(yaml.safe_load, self._plane.kubeconfig), agent="tests-network") as client:
+        async with Client(from_kubeconfig(self._plane.kubeconfig), agent="tests-network") as client:
             while True:
-                with contextlib.suppress(ApiError, OSError, TimeoutError):
+                with contextlib.suppressOSError:
                     services = (await client.get("/api/v1/services"))["items"]
                     pods = (await client.get("/api/v1/pods"))["items"]
                     await self._arrange(services, pods)

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from muster.contract.base import dump_json
-from muster.contract.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, WorkerExit
+from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.trainer.launch.report import leave_word, serve_reports
 
 FOLDER = Path(os.environ["MUSTER_WORKER_DIR"])

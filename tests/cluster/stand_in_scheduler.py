@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import itertools
 
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import ApiError, Client, Object
+from muster.kube import paths
+from muster.kube.client import Client, Object
 
 # schedulerName → (API of its PodGroup, where a pod names its group)
 KINDS = {
@@ -24,7 +24,7 @@ class StandInScheduler:
 
     async def run(self) -> None:
         while True:
-            with contextlib.suppress(ApiError, OSError, TimeoutError):
+            with contextlib.suppressOSError:
                 await self._look()
             await asyncio.sleep(0.1)  # not a wait: a scheduler looks again
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import time
@@ -23,10 +24,12 @@ from tests.unit.agent.mock_imds import ACTION, MockImds, mock_imds
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import chart, helm  # noqa: F401 - fixtures
 
-from muster.agent.node import ApiError, NodeApi
 from muster.contract.notices import AGENT_CONDITION, FAULT_CONDITION, NOTICES, TAINTS
 from muster.contract.signals import SignalKind
-from muster.operator.kubernetes import paths
+from muster.kube import paths
+from muster.kube.client import Client
+from muster.kube.connection import Connection, Credentials
+from muster.kube.errors import ApiError
 
 
 class Agent:
@@ -176,11 +179,16 @@ def test_the_policy_in_the_documents_confines_it_to_its_own_node(house: House, a
     path = f"{paths.core(SYSTEM, 'serviceaccounts', 'muster-agent')}/token"
     (account / "bound").write_text(house.do(house.client.create(path, request))["status"]["token"])
 
+    async def write(node: str) -> None:
+        tls = ssl.create_default_context(cafile=account / "ca.crt")
+        connection = Connection(house.plane.server, tls, Credentials(token_file=account / "bound"), SYSTEM)
+        async with Client(connection, "tests") as client:
+            change = {"metadata": {"annotations": {"muster.dev/try": str(time.monotonic())}}}
+            await client.patch(paths.node(node), change)
+
     def may_write(node: str) -> bool:
-        api = NodeApi(house.plane.server, node, account / "bound", account / "ca.crt")
-        change = {"metadata": {"annotations": {"muster.dev/try": str(time.monotonic())}}}
         try:
-            api.patch(change)
+            house.do(write(node))
         except ApiError as error:
             if error.status not in (403, 422):  # what a policy answers
                 raise

@@ -15,7 +15,7 @@ from tests.cluster.house import House, quick_job
 from tests.polling import eventually
 from tests.ports import free_port
 
-from muster.operator.kubernetes import paths
+from muster.kube import paths
 
 KIND = {"node.kubernetes.io/instance-type": "rest"}
 

@@ -6,8 +6,8 @@ import pytest
 from tests.cluster.house import House, quick_job
 from tests.polling import eventually
 
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import Object
+from muster.kube import paths
+from muster.kube.client import Object
 from muster.operator.kubernetes.render import CLAIMS_API
 
 SPACE = "devices"

@@ -6,7 +6,7 @@ import pytest
 from tests.cluster.house import House, quick_job
 from tests.polling import eventually
 
-from muster.operator.kubernetes import paths
+from muster.kube import paths
 
 
 @pytest.fixture(scope="module")

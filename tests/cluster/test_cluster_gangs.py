@@ -17,8 +17,8 @@ from tests.cluster.stand_in_scheduler import StandInScheduler
 from tests.polling import eventually
 from tests.tidy.repository import ROOT
 
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import Object
+from muster.kube import paths
+from muster.kube.client import Object
 
 # API schemas of other projects: test data that is not part of this one.
 SCHEMAS = Path(os.environ.get("MUSTER_TEST_CRDS", ROOT.parent / "shared" / "data" / "crds"))

@@ -8,8 +8,8 @@ from tests.cluster.house import House, quick_job
 from tests.cluster.kueue import Kueue
 from tests.polling import eventually
 
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import Object
+from muster.kube import paths
+from muster.kube.client import Object
 
 pytestmark = pytest.mark.skipif(bool(kueue.missing()), reason=kueue.missing() or "present")
 WORKLOADS = "kueue.x-k8s.io/v1beta2"

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.house import SYSTEM, House, quick_job
 from tests.polling import eventually
 
-from muster.operator.kubernetes import paths
+from muster.kube import paths
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from tests.cluster.house import House, quick_job
 from tests.cluster.proxy import Call, Proxy
 from tests.polling import eventually
 
-from muster.operator.kubernetes import paths
+from muster.kube import paths
 
 NODES = {"node.kubernetes.io/instance-type": "ops"}
 OPS = {"instanceTypes": ["ops"]}

@@ -6,7 +6,7 @@ import pytest
 from tests.cluster.house import House, quick_job
 from tests.polling import eventually
 
-from muster.operator.kubernetes import paths
+from muster.kube import paths
 
 TEXT = "A gang of workers marches on, and what it has learnt it commits before the next hill.\n"
 

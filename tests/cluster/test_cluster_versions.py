@@ -8,8 +8,9 @@ import pytest
 from tests.cluster.house import House, quick_job
 from tests.polling import eventually
 
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import ApiError, Object
+from muster.kube import paths
+from muster.kube.client import Object
+from muster.kube.errors import ApiError
 
 KIND = {"instanceTypes": ["versions"]}
 NEWER = (str(Path(__file__).with_name("newer_operator.py")),)

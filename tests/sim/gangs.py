@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from muster.contract.cluster import NotFound
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, Signal, WorkerExit
+from muster.local.cluster import NotFound
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.observed import WorkerState
 from tests.sim.physics import Process, SimJob, Training
@@ -95,7 +95,7 @@ class Gangs(Store):
             self._rendezvous(job, process.attempt, process.wanted)
 
     def current(self, job: SimJob, attempt: int) -> bool:
-        """muster.contract.fence, in this world."""
+        """muster.trainer.fence, in this world."""
         status = job.status
         over = (
             bool(status.attempts) and status.attempts[-1].number == attempt and status.attempts[-1].ended_at is not None

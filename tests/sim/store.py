@@ -10,9 +10,9 @@ import heapq
 import random
 from collections.abc import Callable
 
-from muster.contract.cluster import Conflict, NotFound
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
+from muster.local.cluster import Conflict, NotFound
 from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.observed import Reservation, Worker
 from muster.operator.world import FLEET

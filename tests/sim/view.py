@@ -10,9 +10,9 @@ import types
 from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, TypeVar
 
-from muster.contract.cluster import Conflict
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
+from muster.local.cluster import Conflict
 from muster.operator.core.decision import Action
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import Committed, Observed, Reservation

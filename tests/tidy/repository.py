@@ -7,7 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = ("services", "operator", "trainer_image")
-ROOMS = ("contract", "documents", "api", "cli", "agent", "operator", "trainer")
+# Rooms that others share, and by whom they are used: what they import must be in the extra of each.
+SHARED = {
+    "documents": ("api", "agent", "cli", "operator"),
+    "kube": ("api", "agent", "operator"),
+    "local": ("api", "cli", "operator", "trainer"),
+}
+ROOMS = ("contract", *SHARED, "api", "cli", "agent", "operator", "trainer")
 CODE_FOLDERS = (*SOURCE_ROOTS, "tests", "tools", "benchmarks", "migrations", "examples")
 
 

@@ -10,12 +10,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from tests.tidy.repository import ROOMS, ROOT, SOURCE_ROOTS, expect_none, imported_names, parse, plant, python_files
+from tests.tidy.repository import (
+    ROOMS,
+    ROOT,
+    SHARED,
+    SOURCE_ROOTS,
+    expect_none,
+    imported_names,
+    parse,
+    plant,
+    python_files,
+)
 
 # What may not even be loaded, however indirectly, by importing every module of the room.
 FOREIGN = {
     "contract": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml"),
     "documents": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2"),
+    "kube": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml"),
+    "local": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml", "aiohttp"),
     "api": ("torch", "numpy", "kubernetes", "typer", "transformers"),
     "cli": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "kubernetes", "transformers"),
     "agent": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "kubernetes"),
@@ -79,6 +91,9 @@ def undeclared_imports(root: Path, room: str, distributions: Mapping[str, Sequen
 
 
 def requirements(root: Path, room: str) -> set[str]:
+    """Distributions that are there where the room is; a shared room is where any of its users is."""
+    if room in SHARED:
+        return set.intersection(*(requirements(root, user) for user in SHARED[room]))
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *project["optional-dependencies"].get(room, [])]
     return {normal(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines}

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from muster.contract.cluster import Conflict, NotFound
 from muster.contract.status import JobStatus
+from muster.local.cluster import Conflict, NotFound
 from muster.operator.core.decision import Action
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import Observed, Reservation

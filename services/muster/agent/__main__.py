@@ -23,7 +23,6 @@ from muster.agent.gpus import Gpus
 from muster.agent.imds import Imds
 from muster.agent.kernel_log import KernelLog
 from muster.agent.metrics import Metrics
-from muster.agent.node import NodeObject, in_cluster
 from muster.agent.server import serve
 from muster.agent.source import Source, log
 from muster.agent.watching import Watching, boot_id, end_at_once, keep_file, keep_node
@@ -72,9 +71,7 @@ def watch(settings: settings_of.Settings, xids: Xids) -> int:
     if settings.folder is not None:
         keepers.append(threading.Thread(target=keep_file, args=(settings.folder, board, watching.stop), daemon=True))
     if settings.kubernetes:
-        host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-        node = NodeObject(in_cluster(settings.node, settings.service_account, host, port), boot_id())
-        arguments = (node, board, watching.stop, watching.acknowledge)
+        arguments = (settings.service_account, settings.node, board, watching.stop, watching.acknowledge)
         keepers.append(threading.Thread(target=keep_node, args=arguments, daemon=True))
     watching.start()
     for keeper in keepers:

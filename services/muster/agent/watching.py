@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -12,8 +13,10 @@ from typing import NoReturn
 
 from muster.agent import folder as folders
 from muster.agent.board import Board
-from muster.agent.node import ApiError, NodeObject
+from muster.agent.node import NodeObject
 from muster.agent.source import LogOnChange, Source
+from muster.kube.client import Client
+from muster.kube.connection import connect
 
 HEARTBEAT_SECONDS = 300.0  # of the Node's conditions: each is a write to etcd, seen by all who watch nodes
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
@@ -75,34 +78,54 @@ def keep_file(folder: Path, board: Board, stop: threading.Event) -> None:
             stop.wait(RETRY_SECONDS)
 
 
-def keep_node(node: NodeObject, board: Board, stop: threading.Event, acknowledge: Callable[[], None]) -> None:
+def keep_node(
+    service_account: Path, node: str, board: Board, stop: threading.Event, acknowledge: Callable[[], None]
+) -> None:
+    """`tell_node` in a thread of its own, once there is a service account to do it with."""
+
+    async def tell() -> None:
+        async with Client(connection, "muster-agent", at_once=1) as client:
+            await tell_node(NodeObject(client, node, boot_id()), board, stop, acknowledge)
+
+    changes = LogOnChange("kubernetes")
+    while not stop.is_set():
+        try:
+            connection = connect(service_account=service_account)
+        except OSError as error:
+            changes.say(f"the API server is not known: {error}; trying on")
+            stop.wait(RETRY_SECONDS_MAX)
+        else:
+            return asyncio.run(tell())
+
+
+async def tell_node(node: NodeObject, board: Board, stop: threading.Event, acknowledge: Callable[[], None]) -> None:
     """Until told to stop: write what changes, and a heartbeat; then say that nobody watches any more."""
     changes, version, retry, begun, due = LogOnChange("kubernetes"), -1, RETRY_SECONDS, False, 0.0
     while not stop.is_set():
         try:
             if not begun:
-                node.begin()
+                await node.begin()
                 board.put(INHERITED, node.inherited)
                 begun = True
-            seen = board.wait(version, min(1.0, max(0.0, due - time.monotonic())))
+            seen = await asyncio.to_thread(board.wait, version, min(1.0, max(0.0, due - time.monotonic())))
             if seen != version:
-                node.write(board.now())
+                await node.write(board.now())
                 version, due = seen, time.monotonic() + HEARTBEAT_SECONDS
             elif time.monotonic() >= due:
-                if node.settled():
+                if await node.settled():
                     board.put(INHERITED, ())
                     acknowledge()
-                node.confirm(board.now())
+                await node.confirm(board.now())
                 due = time.monotonic() + HEARTBEAT_SECONDS
             retry = RETRY_SECONDS
             changes.fine("the API server answers")
-        except (ApiError, OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError) as error:
             changes.say(f"the Node can't be written: {error}; trying on")
-            stop.wait(retry)
+            await asyncio.to_thread(stop.wait, retry)
             retry = min(2 * retry, RETRY_SECONDS_MAX)
     try:
-        node.confirm(board.now(), ready=False)
-    except (ApiError, OSError):
+        await node.confirm(board.now(), ready=False)
+    except OSError:
         pass  # the heartbeat's age says so too
 
 

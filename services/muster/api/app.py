@@ -41,10 +41,8 @@ from muster.api.tokens import routes as tokens
 from muster.api.tokens import service as token_service
 from muster.api.why import routes as why
 from muster.contract.base import Problem
-from muster.contract.cluster import LocalCluster
-from muster.contract.kubernetes import connect
 from muster.documents.prices import load_prices
-from muster.documents.reader import load_yaml
+from muster.local.cluster import LocalCluster
 
 log = structlog.get_logger("muster.api")
 
@@ -120,18 +118,21 @@ async def _reached(settings: Settings, database: Database, cluster: Cluster | No
     if cluster is not None or settings.cluster == "local":
         yield cluster or Local(LocalCluster(settings.layout.cluster))
         return
-    from muster.api.kubernetes_client import Client
     from muster.api.kubernetes_cluster import KubernetesCluster
+    from muster.kube.client import Client
+    from muster.kube.connection import connect
 
     async def live() -> set[str]:
         async with database.read() as session:
             return await live_in_cluster(session)
 
-    there = KubernetesCluster(Client(connect(load_yaml, settings.kubeconfig)), live, settings.layout)
-    try:
-        yield there
-    finally:
-        await there.close()
+    # Any number of connections: each log that is followed holds one.
+    async with Client(connect(settings.kubeconfig), "muster-api", at_once=0) as client:
+        there = KubernetesCluster(client, live, settings.layout)
+        try:
+            yield there
+        finally:
+            await there.close()
 
 
 def _assemble(settings: Settings, database: Database, cluster: Cluster, counted: Metrics, hub: Hub) -> Services:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from muster.contract.cluster import AlreadyExists, Conflict, LocalCluster, NotFound, RawChange
 from muster.contract.spec import JobSpec, TrainingJob
+from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound, RawChange
 
 _CONFLICTS_MAX = 20
 
@@ -66,7 +66,7 @@ class Cluster(Protocol):
 
 
 class Local:
-    """contract.cluster.LocalCluster, asked in a thread."""
+    """muster.local.LocalCluster, asked in a thread."""
 
     name = "local"
 

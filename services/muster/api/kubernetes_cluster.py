@@ -16,21 +16,22 @@ import structlog
 from pydantic import ValidationError
 
 from muster.api.cluster import Answer, Outcome, Wish
-from muster.api.kubernetes_client import ALL_JOBS, Client, ClusterError, Object, jobs_path
 from muster.api.pod_logs import PodLogs
 from muster.contract.base import dump, known_part
-from muster.contract.cluster import RawChange
-from muster.contract.kubernetes import seconds_of
 from muster.contract.layout import State
-from muster.contract.names import GROUP, KIND, VERSION, Label
+from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
 from muster.contract.spec import JobSpec, Metadata, TrainingJob
+from muster.kube import paths
+from muster.kube.client import Client, Object
+from muster.kube.errors import ApiError
+from muster.kube.timestamps import seconds_of
+from muster.kube.watch import Reflector
+from muster.local.cluster import RawChange
 
 log = structlog.get_logger("muster.api.kubernetes")
 
-RETRY_SECONDS = 2.0
 LISTED_SECONDS = 10.0
 CHANGES_MAX = 50_000  # kept for a mirror that is behind; past that it is given the present state instead
-FINALIZER = f"{GROUP}/gang"  # the operator's; set here it saves it a write
 
 
 class KubernetesCluster:
@@ -42,16 +43,17 @@ class KubernetesCluster:
         self._client, self._live = client, live
         self._logs = PodLogs(client, layout, lambda uid: self._jobs.get(uid))
         self._jobs: dict[str, Object] = {}  # by id
+        self._expected: set[str] = set()  # ids that were to be there when a list began
+        self._listing: list[Object] | None = None  # of a list that is not complete: its order is not that of versions
         self._changes: list[RawChange] = []
         self._version = 0
-        self._listed = asyncio.Event()
-        self._task = asyncio.create_task(self._follow(), name="trainingjobs")
+        self._reflector = Reflector(client, paths.JOBS, self, _on_error, before_list=self._expect)
+        self._task = asyncio.create_task(self._reflector.run(), name="trainingjobs")
 
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._logs.close()
-        await self._client.close()
 
     async def fulfil(self, wishes: Sequence[Wish]) -> list[Answer]:
         return [await self._fulfil(wish) for wish in wishes]
@@ -65,8 +67,8 @@ class KubernetesCluster:
             meta = item["metadata"]
             try:
                 body = {"preconditions": {"uid": meta["uid"]}}
-                await self._client.ask("DELETE", jobs_path(meta["namespace"], meta["name"]), body)
-            except ClusterError as error:
+                await self._client.delete(paths.job(meta["namespace"], meta["name"]), body)
+            except ApiError as error:
                 if error.status not in (404, 409):
                     raise
 
@@ -89,7 +91,7 @@ class KubernetesCluster:
 
     async def _have_listed(self) -> None:
         async with asyncio.timeout(LISTED_SECONDS):  # not wait_for: until Python 3.12 it swallows cancellations
-            await self._listed.wait()
+            await self._reflector.listed.wait()
 
     # --- wishes ---
 
@@ -108,11 +110,11 @@ class KubernetesCluster:
         }
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "spec": dump(wish.spec)}
         try:
-            self._note(await self._client.ask("POST", jobs_path(wish.namespace), body))
-        except ClusterError as error:
+            self._note(await self._client.create(paths.jobs(wish.namespace), body))
+        except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-            found = await self._client.ask("GET", jobs_path(wish.namespace, wish.name))
+            found = await self._client.get(paths.job(wish.namespace, wish.name))
             if id_of(found) != wish.uid:
                 return Answer(wish.uid, Outcome.NAME_HELD, id_of(found))
             return await self._update(wish)
@@ -120,10 +122,10 @@ class KubernetesCluster:
 
     async def _update(self, wish: Wish) -> Answer:
         """Change only what REST offers to change; the rest of the spec belongs to whoever edited it in the cluster."""
-        path = jobs_path(wish.namespace, wish.name)
+        path = paths.job(wish.namespace, wish.name)
         try:
-            item = await self._client.ask("GET", path)
-        except ClusterError as error:
+            item = await self._client.get(path)
+        except ApiError as error:
             if error.status != 404:
                 raise
             return Answer(wish.uid, Outcome.GONE)
@@ -133,54 +135,43 @@ class KubernetesCluster:
         if any(item["spec"].get(key, False) != value for key, value in wanted.items()):
             # With the uid, so that another object of that name is never changed.
             change = {"metadata": {"uid": item["metadata"]["uid"]}, "spec": wanted}
-            self._note(await self._client.ask("PATCH", path, change))
+            self._note(await self._client.patch(path, change))
         return Answer(wish.uid, Outcome.DONE)
 
-    # --- news ---
+    # --- news, from the reflector ---
 
-    async def _follow(self) -> None:
-        version = ""
-        while True:
-            try:
-                version = version or await self._list()
-                async for event in self._client.watch(ALL_JOBS, version):
-                    item = event["object"]
-                    if event["type"] == "ERROR":
-                        raise ClusterError(item.get("code", 500), item.get("reason", ""), item.get("message", ""))
-                    if event["type"] == "DELETED":
-                        self._gone(item)
-                    elif event["type"] != "BOOKMARK":
-                        self._note(item)
-                    version = item["metadata"]["resourceVersion"]
-            except TimeoutError:
-                continue  # silent: open it again where it ended
-            except (OSError, ValueError) as error:
-                if isinstance(error, ClusterError) and error.status == 410:
-                    version = ""
-                    continue
-                log.warning("the watch of TrainingJobs failed and is opened again", error=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
+    async def _expect(self) -> None:
+        """Before the list: a job that is made meanwhile is not missed in it."""
+        self._expected, self._listing = await self._live(), []
 
-    async def _list(self) -> str:
-        items: list[Object] = []
-        following, version = "", "0"
-        while True:
-            query = {"limit": "500"} | ({"continue": following} if following else {})
-            page = await self._client.ask("GET", ALL_JOBS, None, **query)
-            items += page.get("items") or ()
-            version = str(page["metadata"]["resourceVersion"])
-            if not (following := page["metadata"].get("continue", "")):
-                break
-        for item in sorted(items, key=_version_of):
+    def put(self, item: Object) -> None:
+        if self._listing is None:
             self._note(item)
-        present = {id_of(item) for item in items}
+        else:
+            self._listing.append(item)
+
+    def drop(self, item: Object) -> None:
+        uid = id_of(item)
+        self._jobs.pop(uid, None)
+        self._logs.remove(uid)
+        self._append(RawChange(_version_of(item), uid, time.time(), True, json.dumps(_status(item))))
+
+    def keep_only(self, uids: set[str]) -> None:
+        version = int(self._reflector.version or 0)
+        for item in sorted(self._listing or (), key=_version_of):
+            self._note(item)
+        self._listing = None
+        # What was made since is newer than the list.
+        present = {
+            uid for uid, item in self._jobs.items() if item["metadata"]["uid"] in uids or _version_of(item) > version
+        }
         self._logs.keep_only(present)
-        for uid in (await self._live() | self._jobs.keys()) - present:
+        for uid in (self._expected | self._jobs.keys()) - present:
             last = self._jobs.pop(uid, {})
-            self._append(RawChange(int(version), uid, time.time(), True, json.dumps(last.get("status") or {})))
-        self._version = max(self._version, int(version))
-        self._listed.set()
-        return version
+            self._append(RawChange(version, uid, time.time(), True, json.dumps(last.get("status") or {})))
+        self._version = max(self._version, version)
+
+    # --- changes ---
 
     def _note(self, item: Object) -> None:
         """A version of a job, once. One that nobody has looked at yet is no change of its status."""
@@ -193,12 +184,6 @@ class KubernetesCluster:
         if known is None or known.get("status") != item.get("status"):
             self._append(RawChange(version, uid, time.time(), False, json.dumps(_status(item))))
 
-    def _gone(self, item: Object) -> None:
-        uid = id_of(item)
-        self._jobs.pop(uid, None)
-        self._logs.remove(uid)
-        self._append(RawChange(_version_of(item), uid, time.time(), True, json.dumps(_status(item))))
-
     def _append(self, change: RawChange) -> None:
         self._changes.append(change)
         if len(self._changes) > 1 and self._changes[-2].version > change.version:
@@ -207,6 +192,10 @@ class KubernetesCluster:
         if len(self._changes) > CHANGES_MAX:
             newest = {each.uid: each for each in self._changes}
             self._changes = sorted(newest.values(), key=lambda each: each.version)
+
+
+def _on_error(path: str, error: Exception) -> None:
+    log.warning("the watch of TrainingJobs failed and is opened again", path=path, error=str(error))
 
 
 def id_of(item: Object) -> str:

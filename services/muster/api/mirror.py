@@ -24,9 +24,9 @@ from muster.api.jobs import repository as jobs
 from muster.api.observability import Metrics
 from muster.api.tables import AttemptRow, JobRow, MirrorRow
 from muster.contract.base import dump
-from muster.contract.cluster import RawChange
 from muster.contract.spec import TrainingJob
 from muster.contract.status import JobStatus, Phase
+from muster.local.cluster import RawChange
 
 log = structlog.get_logger("muster.api.mirror")
 

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import structlog
 
-from muster.api.kubernetes_client import Client, ClusterError, Object
 from muster.contract.layout import State
 from muster.contract.names import LOG, STEP_LOG, worker_name
+from muster.kube import paths
+from muster.kube.client import Client, Object
+from muster.kube.errors import ApiError
 
 log = structlog.get_logger("muster.api.kubernetes")
 
@@ -101,7 +103,7 @@ class PodLogs:
                         copy.add(piece)
                         self._heard[key].set()
                     return
-                except ClusterError as error:
+                except ApiError as error:
                     if error.status == 403:
                         log.warning("logs of pods can't be read: the role lacks `get pods/log`", error=str(error))
                         return
@@ -120,7 +122,7 @@ class PodLogs:
         if item is None or status.get("attempt") != key[1] or status.get("phase") not in _ALIVE:
             return None
         meta = item["metadata"]
-        return f"/api/v1/namespaces/{meta['namespace']}/pods/{worker_name(meta['name'], key[1], key[2])}/log"
+        return f"{paths.core(meta['namespace'], 'pods', worker_name(meta['name'], key[1], key[2]))}/log"
 
     def _keep_tail(self, uid: str, failure: Object) -> None:
         tail, attempt, worker = failure.get("logTail"), failure.get("attempt"), failure.get("worker")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
 from muster.contract.status import Phase
+from muster.local.cluster import LocalCluster
 
 _WITH_WORKERS = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
 

@@ -8,6 +8,9 @@ from enum import IntEnum
 GROUP = "muster.dev"
 VERSION = "v1alpha1"
 KIND = "TrainingJob"
+FINALIZER = (
+    f"{GROUP}/gang"  # on a TrainingJob until its gang is gone; set by whoever makes the job, else by the operator
+)
 
 # A job's name becomes part of pod and host names (`<job>-<attempt>-<worker>`), which end at 63 characters.
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
@@ -26,7 +29,7 @@ class Env:
     WORKER_DIR = "MUSTER_WORKER_DIR"  # heartbeats, exit record and dumps of this worker
     CACHE_DIR = "MUSTER_CACHE_DIR"  # prepared token stores, shared by the jobs of a node
     DEVICE = "MUSTER_DEVICE"  # cpu or cuda; unset: cuda where this worker sees a GPU for each of its ranks
-    FENCE = "MUSTER_FENCE"  # where the job's current attempt is written (see fence.py)
+    FENCE = "MUSTER_FENCE"  # where the job's current attempt is written (see trainer/fence.py)
 
 
 class Label:

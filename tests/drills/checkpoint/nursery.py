@@ -94,10 +94,10 @@ def _live(rank: int, order: dict[str, Any]) -> int:
 
 def _train(order: dict[str, Any], note: Any) -> int:
     """Resume, then train and save; every claim is noted as it is made."""
-    from muster.contract.fence import StaleAttempt
     from muster.contract.spec import Keep
     from muster.trainer.checkpoint import Saver, TrainState, resume
     from muster.trainer.errors import StorageError
+    from muster.trainer.fence import StaleAttempt
 
     model, optimizer = gang.build(SHARD if order["world"] > 1 else "none", seed=0)
     start = 0

@@ -23,11 +23,11 @@ from tests.ports import free_port
 from muster.cli import processes as platform_processes
 from muster.cli.address import Server
 from muster.cli.client import Client
-from muster.contract.cluster import Change, LocalCluster
 from muster.contract.layout import State
 from muster.contract.names import HEARTBEAT, STEP_LOG
 from muster.contract.signals import Heartbeat, StepRecord
 from muster.contract.status import JobStatus
+from muster.local.cluster import Change, LocalCluster
 from muster.operator.local import processes
 from muster.operator.local.processes import WorkerKey
 

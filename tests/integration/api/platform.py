@@ -23,9 +23,9 @@ from muster.api.services import Services
 from muster.api.settings import Settings
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key
-from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
 from muster.contract.status import JobStatus, Phase
+from muster.local.cluster import LocalCluster
 
 Answer = TypeVar("Answer")
 BASE = "http://127.0.0.1:8642"

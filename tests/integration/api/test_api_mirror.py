@@ -14,10 +14,10 @@ from tests.integration.api.platform import Platform, document, platform, until
 
 from muster.api.cluster import Answer, Local, Wish
 from muster.api.jobs.submission import parse_submission
-from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
 from muster.contract.signals import Cause
 from muster.contract.status import Attempt, CheckpointStatus, ExcludedNode, Failure, Phase, Progress
+from muster.local.cluster import LocalCluster
 
 
 async def story(here: Platform, uid: str) -> None:

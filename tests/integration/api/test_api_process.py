@@ -22,8 +22,8 @@ import pytest
 from tests.integration.api.platform import document
 from tests.polling import eventually
 
-from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
+from muster.local.cluster import LocalCluster
 
 COMMAND = [sys.executable, "-m", "muster.api"]
 

@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 from tests.polling import eventually
 
-from muster.contract.cluster import LocalCluster, NotFound
 from muster.contract.layout import State
 from muster.contract.spec import parse_job
 from muster.contract.status import JobStatus, Phase
+from muster.local.cluster import LocalCluster, NotFound
 from muster.operator.local import processes
 
 FAKE = (sys.executable, "-S", str(Path(__file__).with_name("fake_worker.py")))

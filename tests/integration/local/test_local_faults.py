@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.integration.local.house import FAKE, House
 
-from muster.contract.cluster import LocalCluster
 from muster.contract.status import JobStatus, Phase
+from muster.local.cluster import LocalCluster
 from muster.operator.local import processes
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld

@@ -14,11 +14,11 @@ import pytest
 from tests.integration.trainer.gangs import ARCHITECTURE, Gang, Job, Part, samples, train_many, training, write_corpus
 from tests.polling import eventually
 
-from muster.contract.cluster import LocalCluster
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, RankFailure
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
+from muster.local.cluster import LocalCluster
 from muster.trainer.convert import generate
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.

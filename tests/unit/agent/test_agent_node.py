@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import threading
@@ -12,7 +13,7 @@ from tests.polling import eventually
 
 from muster.agent import watching
 from muster.agent.board import Board
-from muster.agent.node import ApiError, NodeObject
+from muster.agent.node import NodeObject
 from muster.contract.base import dump_json
 from muster.contract.notices import (
     AGENT_CONDITION,
@@ -24,6 +25,8 @@ from muster.contract.notices import (
     Remedy,
 )
 from muster.contract.signals import SignalKind
+from muster.kube.client import MERGE, STRATEGIC
+from muster.kube.errors import ApiError
 
 SPOT, FAULT, DRAIN = (TAINTS[kind] for kind in (SignalKind.SPOT_NOTICE, SignalKind.GPU_FAULT, SignalKind.NODE_DRAIN))
 OTHERS = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
@@ -43,19 +46,22 @@ class FakeApi:
         self.down = False
         self.writes: list[dict[str, Any]] = []
 
-    def get(self) -> dict[str, Any]:
+    async def get(self, path: str) -> dict[str, Any]:
         if self.down:
-            raise ApiError(0, "connection refused")
+            raise ConnectionRefusedError("connection refused")
         return copy.deepcopy(self.item)
 
-    def patch(self, change: dict[str, Any]) -> dict[str, Any]:
+    async def patch(self, path: str, change: dict[str, Any], kind: str = MERGE) -> dict[str, Any]:
+        if path.endswith("/status"):
+            assert kind == STRATEGIC, "conditions are merged by their type"
+            return await self._patch_status(path, change)
         meta = self.item["metadata"]
         if self.conflicts and "spec" in change:
             self.conflicts -= 1
             self._bump()
         wanted = change["metadata"].get("resourceVersion", meta["resourceVersion"])
         if self.down or wanted != meta["resourceVersion"]:
-            raise ApiError(409, "the object has been modified")
+            raise ApiError(409, "Conflict", "the object has been modified")
         self.writes.append(change)
         for key, value in change["metadata"].get("annotations", {}).items():
             if value is None:
@@ -64,15 +70,15 @@ class FakeApi:
                 meta["annotations"][key] = value
         self.item["spec"]["taints"] = change.get("spec", self.item["spec"])["taints"]
         self._bump()
-        return self.get()
+        return await self.get(path)
 
-    def patch_status(self, change: dict[str, Any]) -> dict[str, Any]:
+    async def _patch_status(self, path: str, change: dict[str, Any]) -> dict[str, Any]:
         if self.down:
-            raise ApiError(0, "connection refused")
+            raise ConnectionRefusedError("connection refused")
         kept = {entry["type"]: entry for entry in self.item["status"]["conditions"]}
         kept |= {entry["type"]: entry for entry in change["status"]["conditions"]}
         self.item["status"]["conditions"] = list(kept.values())
-        return self.get()
+        return await self.get(path)
 
     @property
     def taints(self) -> set[str]:
@@ -98,16 +104,16 @@ def told(*notices: Notice, boot: str = "boot-1") -> NodeNotices:
     return NodeNotices(node="n", at=6.0, boot_id=boot, notices=notices)
 
 
-def begun(api: FakeApi, boot: str = "boot-1") -> NodeObject:
-    node = NodeObject(api, boot)  # type: ignore[arg-type]
-    node.begin()
+async def begun(api: FakeApi, boot: str = "boot-1") -> NodeObject:
+    node = NodeObject(api, "n", boot)  # type: ignore[arg-type]
+    await node.begin()
     return node
 
 
-def test_a_notice_becomes_taint_annotation_and_condition_and_goes_again() -> None:
+async def test_a_notice_becomes_taint_annotation_and_condition_and_goes_again() -> None:
     api = FakeApi()
-    node = begun(api)
-    node.write(told(GOING, GPU))
+    node = await begun(api)
+    await node.write(told(GOING, GPU))
     assert api.taints == {"nvidia.com/gpu", SPOT, FAULT}
     ours = [taint for taint in api.item["spec"]["taints"] if taint["key"] == FAULT]
     assert ours == [{"key": FAULT, "value": "reboot", "effect": "NoSchedule"}]
@@ -116,7 +122,7 @@ def test_a_notice_becomes_taint_annotation_and_condition_and_goes_again() -> Non
     assert (fault["status"], fault["reason"], fault["message"]) == ("True", "Drain", "because; because")
     assert api.condition(AGENT_CONDITION)["status"] == "True"
     assert api.condition("Ready")["status"] == "True"
-    node.write(told())
+    await node.write(told())
     assert api.taints == {"nvidia.com/gpu"}
     assert NOTICES not in api.item["metadata"]["annotations"]
     assert api.condition(FAULT_CONDITION)["status"] == "False"
@@ -130,34 +136,34 @@ def test_a_notice_becomes_taint_annotation_and_condition_and_goes_again() -> Non
         notice(SignalKind.GPU_FAULT, Remedy.RECORD),
     ],
 )
-def test_what_keeps_nobody_out_is_no_taint(found: Notice) -> None:
+async def test_what_keeps_nobody_out_is_no_taint(found: Notice) -> None:
     api = FakeApi()
-    begun(api).write(told(found))
+    await (await begun(api)).write(told(found))
     assert api.taints == {"nvidia.com/gpu"}
     assert NOTICES in api.item["metadata"]["annotations"]
 
 
-def test_somebody_else_may_write_at_the_same_time() -> None:
+async def test_somebody_else_may_write_at_the_same_time() -> None:
     api = FakeApi()
     api.conflicts = 2
-    node = begun(api)
-    node.write(told(GPU))
+    node = await begun(api)
+    await node.write(told(GPU))
     assert api.taints == {"nvidia.com/gpu", FAULT}
     api.conflicts = 3
     with pytest.raises(ApiError):
-        node.write(told())
+        await node.write(told())
 
 
-def test_a_taint_that_a_person_removes_stays_removed() -> None:
+async def test_a_taint_that_a_person_removes_stays_removed() -> None:
     api = FakeApi()
-    node = begun(api)
-    node.write(told(GPU))
-    assert not node.settled()
+    node = await begun(api)
+    await node.write(told(GPU))
+    assert not await node.settled()
     api.item["spec"]["taints"] = [OTHERS]
-    node.confirm(told(GPU))
+    await node.confirm(told(GPU))
     assert api.taints == {"nvidia.com/gpu"}, "a heartbeat does not bring it back"
-    assert node.settled()
-    assert not node.settled()
+    assert await node.settled()
+    assert not await node.settled()
 
 
 @pytest.mark.parametrize(
@@ -171,25 +177,25 @@ def test_a_taint_that_a_person_removes_stays_removed() -> None:
         (notice(SignalKind.GPU_FAULT, Remedy.RESTART), "boot-1", ()),
     ],
 )
-def test_what_an_agent_before_us_left(left: Notice, boot: str, inherited: tuple[Notice, ...]) -> None:
+async def test_what_an_agent_before_us_left(left: Notice, boot: str, inherited: tuple[Notice, ...]) -> None:
     taints = [{"key": TAINTS[left.kind], "effect": "NoSchedule"}] if left.keeps_out else []
     api = FakeApi(*taints, annotation=dump_json(told(left)))
-    node = begun(api, boot)
+    node = await begun(api, boot)
     assert node.inherited == inherited
-    node.write(told(*node.inherited))
+    await node.write(told(*node.inherited))
     assert api.taints == {"nvidia.com/gpu"} | {TAINTS[found.kind] for found in inherited}
 
 
-def test_a_taint_removed_while_nobody_watched_is_settled() -> None:
-    assert begun(FakeApi(annotation=dump_json(told(GPU)))).inherited == ()
+async def test_a_taint_removed_while_nobody_watched_is_settled() -> None:
+    assert (await begun(FakeApi(annotation=dump_json(told(GPU))))).inherited == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": 1}'])
-def test_an_annotation_that_makes_no_sense_is_replaced(text: str) -> None:
+async def test_an_annotation_that_makes_no_sense_is_replaced(text: str) -> None:
     api = FakeApi({"key": FAULT, "effect": "NoSchedule"}, annotation=text)
-    node = begun(api)
+    node = await begun(api)
     assert node.inherited == ()
-    node.write(told())
+    await node.write(told())
     assert api.taints == {"nvidia.com/gpu"}
 
 
@@ -200,8 +206,8 @@ def test_an_api_server_that_is_away_is_tried_again(
     monkeypatch.setattr(watching, "HEARTBEAT_SECONDS", 0.05)
     api, board, stop, acknowledged = FakeApi(), Board("n", "boot-1"), threading.Event(), threading.Event()
     api.down = True
-    node = NodeObject(api, "boot-1")  # type: ignore[arg-type]
-    keeper = threading.Thread(target=watching.keep_node, args=(node, board, stop, acknowledged.set))
+    node = NodeObject(api, "n", "boot-1")  # type: ignore[arg-type]
+    keeper = threading.Thread(target=asyncio.run, args=(watching.tell_node(node, board, stop, acknowledged.set),))
     keeper.start()
     try:
         board.put("xid", (GPU,))

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from tests.unit.kubernetes.making import JOB_UID, make_job, pod_item
 
+from muster.kube.client import Client
 from muster.operator.kubernetes import observe
-from muster.operator.kubernetes.client import Client
 from muster.operator.kubernetes.creation import Creator
 from muster.operator.kubernetes.jobs import Jobs
 from muster.operator.kubernetes.pods import Pods, read_pod

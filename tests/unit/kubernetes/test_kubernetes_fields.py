@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.kubernetes.making import ended, pod_item
 
-from muster.operator.kubernetes.fields import decoder
+from muster.kube.fields import decoder
 from muster.operator.kubernetes.pods import FIELDS, read_pod
 
 EXTRA = {"managedFields": [{"manager": "muster-operator"}], "annotations": {"a": "b"}}

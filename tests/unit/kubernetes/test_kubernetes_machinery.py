@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.unit.kubernetes.making import job_item, pod_item
 
-from muster.contract import kubernetes
-from muster.contract.kubernetes import Credentials, NoCluster, from_kubeconfig
 from muster.contract.status import Phase
+from muster.kube import connection as kubernetes
+from muster.kube.connection import Credentials, from_kubeconfig
+from muster.kube.errors import ApiError, NoCluster
 from muster.operator.core.observed import Reservation
-from muster.operator.kubernetes.client import ApiError
 from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import Jobs
 from muster.operator.kubernetes.leader import LEASE_SECONDS, Leader, LeadershipLost
@@ -224,8 +224,8 @@ def test_a_kubeconfig_is_read_and_a_broken_one_named(tmp_path: Path) -> None:
         "users": [{"name": "u", "user": {"token": base64.b64encode(b"x").decode()}}],
     }
     path.write_text(json.dumps(document))
-    connection = from_kubeconfig(json.loads, path)
+    connection = from_kubeconfig(path)
     assert (connection.server, connection.namespace) == ("https://host:6443", "team")
     path.write_text("{}")
     with pytest.raises(NoCluster, match="no kubeconfig with a current context"):
-        from_kubeconfig(json.loads, path)
+        from_kubeconfig(path)

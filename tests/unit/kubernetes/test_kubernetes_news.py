@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from tests.unit.kubernetes.making import JOB_UID, ended, job_item, pod_item
 
+from muster.contract.names import FINALIZER
 from muster.contract.status import JobStatus, Phase
-from muster.operator.kubernetes.jobs import FINALIZER, Jobs
+from muster.operator.kubernetes.jobs import Jobs
 from muster.operator.kubernetes.pods import Pods
 
 MADE: dict[str, Any] = {"spec": {"nodeName": ""}, "status": {"phase": "Pending", "podIP": "", "containerStatuses": []}}

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.kubernetes.making import make_job, node_item, pod_item
 
 from muster.contract.base import dump_json
-from muster.contract.kubernetes import seconds_of
 from muster.contract.notices import AGENT_CONDITION, NOTICES, TAINTS, NodeNotices, Notice, Remedy
 from muster.contract.signals import Signal, SignalKind
+from muster.kube.timestamps import seconds_of
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.nodes import AGENT_SILENT_SECONDS, Nodes, read_node

@@ -6,9 +6,10 @@ from typing import Any, cast
 import pytest
 from tests.unit.kubernetes.making import JOB_UID, job_item
 
+from muster.contract.names import FINALIZER
 from muster.contract.status import JobStatus, Phase
-from muster.operator.kubernetes.client import ApiError, Client
-from muster.operator.kubernetes.jobs import FINALIZER
+from muster.kube.client import Client
+from muster.kube.errors import ApiError
 from muster.operator.kubernetes.render import Site
 from muster.operator.kubernetes.world import KubernetesWorld
 from muster.operator.world import Conflict

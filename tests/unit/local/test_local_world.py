@@ -15,12 +15,12 @@ import pytest
 from tests.polling import eventually
 
 from muster.contract.base import dump_json
-from muster.contract.cluster import Conflict
 from muster.contract.names import Env
 from muster.contract.notices import NOTICES_ENV
 from muster.contract.signals import WorkerExit
 from muster.contract.spec import Runtime, TrainingJob, WorkerConfig, parse_job
 from muster.contract.status import GangStatus, JobStatus, Phase
+from muster.local.cluster import Conflict
 from muster.operator.core.decision import CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.observed import Observed, Reservation, Worker, WorkerState, from_json, to_json
 from muster.operator.local import processes
@@ -327,7 +327,7 @@ async def test_the_fleet_follows_what_is_written(house: House) -> None:
 async def test_a_job_that_a_newer_muster_wrote_is_left_alone(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     await house.world.fleet()
     broken = house.job.status.model_dump(mode="json") | {"phase": "Hovering"}
-    monkeypatch.setattr("muster.contract.cluster.dump_json", lambda status: json.dumps(broken))
+    monkeypatch.setattr("muster.local.cluster.dump_json", lambda status: json.dumps(broken))
     house.world.cluster.write_status(house.uid, JobStatus(), house.job.metadata.resource_version)
     with pytest.raises(Unreadable, match="written by a newer Muster"):
         await house.world.observe(house.uid)

@@ -16,7 +16,7 @@ from torch import nn
 
 from muster.contract.names import HEARTBEAT
 from muster.contract.signals import Heartbeat, TrainerPhase
-from muster.contract.stopped import is_stopped
+from muster.local.processes import is_stopped
 from muster.trainer.errors import NumericError
 from muster.trainer.files import write_whole
 from muster.trainer.launch.stack_dumps import DUMP_SIGNAL, STACKS, dump

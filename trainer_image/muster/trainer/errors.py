@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from muster.contract.fence import StaleAttempt
 from muster.contract.names import ExitCode
+from muster.trainer.fence import StaleAttempt
 
 __all__ = ["NumericError", "OutOfMemory", "PeerLost", "StaleAttempt", "StorageError", "UserError", "exit_code"]
 

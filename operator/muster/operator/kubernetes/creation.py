@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import aiohttp
-
 from muster.contract.names import Label, worker_name
 from muster.contract.status import Phase
+from muster.kube import paths
+from muster.kube.client import METADATA, STRATEGIC, Client, Object
+from muster.kube.errors import ApiError
 from muster.operator.core.decision import CreateWorker
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import METADATA, STRATEGIC, ApiError, Client, Object
 from muster.operator.kubernetes.gangs.choice import gang_ref
 from muster.operator.kubernetes.gangs.protocol import Gang, GangRef
 from muster.operator.kubernetes.jobs import Job, Jobs
@@ -197,7 +196,7 @@ class Creator:
         try:
             ref = gang_ref(job)
             await self._prepare(job, gang, ref)
-        except (ApiError, OSError, aiohttp.ClientError, TimeoutError, Unrenderable) as error:
+        except (OSError, Unrenderable) as error:
             order.refused = dict.fromkeys(wanted, str(error)[:500] or repr(error))
             return
         # What is there is not made again: even a refused request counts against a quota for a while.
@@ -253,7 +252,7 @@ class Creator:
             if error.reason != "AlreadyExists":
                 return _Refusal(error.message[:500])
             return await self._found(job, action)
-        except (OSError, aiohttp.ClientError, TimeoutError, Unrenderable) as error:
+        except (OSError, Unrenderable) as error:
             return f"{error}"[:500] or repr(error)
         assert pod is not None, "we made its labels"
         self._pods.keep(pod)

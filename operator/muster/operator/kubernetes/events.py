@@ -10,16 +10,14 @@ import itertools
 import time
 from datetime import UTC, datetime
 
-import aiohttp
-
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.status import JobStatus, Phase
+from muster.kube import paths
+from muster.kube.client import Client, Object
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code
 from muster.operator.core.conditions import TRAINING_CONDITIONS
 from muster.operator.core.decision import Decision
 from muster.operator.core.observed import Observed
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import ApiError, Client, Object
 from muster.operator.runner import Listener
 
 QUEUED_MAX = 1_000
@@ -93,7 +91,7 @@ class Events(Listener):
             body = await self._queue.get()
             try:
                 await self._client.create(paths.group(_API, body["metadata"]["namespace"], "events"), body)
-            except (ApiError, OSError, aiohttp.ClientError, TimeoutError):
+            except OSError:
                 continue  # its namespace may be going away
 
 

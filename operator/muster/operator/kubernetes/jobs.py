@@ -13,14 +13,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from muster.contract.base import InvalidDocument, known_part, parse
-from muster.contract.kubernetes import seconds_of
-from muster.contract.names import GROUP, Label
+from muster.contract.names import Label
 from muster.contract.spec import JobSpec
 from muster.contract.status import STATUS_VERSION, GangStatus, JobStatus, Phase
+from muster.kube.client import Object
+from muster.kube.timestamps import seconds_of
 from muster.operator.core.fleet import JobSummary
-from muster.operator.kubernetes.client import Object
 
-FINALIZER = f"{GROUP}/gang"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 M = TypeVar("M", bound=BaseModel)

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-import aiohttp
-
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import ApiError, Client, Object
+from muster.kube import paths
+from muster.kube.client import Client, Object
+from muster.kube.errors import ApiError
 
 NAME = "muster-operator"
 # Long enough for an API server that has too much to do. Workers need no operator meanwhile, and one that is told to
@@ -49,7 +48,7 @@ class Leader:
             try:
                 if await self._try():
                     return
-            except (ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
+            except OSError as error:
                 self._waiting(f"nobody: {error}")
             holder = self._holder()
             if holder != told:
@@ -68,7 +67,7 @@ class Leader:
                 async with asyncio.timeout(TRY_SECONDS):  # not wait_for: until 3.12 it swallows cancellations
                     await self._renew()
                 renewed, pause = time.monotonic(), RENEW_SECONDS
-            except (ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
+            except OSError as error:
                 pause = RETRY_SECONDS
                 if (seconds := time.monotonic() - renewed) > GIVE_UP_SECONDS:
                     raise LeadershipLost(f"the lease could not be renewed for {seconds:.0f} s: {error!r}") from error
@@ -80,7 +79,7 @@ class Leader:
         try:
             async with asyncio.timeout(2.0):
                 await self._write(self._lease, holder="")
-        except (ApiError, OSError, aiohttp.ClientError, TimeoutError):
+        except OSError:
             pass
 
     async def _try(self) -> bool:

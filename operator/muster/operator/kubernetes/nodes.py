@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 
 from muster.contract import notices as agents
-from muster.contract.kubernetes import seconds_of
 from muster.contract.signals import SignalKind
+from muster.kube.client import Object
+from muster.kube.timestamps import seconds_of
 from muster.operator.core import placement
 from muster.operator.core.fleet import CapacityType, Node
 from muster.operator.core.observed import Reservation
-from muster.operator.kubernetes.client import Object
 
 GPU = "nvidia.com/gpu"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from muster.contract.kubernetes import seconds_of
 from muster.contract.names import Label
-from muster.operator.kubernetes.client import Object
-from muster.operator.kubernetes.fields import Fields
+from muster.kube.client import Object
+from muster.kube.fields import Fields
+from muster.kube.timestamps import seconds_of
 
 TRAINER = "trainer"  # the container that trains
 # Waiting reasons that pass by themselves; any other one is worth telling.

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from muster.kube import paths
+from muster.kube.client import Client
+from muster.kube.errors import ApiError
 from muster.operator.core.decision import RemoveWorker
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import ApiError, Client
 from muster.operator.kubernetes.gangs.choice import release_pod
 from muster.operator.kubernetes.pods import Pod, Pods
 

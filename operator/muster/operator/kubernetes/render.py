@@ -14,10 +14,10 @@ from muster.contract.base import dump_json
 from muster.contract.names import GROUP, KIND, VERSION, Env, Label, worker_name
 from muster.contract.notices import NOTICES_ENV
 from muster.contract.spec import WorkerConfig, past_of
+from muster.kube.client import Object
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.placement import quantity
 from muster.operator.kubernetes import network
-from muster.operator.kubernetes.client import Object
 from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.nodes import GPU
 from muster.operator.kubernetes.pods import TRAINER

@@ -10,9 +10,10 @@ import zlib
 
 from pydantic import TypeAdapter, ValidationError
 
+from muster.kube import paths
+from muster.kube.client import Client, Object
+from muster.kube.errors import ApiError
 from muster.operator.core.observed import Reservation
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import ApiError, Client, Object
 from muster.operator.world import Conflict, Reservations, Unreadable
 
 NAME = "muster-reservations"

@@ -21,10 +21,10 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from muster.contract.kubernetes import Connection, NoCluster, connect
 from muster.documents.prices import load_prices
-from muster.documents.reader import load_yaml
-from muster.operator.kubernetes.client import Client
+from muster.kube.client import Client
+from muster.kube.connection import Connection, connect
+from muster.kube.errors import NoCluster
 from muster.operator.kubernetes.events import Events
 from muster.operator.kubernetes.leader import Leader, LeadershipLost
 from muster.operator.kubernetes.settings import KubernetesSettings
@@ -65,7 +65,7 @@ def main(words: Sequence[str]) -> int:
         return BAD_USAGE
     set_up_logs(settings.log_format, settings.log_level)
     try:
-        connection = connect(load_yaml, settings.kubeconfig)
+        connection = connect(settings.kubeconfig)
     except (NoCluster, OSError) as error:
         print(f"muster-operator: {error}", file=sys.stderr)
         return NO_CLUSTER
@@ -92,7 +92,10 @@ async def _operate(settings: KubernetesSettings, connection: Connection) -> None
     identity = settings.identity
     try:
         # The lease has a connection of its own: it must not wait behind a thousand pods that are being made.
-        async with Client(connection) as client, Client(connection, at_once=2) as own:
+        async with (
+            Client(connection, "muster-operator") as client,
+            Client(connection, "muster-operator", at_once=2) as own,
+        ):
             metrics.registry.register(_Calls(client))
             leader = Leader(own, namespace, identity, lambda who: log.info("waiting to lead", leader=who))
             stop = asyncio.create_task(_stop_signal())

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from muster.contract.kubernetes import SERVICE_ACCOUNT
+from muster.kube.connection import SERVICE_ACCOUNT
+from muster.kube.watch import SILENCE_SECONDS
 from muster.operator.kubernetes.render import REPORT_PORT, Site
-from muster.operator.kubernetes.watch import SILENCE_SECONDS
 from muster.operator.sources.settings import SourceSettings
 
 # Taints of accelerator nodes that are there to keep others out.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from muster.kube.client import Object
 from muster.operator.core.fleet import Node
-from muster.operator.kubernetes.client import Object
 
 GPU_DRIVERS = frozenset({"gpu.nvidia.com"})
 

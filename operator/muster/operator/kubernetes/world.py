@@ -11,18 +11,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from muster.contract.base import dump
-from muster.contract.names import GROUP, KIND, VERSION, Label
+from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
 from muster.contract.status import Condition, JobStatus, Phase
+from muster.kube import paths
+from muster.kube.client import METADATA, METADATA_LIST, Client, Object
+from muster.kube.errors import ApiError
+from muster.kube.watch import SILENCE_SECONDS, Reflector
 from muster.operator.commits import Commits, CommitsUnreadable
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Committed, Observed, Reservation
-from muster.operator.kubernetes import observe, paths
-from muster.operator.kubernetes.client import METADATA, METADATA_LIST, ApiError, Client, Object
+from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.creation import Creator
 from muster.operator.kubernetes.gangs.choice import Gangs
 from muster.operator.kubernetes.heartbeats import Heartbeats
-from muster.operator.kubernetes.jobs import FINALIZER, Job, Jobs
+from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.network import plan
 from muster.operator.kubernetes.nodes import Nodes, Others
 from muster.operator.kubernetes.pods import FIELDS, Pod, Pods, read_pod
@@ -30,7 +33,6 @@ from muster.operator.kubernetes.removal import Remover
 from muster.operator.kubernetes.render import REPORT_PORT, SCHEDULER_LABEL, Site, Unrenderable, checkpoint_folder
 from muster.operator.kubernetes.reservations import ReservationStore
 from muster.operator.kubernetes.slices import Slices
-from muster.operator.kubernetes.watch import SILENCE_SECONDS, Reflector
 from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unreadable
 
 COMMITS_SECONDS = 60.0  # how old a listing of commits may be where nothing tells of a new one

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from muster.contract.base import dump_json
-from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
 from muster.contract.names import Env
 from muster.contract.notices import NOTICES_ENV
 from muster.contract.spec import JobSpec, Runtime, TrainingJob, WorkerConfig, past_of
+from muster.local.cluster import LocalCluster
 from muster.operator.core.decision import CreateWorker
 from muster.operator.local.processes import WorkerKey, marks
 from muster.operator.settings import cores

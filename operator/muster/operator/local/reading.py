@@ -15,7 +15,7 @@ from muster.contract.base import dump_json
 from muster.contract.layout import State
 from muster.contract.names import EXIT_RECORD, LOG, ExitCode
 from muster.contract.signals import Heartbeat, WorkerExit
-from muster.contract.stopped import is_stopped
+from muster.local.processes import is_stopped
 from muster.operator.local.processes import WorkerKey, write_whole
 from muster.operator.redaction import redact
 

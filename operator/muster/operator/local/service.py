@@ -15,8 +15,8 @@ from http.server import ThreadingHTTPServer
 
 import psutil
 
-from muster.contract.exposition import CONTENT_TYPE
 from muster.documents.prices import load_prices
+from muster.local.metric_pages import CONTENT_TYPE
 from muster.operator.local.claim import Claim, claim_folder
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.processes import is_running

@@ -6,9 +6,9 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 
-from muster.contract.cluster import LocalCluster
 from muster.contract.layout import State
 from muster.contract.notices import MACHINE
+from muster.local.cluster import LocalCluster
 from muster.operator.core.conditions import change_key
 from muster.operator.core.stalls import alarming
 from muster.operator.local import processes

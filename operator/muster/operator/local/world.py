@@ -13,11 +13,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from muster.contract.cluster import LocalCluster, NotFound
-from muster.contract.exposition import gathered
 from muster.contract.layout import State
 from muster.contract.spec import TrainingJob
 from muster.contract.status import JobStatus, Phase
+from muster.local.cluster import LocalCluster, NotFound
+from muster.local.metric_pages import gathered
 from muster.operator.commits import Commits
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary

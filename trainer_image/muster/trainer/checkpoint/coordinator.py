@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 from muster.contract.checkpoint import Commit, FileEntry, Slice, TensorEntry, attempt_prefix
-from muster.contract.fence import FenceUnreachable, confirm
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.collect import collect
@@ -22,6 +21,7 @@ from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.store import Store, StoreError
 from muster.trainer.errors import StaleAttempt
+from muster.trainer.fence import FenceUnreachable, confirm
 
 FENCE_RETRIES = 5
 # For the ranks that die after the first: the launcher kills those that don't notice by themselves (launch/worker.py).

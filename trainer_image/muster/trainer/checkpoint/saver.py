@@ -58,7 +58,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose commits these are. fence: where the current attempt is written (contract.fence); None checks nothing.
+    """Whose commits these are. fence: where the current attempt is written (trainer.fence); None checks nothing.
 
     folder: `<checkpoint.uri>/<job uid>`. config: the resolved TrainingConfig.
     """

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.contract.base import dump_json
-from muster.contract.exposition import CONTENT_TYPE, gathered
 from muster.contract.names import Env
 from muster.contract.signals import WorkerExit
-from muster.contract.stopped import is_stopped
+from muster.local.metric_pages import CONTENT_TYPE, gathered
+from muster.local.processes import is_stopped
 
 REPORT_PORT = "MUSTER_REPORT_PORT"
 POD_IP = "MUSTER_POD_IP"

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from muster.contract.names import HEARTBEAT, LOG, RANK_FAILURE, ExitCode
 from muster.contract.signals import Heartbeat, RankFailure, TrainerPhase, WorkerExit
-from muster.contract.stopped import is_stopped
+from muster.local.processes import is_stopped
 
 TAIL_BYTES = 16_384
 TAIL_LINES = 40

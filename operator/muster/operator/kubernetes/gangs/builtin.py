@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.contract.names import GROUP
-from muster.operator.kubernetes.client import Object
+from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import GangRef, Item
 from muster.operator.kubernetes.pods import Pod
 

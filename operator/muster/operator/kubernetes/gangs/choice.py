@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import aiohttp
-
 from muster.contract.status import Phase
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import STRATEGIC, ApiError, Client, Object
+from muster.kube import paths
+from muster.kube.client import STRATEGIC, Client, Object
+from muster.kube.errors import ApiError
 from muster.operator.kubernetes.gangs import kueue, workload
 from muster.operator.kubernetes.gangs.builtin import Builtin
 from muster.operator.kubernetes.gangs.coscheduling import Coscheduling
@@ -89,7 +88,7 @@ class Gangs:
             group = await self._client.get(path) if path else None
         except Unserved:
             return
-        except (ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
+        except OSError as error:
             if not isinstance(error, ApiError) or error.status != 404:
                 self._on_error(f"group of {job.namespace}/{job.name}", error)
                 return
@@ -112,7 +111,7 @@ class Gangs:
             for pod in pods:
                 if pod.gone:
                     await release_pod(self._client, pod)
-        except (ApiError, OSError, aiohttp.ClientError, TimeoutError) as error:
+        except OSError as error:
             self._on_error(f"remains of {job.namespace}/{job.name}", error)
             self._enqueue(job.uid)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.operator.kubernetes.client import Object
+from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import GangRef, Item, minimal_resources, pod_group, scheduler_words
 from muster.operator.kubernetes.pods import Pod
 

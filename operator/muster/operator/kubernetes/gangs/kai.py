@@ -6,7 +6,7 @@ the pods name it from the start.
 
 from __future__ import annotations
 
-from muster.operator.kubernetes.client import Object
+from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import GangRef, Item, Unserved, condition, pod_group, scheduler_words
 from muster.operator.kubernetes.pods import Pod
 

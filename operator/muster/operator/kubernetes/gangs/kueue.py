@@ -6,8 +6,8 @@ replacements, so the Workload is deleted when the job has given its nodes back, 
 
 from __future__ import annotations
 
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import Object
+from muster.kube import paths
+from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import GangRef, Item, Unserved, condition, unplaced
 from muster.operator.kubernetes.pods import Pod
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from muster.contract.spec import JobSpec
-from muster.operator.kubernetes import paths
-from muster.operator.kubernetes.client import Object
+from muster.kube import paths
+from muster.kube.client import Object
 from muster.operator.kubernetes.pods import Pod
 
 

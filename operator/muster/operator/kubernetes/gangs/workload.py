@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from muster.contract.names import GROUP, KIND
-from muster.operator.kubernetes.client import Object
+from muster.kube.client import Object
 from muster.operator.kubernetes.gangs.protocol import GangRef, Item, Unserved, condition, pod_group, scheduler_words
 from muster.operator.kubernetes.pods import Pod
 

@@ -1,4 +1,4 @@
-"""The API server's paths that the operator uses."""
+"""The API server's paths of what Muster reads and writes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ PODS = "/api/v1/pods"
 NODES = "/api/v1/nodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 JOBS = f"/apis/{GROUP}/{VERSION}/trainingjobs"
+
+
+def node(name: str) -> str:
+    return f"{NODES}/{name}"
 
 
 def jobs(namespace: str) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-import aiohttp
 from pydantic_core import from_json
 
-from muster.operator.kubernetes.client import ApiError, Client, Object
-from muster.operator.kubernetes.fields import Fields, decoder
+from muster.kube.client import Client, Object
+from muster.kube.errors import ApiError
+from muster.kube.fields import Fields, decoder
 
 STREAM_SECONDS = 290  # the server ends the stream then; it does so at a random moment in any case
 SILENCE_SECONDS = 90.0  # bookmarks come about once a minute
@@ -36,8 +36,9 @@ class ObjectCache(Protocol):
 
 
 class Reflector:
-    """path: of the collection, over all namespaces. query: selectors. on_error: told of each failure, then it is tried
-    again. silence_seconds: see above. fields: that the cache reads, with metadata.uid and .resourceVersion among them.
+    """path: of the collection. query: selectors. on_error: told of each failure, then it is tried again.
+    silence_seconds: see above. fields: that the cache reads, with metadata.uid and .resourceVersion among them.
+    before_list: awaited before each list begins. version: resourceVersion of what was seen last; None: list anew.
     """
 
     def __init__(
@@ -48,33 +49,34 @@ class Reflector:
         on_error: Callable[[str, Exception], None],
         silence_seconds: float = SILENCE_SECONDS,
         fields: Fields | None = None,
+        before_list: Callable[[], Awaitable[None]] | None = None,
         **query: str,
     ) -> None:
         self._decode = decoder(fields) if fields else from_json
         self._client, self._path, self._cache, self._query = client, path, cache, query
-        self._on_error, self._silence_seconds = on_error, silence_seconds
-        self._version: str | None = None
+        self._on_error, self._silence_seconds, self._before_list = on_error, silence_seconds, before_list
+        self.version: str | None = None
         self.listed = asyncio.Event()
         self.lists = 0
 
     async def run(self) -> None:
-        """Never returns, unless the kind is not served or may not be read when it is first asked for."""
+        """Never returns."""
         failures = 0
         while True:
             try:
-                if self._version is None:
+                if self.version is None:
                     await self._list()
                 await self._follow()
                 failures = 0
             except ApiError as error:
                 if error.status == 410:
-                    self._version = None
+                    self.version = None
                     continue
                 failures += 1
                 self._on_error(self._path, error)
             except TimeoutError:
                 continue  # silent: open it again where it ended
-            except (OSError, ValueError, aiohttp.ClientError) as error:
+            except (OSError, ValueError) as error:
                 failures += 1
                 self._on_error(self._path, error)
             if failures:
@@ -82,6 +84,8 @@ class Reflector:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
+        if self._before_list is not None:
+            await self._before_list()
         uids: set[str] = set()
         version = ""
         async for page in self._client.pages(self._path, decode=self._decode, **self._query):
@@ -89,16 +93,16 @@ class Reflector:
                 self._cache.put(item)
                 uids.add(item["metadata"]["uid"])
             version = page["metadata"]["resourceVersion"]
+        self.version = version
         self._cache.keep_only(uids)
-        self._version = version
         self.lists += 1
         self.listed.set()
 
     async def _follow(self) -> None:
-        assert self._version is not None
+        assert self.version is not None
         seconds = str(random.randint(STREAM_SECONDS - 60, STREAM_SECONDS))
         stream = self._client.watch(
-            self._path, self._version, self._silence_seconds, self._decode, timeoutSeconds=seconds, **self._query
+            self._path, self.version, self._silence_seconds, self._decode, timeoutSeconds=seconds, **self._query
         )
         async for event in stream:
             item = event["object"]
@@ -108,4 +112,4 @@ class Reflector:
                 self._cache.drop(item)
             elif event["type"] != "BOOKMARK":
                 self._cache.put(item)
-            self._version = item["metadata"]["resourceVersion"]
+            self.version = item["metadata"]["resourceVersion"]

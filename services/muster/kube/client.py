@@ -1,5 +1,7 @@
 """HTTP to the API server: raw dicts in and out, errors as one type, every call with a deadline.
 
+Whatever fails is an OSError: ApiError where the server refused, TimeoutError where it was silent.
+
 Not the official client: its typed models cost 90 MB of memory, and a watch of it without a socket time-out can hang for
 ever (docs/decisions/0010).
 """
@@ -17,7 +19,8 @@ import aiohttp
 from aiohttp.helpers import proxies_from_env
 from pydantic_core import from_json, to_json
 
-from muster.contract.kubernetes import Connection
+from muster.kube.connection import Connection
+from muster.kube.errors import ApiError
 
 Object = dict[str, Any]
 
@@ -36,18 +39,13 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
-class ApiError(Exception):
-    """The API server refused. status: HTTP's. reason: Kubernetes' word for it (AlreadyExists, Forbidden, Gone …)."""
-
-    def __init__(self, status: int, reason: str, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
-
-
 class Client:
-    """Use within `async with`. calls: how many were made, by verb and resource (`pods`, `trainingjobs/status`)."""
+    """Use within `async with`. agent: who we say we are. at_once: connections that may be open, 0 for any number.
 
-    def __init__(self, connection: Connection, agent: str = "muster-operator", at_once: int = 96) -> None:
+    calls: how many were made, by verb and resource (`pods`, `trainingjobs/status`).
+    """
+
+    def __init__(self, connection: Connection, agent: str, at_once: int = 96) -> None:
         self.connection = connection
         self.calls: Counter[tuple[str, str]] = Counter()
         self._agent, self._at_once = agent, at_once
@@ -112,21 +110,44 @@ class Client:
         """Events from `version` on, until the server ends the stream. Raises ApiError (410: relist), OSError, and
         TimeoutError when nothing, not even a bookmark, was heard for so long.
         """
-        assert self._session is not None, "used outside `async with`"
         asked = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version, **query}
+        rest: list[bytes] = []
+        # Whole lines of any length: aiohttp's own readline refuses long ones, and an object may have a megabyte.
+        async for chunk in self._chunks("WATCH", path, asked, silence_seconds):
+            head, *tail = chunk.split(b"\n")
+            rest.append(head)
+            for line in tail:
+                if whole := b"".join(rest):
+                    yield decode(whole)
+                rest = [line]
+
+    async def stream(self, path: str, **query: str) -> AsyncIterator[bytes]:
+        """The bytes of an answer as they come, for as long as it takes (a pod's log that is followed)."""
+        async for chunk in self._chunks("STREAM", path, query, None):
+            yield chunk
+
+    async def _chunks(
+        self, verb: str, path: str, query: Mapping[str, str], silence_seconds: float | None
+    ) -> AsyncIterator[bytes]:
+        assert self._session is not None, "used outside `async with`"
         limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=silence_seconds)
-        self.calls["WATCH", resource(path)] += 1
-        async with self._session.get(
-            self.connection.server + path,
-            params=asked,
-            headers=self._headers(),
-            timeout=limits,
-            read_bufsize=STREAM_BYTES,
-        ) as reply:
-            if reply.status != 200:
-                raise self._error(reply, await reply.read())
-            async for line in _lines(reply.content):
-                yield decode(line)
+        self.calls[verb, resource(path)] += 1
+        try:
+            async with self._session.get(
+                self.connection.server + path,
+                params=query,
+                headers=await self._headers(),
+                timeout=limits,
+                read_bufsize=STREAM_BYTES,
+            ) as reply:
+                if reply.status != 200:
+                    raise self._error(reply, await reply.read())
+                async for chunk in reply.content.iter_any():
+                    yield chunk
+        except TimeoutError:
+            raise  # some of aiohttp's are ClientErrors, too
+        except aiohttp.ClientError as error:
+            raise OSError(f"the stream of {path} ended: {error!r}") from error
 
     async def _call(
         self,
@@ -181,7 +202,7 @@ class Client:
             self.connection.server + path,
             params=params,
             data=data,
-            headers=self._headers() | headers,
+            headers=await self._headers() | headers,
             timeout=aiohttp.ClientTimeout(total=CALL_SECONDS),
         ) as reply:
             answer = await reply.read()
@@ -189,8 +210,9 @@ class Client:
                 raise self._error(reply, answer)
             return answer
 
-    def _headers(self) -> dict[str, str]:
-        token = self.connection.credentials.bearer()
+    async def _headers(self) -> dict[str, str]:
+        credentials = self.connection.credentials
+        token = await asyncio.to_thread(credentials.bearer) if credentials.slow else credentials.bearer()
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def _error(self, reply: aiohttp.ClientResponse, answer: bytes) -> ApiError:
@@ -212,15 +234,3 @@ def resource(path: str) -> str:
     if words[:1] == ["namespaces"] and len(words) > 2:
         words = words[2:]
     return "/".join([words[0], *words[2:]]) if words else "groups"
-
-
-async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Whole lines of any length (aiohttp's own readline refuses long ones, and an object may have a megabyte)."""
-    rest: list[bytes] = []
-    async for chunk in stream.iter_any():
-        head, *tail = chunk.split(b"\n")
-        rest.append(head)
-        for line in tail:
-            if whole := b"".join(rest):
-                yield whole
-            rest = [line]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.contract.cluster import AlreadyExists, Conflict, LocalCluster, NotFound
-from muster.contract.fence import FenceUnreachable, StaleAttempt, confirm, current_attempt
 from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import Phase
+from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound
+from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm, current_attempt
 
 DOCUMENT = {
     "metadata": {"name": "tiny"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from muster.contract.exposition import merged
+from muster.local.metric_pages import merged
 
 
 def page(value: float) -> str:

@@ -1,0 +1,1 @@
+"""Kubernetes as every room of Muster speaks to it: one connection, one client, one list-and-watch."""

@@ -1,0 +1,161 @@
+"""Where the API server is and who we are there: the pod's own service account, or a kubeconfig."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.kube.errors import NoCluster
+from muster.kube.timestamps import seconds_of
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TOKEN_SECONDS = 60.0  # a projected token is rotated long before it ends; looking once a minute is enough
+
+
+@dataclass
+class Credentials:
+    """A bearer token: from a file that may be rotated, from a plugin (ExecCredential), or fixed. None: a certificate
+    says who we are.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    token_file: Path | None = None
+    plugin: dict[str, Any] | None = field(default=None, repr=False)
+    _read_at: float = field(default=-1e9, repr=False)
+    _expires_at: float = field(default=float("inf"), repr=False)
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def slow(self) -> bool:
+        """Whether the next `bearer` runs a plugin, which may take seconds: not in an event loop."""
+        return self.plugin is not None and (self.token is None or time.time() > self._expires_at - TOKEN_SECONDS)
+
+    def bearer(self) -> str | None:
+        """The token to send now. From any thread; of several that ask at once, one runs the plugin for all."""
+        with self._turn:
+            now = time.monotonic()
+            if self.token_file is not None and now - self._read_at > TOKEN_SECONDS:
+                self.token, self._read_at = self.token_file.read_text().strip(), now
+            elif self.plugin is not None and self.slow:
+                self.token, self._expires_at = _run_plugin(self.plugin)
+            return self.token
+
+    def forget(self) -> None:
+        """The server refused the token: get another one next time."""
+        self._read_at, self._expires_at = -1e9, 0.0
+
+
+@dataclass(frozen=True)
+class Connection:
+    """server: https://host:port. ca: the server's CA as PEM. namespace: our own, or the context's."""
+
+    server: str
+    tls: ssl.SSLContext
+    credentials: Credentials
+    namespace: str
+    ca: str | None = None
+
+
+def connect(kubeconfig: Path | None = None, service_account: Path = SERVICE_ACCOUNT) -> Connection:
+    """The pod's own service account if there is one, else the kubeconfig (given, or $KUBECONFIG, or ~/.kube/config).
+
+    service_account: the folder that its token, its namespace and the server's CA are mounted in. Raises NoCluster.
+    """
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    if kubeconfig is None and host and (service_account / "token").exists():
+        return _in_cluster(host, os.environ.get("KUBERNETES_SERVICE_PORT", "443"), service_account)
+    named = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    paths = [kubeconfig] if kubeconfig else [Path(each).expanduser() for each in named.split(os.pathsep) if each]
+    there = [path for path in paths if path.exists()]
+    if not there:
+        looked = " or ".join(map(str, paths))
+        raise NoCluster(f"no cluster: this is no pod, and there is no kubeconfig at {looked}; set KUBECONFIG")
+    return from_kubeconfig(*there)
+
+
+def from_kubeconfig(*paths: Path) -> Connection:
+    """The current context of the files, merged as kubectl does it: what comes first holds. Raises NoCluster."""
+    from muster.documents.reader import load_yaml  # an agent in its pod has no kubeconfig to read, and no YAML
+
+    try:
+        documents = [(path.parent, load_yaml(path.read_text()) or {}) for path in paths]
+        current = next(document["current-context"] for _, document in documents if document.get("current-context"))
+        _, context = _named(documents, "context", current)
+        cluster_folder, cluster = _named(documents, "cluster", context["cluster"])
+        user_folder, user = _named(documents, "user", context["user"])
+        server = cluster["server"].rstrip("/")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        which = " with ".join(map(str, paths))
+        raise NoCluster(f"{which} is no kubeconfig with a current context: {error!r}") from error
+    ca = _pem(cluster, "certificate-authority", cluster_folder)
+    tls = ssl.create_default_context(cadata=ca)
+    if cluster.get("insecure-skip-tls-verify"):
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    certificate, key = (_pem(user, f"client-{part}", user_folder) for part in ("certificate", "key"))
+    if certificate and key:
+        _load_certificate(tls, certificate, key)
+    token_file = user_folder / user["tokenFile"] if user.get("tokenFile") else None
+    credentials = Credentials(user.get("token"), token_file, user.get("exec"))
+    return Connection(server, tls, credentials, context.get("namespace", "default"), ca)
+
+
+def _in_cluster(host: str, port: str, service_account: Path) -> Connection:
+    ca, namespace = (service_account / "ca.crt").read_text(), service_account / "namespace"
+    address = f"[{host}]" if ":" in host else host
+    return Connection(
+        server=f"https://{address}:{port}",
+        tls=ssl.create_default_context(cadata=ca),
+        credentials=Credentials(token_file=service_account / "token"),
+        namespace=namespace.read_text().strip() if namespace.exists() else "default",
+        ca=ca,
+    )
+
+
+def _named(documents: list[tuple[Path, dict[str, Any]]], kind: str, name: str) -> tuple[Path, dict[str, Any]]:
+    """The first context, cluster or user of that name, and the folder that its relative paths are meant from."""
+    entries = ((folder, each) for folder, document in documents for each in document.get(f"{kind}s") or ())
+    return next((folder, each[kind]) for folder, each in entries if each["name"] == name)
+
+
+def _pem(entry: dict[str, Any], key: str, folder: Path) -> str | None:
+    if data := entry.get(f"{key}-data"):
+        return base64.b64decode(data).decode()
+    return (folder / entry[key]).read_text() if entry.get(key) else None
+
+
+def _load_certificate(tls: ssl.SSLContext, certificate: str, key: str) -> None:
+    """ssl reads certificates from files only; ours is gone again before anything else runs."""
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(f"{certificate}\n{key}\n")
+        file.flush()
+        tls.load_cert_chain(file.name)
+
+
+def _run_plugin(plugin: dict[str, Any]) -> tuple[str, float]:
+    """An ExecCredential (`aws eks get-token` and its like): the token and when it ends."""
+    environment = os.environ | {entry["name"]: entry["value"] for entry in plugin.get("env") or ()}
+    info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
+    environment["KUBERNETES_EXEC_INFO"] = json.dumps(info)
+    command = [plugin["command"], *(plugin.get("args") or ())]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        status = json.loads(done.stdout)["status"]
+        if "token" not in status:
+            raise NoCluster(
+                f"the kubeconfig's credential plugin {plugin['command']} gave no token, and only that is read"
+            )
+        return status["token"], seconds_of(status.get("expirationTimestamp")) or float("inf")
+    except NoCluster:
+        raise
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+        told = getattr(error, "stderr", "") or error
+        raise NoCluster(f"the kubeconfig's credential plugin {plugin['command']} failed: {told}") from error

@@ -1,0 +1,18 @@
+"""What can go wrong between us and an API server. Both are OSErrors: so is everything that the network itself does."""
+
+from __future__ import annotations
+
+
+class NoCluster(OSError):
+    """No API server is known, or its kubeconfig makes no sense; the message says what was looked at and what to do."""
+
+
+class ApiError(OSError):
+    """The API server refused. status: HTTP's. reason: Kubernetes' word for it (AlreadyExists, Forbidden, Gone …).
+
+    retry_after: seconds that the server asks to be left alone, 0 if it said nothing of it.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after

@@ -1,0 +1,20 @@
+"""Times as Kubernetes writes them: RFC 3339, in UTC."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def seconds_of(timestamp: str | None) -> float:
+    """Seconds since the epoch; 0 for none."""
+    return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
+
+
+def now() -> str:
+    """To the second: metav1.Time."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def now_micro() -> str:
+    """To the microsecond: metav1.MicroTime, as events and leases have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
