@@ -41,7 +41,7 @@ def ls(where: Where, server: Server = None, json: Json = False) -> None:
     elif not document["items"]:
         say(document.get("reason") or "No commit yet.")
     else:
-        answers().print(checkpoints_table(document))
+        answers().print(checkpoints_table(document), soft_wrap=True)
         say(f"in {document['uri']}", "dim")
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 20.0
 PAUSE_SECONDS = 0.2
 PAUSE_SECONDS_MAX = 2.0
+PAGE_JOBS = 500  # the most that the API gives at once
 _BUSY = (429, 502, 503, 504)
 
 
@@ -79,12 +80,12 @@ class Client:
             raise CliError(f"there is no job {name!r}", code="job_not_found", next_step="`muster ls` lists the jobs")
         return str(found[0]["id"])
 
-    def jobs(self, limit: int, **filters: Any) -> Iterator[dict[str, Any]]:
-        """Newest first, over as many pages as it takes."""
+    def job_pages(self, limit: int, **filters: Any) -> Iterator[list[dict[str, Any]]]:
+        """The newest `limit` jobs, newest first, page by page."""
         cursor = None
         while limit > 0:
-            page = self.get("jobs", limit=min(limit, 200), cursor=cursor, **filters)
-            yield from page["items"][:limit]
+            page = self.get("jobs", limit=min(limit, PAGE_JOBS), cursor=cursor, **filters)
+            yield page["items"][:limit]
             limit -= len(page["items"])
             cursor = page["nextCursor"]
             if not cursor:

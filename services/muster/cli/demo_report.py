@@ -11,12 +11,12 @@ from muster.cli.output import answers
 from muster.cli.render import (
     attempts_table,
     goodput_shares,
-    plain_table,
     show_curve,
     show_goodput,
     step_points,
     unicode_ok,
 )
+from muster.cli.table import Table
 
 
 def document(evidence: Evidence, results: tuple[CheckResult, ...], seconds: float) -> dict[str, Any]:
@@ -41,9 +41,9 @@ def document(evidence: Evidence, results: tuple[CheckResult, ...], seconds: floa
 def show(evidence: Evidence, results: tuple[CheckResult, ...], seconds: float) -> None:
     console = answers()
     console.print(f"Report {('─' if unicode_ok(console) else '-') * 72}", style="bold")
-    console.print(attempts_table(evidence.attempts))
+    console.print(attempts_table(evidence.attempts), soft_wrap=True)
     console.print()
-    console.print(_figures(evidence, seconds))
+    console.print(_figures(evidence, seconds), soft_wrap=True)
     show_goodput(goodput_shares(evidence.job["status"]))
     show_curve(step_points(evidence.metrics))
     if evidence.sample.strip():
@@ -56,8 +56,8 @@ def show(evidence: Evidence, results: tuple[CheckResult, ...], seconds: float) -
         console.print(f"{mark}  {result.promise}: {result.because}", style=style, soft_wrap=True)
 
 
-def _figures(evidence: Evidence, seconds: float) -> Any:
-    table = plain_table("", "", header=False)
+def _figures(evidence: Evidence, seconds: float) -> Table:
+    table = Table("", "", header=False)
     table.add_row("lost steps", f"{_lost_steps(evidence)} (trained after the last commit, and trained again)")
     detected, recovered = detection_seconds(evidence), recovery_seconds(evidence)
     table.add_row("noticed after", formatting.NOTHING if detected is None else f"{detected:.2f} s")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from muster.cli.errors import CliError, Exit
 from muster.cli.options import Job, Jobs, Json, Server, Settings, connect
-from muster.cli.output import answers, json_wanted, print_json, say
+from muster.cli.output import json_wanted, print_json, say
 
 if TYPE_CHECKING:
     from muster.cli.client import Client
@@ -70,20 +70,28 @@ def ls(
     json: Json = False,
 ) -> None:
     """List jobs, the newest first."""
-    from muster.cli.render import jobs_table
+    from muster.cli.render import show_jobs
+
+    found = 0
+
+    def pages() -> Iterator[list[dict[str, Any]]]:
+        """The pages up to the limit. One job more is asked for, to know whether there are more."""
+        nonlocal found
+        filters = {"phase": phases, "label": label or [], "live": "true" if live else None}
+        for page in client.job_pages(limit + 1, **filters):
+            yield page[: limit - found]
+            found += len(page)
 
     phases = [word.capitalize() for word in phase or []]
     with connect(server) as client:
-        found = list(client.jobs(limit + 1, phase=phases, label=label or [], live="true" if live else None))
-    shown, more = found[:limit], len(found) > limit
-    if json:
-        print_json({"items": shown, "more": more})
-    elif not shown:
+        if json:
+            print_json({"items": [job for page in pages() for job in page], "more": found > limit})
+            return
+        show_jobs(pages())
+    if not found:
         say("No jobs." if not (phases or label or live) else "No such jobs.")
-    else:
-        answers().print(jobs_table(shown, time.time()))
-        if more:
-            say(f"There are more than {limit}; --limit shows more.", "dim")
+    elif found > limit:
+        say(f"There are more than {limit}; --limit shows more.", "dim")
 
 
 def get(

@@ -20,7 +20,7 @@ def _job_names(incomplete: str) -> list[str]:
 
     try:
         with Client(find_server(None), patience_seconds=1) as client:
-            names = [job["name"] for job in client.jobs(200)]
+            names = [job["name"] for page in client.job_pages(200) for job in page]
     except Exception:  # a shell that completes must not print tracebacks
         return []
     return sorted({name for name in names if name.startswith(incomplete)})

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from muster.cli import formatting
 from muster.cli.output import answers
 from muster.cli.plot import Point, curve, smoothed
+from muster.cli.table import Styled, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
 PHASE_STYLE = {
     "Queued": "yellow",
@@ -31,25 +30,32 @@ LOG_LINES = 12
 SMOOTHING_PARTS = 50
 
 
-def phase_text(phase: str) -> Text:
-    from rich.text import Text
-
-    return Text(phase, style=PHASE_STYLE.get(phase, ""))
+def phase_cell(phase: str) -> Styled:
+    return Styled(phase, PHASE_STYLE.get(phase, ""))
 
 
 def unicode_ok(console: Console) -> bool:
     return console.encoding.lower().replace("-", "") in ("utf8", "utf16", "utf32")
 
 
-def jobs_table(jobs: Sequence[dict[str, Any]], now: float) -> Table:
-    table = plain_table(
-        "NAME", "PHASE", ">STEP", ">LOSS", ">TOKENS/S", ">ETA", ">ATTEMPT", ">RESTARTS", ">AGE", "BECAUSE"
-    )
+def show_jobs(pages: Iterable[Sequence[dict[str, Any]]]) -> None:
+    """Print the jobs page by page, as they come."""
+    widths: list[int] = []
+    for page in filter(None, pages):
+        table = jobs_table(page, time.time(), widths)
+        answers().print(table, soft_wrap=True)
+        widths = table.widths
+
+
+def jobs_table(jobs: Sequence[dict[str, Any]], now: float, widths: Sequence[int] = ()) -> Table:
+    """widths: of the columns of the page before; empty for the first page, which has the header."""
+    columns = ("NAME", "PHASE", ">STEP", ">LOSS", ">TOKENS/S", ">ETA", ">ATTEMPT", ">RESTARTS", ">AGE", "BECAUSE")
+    table = Table(*columns, header=not widths, widths=widths)
     for job in jobs:
         ended = job["phase"] in ENDED
         table.add_row(
             job["name"],
-            phase_text(job["phase"]),
+            phase_cell(job["phase"]),
             format_progress(job["step"], job["steps"]),
             formatting.loss(job["loss"]),
             formatting.NOTHING if ended else formatting.amount(job["tokensPerSecond"]),
@@ -76,9 +82,9 @@ def show_job(
     status, metadata = job["status"], job["metadata"]
     progress, checkpoint = status.get("progress") or {}, status.get("checkpoint") or {}
     gang = status.get("gang") or {}
-    table = plain_table("", "", header=False)
+    table = Table("", "", header=False)
     table.add_row("job", f"{metadata['name']}  ({metadata['namespace']}, {job['id']})")
-    table.add_row("phase", phase_text(status["phase"]))
+    table.add_row("phase", phase_cell(status["phase"]))
     table.add_row("because", status["because"])
     table.add_row("age", format_age(status, metadata["creationTimestamp"]))
     if progress:
@@ -91,10 +97,10 @@ def show_job(
         table.add_row("checkpoint", f"step {checkpoint['step']:,}{best}, {at}\n{checkpoint['uri']}")
     if cost and cost.get("nodeHours"):
         table.add_row("cost", format_cost(cost))
-    console.print(table)
+    console.print(table, soft_wrap=True)
     if len(attempts) > 1 or any(attempt.get("cause") for attempt in attempts):
         console.print()
-        console.print(attempts_table(attempts))
+        console.print(attempts_table(attempts), soft_wrap=True)
     show_goodput(goodput_shares(status))
     show_curve(points)
     if failure := status.get("lastFailure"):
@@ -135,7 +141,7 @@ def format_progress_line(progress: dict[str, Any], ended: bool = False) -> str:
 
 
 def attempts_table(attempts: Iterable[dict[str, Any]]) -> Table:
-    table = plain_table(
+    table = Table(
         ">ATTEMPT", "STARTED", ">LASTED", ">FROM STEP", ">TO STEP", ">LOST STEPS", "OUTCOME", "CAUSE", "MESSAGE"
     )
     for attempt in attempts:
@@ -166,11 +172,11 @@ def show_goodput(shares: dict[str, float]) -> None:
     if not shares:
         return
     answers().print()
-    table = plain_table("GOODPUT", ">SHARE", "")
+    table = Table("GOODPUT", ">SHARE", "")
     for state, value in shares.items():
         bar = "█" if unicode_ok(answers()) else "#"
         table.add_row(state, formatting.share(value), bar * max(1, round(value * 40)) if value >= 0.005 else "")
-    answers().print(table)
+    answers().print(table, soft_wrap=True)
 
 
 def show_curve(points: Sequence[Point]) -> None:
@@ -200,7 +206,7 @@ def format_event(event: dict[str, Any]) -> str:
 
 
 def checkpoints_table(document: dict[str, Any]) -> Table:
-    table = plain_table(">STEP", ">ATTEMPT", "COMMITTED", ">RANKS", ">SIZE", ">LOSS", ">EVALUATION", "BEST")
+    table = Table(">STEP", ">ATTEMPT", "COMMITTED", ">RANKS", ">SIZE", ">LOSS", ">EVALUATION", "BEST")
     for commit in document["items"]:
         metrics = commit.get("metrics") or {}
         table.add_row(
@@ -213,18 +219,6 @@ def checkpoints_table(document: dict[str, Any]) -> Table:
             formatting.loss(metrics.get("evaluation_loss", metrics.get("evaluationLoss"))),
             "best" if commit["best"] else "",
         )
-    return table
-
-
-def plain_table(*columns: str, header: bool = True) -> Table:
-    """Columns without lines; `>` before a title aligns to the right. In a pipe nothing is cut off."""
-    from rich.table import Table
-
-    table = Table(box=None, show_header=header, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for index, column in enumerate(columns):
-        right, last = column.startswith(">"), index == len(columns) - 1
-        title = column.removeprefix(">")
-        table.add_column(title, justify="right" if right else "left", no_wrap=right or not last, overflow="fold")
     return table
 
 

@@ -12,7 +12,7 @@ from muster.cli.errors import CliError, Exit
 from muster.cli.job_file import JobFile, read_job_file, set_value
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.paths import make_absolute
-from muster.cli.render import plain_table
+from muster.cli.table import Table
 
 if TYPE_CHECKING:
     from muster.cli.client import Client
@@ -48,7 +48,7 @@ def send(client: Client, file: JobFile) -> dict[str, Any]:
 def show_plan(plan: dict[str, Any]) -> None:
     job, spec = plan["job"], plan["job"]["spec"]
     training, gang, batch = spec["training"], spec["gang"], spec["training"]["batch"]
-    table = plain_table("", "", header=False)
+    table = Table("", "", header=False)
     table.add_row("job", f"{job['name']}  ({job['namespace']})")
     table.add_row("training", f"{training['task']} {_format_model(training['model'], plan.get('parameters'))}")
     table.add_row("data", "\n".join(source["source"] for source in training["data"]["train"]))
@@ -58,7 +58,7 @@ def show_plan(plan: dict[str, Any]) -> None:
     table.add_row("precision", f"{training['precision']}, shard: {training['parallel']['shard']}")
     checkpoint = spec["checkpoint"]
     table.add_row("checkpoints", f"{checkpoint.get('uri') or 'the platform chooses'} (every: {checkpoint['every']})")
-    answers().print(table)
+    answers().print(table, soft_wrap=True)
     for warning in plan["warnings"]:
         say(f"warning: {warning['path']}: {warning['message']}", "yellow")
 

@@ -10,6 +10,7 @@ from muster.cli import formatting
 from muster.cli.errors import Exit
 from muster.cli.options import Job, Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
+from muster.cli.table import Table
 
 FollowStream = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
 
@@ -112,7 +113,7 @@ def metrics(
     json: Json = False,
 ) -> None:
     """Plot the loss and list the evaluations."""
-    from muster.cli.render import plain_table, show_curve, step_points
+    from muster.cli.render import show_curve, step_points
 
     with connect(server) as client:
         document = client.get(f"jobs/{client.job_id(job)}/metrics", points=points)
@@ -124,35 +125,35 @@ def metrics(
         return
     show_curve(step_points(document))
     if document["evaluations"]:
-        table = plain_table(">STEP", ">EVALUATION LOSS", ">ATTEMPT", "AT")
+        table = Table(">STEP", ">EVALUATION LOSS", ">ATTEMPT", "AT")
         for entry in document["evaluations"]:
             attempt = formatting.NOTHING if entry.get("attempt") is None else str(entry["attempt"])
             table.add_row(
                 f"{entry['step']:,}", formatting.loss(entry["loss"]), attempt, formatting.clock(entry.get("at"))
             )
         answers().print()
-        answers().print(table)
+        answers().print(table, soft_wrap=True)
 
 
 def why(job: Job, server: Server = None, json: Json = False) -> None:
     """Say why a job is where it is: waiting for what, failed by what, and what to do."""
-    from muster.cli.render import phase_text, plain_table, show_failure
+    from muster.cli.render import phase_cell, show_failure
 
     with connect(server) as client:
         document = client.get(f"jobs/{client.job_id(job)}/why")
     if json:
         print_json(document)
         return
-    table = plain_table("", "", header=False)
+    table = Table("", "", header=False)
     table.add_row("job", document["name"])
-    table.add_row("phase", phase_text(document["phase"]))
+    table.add_row("phase", phase_cell(document["phase"]))
     table.add_row("because", document["because"])
     table.add_row("since", formatting.moment(document["since"]))
     if queue := document.get("queue"):
         table.add_row("queue", f"position {queue['position']} of {queue['queued']}")
     if document.get("retryAt"):
         table.add_row("next try", formatting.moment(document["retryAt"]))
-    answers().print(table)
+    answers().print(table, soft_wrap=True)
     failure = document.get("lastFailure")
     if failure and document["phase"] != "Succeeded":
         show_failure(failure)

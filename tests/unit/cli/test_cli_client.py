@@ -152,14 +152,19 @@ def test_lists_follow_their_cursor_up_to_the_limit() -> None:
         cursor, limit = request.url.params.get("cursor"), request.url.params["limit"]
         asked.append((cursor, limit))
         start = int(cursor or 0)
-        items = [{"n": n} for n in range(start, min(start + int(limit), 450))]
-        return httpx2.Response(200, json={"items": items, "nextCursor": str(start + 200) if start < 400 else None})
+        end = min(start + int(limit), 1_050)
+        return httpx2.Response(
+            200, json={"items": [{"n": n} for n in range(start, end)], "nextCursor": str(end) if end < 1_050 else None}
+        )
+
+    def listed(limit: int) -> list[int]:
+        asked.clear()
+        return [job["n"] for page in one.job_pages(limit) for job in page]
 
     one = client(answer)
-    assert [job["n"] for job in one.jobs(1000)] == list(range(450))
-    assert asked == [(None, "200"), ("200", "200"), ("400", "200")]
-    asked.clear()
-    assert [job["n"] for job in one.jobs(3)] == [0, 1, 2]
+    assert listed(2_000) == list(range(1_050))
+    assert asked == [(None, "500"), ("500", "500"), ("1000", "500")], "as few requests as the API allows"
+    assert listed(3) == [0, 1, 2]
     assert asked == [(None, "3")]
 
 
