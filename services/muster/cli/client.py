@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 
 # A request that may have been lost is asked again this long: an API that `muster up` restarts is back by then.
 PATIENCE_SECONDS = 20.0
+# An answer that takes longer is not coming: a busy API's slowest requests (dry runs, pages of logs) take seconds.
+ANSWER_SECONDS_MAX = 20.0
+SILENCE_SECONDS = 3.0  # after so long a person wants to know what is being waited for
+# A stream is waited for longer: whoever follows a job wants to be there when an upgraded API is back.
+STREAM_PATIENCE_SECONDS = 300.0
+STREAM_SILENCE_SECONDS = 45.0  # three of the server's pings
 PAUSE_SECONDS = 0.2
 PAUSE_SECONDS_MAX = 2.0
 PAGE_JOBS = 500  # the most that the API gives at once
@@ -44,7 +52,7 @@ class Client:
         self._http = httpx2.Client(
             base_url=f"{server.url}/api/v1/",
             headers=headers,
-            timeout=httpx2.Timeout(30.0, connect=5.0),
+            timeout=httpx2.Timeout(ANSWER_SECONDS_MAX + 5.0, connect=5.0),  # `_answer` ends it before
             transport=transport,
             trust_env=not server.local,  # a proxy never knows this machine's loopback
         )
@@ -103,8 +111,8 @@ class Client:
         """Server-sent events until the server says `end`, over broken connections by Last-Event-ID."""
         import httpx2
 
-        wait = httpx2.Timeout(45.0, connect=5.0)  # the server pings every 15 s
-        pause, told = PAUSE_SECONDS, False
+        wait = httpx2.Timeout(STREAM_SILENCE_SECONDS, connect=5.0)
+        pause, told, heard_at = PAUSE_SECONDS, False, time.monotonic()
         while True:
             headers = {"accept": "text/event-stream"} | ({"last-event-id": last_id} if last_id else {})
             try:
@@ -116,6 +124,7 @@ class Client:
                         self._raise_for(response)
                         for event in httpx2.EventSource(response):
                             last_id, pause, told = event.id or last_id, PAUSE_SECONDS, False
+                            heard_at = time.monotonic()
                             yield event
                             if event.event == "end":
                                 return
@@ -124,6 +133,8 @@ class Client:
                 if not self._answered:
                     raise Unreachable(self.server.url, _reason(error)) from None
                 reason = _reason(error)
+            if time.monotonic() - heard_at > STREAM_PATIENCE_SECONDS + STREAM_SILENCE_SECONDS:
+                raise Unreachable(self.server.url, reason)
             if not told:
                 self.waiting(reason)
                 told = True
@@ -143,7 +154,7 @@ class Client:
         pause, waited = PAUSE_SECONDS, False
         while True:
             try:
-                response = self._http.request(method, path, **arguments)
+                response = self._answer(lambda: self._http.request(method, path, **arguments))
             except httpx2.TransportError as error:
                 refused = isinstance(error, httpx2.ConnectError) and not self._answered
                 if refused or time.monotonic() + pause > deadline:
@@ -160,6 +171,37 @@ class Client:
                 waited = True
             time.sleep(pause)
             pause = min(pause * 2, PAUSE_SECONDS_MAX)
+
+    def _answer(self, request: Callable[[], httpx2.Response]) -> httpx2.Response:
+        """The answer to the request. Raises Unreachable when there is none within ANSWER_SECONDS_MAX.
+
+        In a thread, because a time-out of httpx ends a silence and not a server that sends a byte now and then.
+        """
+        limit = min(ANSWER_SECONDS_MAX, max(self.patience_seconds, 1.0))
+        answers: queue.SimpleQueue[httpx2.Response | Exception] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(request())
+            except Exception as error:  # raised again below, in the thread that asked
+                answers.put(error)
+
+        threading.Thread(target=ask, daemon=True, name="request").start()
+        try:
+            answer = answers.get(timeout=min(limit, SILENCE_SECONDS))
+        except queue.Empty:
+            if limit > SILENCE_SECONDS:
+                self.waiting(f"no answer for {SILENCE_SECONDS:g} s")
+            try:
+                answer = answers.get(timeout=max(0.0, limit - SILENCE_SECONDS))
+            except queue.Empty:
+                next_step = (
+                    f"`curl -m 5 {self.server.url}/healthz` says whether a Muster listens there; its log says more"
+                )
+                raise Unreachable(self.server.url, f"no answer within {limit:g} s", next_step) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def _raise_for(self, response: httpx2.Response) -> None:
         if response.is_success:
@@ -207,7 +249,7 @@ def _body(response: httpx2.Response) -> dict[str, Any]:
 
 
 def _retry_after(response: httpx2.Response, pause: float) -> float:
-    """The server's wish, if it names seconds, within reason."""
+    """The pause that the server asks for, if it names seconds, within reason."""
     try:
         return min(max(float(response.headers.get("retry-after", "")), pause), PAUSE_SECONDS_MAX)
     except ValueError:

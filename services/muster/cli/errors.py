@@ -69,12 +69,12 @@ class CliError(Exception):
 class Unreachable(CliError):
     """No answer from the server, after retries."""
 
-    def __init__(self, server: str, reason: str) -> None:
+    def __init__(self, server: str, reason: str, next_step: str = "") -> None:
         super().__init__(
             what=f"no Muster answers at {server}: {reason}",
             exit_code=Exit.UNREACHABLE,
             code="unreachable",
-            next_step="start one with `muster up`, or name another with --server or MUSTER_SERVER",
+            next_step=next_step or "start one with `muster up`, or name another with --server or MUSTER_SERVER",
             details={"server": server},
         )
 

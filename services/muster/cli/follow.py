@@ -53,10 +53,11 @@ class Moment:
         if not self.steps or self.ended:
             return told
         newest, recent = self.steps[-1], self.steps[-8:]
-        seconds = sum(step.get("stepSeconds") or 0.0 for step in recent) / len(recent)
-        left = newest["steps"] - newest["step"] if newest.get("steps") else None
+        # Step 0 is an evaluation before the first step: nothing is known of the speed yet.
+        known = [seconds for step in recent if (seconds := step.get("stepSeconds"))]
+        left = newest["steps"] - newest["step"] if newest.get("steps") and known else None
         live = {key: newest.get(key) for key in ("step", "steps", "loss", "tokensPerSecond")}
-        return told | live | {"etaSeconds": left * seconds if left is not None else None}
+        return told | live | {"etaSeconds": left * sum(known) / len(known) if left is not None else None}
 
     @property
     def ended(self) -> bool:

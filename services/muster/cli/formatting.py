@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
+from muster.contract import text
+from muster.contract.text import plural
+
+__all__ = ["NOTHING", "amount", "clock", "duration", "loss", "moment", "plural", "share", "size"]
+
 NOTHING = "–"
 
 
@@ -40,13 +45,7 @@ def _three_digits(value: float) -> str:
 
 def size(count: float | None) -> str:
     """Bytes with a binary unit."""
-    if count is None:
-        return NOTHING
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    return NOTHING if count is None else text.size(count)
 
 
 def loss(value: float | None) -> str:
@@ -64,7 +63,3 @@ def clock(at: float | None) -> str:
 
 def moment(at: float | None) -> str:
     return NOTHING if not at else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

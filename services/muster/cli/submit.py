@@ -54,7 +54,9 @@ def show_plan(plan: dict[str, Any]) -> None:
     table.add_row("data", "\n".join(source["source"] for source in training["data"]["train"]))
     table.add_row("gang", _format_gang(gang, plan))
     table.add_row("batch", _format_batch(batch, plan))
-    table.add_row("length", ", ".join(f"{value:,} {key}" for key, value in training["length"].items() if value))
+    table.add_row(
+        "length", ", ".join(formatting.plural(value, unit[:-1]) for unit, value in training["length"].items() if value)
+    )
     table.add_row("precision", f"{training['precision']}, shard: {training['parallel']['shard']}")
     checkpoint = spec["checkpoint"]
     table.add_row("checkpoints", f"{checkpoint.get('uri') or 'the platform chooses'} (every: {checkpoint['every']})")
@@ -118,14 +120,18 @@ def _format_model(model: dict[str, Any], parameters: int | None) -> str:
 def _format_gang(gang: dict[str, Any], plan: dict[str, Any]) -> str:
     low, high = plan["worldSize"]["min"], plan["worldSize"]["max"]
     nodes = gang["nodes"]
-    workers = f"{nodes['min']}" if nodes["min"] == nodes["max"] else f"{nodes['min']} to {nodes['max']}"
+    workers = formatting.plural(nodes["max"], "worker")
+    workers = workers if nodes["min"] == nodes["max"] else f"{nodes['min']} to {workers}"
     ranks = f"{low}" if low == high else f"{low} to {high}"
     what = "GPU" if gang["gpusPerNode"] else "CPU process"
-    return f"{workers} workers × {formatting.plural(plan['ranksPerNode'], what)} = world size {ranks}"
+    return f"{workers} × {formatting.plural(plan['ranksPerNode'], what)} = world size {ranks}"
 
 
 def _format_batch(batch: dict[str, Any], plan: dict[str, Any]) -> str:
     steps = ", ".join(
-        f"{formatting.plural(a['microSteps'], 'micro-step')} on {a['ranks']} ranks" for a in plan["accumulation"]
+        f"{formatting.plural(a['microSteps'], 'micro-step')} on {formatting.plural(a['ranks'], 'rank')}"
+        for a in plan["accumulation"]
     )
-    return f"{batch['tokensPerStep']:,} tokens = {plan['samplesPerStep']} samples per step; {steps}"
+    return (
+        f"{batch['tokensPerStep']:,} tokens = {formatting.plural(plan['samplesPerStep'], 'sample')} per step; {steps}"
+    )

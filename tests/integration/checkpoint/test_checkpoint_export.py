@@ -2,6 +2,7 @@
 left."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -170,3 +171,10 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["step"] == 5
+
+
+def test_a_small_model_is_not_0_0_mb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    committed(decoder(True), tmp_path / "uid")
+    assert main(["--checkpoint", str(tmp_path / "uid"), "--to", str(tmp_path / "model")]) == 0
+    said = capsys.readouterr().out
+    assert re.fullmatch(r"step 5 exported to .*/model: [1-9][\d.]* KiB, float32\n", said), said

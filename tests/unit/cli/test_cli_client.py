@@ -1,7 +1,10 @@
 """The client: one submission however often it is retried, and the server's problems in our words."""
 
+import contextlib
 import json
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
@@ -209,3 +212,50 @@ def test_a_stream_of_nobody_is_unreachable() -> None:
 
     with pytest.raises(Unreachable):
         list(client(answer).stream("jobs/x/events"))
+
+
+@contextlib.contextmanager
+def silent_server(drip: bytes) -> Iterator[str]:
+    """A server that accepts every connection and sends `drip`, byte by byte, for ever, or nothing."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    closing = threading.Event()
+
+    def serve() -> None:
+        connections = []
+        while not closing.is_set():
+            connections.append(listener.accept()[0])
+            for byte in drip:
+                if closing.wait(0.05):
+                    break
+                connections[-1].send(bytes([byte]))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    closing.set()
+    socket.create_connection(listener.getsockname()).close()
+    thread.join()
+    listener.close()
+
+
+@pytest.mark.parametrize("drip", [b"", b"HTTP/1.1 200 OK\r\nx-slow: " + b"a" * 400], ids=["silent", "dripping"])
+def test_a_server_that_accepts_and_never_answers_is_said(drip: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The silent one was waited for without a word, the dripping one without end."""
+    monkeypatch.setattr(module, "ANSWER_SECONDS_MAX", 1.5)
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.3)
+    waits: list[str] = []
+    with (
+        silent_server(drip) as url,
+        Client(Server(url, "test"), waiting=waits.append) as asking,
+        pytest.raises(Unreachable, match=r"no answer within 1\.5 s") as raised,
+    ):
+        asking.get("jobs")
+    assert waits == ["no answer for 0.3 s"]
+    assert raised.value.next_step.startswith(f"`curl -m 5 {url}/healthz`")
+
+
+def test_a_stream_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STREAM_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "STREAM_SILENCE_SECONDS", 0.05)
+    with pytest.raises(Unreachable, match="the server closed the stream"):
+        list(client(lambda _: httpx2.Response(503)).stream("jobs/x/events"))

@@ -68,6 +68,8 @@ def test_progress_is_that_of_the_newest_step_and_of_the_status_at_the_end() -> N
     }  # fmt: skip
     assert Moment(job("Succeeded", progress=told), steps=(step(6),)).progress == told
     assert Moment(job()).progress == {}
+    at_the_start = Moment(job(), steps=(step(0, stepSeconds=0.0),)).progress
+    assert at_the_start["etaSeconds"] is None, "nothing is known of the speed yet: no `ETA 0s`"
 
 
 def test_a_pipe_gets_a_line_per_phase_and_the_happenings(capsys: pytest.CaptureFixture[str]) -> None:

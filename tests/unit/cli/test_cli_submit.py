@@ -1,5 +1,6 @@
 """From a file to the document that is sent: overrides, paths, the plan, and faults with their lines."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ spec:
     evaluation:
       data: [{source: /absolute}, {source: held-out}]
 """
-PLAN = {
+PLAN: dict[str, Any] = {
     "accepted": True,
     "job": {
         "name": "mine",
@@ -123,6 +124,20 @@ def test_the_plan_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         "checkpoints s3://ckpt/team (every: auto)",
     ]
     assert shown.err == "warning: spec.checkpoint.uri: is not versioned\n"
+
+
+def test_one_of_a_thing_is_not_told_as_many(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = copy.deepcopy(PLAN) | {
+        "ranksPerNode": 1, "worldSize": {"min": 1, "max": 1}, "samplesPerStep": 1,
+        "accumulation": [{"nodes": 1, "ranks": 1, "microSteps": 1}],
+    }  # fmt: skip
+    plan["job"]["spec"]["gang"] = {"nodes": {"min": 1, "max": 1}, "gpusPerNode": 0}
+    plan["job"]["spec"]["training"]["length"] = {"steps": 1}
+    submit.show_plan(plan)
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "gang 1 worker × 1 CPU process = world size 1" in rows
+    assert "batch 16,384 tokens = 1 sample per step; 1 micro-step on 1 rank" in rows
+    assert "length 1 step" in rows
 
 
 def answering(status: int, body: dict[str, Any]) -> Client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from tests.unit.core.seen import (
@@ -26,6 +27,7 @@ from tests.unit.core.seen import (
 )
 
 from muster.contract.base import dump_json
+from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, TrainerPhase
 from muster.contract.status import GoodputState, Phase
 from muster.operator.core.audit import audit
@@ -161,6 +163,48 @@ def test_progress_is_reported_and_a_stale_heartbeat_does_not_take_it_back() -> N
     assert later.status.progress.step == 9
     stale = replace(later, now=NOW + 120, fresh=False, workers=crew(step=7, now=NOW + 119))
     assert check(stale).status.progress == later.status.progress
+
+
+def test_nothing_is_known_of_the_speed_at_step_0() -> None:
+    """`ETA 0s` at step 0: its step took no time, because it is an evaluation."""
+    last = beat(1, 9).last_step
+    assert last is not None
+
+    def eta(**changes: Any) -> float | None:
+        told = beat(1, 9, NOW + 60, last_step=last.model_copy(update=changes))
+        crew = (worker(0, heartbeats=(told,)), worker(1, heartbeats=(beat(1, 9, NOW + 60, rank=1),)))
+        status = check(replace(starting(), now=NOW + 60, workers=crew)).status
+        assert status.progress is not None
+        return status.progress.eta_seconds
+
+    assert eta(step=0, step_seconds=0.0) is None
+    assert eta(step=10, step_seconds=2.0) == 180.0
+
+
+def test_an_attempt_reached_at_least_its_last_commit() -> None:
+    """An evicted gang committed step 522 after the heartbeat of step 502; `TO STEP` said 502, and steps were lost."""
+    evicted = tuple(exited(index, ExitCode.PREEMPTED_COMMITTED) for index in range(2))
+    stopping = settled(replace(running(step=502), committed=committed(400), now=NOW + 30, workers=evicted))
+
+    def closed(step: int) -> tuple[str, int | None, int]:
+        over = settled(replace(stopping, now=NOW + 40, workers=(), committed=committed(step)))
+        attempt = over.status.attempts[0]
+        return attempt.outcome, attempt.last_step, attempt.lost_steps
+
+    assert closed(522) == ("preempted", 522, 0)
+    assert closed(400) == ("preempted", 502, 102)
+
+
+def test_a_commit_seen_late_counts_for_the_attempt_that_made_it() -> None:
+    seen = replace(running(step=502), committed=committed(400))
+    evicted = tuple(exited(index, ExitCode.PREEMPTED_COMMITTED) for index in range(2))
+    stopped = settled(replace(seen, now=NOW + 30, workers=evicted))
+    ended = settled(replace(stopped, now=NOW + 40, workers=()))
+    assert ended.status.attempts[0].outcome == "preempted"
+    later = replace(ended, now=NOW + 200, workers=(), committed=committed(522), reservations=(granted(1), granted(2)))
+    again = settled(later)
+    assert [a.number for a in again.status.attempts] == [1, 2]
+    assert (again.status.attempts[0].last_step, again.status.attempts[1].resume_step) == (522, 522)
 
 
 def test_a_loss_that_is_not_a_number_does_not_keep_the_status_from_being_written() -> None:

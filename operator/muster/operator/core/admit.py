@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from muster.contract.spec import JobSpec
 from muster.contract.status import STATUS_VERSION, Phase
+from muster.contract.text import plural
 from muster.operator.core.budgets import capacity_order, is_excluded, remaining_backoff_seconds
 from muster.operator.core.codes import Code
 from muster.operator.core.fleet import Fleet, JobSummary
@@ -236,7 +237,7 @@ def _wait(
     fleet: Fleet, job: JobSummary, ask: Ask, allowed: Ask, space: Space, limits: _Limits, empty_fleet: _Possible
 ) -> Wait:
     size, gpus = ask.sizes[-1], ask.shape.gpus
-    needs = f"gang needs {size} node{'s' if size > 1 else ''}" + (f" with {gpus} GPUs each" if gpus else "")
+    needs = f"gang needs {plural(size, 'node')}" + (f" with {gpus} GPUs each" if gpus else "")
     if not allowed.sizes:
         left, limit = max(0, limits.left(job.namespace) or 0), fleet.limits[job.namespace]
         return Wait(

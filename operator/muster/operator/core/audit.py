@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from muster.contract.status import STATUS_VERSION, GoodputState, JobStatus, Phase
+from muster.contract.text import plural
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import CreateWorker, Decision, RemoveJob, RemoveWorker
 from muster.operator.core.observed import Observed
@@ -79,7 +80,7 @@ def _change(seen: Observed, decision: Decision) -> Iterator[str]:
     if _closed(after) and not _closed(before) and not (sure or done):
         yield "closes an attempt whose gang may still be there"
     if after.phase in _ALIVE and len(after.gang.nodes) != after.gang.wanted:
-        yield f"holds {len(after.gang.nodes)} nodes for {after.gang.wanted} workers"
+        yield f"holds {plural(len(after.gang.nodes), 'node')} for {plural(after.gang.wanted, 'worker')}"
     if after.phase in _ALIVE and len(set(after.gang.nodes)) != len(after.gang.nodes):
         yield "puts two workers of a gang on one node"
     if after.phase in _EMPTY_HANDED and after.gang.nodes:

@@ -7,6 +7,7 @@ from typing import Any
 
 from muster.contract.signals import TrainerPhase
 from muster.contract.status import STATUS_VERSION, Attempt, GangStatus, JobStatus, Phase
+from muster.contract.text import plural
 from muster.operator.core.budgets import remaining_backoff_seconds
 from muster.operator.core.causes import (
     FailureDiagnosis,
@@ -37,7 +38,13 @@ from muster.operator.core.shutdown import (
     sweep,
 )
 from muster.operator.core.stalls import Stall, check_running, check_starting
-from muster.operator.core.transitions import ATTEMPTS_KEPT, between_attempts, transition, transition_with_progress
+from muster.operator.core.transitions import (
+    ATTEMPTS_KEPT,
+    between_attempts,
+    reaching,
+    transition,
+    transition_with_progress,
+)
 from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
 
 MORE_SECONDS = 0.2  # between two parts of many actions: about what a watch takes to show the first
@@ -88,7 +95,7 @@ def done(summary: WorkerSummary) -> Decision | None:
     """All workers ended well: that counts, whatever else was asked for meanwhile."""
     if not summary.all_done or summary.older or between_attempts(summary.status) or summary.seen.deleting:
         return None
-    because = f"all {summary.gang.wanted} workers finished"
+    because = f"{_all_workers(summary.gang.wanted)} finished"
     return _turn(summary, finish(summary, because))
 
 
@@ -200,7 +207,7 @@ def inconsistent_status(summary: WorkerSummary) -> Decision | None:
         return None
     if len(set(gang.nodes)) == gang.wanted > 0 and not between_attempts(status):
         return None
-    what = f"{status.phase} with {len(gang.nodes)} nodes for {gang.wanted} workers"
+    what = f"{status.phase} with {plural(len(gang.nodes), 'node')} for {plural(gang.wanted, 'worker')}"
     return _turn(
         summary,
         fail(summary, diagnose_inconsistent_status(summary, f"the status contradicts itself: {what}; beginning anew")),
@@ -222,7 +229,7 @@ def starting(summary: WorkerSummary) -> Decision | None:
     if summary.status.phase is not Phase.STARTING:
         return None
     if summary.older:
-        because = f"{len(summary.older)} workers of earlier attempts are still there"
+        because = f"still there: {plural(len(summary.older), 'worker')} of earlier attempts"
         status = transition(summary, Code.AWAITING_REMOVAL, because)
         return _turn(summary, status, sweep(summary, summary.older), LOOK_SECONDS)
     if not summary.missing and (waiting := next((worker.waiting for worker in summary.mine if worker.waiting), "")):
@@ -236,16 +243,16 @@ def starting(summary: WorkerSummary) -> Decision | None:
     updates: dict[str, Any] = {"gang": _gang(summary), "suspicion": stall.suspicion}
     if summary.missing:
         said = summary.status.because if summary.status.code == Code.CREATING_WORKERS else ""
-        because = said or f"creating {len(summary.missing)} workers of attempt {summary.status.attempt} again"
+        because = said or f"creating {plural(len(summary.missing), 'worker')} of attempt {summary.status.attempt} again"
         actions = tuple(_create(summary, index) for index in summary.missing[:ACTIONS_MAX])
         status = transition(summary, Code.CREATING_WORKERS, because, **updates)
         return _turn(summary, status, actions, LOOK_SECONDS)
     if summary.ready < summary.gang.wanted:
         reason = next((f"; worker {w.worker} on {w.node}: {w.reason}" for w in summary.mine if w.reason), "")
-        because = f"{summary.ready} of {summary.gang.wanted} workers are up{reason}"
+        because = f"up: {summary.ready} of {plural(summary.gang.wanted, 'worker')}{reason}"
         return _turn(summary, transition(summary, Code.AWAITING_WORKERS, because, **updates), wake_after=LOOK_SECONDS)
     if summary.beat is None or summary.beat.phase is TrainerPhase.INIT:
-        because = f"all {summary.gang.wanted} workers are up; their ranks are meeting"
+        because = f"{_all_workers(summary.gang.wanted)} started; the ranks are meeting"
         return _turn(summary, transition(summary, Code.AWAITING_RANKS, because, **updates), wake_after=LOOK_SECONDS)
     return _turn(summary, _running(summary, Stall(None)))
 
@@ -330,7 +337,7 @@ def _start_attempt(summary: WorkerSummary, gang: GangStatus) -> JobStatus:
         Code.CREATING_WORKERS,
         "; ".join(
             [
-                f"attempt {number} on {gang.wanted} node{'s' if gang.wanted > 1 else ''} of pool {gang.pool}, {whence}",
+                f"attempt {number} on {plural(gang.wanted, 'node')} of pool {gang.pool}, {whence}",
                 *seen.notes,
             ]
         ),
@@ -338,7 +345,7 @@ def _start_attempt(summary: WorkerSummary, gang: GangStatus) -> JobStatus:
         attempt=number,
         resume_step=resume_step,
         gang=gang,
-        attempts=(*status.attempts, attempt)[-ATTEMPTS_KEPT:],
+        attempts=(*_with_last_commit(status.attempts, resume_step), attempt)[-ATTEMPTS_KEPT:],
         checkpoint=checkpoint_status(summary),
         data_skip=data_skip(summary, resume_step),
         retry_at=None,
@@ -346,6 +353,11 @@ def _start_attempt(summary: WorkerSummary, gang: GangStatus) -> JobStatus:
         ends_as=None,
         suspicion=None,
     )
+
+
+def _with_last_commit(attempts: tuple[Attempt, ...], committed_step: int) -> tuple[Attempt, ...]:
+    """A cached read may have closed the last attempt before its last commit was seen; this fresh one sees it."""
+    return (*attempts[:-1], reaching(attempts[-1], committed_step)) if attempts else ()
 
 
 def _create(summary: WorkerSummary, index: int) -> CreateWorker:
@@ -365,7 +377,7 @@ def _activity(summary: WorkerSummary, stall: Stall) -> tuple[Code, str]:
     if stall.suspicion is not None:
         return Code.STALLING, stall.suspicion.why
     gang, beat = summary.gang, summary.beat
-    where = f"{gang.wanted} node{'s' if gang.wanted > 1 else ''} of pool {gang.pool}"
+    where = f"{plural(gang.wanted, 'node')} of pool {gang.pool}"
     preparing = beat is not None and beat.phase in (TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOAD)
     if preparing and summary.status.code != Code.TRAINING:
         return Code.PREPARING, f"preparing data and loading state on {where}"
@@ -409,3 +421,7 @@ def _deadline_left(summary: WorkerSummary) -> float:
 
 def _reservation(seen: Observed, number: int) -> Reservation | None:
     return next((entry for entry in seen.reservations if entry.number == number), None)
+
+
+def _all_workers(count: int) -> str:
+    return "the worker" if count == 1 else f"all {count} workers"

@@ -73,7 +73,8 @@ def current_progress(summary: WorkerSummary) -> Progress | None:
         return None
     step, before = beat.last_step, summary.status.progress
     evaluated = beat.last_evaluation or (step if step.evaluation_loss is not None else None)
-    left = max(0, step.steps - step.step) if step.steps is not None else None
+    # Step 0 is an evaluation before the first step: nothing is known of the speed yet.
+    left = max(0, step.steps - step.step) if step.steps is not None and step.step_seconds > 0 else None
     return Progress.model_construct(
         at=summary.seen.now,
         step=step.step,
@@ -122,9 +123,20 @@ def _books(summary: WorkerSummary, phase: Phase, attempts: tuple[Attempt, ...]) 
         told["last_step"] = beat.last_step.step
         told["first_step_at"] = current.first_step_at or _first_step_at(beat)
     if current.ended_at is not None:
-        booked, told["lost_steps"] = lose(booked, current.model_copy(update=told), _committed_step(summary))
+        current = reaching(current.model_copy(update=told), _committed_step(summary))
+        told["last_step"] = current.last_step
+        booked, told["lost_steps"] = lose(booked, current, _committed_step(summary))
     told["seconds"] = booked.attempt_seconds
     return {"ledger": booked.account, "attempts": replace_last(attempts, **told)}
+
+
+def reaching(attempt: Attempt, committed_step: int) -> Attempt:
+    """The attempt with `last_step` at least its last commit.
+
+    Workers that are evicted train on while they are asked to stop and commit then: steps that no heartbeat told of.
+    """
+    known = attempt.resume_step if attempt.last_step is None else attempt.last_step
+    return attempt.model_copy(update={"last_step": committed_step}) if committed_step > known else attempt
 
 
 def _first_step_at(beat: Heartbeat) -> float | None:

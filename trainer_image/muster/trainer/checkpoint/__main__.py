@@ -16,6 +16,7 @@ from typing import Any
 
 from muster.contract.checkpoint import Commit, commit_key
 from muster.contract.names import ExitCode
+from muster.contract.text import size
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in, steps_in
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
@@ -129,7 +130,7 @@ def _checked(store: Store, step: int, progress: Callable[[int, int], None]) -> R
 def _progress(chosen: argparse.Namespace) -> Callable[[int, int], None]:
     def show(done: int, total: int) -> None:
         if not chosen.json and sys.stderr.isatty():
-            print(f"\r{done / 1e6:,.0f} of {total / 1e6:,.0f} MB", end="\n" if done == total else "", file=sys.stderr)
+            print(f"\r{size(done)} of {size(total)}", end="\n" if done == total else "", file=sys.stderr)
 
     return show
 
@@ -160,8 +161,8 @@ def _ls_line(row: Report) -> str:
     marks = " ".join(mark for mark in ("best", "pinned") if row[mark])
     loss = row["metrics"].get("evaluation_loss", row["metrics"].get("loss"))
     said = f"loss {loss:.4f}" if loss is not None else ""
-    size = f"{row['bytes'] / 1e6:>10,.1f} MB"
-    return f"  step {row['step']:>9}  {when}  {size}  attempt {row['attempt']}  {said}  {marks}".rstrip()
+    amount = f"{size(row['bytes']):>10}"
+    return f"  step {row['step']:>9}  {when}  {amount}  attempt {row['attempt']}  {said}  {marks}".rstrip()
 
 
 COMMANDS: dict[str, tuple[Callable[[Store, argparse.Namespace], Report], str]] = {

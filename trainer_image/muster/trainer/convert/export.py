@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from muster.contract.checkpoint import Commit, TensorEntry
+from muster.contract.text import size
 from muster.contract.training import Adapter
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
@@ -249,7 +250,7 @@ def main(arguments: list[str]) -> int:
 
     def show(done: int, total: int) -> None:
         if "--json" not in arguments and sys.stderr.isatty():
-            print(f"\r{done / 1e6:,.0f} of {total / 1e6:,.0f} MB", end="\n" if done == total else "", file=sys.stderr)
+            print(f"\r{size(done)} of {size(total)}", end="\n" if done == total else "", file=sys.stderr)
 
     try:
         chosen = parser.parse_args(arguments)
@@ -261,9 +262,7 @@ def main(arguments: list[str]) -> int:
             raise
         print(json.dumps({"error": str(error)}) if "--json" in arguments else f"error: {error}", file=sys.stderr)
         return code
-    words = (
-        f"step {report['step']} exported to {report['directory']}: {report['bytes'] / 1e6:,.1f} MB, {report['dtype']}"
-    )
+    words = f"step {report['step']} exported to {report['directory']}: {size(report['bytes'])}, {report['dtype']}"
     print(json.dumps(report) if chosen.json else words)
     return 0
 
