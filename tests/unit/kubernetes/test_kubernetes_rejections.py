@@ -7,11 +7,11 @@ import pytest
 from tests.unit.kubernetes.making import JOB_UID, job_item
 
 from muster.contract.status import Phase
+from muster.kube.client import Client
+from muster.kube.errors import ApiError
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.observed import Rejection, WorkerState
 from muster.operator.kubernetes import observe
-from muster.kube.client import Client
-from muster.kube.errors import ApiError
 from muster.operator.kubernetes.creation import Creator
 from muster.operator.kubernetes.gangs.builtin import Builtin
 from muster.operator.kubernetes.gangs.protocol import Misnamed, Unserved

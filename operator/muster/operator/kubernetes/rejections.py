@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.operator.core.observed import Rejection
 from muster.kube.errors import ApiError
+from muster.operator.core.observed import Rejection
 from muster.operator.kubernetes.gangs.protocol import Misnamed
 from muster.operator.kubernetes.render import Unrenderable
 
