@@ -148,7 +148,7 @@ def _rank(given: argparse.Namespace) -> None:
     def muster(shard: str) -> Callable[[], object]:
         asked = run.training.parallel.model_copy(update={"shard": shard})
         training = run.training.model_copy(update={"parallel": asked})
-        layout = sharding.plan(origin.architecture, training, ranks, sharding.capacity(device, ranks))
+        layout = sharding.plan(origin.model, training, ranks, sharding.capacity(device, ranks))
         trainer = loop.Trainer(run, ranks, life, origin, data, device, layout)
         loader = trainer.open_loader()
         return lambda: trainer.advance(loader)

@@ -33,27 +33,44 @@ class FromCommit(Spec):
         return self
 
 
+SOURCE_SCHEMES = ("file", "s3", "https", "hf")
+
+
 class ModelConfig(Spec):
-    """Exactly one of: a preset's name, a shape of one's own, or a commit to start from."""
+    """Exactly one of: a preset's name, a shape of one's own, a commit to start from, or a source: the address of a
+    folder as Hugging Face writes it (config.json, safetensors, tokenizer.json): s3://, file://, https:// or
+    hf://organisation/name@revision. A source's weights, tokenizer and chat marks are the job's.
+    """
 
     preset: Text | None = None
     architecture: Architecture | None = None
     from_: FromCommit | None = Field(default=None, alias="from")
+    source: Text | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [
-            n for n, v in (("preset", self.preset), ("architecture", self.architecture), ("from", self.from_)) if v
-        ]
+        kinds = {"preset": self.preset, "architecture": self.architecture, "from": self.from_, "source": self.source}
+        given = [name for name, value in kinds.items() if value]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of preset, architecture, from (given: {', '.join(given) or 'none'})")
+            raise ValueError(f"give exactly one of {', '.join(kinds)} (given: {', '.join(given) or 'none'})")
         if self.preset and self.preset not in PRESETS:
             raise ValueError(f"unknown preset {self.preset!r}; there are {', '.join(PRESETS)}")
         return self
 
+    @field_validator("source")
+    @classmethod
+    def _can_be_read(cls, source: str | None) -> str | None:
+        scheme, separator, rest = (source or "file:///").partition("://")
+        if not separator or scheme not in SOURCE_SCHEMES or not rest:
+            raise ValueError(
+                f"{source!r} is no address of a model's folder: write s3://bucket/folder, file:///folder, "
+                "https://host/folder or hf://organisation/name@revision"
+            )
+        return source
+
     @property
     def shape(self) -> Architecture | None:
-        """The decoder's shape; None when it comes from a commit."""
+        """Our own decoder's shape; None when the model comes from a commit or a folder."""
         return PRESETS[self.preset] if self.preset else self.architecture
 
 
@@ -232,10 +249,11 @@ class TrainingConfig(Spec):
                 f"batch.tokensPerStep {self.batch.tokens_per_step} is not a multiple of sequenceLength × microBatch "
                 f"= {length} × {self.batch.micro_batch} = {length * self.batch.micro_batch}"
             )
-        if self.adapter is not None and self.model.from_ is None:
+        if self.adapter is not None and self.model.from_ is None and self.model.source is None:
             raise ValueError(
-                "adapter trains beside weights that stay as they are, and a new model has none worth keeping; "
-                "start from another job's commit (model.from), or leave adapter out to train the whole model"
+                "adapter trains beside weights that stay as they are, and a new model has none worth keeping; start "
+                "from another job's commit (model.from) or a model's folder (model.source), or leave adapter out to "
+                "train the whole model"
             )
         sources = self.data.train + (self.evaluation.data if self.evaluation else ())
         if self.task == "sft" and any(source.format != "openai-chat" for source in sources):

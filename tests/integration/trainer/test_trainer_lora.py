@@ -27,7 +27,7 @@ from muster.trainer.models.adapter import is_part
 from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.init import initialize
 from muster.trainer.models.lora import attach
-from muster.trainer.models.sharding import local_rows
+from muster.trainer.models.shards import local_rows
 from muster.trainer.train.optimizer import make_optimizer
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.

@@ -21,7 +21,6 @@ from tests.unit.core.seen import (
     write,
 )
 from tests.unit.core.test_core_admit import entry, fleet, four, holding
-from tests.unit.core.test_core_rejections import QUOTA, rejected
 from tests.unit.core.test_core_signals import signal
 from tests.unit.core.test_core_stalls import gang
 
@@ -32,7 +31,7 @@ from muster.operator.core.audit import audit
 from muster.operator.core.codes import OF_CAUSE, Code, code_of
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import Decision
-from muster.operator.core.observed import Observed, Rejection
+from muster.operator.core.observed import Observed
 
 
 def follow(seen: Observed, obedient: bool = True) -> list[Decision]:
@@ -122,7 +121,6 @@ def everything() -> list[Decision]:
     for code in (80, 81, 82, 83, 84, 1):
         failing = running(spec=generous)
         cases.append(follow(with_status(failing, failing.status, workers=(exited(0, code), crew()[1]))))
-    cases.append(follow(rejected(Rejection.TEMPORARY, QUOTA, after=20.0)))
     cases += [ends(80), asked(suspend=True), asked(cancel=True), asked(deleting=True)]
     preparing = starting()
 

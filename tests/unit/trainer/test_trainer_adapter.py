@@ -13,6 +13,7 @@ from muster.trainer.config import Ranks
 from muster.trainer.models import memory, sharding
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.decoder import Decoder, build
+from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.init import initialize
 from muster.trainer.models.lora import attach
 
@@ -88,11 +89,11 @@ def test_a_repeated_pass_leaves_out_the_same_inputs(recompute: str) -> None:
 def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
     """Llama-3.1-8B over 8: its weights, and of the adapter's 6.8 M alone gradients and moments."""
     training = config(adapter={"rank": 16})
-    need = memory.estimate(PRESETS["llama-8b"], training, "fsdp", 8, 1)
+    need = memory.estimate(DecoderModel(PRESETS["llama-8b"], training.adapter).size(), training, "fsdp", 8, 1)
     own = 32 * 16 * (2 * 4096 + 4096 + 1024)
     assert need.optimizer == pytest.approx(8 * own / 8, rel=1e-6)
     assert need.gradients == pytest.approx(4 * own / 8 + 4 * 2 * own / 32, rel=1e-6)
-    whole = memory.estimate(PRESETS["llama-8b"], config(), "fsdp", 8, 1)
+    whole = memory.estimate(DecoderModel(PRESETS["llama-8b"]).size(), config(), "fsdp", 8, 1)
     assert need.parameters - whole.parameters == pytest.approx(4 * own / 8, abs=8)
 
 
@@ -100,7 +101,7 @@ def test_auto_shards_less_where_less_learns() -> None:
     ranks = Ranks(rank=0, local_rank=0, world=8, local_world=8)
 
     def shard(training: TrainingConfig) -> str:
-        return sharding.plan(PRESETS["llama-8b"], training, ranks, 48 * GIB).shard
+        return sharding.plan(DecoderModel(PRESETS["llama-8b"], training.adapter), training, ranks, 48 * GIB).shard
 
     assert shard(config()) == "fsdp"
     assert shard(config(adapter={"rank": 16})) == "ddp"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.training import Adapter, EarlyStopping, OptimizerConfig, Schedule, TrainingConfig
+from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.train import flops, randomness
 from muster.trainer.train.evaluation import Best
 from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, squared_norm
@@ -173,29 +174,31 @@ def test_without_a_rule_nothing_stops() -> None:
 def test_flops_of_a_known_model() -> None:
     """Llama-3.1-8B at 8k: 6 x 7.5 G weights in products + 12 x 32 x 4096 x 8192."""
     expected = 6 * (PRESETS["llama-8b"].parameters - 128_256 * 4096) + 12 * 32 * 4096 * 8192
-    assert flops.per_token(PRESETS["llama-8b"], 8192) == expected
+    assert flops.per_token(DecoderModel(PRESETS["llama-8b"]).size(), 8192) == expected
 
 
 def test_a_tied_table_is_multiplied_once() -> None:
     tied = Architecture(dim=8, layers=1, heads=2, kv_heads=2, ffn_dim=8, vocab_size=10, max_positions=8, tied_head=True)
     untied = tied.model_copy(update={"tied_head": False})
-    assert flops.per_token(tied, 8) == flops.per_token(untied, 8)
+    assert flops.per_token(DecoderModel(tied).size(), 8) == flops.per_token(DecoderModel(untied).size(), 8)
 
 
 def test_repeated_and_frozen_work() -> None:
     """Two per weight forward, four backward; two more where it is repeated, two fewer where it is frozen."""
     model = PRESETS["llama-8b"]
     weights, attention = model.parameters - 128_256 * 4096, 32 * 4096 * 8192
-    assert flops.per_token(model, 8192, repeated=1.0) == 8 * weights + 16 * attention
+    whole = DecoderModel(model).size()
+    assert flops.per_token(whole, 8192, repeated=1.0) == 8 * weights + 16 * attention
     adapter = Adapter(rank=16, targets=("q_proj", "v_proj", "down_proj"))
     own = 32 * 16 * (2 * 4096 + (4096 + 1024) + (14_336 + 4096))
     assert adapter.parameters(model) == own
-    assert flops.per_token(model, 8192, adapter=adapter) == 4 * weights + 6 * own + 12 * attention
-    assert flops.per_token(model, 8192, 1.0, adapter) == 6 * weights + 8 * own + 16 * attention
-    assert flops.hardware_share(model, 8192, "none") == 1.0
-    assert flops.hardware_share(model, 8192, "selective") == pytest.approx(7 / 6)
-    assert flops.hardware_share(model, 8192, "full") == pytest.approx(4 / 3)
-    assert flops.hardware_share(model, 8192, "full", adapter) > 4 / 3
+    beside = DecoderModel(model, adapter).size()
+    assert flops.per_token(beside, 8192) == 4 * weights + 6 * own + 12 * attention
+    assert flops.per_token(beside, 8192, 1.0) == 6 * weights + 8 * own + 16 * attention
+    assert flops.hardware_share(whole, 8192, "none") == 1.0
+    assert flops.hardware_share(whole, 8192, "selective") == pytest.approx(7 / 6)
+    assert flops.hardware_share(whole, 8192, "full") == pytest.approx(4 / 3)
+    assert flops.hardware_share(beside, 8192, "full") > 4 / 3
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from muster.contract.training import TrainingConfig
 from muster.trainer.config import Ranks, Run, accumulation, read_ranks, read_run
 from muster.trainer.errors import OutOfMemory, UserError
 from muster.trainer.models import memory, sharding
+from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.train import origin
 
 GIB = 2**30
@@ -105,9 +106,15 @@ def test_a_batch_that_cannot_be_divided_says_what_to_change() -> None:
 # --- sharding ---
 
 
+def model(preset: str) -> DecoderModel:
+    return DecoderModel(PRESETS[preset])
+
+
 def test_sharding_lowers_the_need_in_order() -> None:
     training = config(data={"train": [{"source": "x"}], "sequenceLength": 4096}, batch={"tokensPerStep": 2**19})
-    needs = [memory.estimate(PRESETS["llama-8b"], training, shard, 8, 16).total for shard in ("ddp", "zero2", "fsdp")]
+    needs = [
+        memory.estimate(model("llama-8b").size(), training, shard, 8, 16).total for shard in ("ddp", "zero2", "fsdp")
+    ]
     assert needs == sorted(needs, reverse=True)
     assert needs[0] > 128 * GIB  # 8 G weights: 16 bytes each without activations
 
@@ -115,7 +122,7 @@ def test_sharding_lowers_the_need_in_order() -> None:
 def test_the_need_of_a_known_model() -> None:
     """Llama-3.1-8B, bf16, FSDP over 8, full checkpointing: 12 bytes per weight sharded 8 ways, and gradients 4."""
     training = config(precision="bf16", parallel={"activationCheckpointing": "full"})
-    need = memory.estimate(PRESETS["llama-8b"], training, "fsdp", 8, 1)
+    need = memory.estimate(model("llama-8b").size(), training, "fsdp", 8, 1)
     weights = PRESETS["llama-8b"].parameters
     largest = 128_256 * 4096
     assert need.optimizer == pytest.approx(8 * weights / 8, rel=1e-6)
@@ -126,24 +133,24 @@ def test_the_need_of_a_known_model() -> None:
 @pytest.mark.parametrize(("capacity", "expected"), [(80 * GIB, "ddp"), (12 * GIB, "zero2"), (15 * GIB // 2, "fsdp")])
 def test_auto_takes_the_lowest_that_fits(capacity: int, expected: str) -> None:
     training = config(precision="bf16", batch={"tokensPerStep": 1024, "microBatch": 2})
-    layout = sharding.plan(PRESETS["llama-1b"], training, ranks(8), capacity)
+    layout = sharding.plan(model("llama-1b"), training, ranks(8), capacity)
     assert layout.shard == expected
     assert layout.need.total <= capacity * memory.USABLE
 
 
 def test_auto_that_fits_nowhere_shows_the_arithmetic() -> None:
     with pytest.raises(OutOfMemory) as refused:
-        sharding.plan(PRESETS["llama-8b"], config(), ranks(2), 4 * GIB)
+        sharding.plan(model("llama-8b"), config(), ranks(2), 4 * GIB)
     text = str(refused.value)
     for part in ("needs about", "has 4.00 GiB", "8030.3 M parameters", "microBatch (now 2)", "precision to bf16"):
         assert part in text
 
 
 def test_hsdp_lays_copies_over_nodes() -> None:
-    layout = sharding.plan(PRESETS["muster-1m"], config(parallel={"shard": "hsdp"}), ranks(4, 2), 64 * GIB)
+    layout = sharding.plan(model("muster-1m"), config(parallel={"shard": "hsdp"}), ranks(4, 2), 64 * GIB)
     assert layout.describe() == {"shard": "hsdp", "replicas": 2, "shards": 2}
     asked = config(parallel={"shard": "hsdp", "replicas": 4}, batch={"tokensPerStep": 512, "microBatch": 1})
-    assert sharding.plan(PRESETS["muster-1m"], asked, ranks(8), 64 * GIB).shards == 2
+    assert sharding.plan(model("muster-1m"), asked, ranks(8), 64 * GIB).shards == 2
 
 
 @pytest.mark.parametrize(
@@ -153,12 +160,12 @@ def test_hsdp_lays_copies_over_nodes() -> None:
 def test_impossible_hsdp(replicas: int | None, world: int, local: int, message: str) -> None:
     asked = config(parallel={"shard": "hsdp"} | ({"replicas": replicas} if replicas else {}))
     with pytest.raises(UserError, match=message):
-        sharding.plan(PRESETS["muster-1m"], asked, ranks(world, local), 64 * GIB)
+        sharding.plan(model("muster-1m"), asked, ranks(world, local), 64 * GIB)
 
 
 def test_gradients_are_held_whole_only_where_they_fit() -> None:
     accumulating = config(batch={"tokensPerStep": 1024, "microBatch": 1}, parallel={"shard": "fsdp"})
-    small, large = PRESETS["muster-1m"], PRESETS["llama-1b"]
+    small, large = model("muster-1m"), model("llama-1b")
     assert sharding.plan(small, accumulating, ranks(2), 8 * GIB).hold_gradients
     assert not sharding.plan(large, accumulating, ranks(2), 16 * GIB).hold_gradients
 
@@ -216,7 +223,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> list[Commit]:
 
 def test_a_fresh_start(there: list[Commit]) -> None:
     found = origin.find_origin(run_of(config()), print)
-    assert (found.architecture, found.resume, found.weights) == (PRESETS["muster-1m"], None, None)
+    assert (found.model, found.resume, found.weights) == (model("muster-1m"), None, None)
 
 
 def test_resume_takes_shape_and_tokenizer_from_the_commit(there: list[Commit]) -> None:
@@ -289,7 +296,11 @@ def from_commit(**data: Any) -> TrainingConfig:
 def test_weights_from_another_job(there: list[Commit]) -> None:
     there.append(commit(config(), PRESETS["muster-4m"], {"size": 260}))
     found = origin.find_origin(run_of(from_commit()), print)
-    assert (found.architecture, found.weights, found.resume) == (PRESETS["muster-4m"], ("file:///base/u", 40), None)
+    assert (found.model, found.weights, found.resume) == (
+        model("muster-4m"),
+        ("file:///base/u", 40),
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -355,6 +366,6 @@ def test_the_estimate_is_near_what_a_rank_takes(recompute: str) -> None:
         batch={"tokensPerStep": 1024, "microBatch": 4},
         parallel={"activationCheckpointing": recompute},
     )
-    estimated = memory.estimate(PRESETS["muster-15m"], training, "ddp", 1, 1).total - memory.PROCESS_BYTES
+    estimated = memory.estimate(model("muster-15m").size(), training, "ddp", 1, 1).total - memory.PROCESS_BYTES
     done = subprocess.run([sys.executable, "-c", MEASURE, recompute], capture_output=True, text=True, check=True)
     assert estimated == pytest.approx(int(done.stdout), rel=0.25)

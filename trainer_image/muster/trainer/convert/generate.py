@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from muster.contract.architecture import Architecture
 from muster.trainer.checkpoint import read_commit
 from muster.trainer.convert.weights import begin_with
 from muster.trainer.data import Tokenizer, tokenizer_from_commit
 from muster.trainer.errors import UserError, exit_code
-from muster.trainer.models.decoder import Decoder, build
+from muster.trainer.models.definition import ModelDefinition
+from muster.trainer.models.from_commit import definition_of
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        model, tokenizer = load_model(options.checkpoint, options.step)
+        definition, model, tokenizer = load_model(options.checkpoint, options.step)
         prompt = [*tokenizer.begin, *tokenizer.encode(options.prompt)]
-        tokens = list(sample(model, tokenizer, prompt, options.tokens, options.temperature, options.seed))
+        tokens = list(sample(definition, model, tokenizer, prompt, options.tokens, options.temperature, options.seed))
     except Exception as error:
         code = exit_code(error)
         if code == 1:
@@ -34,29 +34,40 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def load_model(folder: str, step: int | Literal["best", "last"]) -> tuple[Decoder, Tokenizer]:
+def load_model(folder: str, step: int | Literal["best", "last"]) -> tuple[ModelDefinition, nn.Module, Tokenizer]:
     """The model of a commit in fp32 on the CPU, and the tokenizer that it was trained with. Raises StorageError."""
     commit = read_commit(folder, step)
-    model = build(Architecture.model_validate(commit.architecture))
-    model.to_empty(device="cpu")
+    definition = definition_of(commit, folder, None)
+    model = definition.build(torch.float32, "none")
+    definition.fill(model, torch.device("cpu"), 0, values=False)
     begin_with(folder, commit.step, model)
-    return model.eval(), tokenizer_from_commit(commit.tokenizer)
+    return definition, model.eval(), tokenizer_from_commit(commit.tokenizer)
 
 
 @torch.no_grad()
 def sample(
-    model: Decoder, tokenizer: Tokenizer, prompt: list[int], count: int, temperature: float, seed: int
+    definition: ModelDefinition,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    count: int,
+    temperature: float,
+    seed: int,
 ) -> Iterator[int]:
     """At most `count` tokens that follow the prompt; ends before the end of the document. temperature 0: the likeliest.
 
     Raises UserError where the prompt has no token to begin with.
     """
     tokens = prompt or [tokenizer.end_of_document]
-    if max(tokens) >= model.architecture.vocab_size:
+    if max(tokens) >= definition.vocab_size:
         raise UserError("the prompt has tokens that the model does not know: the tokenizer is not the model's")
     dice = torch.Generator().manual_seed(seed)
     for _ in range(count):
-        chosen = choose(_next_logits(model, tokens)[: tokenizer.vocab_size], temperature, dice)
+        chosen = choose(
+            _next_logits(model, tokens[-(definition.position_limit or len(tokens)) :])[: tokenizer.vocab_size],
+            temperature,
+            dice,
+        )
         if chosen == tokenizer.end_of_document:
             return
         tokens = [*tokens, chosen]
@@ -70,9 +81,9 @@ def choose(logits: Tensor, temperature: float, dice: torch.Generator) -> int:
     return int(torch.multinomial(torch.softmax(logits / temperature, dim=0), 1, generator=dice))
 
 
-def _next_logits(model: Decoder, tokens: list[int]) -> Tensor:
-    """[vocab]; the model sees as much of the end of the text as it has positions."""
-    seen = torch.tensor([tokens[-model.architecture.max_positions :]])
+def _next_logits(model: nn.Module, tokens: list[int]) -> Tensor:
+    """[vocab]. tokens: as much of the end of the text as the model has positions."""
+    seen = torch.tensor([tokens])
     positions = torch.arange(seen.shape[1])[None]
     out: Tensor = model(seen, positions, torch.zeros_like(seen))
     return out[0, -1]

@@ -5,26 +5,26 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from torch import nn
 
 from muster.contract.checkpoint import Commit
 from muster.trainer.checkpoint import load_weights, read_commit
 from muster.trainer.checkpoint.tensors import model_tensors
 from muster.trainer.models.adapter import adapter_of, is_part, parts_of, weight_of
-from muster.trainer.models.decoder import Decoder
-from muster.trainer.models.sharding import local_rows
+from muster.trainer.models.shards import local_rows
 
 _MODEL = "model/"
 
 
-def begin_with(folder: str, step: int | Literal["best", "last"], decoder: Decoder) -> Commit:
+def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Module) -> Commit:
     """Load a commit's weights, W + alpha / rank × B A (in fp32) where it has an adapter. Collective.
 
-    The decoder's own adapter, if there is one, keeps its values. Raises as `load` does.
+    The model's own adapter, if there is one, keeps its values. Raises as `load` does.
     """
     commit = read_commit(folder, step)
     adapter = adapter_of(commit)
-    own = {name: tensor for name, tensor in model_tensors(decoder) if not is_part(name)}
-    device = decoder.embed.weight.device
+    own = {name: tensor for name, tensor in model_tensors(model) if not is_part(name)}
+    device = next(model.parameters()).device
     # Small, so every rank holds it whole; each merges it into its own rows.
     parts = {
         name: torch.empty(tuple(entry.shape), device=device)

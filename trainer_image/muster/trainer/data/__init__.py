@@ -4,7 +4,7 @@ from muster.trainer.data.chat import chat_prompt
 from muster.trainer.data.dataset import Data, Dataset, open_data
 from muster.trainer.data.loader import Loader, MicroBatch, StepBatch
 from muster.trainer.data.packing import IGNORED, PADDING, Sample
-from muster.trainer.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_commit
+from muster.trainer.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_commit, tokenizer_of_folder
 
 __all__ = [
     "IGNORED",
@@ -20,4 +20,5 @@ __all__ = [
     "load_tokenizer",
     "open_data",
     "tokenizer_from_commit",
+    "tokenizer_of_folder",
 ]

@@ -196,6 +196,11 @@ def load_tokenizer(spec: str) -> Tokenizer:
     return HuggingFaceTokenizer(text, spec, _configured_end(_read(_beside(spec))))
 
 
+def tokenizer_of_folder(text: str, configuration: str | None, where: str) -> Tokenizer:
+    """The tokenizer of a model's folder. text: its tokenizer.json; configuration: its tokenizer_config.json."""
+    return HuggingFaceTokenizer(text, where, _configured_end(configuration))
+
+
 def tokenizer_from_commit(described: dict[str, Any]) -> Tokenizer:
     """The tokenizer that `describe()` described. Raises StorageError when the description is damaged."""
     kind = described.get("kind")

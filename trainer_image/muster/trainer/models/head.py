@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,29 @@ CHUNK_BYTES = 64 * 2**20
 
 # Derivatives by the logits are at most 1 and mostly tiny; in fp16 they would vanish before the loss scale reaches them.
 HALF_BOOST = 1024.0
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """What some families do to their logits: times `scale` (Cohere, Granite), then cap × tanh(x / cap) (Gemma 2)."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def apply_(self, logits: Tensor) -> Tensor:
+        """In place; the same tensor."""
+        if self.scale != 1.0:
+            logits = logits.mul_(self.scale)
+        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+
+    def derivative_(self, grad_logits: Tensor, logits: Tensor) -> Tensor:
+        """The derivative by what was transformed, from that by the transformed `logits`; in place."""
+        if self.cap is not None:
+            grad_logits = grad_logits.mul_(1.0 - (logits / self.cap).square_())
+        return grad_logits if self.scale == 1.0 else grad_logits.mul_(self.scale)
+
+
+PLAIN = LogitTransform()
 
 
 class Head(nn.Module):
@@ -33,28 +57,49 @@ class Head(nn.Module):
         return summed_cross_entropy(hidden.flatten(0, 1), weight, labels.flatten(), smoothing)
 
 
-def summed_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy of hidden @ weightᵀ against labels, summed over labels that are not IGNORED; an fp32 scalar.
+def summed_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    bias: Tensor | None = None,
+    transform: LogitTransform = PLAIN,
+) -> Tensor:
+    """Cross-entropy of transform(hidden @ weightᵀ + bias) against labels, summed over labels that are not IGNORED; an
+    fp32 scalar.
 
-    hidden: [N, dim]; weight: [vocab, dim]; labels: [N]. Gradients are made chunk by chunk in the forward pass, so that
-    at most CHUNK_BYTES of logits exist at any time and nothing is computed twice (see Liger, arXiv 2410.10989).
+    hidden: [N, dim]; weight: [vocab, dim]; labels: [N]; bias: [vocab]. Gradients are made chunk by chunk in the forward
+    pass, so that at most CHUNK_BYTES of logits exist at any time and nothing is computed twice (see Liger,
+    arXiv 2410.10989).
     """
-    loss: Tensor = _SummedCrossEntropy.apply(hidden, weight, labels, smoothing)  # type: ignore[no-untyped-call]
+    loss: Tensor = _SummedCrossEntropy.apply(hidden, weight, bias, labels, smoothing, transform)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+        transform: LogitTransform,
+    ) -> Tensor:
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         cast = weight.to(hidden.dtype)
         rows = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
         boost = HALF_BOOST if hidden.dtype == torch.float16 else 1.0
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grads: list[Tensor] = []
         weight_grad: Tensor | None = None
+        bias_grad = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
         for h, y in zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True):
-            loss, slope = _chunk(h @ cast.t(), y, smoothing, wants_hidden or wants_weight)
+            logits = (h @ cast.t()).float()
+            if bias is not None:
+                logits = logits.add_(bias.float())
+            loss, slope = _chunk(logits, y, smoothing, wants_hidden or wants_weight or wants_bias, transform)
             total = total + loss
             if slope is None:
                 continue
@@ -62,29 +107,35 @@ class _SummedCrossEntropy(torch.autograd.Function):
             if wants_weight:
                 part = slope.to(hidden.dtype).t() @ h
                 weight_grad = part.float() if weight_grad is None else weight_grad.add_(part)
-        ctx.grads = (torch.cat(hidden_grads) if hidden_grads else None, weight_grad)
+            if bias_grad is not None:
+                bias_grad.add_(slope.sum(dim=0))
+        ctx.grads = (torch.cat(hidden_grads) if hidden_grads else None, weight_grad, bias_grad)
         ctx.boost = boost
         ctx.weight_dtype = weight.dtype
         return total
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        hidden_grad, weight_grad = ctx.grads
-        ctx.grads = (None, None)
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_grad, weight_grad, bias_grad = ctx.grads
+        ctx.grads = (None, None, None)
         scale = upstream[0]
         if hidden_grad is not None:
             hidden_grad = hidden_grad * (scale / ctx.boost)
         if weight_grad is not None:
             weight_grad = weight_grad.mul_(scale).to(ctx.weight_dtype)
-        return hidden_grad, weight_grad, None, None
+        if bias_grad is not None:
+            bias_grad = bias_grad.mul_(scale).to(ctx.weight_dtype)
+        return hidden_grad, weight_grad, bias_grad, None, None, None
 
 
-def _chunk(logits: Tensor, labels: Tensor, smoothing: float, wants_slope: bool) -> tuple[Tensor, Tensor | None]:
-    """The summed loss of some rows of logits, and its derivative by the logits (fp32).
+def _chunk(
+    logits: Tensor, labels: Tensor, smoothing: float, wants_slope: bool, transform: LogitTransform
+) -> tuple[Tensor, Tensor | None]:
+    """The summed loss of some rows of logits (fp32, and used up), and its derivative by what was transformed to them.
 
     With smoothing s the target is (1 - s) on the label and s/V on every token (Szegedy et al. 2015, arXiv 1512.00567).
     """
-    logits = logits.float()
+    logits = transform.apply_(logits)
     scored = labels != IGNORED
     safe = labels.clamp_min(0)[:, None]
     normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
@@ -94,8 +145,10 @@ def _chunk(logits: Tensor, labels: Tensor, smoothing: float, wants_slope: bool) 
     total = loss.squeeze(1).masked_fill(~scored, 0.0).sum()
     if not wants_slope:
         return total, None
+    transformed = logits.clone() if transform.cap is not None else logits
     slope = logits.sub_(normalizer).exp_()
     if smoothing:
         slope.sub_(smoothing / logits.shape[1])
     slope.scatter_add_(1, safe, torch.full_like(safe, smoothing - 1.0, dtype=slope.dtype))
-    return total, slope.masked_fill_(~scored[:, None], 0.0)
+    slope = slope.masked_fill_(~scored[:, None], 0.0)
+    return total, transform.derivative_(slope, transformed)

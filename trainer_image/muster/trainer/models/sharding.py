@@ -14,15 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from muster.contract.architecture import Architecture
 from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
 from muster.trainer.config import Ranks, accumulation
 from muster.trainer.errors import OutOfMemory, UserError
 from muster.trainer.models import memory
-from muster.trainer.models.decoder import Decoder, build
-from muster.trainer.models.init import initialize
-from muster.trainer.models.lora import attach
+from muster.trainer.models.definition import ModelDefinition
+from muster.trainer.models.shards import local
 
 # Long enough for a slow peer that prepares data or loads a commit; a dead one breaks the connection at once.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -109,21 +107,20 @@ class Layout:
         return {"shard": self.shard, "replicas": self.replicas, "shards": self.shards}
 
 
-def plan(architecture: Architecture, training: TrainingConfig, ranks: Ranks, capacity: int) -> Layout:
+def plan(model: ModelDefinition, training: TrainingConfig, ranks: Ranks, capacity: int) -> Layout:
     """Decide the sharding. Raises UserError for an impossible hsdp, OutOfMemory when `auto` finds nothing that fits."""
-    steps = accumulation(training, ranks.world)
+    size, steps = model.size(), accumulation(training, ranks.world)
     shard = training.parallel.shard
     if shard == "auto":
-        found = memory.lowest_that_fits(architecture, training, ranks.world, steps, capacity)
+        found = memory.lowest_that_fits(size, training, ranks.world, steps, capacity)
         if found is None:
-            need = memory.estimate(architecture, training, "fsdp", ranks.world, steps)
-            raise OutOfMemory(memory.advice(architecture, training, need, capacity, ranks.world))
+            need = memory.estimate(size, training, "fsdp", ranks.world, steps)
+            raise OutOfMemory(memory.advice(size, training, need, capacity, ranks.world))
         shard = found[0]
     replicas = {"ddp": ranks.world, "hsdp": _replicas(training, ranks)}.get(shard, 1) if ranks.world > 1 else 1
     shards = ranks.world // replicas
-    need = memory.estimate(architecture, training, shard, ranks.world if shard == "ddp" else shards, steps)
-    whole = 4 * memory.trained(architecture, training)
-    fits = need.total + whole <= capacity * memory.USABLE
+    need = memory.estimate(size, training, shard, ranks.world if shard == "ddp" else shards, steps)
+    fits = need.total + 4 * size.learning <= capacity * memory.USABLE
     return Layout(shard, replicas, shards, hold_gradients=shard in ("ddp", "zero2") or fits, need=need)
 
 
@@ -141,31 +138,36 @@ def _replicas(training: TrainingConfig, ranks: Ranks) -> int:
 
 
 class Spread:
-    """The decoder on this rank, spread as the layout says, with its initial weights.
+    """The model on this rank, spread as the layout says, with its initial weights.
 
-    model: what to call. decoder: the same without DDP's wrapper, for names and state. Gradients are averaged over the
+    model: what to call. decoder: the same without DDP's wrapper, for names and state. values: false where a commit's
+    are loaded anyway. Gradients are averaged over the
     ranks, so multiply a loss by `ranks.world` where a sum is wanted.
     """
 
     def __init__(
-        self, architecture: Architecture, training: TrainingConfig, layout: Layout, ranks: Ranks, device: torch.device
+        self,
+        definition: ModelDefinition,
+        training: TrainingConfig,
+        layout: Layout,
+        ranks: Ranks,
+        device: torch.device,
+        values: bool = True,
     ) -> None:
         self.layout = layout
         self.ranks = ranks
         dtype = DTYPES[training.precision]
-        sharded, recompute = layout.shard != "ddp", training.parallel.activation_checkpointing
-        self.decoder: Decoder = build(architecture, dtype, recompute, "meta" if sharded else device)
-        if training.adapter is not None:
-            attach(self.decoder, training.adapter)
-        if sharded:
-            _shard(self.decoder, layout, ranks, device, dtype)
-            self.decoder.to_empty(device=device)
-        initialize(self.decoder, architecture, training.seed, local_rows)
+        self.decoder = definition.build(dtype, training.parallel.activation_checkpointing)
+        self.layers = definition.layers(self.decoder)
+        self._by_fsdp = layout.shard != "ddp" or _needs_casting(definition, self.decoder, dtype)
+        if self._by_fsdp:
+            _shard(self.decoder, definition, layout, ranks, device, dtype)
+        definition.fill(self.decoder, device, training.seed, values)
         if training.parallel.compile:
-            for layer in self.decoder.layers:
+            for layer in self.layers:
                 layer.compile()
         self.model: nn.Module = self.decoder
-        if not sharded and ranks.world > 1:
+        if not self._by_fsdp and ranks.world > 1:
             self.model = _replicate(self.decoder, device, training.deterministic)
         # A gradient's squares, added up over all ranks, are counted once per copy of the model.
         self.copies = layout.replicas
@@ -177,7 +179,7 @@ class Spread:
         """Around one forward and backward pass; gradients meet at the last of an optimizer step (or, to save memory, at
         each)."""
         sync = last or not self.layout.hold_gradients
-        if self.layout.shard != "ddp":
+        if self._by_fsdp:
             if (sync, last) != self._now:  # these walk over all modules
                 self.decoder.set_requires_gradient_sync(sync)  # type: ignore[operator]
                 self.decoder.set_is_last_backward(last)  # type: ignore[operator]
@@ -195,55 +197,51 @@ class Spread:
         return [local(p.grad) for p in self._parameters if p.grad is not None]
 
 
-def local(tensor: Tensor) -> Tensor:
-    """A DTensor's shard on this rank; any other tensor as it is."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def _needs_casting(definition: ModelDefinition, model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether weights that every rank holds whole must still be cast for each pass, which is FSDP's art too: modules
+    of transformers compute in the dtype of their weights."""
+    return not definition.casts_weights and any(p.dtype not in (dtype, torch.uint8) for p in model.parameters())
 
 
-def local_rows(parameter: Any) -> tuple[Tensor, int]:
-    """The rows of a parameter on this rank, and the global index of the first."""
-    if not hasattr(parameter, "to_local"):
-        return parameter.data, 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    return parameter.to_local(), int(offset[0])
-
-
-def _shard(decoder: Decoder, layout: Layout, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> None:
-    """FSDP2, a group per layer. An untied embedding and head are groups of their own, so that their reductions are not
-    one huge one; a tied embedding stays with the final norm in the root group, which lives through the whole pass."""
+def _shard(
+    model: nn.Module,
+    definition: ModelDefinition,
+    layout: Layout,
+    ranks: Ranks,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """FSDP2, a group per layer, and the definition's lone ones; the rest is the root group, which lives through the
+    whole pass. With ddp each rank's shard is the whole."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    if layout.shard == "hsdp":
+    if layout.shard in ("hsdp", "ddp"):
         mesh = init_device_mesh(device.type, (layout.replicas, layout.shards), mesh_dim_names=("replicate", "shard"))
     else:
         mesh = init_device_mesh(device.type, (ranks.world,), mesh_dim_names=("shard",))
     half = dtype != torch.float32
+    casts = half or any(p.dtype != dtype for p in model.parameters())
     options: dict[str, Any] = {
         "mesh": mesh,
-        "reshard_after_forward": layout.shard != "zero2",
+        "reshard_after_forward": layout.shard not in ("zero2", "ddp"),
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=dtype if half else None,
+            param_dtype=dtype if casts else None,
             reduce_dtype=torch.float32 if half else None,
             cast_forward_inputs=False,
         ),
     }
-    for layer in decoder.layers:
-        fully_shard(layer, **options)
-    if not decoder.architecture.tied_head:
-        fully_shard(decoder.embed, **options)
-        fully_shard(decoder.head, **options)
+    for group in (*definition.layers(model), *definition.lone_groups(model)):
+        fully_shard(group, **options)
     # The backward pass begins where the forward pass ends: what the root holds would be gathered again at once.
-    fully_shard(decoder, **{**options, "reshard_after_forward": False})
+    fully_shard(model, **{**options, "reshard_after_forward": False})
 
 
-def _replicate(decoder: Decoder, device: torch.device, deterministic: bool) -> nn.Module:
+def _replicate(model: nn.Module, device: torch.device, deterministic: bool) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
     return DistributedDataParallel(
-        decoder,
+        model,
         device_ids=[device] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         # Every rank made the same weights from the seed, so nothing need be sent to make them equal.

@@ -15,8 +15,8 @@ and costs the same.
 
 from __future__ import annotations
 
-from muster.contract.architecture import Architecture
-from muster.contract.training import Adapter, Precision
+from muster.contract.training import Precision
+from muster.trainer.models.definition import ModelSize
 
 # The forward pass that is done again: all of it, or about half (the attention and its neighbours; an estimate).
 REPEATED = {"none": 0.0, "selective": 0.5, "full": 1.0}
@@ -39,24 +39,17 @@ PEAKS: dict[str, dict[Precision, float]] = {
 }
 
 
-def per_token(
-    architecture: Architecture, sequence_length: int, repeated: float = 0.0, adapter: Adapter | None = None
-) -> float:
-    """FLOPs to train on one token. repeated: r; 0 for the model's own work. adapter: what learns, if not all."""
-    a = architecture
-    multiplied = a.parameters - (0 if a.tied_head else a.vocab_size * a.dim)
-    attention = a.layers * a.heads * a.head_dim * sequence_length
-    trained, frozen = (multiplied, 0) if adapter is None else (adapter.parameters(a), multiplied)
+def per_token(size: ModelSize, sequence_length: int, repeated: float = 0.0) -> float:
+    """FLOPs to train on one token. repeated: r; 0 for the model's own work."""
+    attention = size.layers * size.heads * size.head_dim * sequence_length
+    trained, frozen = size.active_learning, size.active - size.active_learning
     weights = (6.0 + 2.0 * repeated) * trained + (4.0 + 2.0 * repeated) * frozen
     return weights + (12.0 + 4.0 * repeated) * attention
 
 
-def hardware_share(
-    architecture: Architecture, sequence_length: int, recompute: str, adapter: Adapter | None = None
-) -> float:
+def hardware_share(size: ModelSize, sequence_length: int, recompute: str) -> float:
     """HFU over MFU. recompute: none, selective or full, as in parallel.activationCheckpointing."""
-    own = per_token(architecture, sequence_length, adapter=adapter)
-    return per_token(architecture, sequence_length, REPEATED[recompute], adapter) / own
+    return per_token(size, sequence_length, REPEATED[recompute]) / per_token(size, sequence_length)
 
 
 def peak(device_name: str, precision: Precision) -> float | None:

@@ -7,12 +7,12 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muster.contract.base import dump
 from muster.contract.checkpoint import DataCursor
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
@@ -53,12 +53,13 @@ def train(run: Run, ranks: Ranks, life: Life) -> int:
     randomness.seed(run.training.seed, ranks.rank)
     sharding.connect(device)
     with life.during(TrainerPhase.DATA):
-        data = open_data(run.training, origin.tokenizer, run.cache_dir, say if ranks.local_rank == 0 else _say_nothing)
+        report = say if ranks.local_rank == 0 else _say_nothing
+        data = open_data(_as_packable(run.training, origin, report), origin.tokenizer, run.cache_dir, report)
         must_have_samples(run, data)
         must_be_alike(data.fingerprint, ranks)
     room = sharding.capacity(device, ranks)
-    layout = sharding.plan(origin.architecture, run.training, ranks, room)
-    life.memory = memory.advice(origin.architecture, run.training, layout.need, room, ranks.world)
+    layout = sharding.plan(origin.model, run.training, ranks, room)
+    life.memory = memory.advice(origin.model.size(), run.training, layout.need, room, ranks.world)
     try:
         trainer = Trainer(run, ranks, life, origin, data, device, layout)
         trainer.load()
@@ -92,7 +93,10 @@ class Trainer:
     ) -> None:
         config = self.config = run.training
         self.run, self.ranks, self.life, self.device, self.data, self.origin = run, ranks, life, device, data, origin
-        self.spread = sharding.Spread(origin.architecture, config, layout, ranks, device)
+        fresh = origin.resume is None and origin.weights is None
+        self.spread = sharding.Spread(
+            origin.model, config, layout, ranks, device, values=fresh or config.adapter is not None
+        )
         self.optimizer = make_optimizer(self.spread.decoder, config.optimizer)
         self.objective = objective(config)
         self.scale = LossScale(enabled=config.precision == "fp16")
@@ -110,17 +114,17 @@ class Trainer:
             fence=run.fence,
             folder=run.folder,
             config=run.document,
-            architecture=dump(origin.architecture),
+            architecture=origin.model.describe(),
             tokenizer=origin.tokenizer.describe(),
         )
-        length, recompute = config.data.sequence_length, config.parallel.activation_checkpointing
-        share = flops.hardware_share(origin.architecture, length, recompute, config.adapter)
+        size, length = origin.model.size(), config.data.sequence_length
+        share = flops.hardware_share(size, length, config.parallel.activation_checkpointing)
         self.metrics = Metrics(ranks.rank, life.heartbeat, share)
         self.metrics.serve("127.0.0.1" if sharding.all_local() else "0.0.0.0", life.serves_metrics)  # noqa: S104
         if config.parallel.compile:
             life.deadlines.expect_compilation()
         sharded = layout.shard != "ddp" and not config.parallel.compile  # a compiled layer is not to be looked into
-        self.pace = Pace(device, self.spread.decoder if sharded else None, self.spread.decoder.layers, life.moved)
+        self.pace = Pace(device, self.spread.decoder if sharded else None, self.spread.layers, life.moved)
         self.stragglers, self._worked, self._step_seconds = Stragglers(ranks.world), 0.0, 0.0
         self.log = StepLog(run.worker_dir) if ranks.rank == 0 else None
         life.before_each_beat(self.log.flush if self.log else None)
@@ -129,11 +133,11 @@ class Trainer:
         snapshots = saver.prepare(self.spread.decoder, spare // SNAPSHOT_MEMORY_PART)
         self.commits = CheckpointScheduler(saver, run.checkpoint.every, run.past, ranks, life, self.metrics, snapshots)
         self.evaluator = _evaluator(run, ranks, data, device)
-        self.flops_per_token = flops.per_token(origin.architecture, length, adapter=config.adapter)
+        self.flops_per_token = flops.per_token(size, length)
         self.peak = flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None
         if ranks.rank == 0:
             say(
-                f"model of {origin.architecture.parameters:,} parameters{_beside(config, origin)}, "
+                f"model of {size.parameters:,} parameters{_beside(config, size.learning)}, "
                 f"{layout.shard} over {ranks.world} ranks on {device.type}, {config.precision}; "
                 f"about {memory.gib(layout.need.total)} a rank"
             )
@@ -445,9 +449,16 @@ class Trainer:
         )
 
 
-def _beside(config: TrainingConfig, origin: Origin) -> str:
-    adapter = config.adapter
-    return f" with {adapter.parameters(origin.architecture):,} of {adapter.kind}, which learn alone" if adapter else ""
+def _beside(config: TrainingConfig, learning: int) -> str:
+    return f", of which the {learning:,} of {config.adapter.kind} learn alone" if config.adapter else ""
+
+
+def _as_packable(config: TrainingConfig, origin: Origin, report: Callable[[str], None]) -> TrainingConfig:
+    """The configuration with a document to a row, where the model's class would let packed ones see each other."""
+    if origin.model.packs or not config.data.packing:
+        return config
+    report("documents are not packed, one to a row and the rest of it padding: " + origin.model.why_not_packed)
+    return config.model_copy(update={"data": config.data.model_copy(update={"packing": False})})
 
 
 def _evaluator(run: Run, ranks: Ranks, data: Data, device: torch.device) -> Evaluator | None:

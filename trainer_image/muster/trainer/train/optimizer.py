@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from muster.contract.training import OptimizerConfig
-from muster.trainer.models.sharding import local
+from muster.trainer.models.shards import local
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:

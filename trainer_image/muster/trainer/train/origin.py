@@ -1,4 +1,5 @@
-"""Where weights, tokenizer and the data's position come from: nothing, another job's commit, or our own last one."""
+"""Where weights, tokenizer and the data's position come from: nothing, a model's folder, another job's commit, or our
+own last one."""
 
 from __future__ import annotations
 
@@ -8,15 +9,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from muster.contract.architecture import Architecture
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit
 from muster.contract.training import FromCommit, TrainingConfig
 from muster.trainer.checkpoint import newest_readable, read_commit
+from muster.trainer.checkpoint.store import NotFound, Truncated, open_store
 from muster.trainer.config import Run
-from muster.trainer.data import Tokenizer, load_tokenizer, tokenizer_from_commit
+from muster.trainer.data import Tokenizer, load_tokenizer, tokenizer_from_commit, tokenizer_of_folder
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import adapter_of
+from muster.trainer.models.decoder_model import DecoderModel
+from muster.trainer.models.definition import ModelDefinition
+from muster.trainer.models.folder import open_folder
+from muster.trainer.models.from_commit import definition_of
 
 # What may differ between two attempts of one job: how it is computed, how it is watched, when it ends. Extending the
 # length stretches the learning rate's decay from that step on. A change of holdout would change the training data.
@@ -29,7 +34,7 @@ FIXED = tuple(NO_EVALUATION)
 class Origin:
     """resume: our own commit, to continue exactly. weights: (folder, step) of another job's commit to begin with."""
 
-    architecture: Architecture
+    model: ModelDefinition
     tokenizer: Tokenizer
     resume: Commit | None = None
     weights: tuple[str, int] | None = None
@@ -44,11 +49,14 @@ def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
         return _resumed(run, report)
     if run.training.model.from_ is not None:
         return _from_commit(run.training, run.training.model.from_)
+    if run.training.model.source is not None:
+        return _from_folder(run.training, run.training.model.source)
     architecture = run.training.model.shape
-    assert architecture is not None, "a model is a preset, a shape, or from a commit"
+    assert architecture is not None, "a model is a preset, a shape, from a commit, or from a folder"
     tokenizer = load_tokenizer(run.training.data.tokenizer)
-    _vocabularies_fit(tokenizer, architecture, f"data.tokenizer {run.training.data.tokenizer}", "the model")
-    return Origin(architecture, tokenizer)
+    model = DecoderModel(architecture, run.training.adapter)
+    _vocabularies_fit(tokenizer, model, f"data.tokenizer {run.training.data.tokenizer}", "the model")
+    return Origin(model, tokenizer)
 
 
 def _resumed(run: Run, report: Callable[[str], None]) -> Origin:
@@ -60,7 +68,8 @@ def _resumed(run: Run, report: Callable[[str], None]) -> Origin:
             + "\n".join(f"  {change}" for change in changes)
             + "\nundo these changes, or submit a new job with model.from to start from this commit's weights"
         )
-    return Origin(_architecture(commit, run.folder), tokenizer_from_commit(commit.tokenizer), resume=commit)
+    model = definition_of(commit, run.folder, run.training.adapter)
+    return Origin(model, tokenizer_from_commit(commit.tokenizer), resume=commit)
 
 
 def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
@@ -72,23 +81,56 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
     commit = read_commit(source.uri, source.step)
     adapter_of(commit)  # one that is not known here is told now
     where = f"the commit at step {commit.step} in {source.uri}"
-    architecture = _architecture(commit, source.uri)
+    model = definition_of(commit, source.uri, training.adapter)
     tokenizer = tokenizer_from_commit(commit.tokenizer)
-    if training.data.tokenizer != "bytes":  # the default: whatever the commit was trained with
-        asked = load_tokenizer(training.data.tokenizer)
-        _vocabularies_fit(asked, architecture, f"data.tokenizer {training.data.tokenizer}", where)
-        if asked.describe() != tokenizer.describe():
-            raise UserError(
-                f"data.tokenizer {training.data.tokenizer} is not the tokenizer that {where} was trained with "
-                f"(vocabularies {asked.vocab_size} and {tokenizer.vocab_size}); leave it out to use the commit's"
-            )
-    _vocabularies_fit(tokenizer, architecture, "its tokenizer", where)
-    if training.data.sequence_length > architecture.max_positions:
+    _must_be_its_own(training.data.tokenizer, tokenizer, model, where, "the commit's")
+    _vocabularies_fit(tokenizer, model, "its tokenizer", where)
+    _must_be_within_positions(training, model, where)
+    return Origin(model, tokenizer, weights=(source.uri, commit.step))
+
+
+def _from_folder(training: TrainingConfig, source: str) -> Origin:
+    from muster.trainer.models import transformers_model
+
+    folder = open_folder(open_store(source), NotFound, Truncated)
+    where = f"the model in {source}"
+    if folder.tokenizer is not None:
+        tokenizer = tokenizer_of_folder(folder.tokenizer, folder.companions.get("tokenizer_config.json"), source)
+    elif training.data.tokenizer != "bytes":
+        tokenizer = load_tokenizer(training.data.tokenizer)
+    else:
+        raise UserError(
+            f"model.source {source}: holds no tokenizer.json, so its tokenizer is none of the fast ones, or missing. "
+            "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)` writes one where there is a fast form; or "
+            "name a file in data.tokenizer"
+        )
+    model = transformers_model.from_folder(folder, training.adapter)
+    _must_be_its_own(training.data.tokenizer, tokenizer, model, where, "the folder's")
+    _vocabularies_fit(tokenizer, model, "its tokenizer", where)
+    _must_be_within_positions(training, model, where)
+    return Origin(model, tokenizer)
+
+
+def _must_be_its_own(asked: str, own: Tokenizer, model: ModelDefinition, where: str, whose: str) -> None:
+    """asked: data.tokenizer; `bytes`, the default, stands for whatever the model has."""
+    if asked == "bytes":
+        return
+    other = load_tokenizer(asked)
+    _vocabularies_fit(other, model, f"data.tokenizer {asked}", where)
+    if other.describe() != own.describe():
+        raise UserError(
+            f"data.tokenizer {asked} is not the tokenizer that {where} was trained with "
+            f"(vocabularies {other.vocab_size} and {own.vocab_size}); leave it out to use {whose}"
+        )
+
+
+def _must_be_within_positions(training: TrainingConfig, model: ModelDefinition, where: str) -> None:
+    limit = model.position_limit
+    if limit is not None and training.data.sequence_length > limit:
         raise UserError(
             f"data.sequenceLength {training.data.sequence_length} is longer than the position limit "
-            f"{architecture.max_positions} of {where}; shorten the sequences or choose another model"
+            f"{limit} of {where}; shorten the sequences or choose another model"
         )
-    return Origin(architecture, tokenizer, weights=(source.uri, commit.step))
 
 
 def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -127,18 +169,9 @@ def _show(value: Any) -> str:
     return "not set" if value is None else repr(value)
 
 
-def _architecture(commit: Commit, folder: str) -> Architecture:
-    try:
-        return Architecture.model_validate(commit.architecture)
-    except ValidationError as error:
+def _vocabularies_fit(tokenizer: Tokenizer, model: ModelDefinition, what: str, where: str) -> None:
+    if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
-            f"the commit at step {commit.step} in {folder} has a model shape unknown here: {error}"
-        ) from None
-
-
-def _vocabularies_fit(tokenizer: Tokenizer, architecture: Architecture, what: str, where: str) -> None:
-    if tokenizer.vocab_size > architecture.vocab_size:
-        raise UserError(
-            f"{what} has a vocabulary of {tokenizer.vocab_size} tokens, but {where} has {architecture.vocab_size}: "
+            f"{what} has a vocabulary of {tokenizer.vocab_size} tokens, but {where} has {model.vocab_size}: "
             "choose the tokenizer that belongs to the model, or a model with at least that many"
         )

@@ -1,0 +1,171 @@
+"""Every family: the weights of a folder, read by ranges, give the logits and losses that transformers itself gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.model_families import FAMILIES, config_of, write_model
+
+from muster.trainer.checkpoint.file_store import FileStore
+from muster.trainer.checkpoint.store import NotFound, Truncated
+from muster.trainer.models import self_test
+from muster.trainer.models.folder import open_folder
+from muster.trainer.models.transformers_model import TransformersModel, from_commit, from_folder
+
+LENGTH = 24
+
+
+def opened(folder: Path) -> TransformersModel:
+    return from_folder(open_folder(FileStore(folder), NotFound, Truncated), None)
+
+
+def loaded(definition: TransformersModel) -> Any:
+    model = definition.build(torch.float32, "none")
+    definition.fill(model, torch.device("cpu"), 0, values=True)
+    return model
+
+
+def some_rows() -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(3, 128, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+    return tokens, torch.arange(LENGTH)[None].expand(2, LENGTH)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_losses_and_gradients_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """Two documents in a row against transformers with each alone, the chunked loss against its own, all gradients."""
+    write_model(tmp_path, family)
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    definition = opened(tmp_path)
+    assert definition.packs
+    ours = loaded(definition)
+    tokens, positions = some_rows()
+    with torch.no_grad():
+        logits = theirs(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        assert (ours(tokens, positions, torch.zeros_like(tokens)) - logits).abs().max() <= 1e-5
+
+    cut = 10
+    restarting = torch.cat((torch.arange(cut), torch.arange(LENGTH - cut)))[None].expand(2, LENGTH)
+    documents = (torch.arange(LENGTH) >= cut).long()[None].expand(2, LENGTH)
+    labels = torch.roll(tokens, -1, dims=1)
+    labels[:, cut - 1], labels[:, -1] = -100, -100
+    loss = ours(tokens, restarting, documents, labels)
+    loss.backward()
+    expected = torch.zeros(())
+    for piece in (slice(0, cut), slice(cut, LENGTH)):
+        apart = theirs(input_ids=tokens[:, piece], use_cache=False).logits.float()
+        wanted = labels[:, piece].reshape(-1)
+        expected = expected + torch.nn.functional.cross_entropy(apart.flatten(0, 1), wanted, reduction="sum")
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        if gradients[name] is None:
+            assert parameter.grad is None or not parameter.grad.any(), name
+        else:
+            torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_what_is_recomputed_gives_the_same_gradients(recompute: str, tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen3")
+    definition = opened(tmp_path)
+    tokens, positions = some_rows()
+
+    def gradients(kind: Any) -> list[torch.Tensor]:
+        model = definition.build(torch.float32, kind)
+        definition.fill(model, torch.device("cpu"), 0, values=True)
+        model(tokens, positions, torch.zeros_like(tokens), tokens).backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    plain, repeated = gradients("none"), gradients(recompute)
+    assert len(plain) > 20
+    assert all(torch.equal(one, other) for one, other in zip(plain, repeated, strict=True))
+
+
+def test_sizes_count_what_learns_and_what_a_token_meets(tmp_path: Path) -> None:
+    theirs = write_model(tmp_path, "qwen3-moe")
+    size = opened(tmp_path).size()
+    assert size.parameters == size.learning == sum(p.numel() for p in theirs.parameters())
+    experts = sum(p.numel() for name, p in theirs.named_parameters() if ".experts." in name)
+    embedding = theirs.get_input_embeddings().weight.numel()
+    assert size.active == size.parameters - embedding - experts // 2  # two of four experts
+    assert size.layers == 2
+
+
+def test_a_commit_describes_the_model_and_what_was_loaded(tmp_path: Path) -> None:
+    write_model(tmp_path, "llama-3.1")
+    definition = opened(tmp_path)
+    described = definition.describe()
+    assert described["source"]["address"] == f"file://{tmp_path}"
+    assert described["source"]["files"] == {p.name: p.stat().st_size for p in tmp_path.glob("*.safetensors")}
+    again = from_commit(described, None, "the commit")
+    assert again.config.to_dict() == definition.config.to_dict()
+    assert again.companions == definition.companions
+    assert again.config.rope_parameters["rope_type"] == "llama3"
+
+
+# By how much packed documents differ from separate ones is in docs/models.md; what counts is that none is packed.
+LEAKING: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon": ("falcon", {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}),
+    "opt": (
+        "opt",
+        {
+            "vocab_size": 128,
+            "hidden_size": 32,
+            "ffn_dim": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "word_embed_proj_dim": 32,
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {
+            "vocab_size": 128,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "layer_types": ["conv", "full_attention"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("family", LEAKING)
+def test_what_leaks_between_packed_documents_is_not_packed(family: str) -> None:
+    from transformers import AutoConfig
+
+    kind, own = LEAKING[family]
+    found = self_test.examine(AutoConfig.for_model(kind, **own))
+    assert not found.packs
+    assert "see each other" in found.why_not or "carry a state over" in found.why_not
+
+
+def test_gpt_oss_is_packed_by_masks_for_each_kind_of_layer() -> None:
+    """It hands no positions to the making of its masks, so by positions alone it leaks."""
+    assert self_test.examine(config_of("gpt-oss")) == self_test.Findings(packs=True, masks="by_layer_type")
+
+
+def test_the_self_test_leaves_random_numbers_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    self_test.examine(config_of("llama-2"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_loss_that_is_not_the_class_s_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family that transforms its logits in a way that the table does not know."""
+    from muster.trainer.errors import UserError
+    from muster.trainer.models import pretrained
+    from muster.trainer.models.head import PLAIN
+
+    monkeypatch.setattr(pretrained, "logit_transform", lambda config: PLAIN)
+    with pytest.raises(UserError, match=r"granite computes its logits in a way that Muster does not know"):
+        self_test.examine(config_of("granite"))

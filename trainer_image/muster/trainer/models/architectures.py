@@ -1,0 +1,80 @@
+"""Which models `transformers` can train from a config.json, and why others are refused. Imports transformers lazily."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from muster.trainer.errors import UserError
+
+# Layers that look at earlier tokens by attention alone, so that a mask can keep documents apart. State-space and
+# linear-attention layers carry a state over, too faintly for a short test to see in every family (LFM2: 7e-5).
+MASKED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+
+def trainable_config(document: dict[str, Any], where: str) -> Any:
+    """The PretrainedConfig of a causal language model. where: the folder. Raises UserError for any other model."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = document.get("model_type")
+    if not isinstance(kind, str):
+        raise UserError(f"model.source {where}: its config.json has no model_type; copy it again")
+    if kind not in CONFIG_MAPPING_NAMES:
+        near = difflib.get_close_matches(kind, list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), 1, 0.5)
+        nearest = f"; the nearest it knows is {near[0]}" if near else ""
+        code = (
+            f" The folder brings code of its own ({', '.join(sorted(map(str, document['auto_map'].values())))}), "
+            "which Muster never runs."
+            if isinstance(document.get("auto_map"), dict)
+            else ""
+        )
+        raise UserError(
+            f"model.source {where}: transformers {transformers.__version__} knows no architecture {kind!r}{nearest}."
+            f"{code} Take a model that transformers knows, or a Muster with a newer transformers"
+        )
+    if document.get("quantization_config"):
+        method = (document["quantization_config"] or {}).get("quant_method", "of an unknown kind")
+        raise UserError(
+            f"model.source {where}: its weights are quantised ({method}), which can't be trained; take the model's "
+            "original weights in bf16 (or dequantise these), and adapter.kind qlora to train beside 4-bit ones"
+        )
+    if parts := [name for name in ("vision_config", "audio_config") if document.get(name)]:
+        raise UserError(
+            f"model.source {where}: a {kind} sees or hears ({', '.join(parts)}); Muster trains language models. Take "
+            "the text-only variant, where there is one"
+        )
+    if document.get("is_encoder_decoder") or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or _is_encoder(document):
+        raise UserError(
+            f"model.source {where}: a {kind} ({', '.join(document.get('architectures') or ['no architecture named'])}) "
+            "is no causal language model; Muster trains models that predict the next token"
+        )
+    return _parsed(document, kind, where)
+
+
+def _is_encoder(document: dict[str, Any]) -> bool:
+    """Some encoders have a causal head in transformers (BertLMHeadModel), which their weights were not made for."""
+    names = [str(name) for name in document.get("architectures") or ()]
+    return bool(names) and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
+def _parsed(document: dict[str, Any], kind: str, where: str) -> Any:
+    from transformers import AutoConfig
+
+    clean = {key: value for key, value in document.items() if key not in ("model_type", "auto_map")}
+    try:
+        return AutoConfig.for_model(kind, **clean)
+    except Exception as error:  # the library raises many kinds
+        raise UserError(f"model.source {where}: transformers refuses its config.json: {error}") from None
+
+
+def position_limit(config: Any) -> int | None:
+    """Positions that the model was made for, rope scaling included; None where it sets no limit."""
+    limit = getattr(config, "max_position_embeddings", None)
+    return int(limit) if isinstance(limit, int) and limit > 0 else None
+
+
+def layer_types_allow_packing(config: Any) -> bool:
+    types = getattr(config, "layer_types", None)
+    return types is None or set(types) <= MASKED_LAYERS

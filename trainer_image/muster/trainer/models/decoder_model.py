@@ -1,0 +1,82 @@
+"""Our own decoder as a model definition: a shape, and an adapter beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from muster.contract.architecture import Architecture
+from muster.contract.base import dump
+from muster.contract.training import Adapter
+from muster.trainer.models.decoder import Decoder, build
+from muster.trainer.models.definition import ModelSize, Recompute
+from muster.trainer.models.init import initialize
+from muster.trainer.models.lora import attach
+from muster.trainer.models.shards import local_rows
+
+
+@dataclass(frozen=True)
+class DecoderModel:
+    architecture: Architecture
+    adapter: Adapter | None = None
+
+    casts_weights = True
+    packs = True
+    why_not_packed = ""
+
+    @property
+    def position_limit(self) -> int | None:
+        return self.architecture.max_positions
+
+    @property
+    def vocab_size(self) -> int:
+        return self.architecture.vocab_size
+
+    def size(self) -> ModelSize:
+        a = self.architecture
+        beside = self.adapter.parameters(a) if self.adapter is not None else 0
+        multiplied = a.parameters - (0 if a.tied_head else a.vocab_size * a.dim)
+        layer = a.dim * a.head_dim * (2 * a.heads + 2 * a.kv_heads) + 3 * a.dim * a.ffn_dim + 2 * a.dim
+        largest = max(layer, a.vocab_size * a.dim)  # the embedding, where it is larger than a layer
+        return ModelSize(
+            parameters=a.parameters + beside,
+            learning=beside or a.parameters,
+            active=multiplied + beside,
+            active_learning=beside or multiplied,
+            largest_group=largest,
+            largest_learning_group=beside // a.layers if beside else largest,
+            layers=a.layers,
+            dim=a.dim,
+            heads=a.heads,
+            kv_heads=a.kv_heads,
+            head_dim=a.head_dim,
+            ffn_dim=a.ffn_dim,
+        )
+
+    def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
+        decoder = build(self.architecture, dtype, recompute)
+        if self.adapter is not None:
+            attach(decoder, self.adapter)
+        return decoder
+
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+        assert isinstance(model, Decoder)
+        return list(model.layers)
+
+    def lone_groups(self, model: nn.Module) -> Sequence[nn.Module]:
+        """An untied embedding and head, so that their reductions are not one huge one; tied, they stay with the final
+        norm in the root group, which lives through the whole pass."""
+        assert isinstance(model, Decoder)
+        return () if self.architecture.tied_head else (model.embed, model.head)
+
+    def fill(self, model: nn.Module, device: torch.device, seed: int, values: bool) -> None:
+        model.to_empty(device=device)
+        if values:
+            initialize(model, self.architecture, seed, local_rows)
+
+    def describe(self) -> dict[str, Any]:
+        return dump(self.architecture)

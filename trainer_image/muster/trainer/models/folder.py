@@ -1,0 +1,263 @@
+"""A model's folder as Hugging Face writes it: config.json, safetensors, tokenizer. Checked by its headers alone.
+
+Nothing here runs code from the folder or unpickles anything, and no weight is read: only the few bytes at the head of
+each safetensors file, which say where every tensor lies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Final, Protocol
+
+from muster.trainer.errors import UserError
+
+CONFIG: Final = "config.json"
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+PICKLED: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "consolidated.00.pth")
+
+# What stands beside the weights and belongs to them, to be carried along byte for byte. tokenizer.json too, apart.
+TOKENIZER: Final = "tokenizer.json"
+COMPANIONS: Final = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+# Of a quantisation that is read back as the numbers it stands for, none is known yet.
+HEADER_BYTES_MAX: Final = 100_000_000  # the safetensors library's own limit
+ITEM_BYTES: Final = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+}
+
+
+class Files(Protocol):
+    """What is asked of the place where the folder lies. uri: its address. Keys are names of files in it."""
+
+    @property
+    def uri(self) -> str: ...
+    def read(self, key: str) -> bytes:
+        """A small file whole. Raises NotFound."""
+
+    def read_into(self, key: str, start: int, into: memoryview) -> None:
+        """Bytes [start, start + len(into)) of a file. Raises NotFound, Truncated."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor lies: bytes [start, end) of `file`. dtype: as safetensors spells it."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """config: config.json. tensors: by their names in the files. companions: text of the small files beside them.
+
+    revision: what the folder's address was resolved to, where the place has revisions.
+    """
+
+    files: Files
+    config: dict[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    companions: Mapping[str, str]
+    tokenizer: str | None
+    file_bytes: Mapping[str, int]
+    revision: str | None = None
+    missing: type[Exception] = field(default=Exception, repr=False)
+
+    @property
+    def address(self) -> str:
+        return self.files.uri
+
+    @property
+    def dtype(self) -> str:
+        """The floating-point type that most of the bytes have, as safetensors spells it."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            if "F" in tensor.dtype:
+                sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.end - tensor.start
+        return max(sizes, key=lambda name: sizes[name], default="F32")
+
+    def describe(self) -> dict[str, Any]:
+        """What was loaded, for every commit: the address, its revision, and the files with their sizes."""
+        return {"address": self.address, "revision": self.revision, "files": dict(self.file_bytes)}
+
+
+def open_folder(files: Files, not_found: type[Exception], truncated: type[Exception]) -> ModelFolder:
+    """Look into a folder. Raises UserError naming everything that is wrong with it.
+
+    not_found, truncated: what `files` raises where a file is not there, or ends early.
+    """
+    read = _Reader(files, not_found, truncated)
+    config = read.document(CONFIG)
+    if config is None:
+        raise UserError(
+            f"model.source {files.uri}: holds no {CONFIG}; give the folder that `model.save_pretrained(folder)` wrote, "
+            "with its safetensors beside it"
+        )
+    tensors = _tensors(read)
+    companions = {name: text for name in COMPANIONS if (text := read.text(name)) is not None}
+    return ModelFolder(
+        files=files,
+        config=config,
+        tensors=tensors,
+        companions={**companions, CONFIG: read.text(CONFIG) or ""},
+        tokenizer=read.text(TOKENIZER),
+        file_bytes=read.sizes,
+        revision=getattr(files, "revision", None),
+    )
+
+
+class _Reader:
+    def __init__(self, files: Files, not_found: type[Exception], truncated: type[Exception]) -> None:
+        self.files, self._not_found, self._truncated = files, not_found, truncated
+        self.sizes: dict[str, int] = {}
+        self._texts: dict[str, str | None] = {}
+
+    def text(self, name: str) -> str | None:
+        if name not in self._texts:
+            try:
+                self._texts[name] = self.files.read(name).decode()
+            except self._not_found:
+                self._texts[name] = None
+            except UnicodeDecodeError:
+                raise UserError(f"model.source {self.files.uri}: {name} is not UTF-8 text; copy it again") from None
+        return self._texts[name]
+
+    def document(self, name: str) -> dict[str, Any] | None:
+        """A JSON object; None where there is no such file."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"model.source {self.files.uri}: {name} is not JSON: {error}; copy it again") from None
+        if not isinstance(found, dict):
+            raise UserError(f"model.source {self.files.uri}: {name} is not a JSON object; copy it again")
+        return found
+
+    def exists(self, name: str) -> bool:
+        try:
+            self.files.read_into(name, 0, memoryview(bytearray(1)))
+        except self._not_found:
+            return False
+        except self._truncated:
+            return True
+        return True
+
+    def header(self, name: str) -> dict[str, StoredTensor] | None:
+        """The tensors of one safetensors file; None where there is no such file. Its last byte must be there."""
+        place = f"model.source {self.files.uri}: {name}"
+        eight = bytearray(8)
+        try:
+            self.files.read_into(name, 0, memoryview(eight))
+            length = int.from_bytes(eight, "little")
+            if length > HEADER_BYTES_MAX:
+                raise UserError(f"{place} is no safetensors file: its header claims {length} bytes")
+            text = bytearray(length)
+            self.files.read_into(name, 8, memoryview(text))
+        except self._not_found:
+            return None
+        except self._truncated:
+            raise UserError(f"{place} is truncated: it ends within its header; copy it again") from None
+        found = _parsed(bytes(text), name, place)
+        end = max((tensor.end for tensor in found.values()), default=8 + length)
+        if end > 8 + length:
+            try:
+                self.files.read_into(name, end - 1, memoryview(bytearray(1)))
+            except self._truncated:
+                raise UserError(
+                    f"{place} is truncated: its header promises {end:,} bytes, and it has fewer; copy it again"
+                ) from None
+        self.sizes[name] = end
+        return found
+
+
+def _tensors(read: _Reader) -> dict[str, StoredTensor]:
+    index = read.document(INDEX)
+    if index is not None:
+        return _indexed(read, index)
+    found = read.header(SINGLE)
+    if found is not None:
+        return found
+    pickled = [name for name in PICKLED if read.exists(name)]
+    if pickled:
+        raise UserError(
+            f"model.source {read.files.uri}: has its weights in {pickled[0]}, a pickle, and to open a pickle is to run "
+            "whatever program it holds. Convert it where you trust it: "
+            "`AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)` writes safetensors"
+        )
+    raise UserError(
+        f"model.source {read.files.uri}: holds neither {SINGLE} nor {INDEX}; "
+        "`model.save_pretrained(folder)` writes them"
+    )
+
+
+def _indexed(read: _Reader, index: dict[str, Any]) -> dict[str, StoredTensor]:
+    place = f"model.source {read.files.uri}: {INDEX}"
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise UserError(f"{place} has no weight_map of names to files; copy it again")
+    if outside := sorted({name for name in weight_map.values() if "/" in name or name.startswith(".")}):
+        raise UserError(f"{place} names files outside the folder: {', '.join(outside[:5])}")
+    files = sorted(set(weight_map.values()))
+    headers = {name: read.header(name) for name in files}
+    if missing := [name for name, header in headers.items() if header is None]:
+        raise UserError(f"{place} names files that are not there: {', '.join(missing)}; copy them, or all again")
+    found = {tensor: (headers[file] or {}).get(tensor) for tensor, file in weight_map.items()}
+    if absent := [f"{name} (in {weight_map[name]})" for name, slot in found.items() if slot is None]:
+        raise UserError(f"{place} names tensors that its files do not hold: {', '.join(absent[:20])}")
+    return {name: slot for name, slot in found.items() if slot is not None}
+
+
+def _parsed(text: bytes, file: str, place: str) -> dict[str, StoredTensor]:
+    base = 8 + len(text)
+    try:
+        described = json.loads(text)
+        found = {
+            name: StoredTensor(
+                file,
+                str(entry["dtype"]),
+                tuple(int(size) for size in entry["shape"]),
+                base + int(entry["data_offsets"][0]),
+                base + int(entry["data_offsets"][1]),
+            )
+            for name, entry in described.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UserError(f"{place}: its safetensors header is damaged: {error!r}; copy it again") from None
+    for name, tensor in found.items():
+        size = ITEM_BYTES.get(tensor.dtype)
+        if size is None:
+            raise UserError(f"{place}: {name} has dtype {tensor.dtype}, which Muster does not train")
+        if not base <= tensor.start <= tensor.end or tensor.end - tensor.start != prod(tensor.shape) * size:
+            raise UserError(f"{place}: its header puts {name} where it can't be; copy it again")
+    return found
+
+
+Opener = Callable[[str], Files]

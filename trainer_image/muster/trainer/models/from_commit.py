@@ -1,0 +1,26 @@
+"""The model that a commit holds."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from muster.contract.architecture import Architecture
+from muster.contract.checkpoint import Commit
+from muster.contract.training import Adapter
+from muster.trainer.errors import UserError
+from muster.trainer.models.decoder_model import DecoderModel
+from muster.trainer.models.definition import ModelDefinition
+
+
+def definition_of(commit: Commit, folder: str, adapter: Adapter | None) -> ModelDefinition:
+    """The model of a commit in `folder`, with an adapter to be trained beside it. Raises UserError for one that is
+    unknown here."""
+    where = f"the commit at step {commit.step} in {folder}"
+    if commit.architecture.get("kind") == "transformers":
+        from muster.trainer.models.transformers_model import from_commit
+
+        return from_commit(commit.architecture, adapter, where)
+    try:
+        return DecoderModel(Architecture.model_validate(commit.architecture), adapter)
+    except ValidationError as error:
+        raise UserError(f"{where} has a model shape unknown here: {error}") from None

@@ -1,0 +1,220 @@
+"""Weights of a model's folder into a live model, whatever shards it: ranged reads of this rank's rows alone.
+
+The conversion between the names and layouts of files and modules (fused experts, renamed layers) is transformers' own,
+`core_model_loading`; it is given objects that read from storage only what it slices. That is internal API: transformers
+is pinned, and tests hold every family against `from_pretrained`.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from muster.trainer.errors import UserError
+from muster.trainer.models.folder import ITEM_BYTES, ModelFolder, StoredTensor
+
+TORCH_DTYPES: Final = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+# Read and cast at a time: what a reader holds beside the tensor that it fills.
+BLOCK_BYTES: Final = 8 * 2**20
+LISTED: Final = 40  # names in a message; a model of another shape differs in all of them
+
+Index = EllipsisType | slice | tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class ReadRange:
+    """Bytes [start, end) of a file were read, and have this CRC-32."""
+
+    file: str
+    start: int
+    end: int
+    crc32: int
+
+
+class LazyTensor:
+    """A tensor in a file, as transformers' converter asks for it: its shape, and slices of it.
+
+    dtype: what slices are cast to while they are read; None keeps the file's. noted: told of each range that was read.
+    """
+
+    def __init__(
+        self, folder: ModelFolder, slot: StoredTensor, dtype: torch.dtype | None, noted: Callable[[ReadRange], None]
+    ) -> None:
+        self._folder, self._slot, self._noted = folder, slot, noted
+        self._stored = TORCH_DTYPES[slot.dtype]
+        self._dtype = dtype if dtype is not None and self._stored.is_floating_point else self._stored
+
+    def get_shape(self) -> list[int]:
+        return list(self._slot.shape)
+
+    def get_dtype(self) -> str:
+        return self._slot.dtype
+
+    def __getitem__(self, index: Index) -> Tensor:
+        first, rest = _rows_and_rest(index)
+        shape = self._slot.shape
+        if not shape:
+            return self._read(0, 1, ()).reshape(())
+        start, stop, _ = first.indices(shape[0])
+        rows = self._read(start, max(start, stop), shape[1:])
+        return rows[(slice(None), *rest)].contiguous() if rest else rows
+
+    def _read(self, first: int, last: int, inner: tuple[int, ...]) -> Tensor:
+        """Rows [first, last), in blocks, so that beside the result there is never more than one block."""
+        out = torch.empty((last - first, *inner), dtype=self._dtype)
+        row_bytes = math.prod(inner) * ITEM_BYTES[self._slot.dtype]
+        height = max(1, BLOCK_BYTES // max(row_bytes, 1))
+        for row in range(first, last, height):
+            end = min(row + height, last)
+            target = out[row - first : end - first]
+            raw = target if self._dtype == self._stored else torch.empty_like(target, dtype=self._stored)
+            data = memoryview(raw.view(torch.uint8).reshape(-1).numpy().data) if raw.numel() else memoryview(b"")
+            at = self._slot.start + row * row_bytes
+            if len(data):
+                self._folder.files.read_into(self._slot.file, at, data)
+                self._noted(ReadRange(self._slot.file, at, at + len(data), zlib.crc32(data)))
+            if raw is not target:
+                target.copy_(raw)
+        return out
+
+
+class ShapeOnly:
+    """The same without a byte: to see whether names and shapes fit."""
+
+    def __init__(self, slot: StoredTensor) -> None:
+        self._whole = torch.empty(slot.shape, dtype=TORCH_DTYPES[slot.dtype], device="meta")
+
+    def get_shape(self) -> list[int]:
+        return list(self._whole.shape)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self._whole[index]
+
+
+def check_shapes(model: nn.Module, folder: ModelFolder) -> None:
+    """Whether the folder has exactly the weights that the model (on the meta device, and not to be used afterwards) has
+    places for. Raises UserError listing all that differ."""
+    names = _wanted_names(model, folder)
+    info = _convert(model, {name: ShapeOnly(folder.tensors[name]) for name in names}, torch.device("meta"))
+    _must_fit(model, info, folder.address)
+
+
+def load(model: nn.Module, folder: ModelFolder, device: torch.device) -> list[ReadRange]:
+    """Give a model its values. Its parameters may lie on the meta device, sharded or whole; each is cast to the dtype
+    that it has there. Returns what was read. Raises UserError where the folder does not fit, or holds NaN."""
+    ranges: list[ReadRange] = []
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.dtype.is_floating_point}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    slices = {
+        name: LazyTensor(folder, folder.tensors[name], dtype, ranges.append) for name in _wanted_names(model, folder)
+    }
+    learns = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    info = _convert(model, slices, device)
+    _must_fit(model, info, folder.address)
+    model.tie_weights()  # type: ignore[operator]  # setting a value has parted them
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in learns)
+    _must_be_numbers(model, folder.address)
+    return ranges
+
+
+def _rows_and_rest(index: Index) -> tuple[slice, tuple[slice, ...]]:
+    if isinstance(index, EllipsisType):
+        return slice(None), ()
+    if isinstance(index, slice):
+        return index, ()
+    return (index[0], tuple(index[1:])) if index else (slice(None), ())
+
+
+def _wanted_names(model: Any, folder: ModelFolder) -> list[str]:
+    """Tensors of the folder, without copies of what is tied and buffers that older files carry along."""
+    tied: dict[str, str] = model.all_tied_weights_keys
+    return [
+        name
+        for name in folder.tensors
+        if not (name in tied and tied[name] in folder.tensors) and not name.endswith("rotary_emb.inv_freq")
+    ]
+
+
+def _convert(model: Any, slices: dict[str, Any], device: torch.device) -> Any:
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    config = LoadStateDictConfig(
+        weight_mapping=get_model_conversion_mapping(model),  # type: ignore[arg-type]
+        dtype=torch.float32,
+        device_map={"": device},
+    )
+    with torch.no_grad():
+        info, _ = convert_and_load_state_dict_in_model(model, slices, config)
+    return info
+
+
+def _must_fit(model: Any, info: Any, where: str) -> None:
+    import re
+
+    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    tied: dict[str, str] = model.all_tied_weights_keys
+    missing = {name for name in info.missing_keys if name not in tied or tied[name] in info.missing_keys}
+    persistent = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    problems = [f"{name}: the model has it, the folder does not" for name in sorted(missing & persistent)]
+    problems += [
+        f"{name}: the folder has it, the model does not"
+        for name in sorted(info.unexpected_keys)
+        if not any(pattern.search(name) for pattern in ignored)
+    ]
+    problems += [
+        f"{name}: shape {list(there)} in the folder, {list(wanted)} by config.json"
+        for name, there, wanted in sorted(info.mismatched_keys)
+    ]
+    problems += [f"{name}: {str(error).strip().splitlines()[-1]}" for name, error in info.conversion_errors.items()]
+    if problems:
+        more = [f"and {len(problems) - LISTED} more"] if len(problems) > LISTED else []
+        raise UserError(
+            f"model.source {where}: its weights contradict its config.json:\n"
+            + "\n".join(f"  {line}" for line in [*problems[:LISTED], *more])
+            + "\ngive the config.json that belongs to these weights"
+        )
+
+
+def _must_be_numbers(model: nn.Module, where: str) -> None:
+    named = [(name, _local(parameter)) for name, parameter in model.named_parameters()]
+    named = [(name, tensor) for name, tensor in named if tensor.is_floating_point() and tensor.numel()]
+    if not named:
+        return
+    largest = torch.stack([tensor.detach().abs().amax().float() for _, tensor in named])
+    if bool(largest.isfinite().all()):
+        return
+    bad = [name for (name, _), value in zip(named, largest.tolist(), strict=True) if not math.isfinite(value)]
+    raise UserError(
+        f"model.source {where}: holds values that are no numbers (NaN or infinite) in {', '.join(bad[:10])}"
+        f"{f' and {len(bad) - 10} more' if len(bad) > 10 else ''}; training from them can't work, so take another copy"
+    )
+
+
+def _local(tensor: Any) -> Tensor:
+    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found

@@ -1,0 +1,183 @@
+"""A causal language model of `transformers`, as the loop needs it: shardable by layer, packed, with a chunked loss.
+
+The class is transformers' own; what is ours is put on from outside, on the instance: a `forward` that takes packed
+documents and labels, a head that never makes all logits, and recomputation around each layer. It answers to the same
+call as our own decoder: tokens, positions, documents, labels -> summed loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from muster.trainer.models.decoder import Recompute
+from muster.trainer.models.head import LogitTransform, summed_cross_entropy
+from muster.trainer.models.recompute import keep_expensive
+
+MaskStyle = Literal["positions", "by_layer_type"]
+
+
+def build(config: Any, recompute: Recompute = "none", masks: MaskStyle = "positions") -> Any:
+    """The model of a PretrainedConfig without values: parameters on the meta device in fp32, buffers real.
+
+    masks: how packed documents are kept apart: by positions alone, which transformers' own masks follow; or, for
+    families that don't hand positions to them (gpt-oss), by a mask for each kind of layer.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with empty_parameters():
+        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation=attention(config)
+        )
+    model.tie_weights()
+    return dress(model, recompute, masks)
+
+
+def dress(model: Any, recompute: Recompute, masks: MaskStyle) -> Any:
+    """Give a model of transformers our way to be called."""
+    head = model.get_output_embeddings()
+    head.forward = partial(_head, head, logit_transform(model.config))
+    model.forward = partial(_forward, model, masks)
+    if recompute != "none":
+        draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()) or _drops(model)
+        for layer in layers(model):
+            layer.forward = partial(_recomputed, layer.forward, recompute, draws)
+    return model.train()
+
+
+def layers(model: Any) -> Sequence[nn.Module]:
+    """The decoder layers, in order: what is sharded, recomputed and compiled one by one."""
+    names = set(model._no_split_modules or ())
+    found = [module for module in model.modules() if type(module).__name__ in names or _undressed(module) in names]
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return found or max(lists, key=len)
+
+
+def lone_groups(model: Any) -> Sequence[nn.Module]:
+    """Modules that are sharded as groups of their own: an untied embedding and head, so that their reductions are not
+    one huge one. Tied ones stay in the root group, where they are one parameter."""
+    if model.all_tied_weights_keys:
+        return ()
+    return (model.get_input_embeddings(), model.get_output_embeddings())
+
+
+def attention(config: Any) -> str | None:
+    """The attention that transformers is told to use; None leaves the choice to the class (sdpa, or eager)."""
+    return "flex_attention" if torch.cuda.is_available() and not _takes_sdpa(config) else None
+
+
+def logit_transform(config: Any) -> LogitTransform:
+    """What the family does to its logits, by its configuration. A self-test holds it against the class's own forward
+    pass (self_test.py), so a family that does something else is refused, never trained on a wrong loss."""
+    divide = float(getattr(config, "logits_scaling", None) or 1.0)
+    multiply = float(getattr(config, "logit_scale", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return LogitTransform(multiply / divide, None if cap is None else float(cap))
+
+
+@contextmanager
+def empty_parameters() -> Iterator[None]:
+    """Modules built here have their parameters on the meta device, but real buffers: a rotary table that is made anew
+    after the fact is wrong in some families (embedding scales, rotations per kind of layer)."""
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(self, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def materialize(model: Any, device: torch.device) -> None:
+    """Memory, without values, for every parameter that is on the meta device. Unlike `to_empty`, buffers stay."""
+    learns = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+    model.tie_weights()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(learns[name])
+
+
+def _forward(
+    model: Any,
+    masks: MaskStyle,
+    tokens: Tensor,
+    positions: Tensor,
+    documents: Tensor,
+    labels: Tensor | None = None,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """As Decoder.forward. documents: not looked at, for positions restart with each of them."""
+    # Never a 2-D mask and never a cache: with either, transformers does not look for packed documents.
+    mask = None if masks == "positions" else _masks_by_layer_type(model, tokens, positions)
+    hidden = model.base_model(
+        input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
+    ).last_hidden_state
+    out: Tensor = model.get_output_embeddings()(hidden, labels, smoothing)
+    return out
+
+
+def _head(
+    head: Any, transform: LogitTransform, hidden: Tensor, labels: Tensor | None = None, smoothing: float = 0.0
+) -> Tensor:
+    """hidden [B, T, dim] -> fp32 logits [B, T, vocab], or with labels [B, T] the loss summed over scored tokens."""
+    if labels is None:
+        return transform.apply_(nn.functional.linear(hidden, head.weight.to(hidden.dtype), head.bias).float())
+    return summed_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten(), smoothing, head.bias, transform)
+
+
+def _masks_by_layer_type(model: Any, tokens: Tensor, positions: Tensor) -> dict[str, Any]:
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    embedding = model.get_input_embeddings().weight
+    like = torch.empty((*tokens.shape, 1), dtype=embedding.dtype, device=tokens.device)
+    given = {
+        "config": model.config,
+        "inputs_embeds": like,
+        "attention_mask": None,
+        "past_key_values": None,
+        "position_ids": positions,
+    }
+    made = {"full_attention": create_causal_mask(**given)}
+    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+        made["sliding_attention"] = create_sliding_window_causal_mask(**given)
+    return made
+
+
+def _recomputed(forward: Callable[..., Any], recompute: Recompute, draws: bool, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    # Two calls, because torch.compile must see which function makes the contexts.
+    if recompute == "full":
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=draws, **kwargs)
+    return checkpoint(
+        forward, *args, use_reentrant=False, preserve_rng_state=draws, context_fn=keep_expensive, **kwargs
+    )
+
+
+def _drops(model: Any) -> bool:
+    """Whether the model draws random numbers in functional dropout: of attention, for the most part."""
+    document = model.config.to_dict()
+    return any(bool(value) for name, value in document.items() if "dropout" in name or "jitter" in name)
+
+
+def _takes_sdpa(config: Any) -> bool:
+    from transformers import AutoModelForCausalLM
+
+    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    return bool(getattr(kind, "_supports_sdpa", False))
+
+
+def _undressed(module: nn.Module) -> str:
+    """The class's name before FSDP put its own before it."""
+    return type(module).__name__.removeprefix("FSDP")

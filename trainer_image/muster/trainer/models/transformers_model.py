@@ -1,0 +1,185 @@
+"""A model of transformers as a model definition: from a folder of weights, or from a COMMIT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from muster.contract.training import Adapter
+from muster.trainer.errors import UserError
+from muster.trainer.models import loading, pretrained
+from muster.trainer.models.architectures import position_limit, trainable_config
+from muster.trainer.models.definition import ModelSize, Recompute
+from muster.trainer.models.folder import CONFIG, ModelFolder
+from muster.trainer.models.loading import ReadRange
+from muster.trainer.models.self_test import Findings, examine
+
+KIND: Final = "transformers"
+
+
+@dataclass(frozen=True)
+class TransformersModel:
+    """config: a PretrainedConfig; companions: the folder's small files, by name. folder: where the weights are; None
+    where a commit has them. provenance: what was loaded, for every commit; the checksums come with the loading."""
+
+    config: Any
+    companions: Mapping[str, str]
+    findings: Findings
+    adapter: Adapter | None = None
+    folder: ModelFolder | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    casts_weights = False
+
+    @property
+    def packs(self) -> bool:
+        return self.findings.packs
+
+    @property
+    def why_not_packed(self) -> str:
+        return f"in a {self.config.model_type}, {self.findings.why_not}"
+
+    @property
+    def position_limit(self) -> int | None:
+        return position_limit(self.config)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._skeleton.get_input_embeddings().weight.shape[0])
+
+    @cached_property
+    def _skeleton(self) -> Any:
+        """The model on the meta device, to be counted."""
+        return self.build(torch.float32, "none")
+
+    def size(self) -> ModelSize:
+        model, config = self._skeleton, self.config
+        embedding = model.get_input_embeddings().weight
+        looked_up = () if model.all_tied_weights_keys else (id(embedding),)
+        layers = pretrained.layers(model)
+        groups = [[*group.parameters()] for group in (*layers, *pretrained.lone_groups(model))]
+        grouped = {id(parameter) for group in groups for parameter in group}
+        groups.append([parameter for parameter in model.parameters() if id(parameter) not in grouped])
+        share = _share_of_experts(config)
+        active = [
+            (p.requires_grad, p.numel() * (share if ".experts." in name else 1.0))
+            for name, p in model.named_parameters()
+            if id(p) not in looked_up
+        ]
+        heads = int(config.num_attention_heads)
+        dim = int(config.hidden_size)
+        return ModelSize(
+            parameters=sum(p.numel() for p in model.parameters()),
+            learning=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            active=int(sum(count for _, count in active)),
+            active_learning=int(sum(count for learns, count in active if learns)),
+            largest_group=max(sum(p.numel() for p in group) for group in groups),
+            largest_learning_group=max(sum(p.numel() for p in group if p.requires_grad) for group in groups),
+            layers=len(layers),
+            dim=dim,
+            heads=heads,
+            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            head_dim=int(getattr(config, "head_dim", None) or dim // heads),
+            ffn_dim=_active_ffn_dim(config),
+        )
+
+    def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
+        model: nn.Module = pretrained.build(self.config, recompute, self.findings.masks)
+        return model
+
+    def layers(self, model: nn.Module) -> Sequence[nn.Module]:
+        return pretrained.layers(model)
+
+    def lone_groups(self, model: nn.Module) -> Sequence[nn.Module]:
+        return pretrained.lone_groups(model)
+
+    def fill(self, model: nn.Module, device: torch.device, seed: int, values: bool) -> None:
+        if not values or self.folder is None:
+            return pretrained.materialize(model, device)
+        sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        error, ranges = "", list[ReadRange]()
+        if sharded or rank == 0:
+            try:
+                ranges = loading.load(model, self.folder, device)
+            except UserError as found:
+                error = str(found)
+        elif not sharded:
+            pretrained.materialize(model, device)
+        error, ranges = _agreed(error, ranges, world)
+        if error:
+            raise UserError(error)
+        if not sharded and world > 1:  # each byte is read once, and travels between the ranks
+            for tensor in model.state_dict(keep_vars=True).values():
+                dist.broadcast(tensor.detach(), src=0)
+
+    def describe(self) -> dict[str, Any]:
+        import transformers
+
+        return {
+            "kind": KIND,
+            "transformers": transformers.__version__,
+            "findings": {"packs": self.findings.packs, "masks": self.findings.masks, "whyNot": self.findings.why_not},
+            "source": self.provenance,
+            "companions": dict(self.companions),
+        }
+
+
+def from_folder(folder: ModelFolder, adapter: Adapter | None) -> TransformersModel:
+    """Raises UserError for whatever can't be trained, before a weight is read."""
+    config = trainable_config(folder.config, folder.address)
+    findings = examine(config)
+    loading.check_shapes(pretrained.build(config), folder)
+    return TransformersModel(config, folder.companions, findings, adapter, folder, folder.describe())
+
+
+def from_commit(document: Mapping[str, Any], adapter: Adapter | None, where: str) -> TransformersModel:
+    """From Commit.architecture, as `describe` wrote it. where: the commit, for messages. Raises UserError."""
+    try:
+        companions = {str(name): str(text) for name, text in document["companions"].items()}
+        found = document["findings"]
+        findings = Findings(bool(found["packs"]), found["masks"], str(found["whyNot"]))
+        config = trainable_config(json.loads(companions[CONFIG]), where)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{where} describes a model that this Muster can't build: {error!r}; use the Muster that wrote it"
+        ) from error
+    return TransformersModel(config, companions, findings, adapter, provenance=dict(document.get("source") or {}))
+
+
+def is_described_by(document: Mapping[str, Any]) -> bool:
+    """Whether a Commit.architecture is of this kind; our own decoder's has none."""
+    return document.get("kind") == KIND
+
+
+def _agreed(error: str, ranges: list[ReadRange], world: int) -> tuple[str, list[ReadRange]]:
+    """The first error of any rank, and what all of them read. Collective."""
+    if world == 1:
+        return error, ranges
+    told: list[Any] = [None] * world
+    dist.all_gather_object(told, (error, ranges))
+    return next((e for e, _ in told if e), ""), [entry for _, each in told for entry in each]
+
+
+def _share_of_experts(config: Any) -> float:
+    """Of the experts' weights, the part that one token is multiplied with."""
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if count := getattr(config, name, None):
+            return min(1.0, float(getattr(config, "num_experts_per_tok", count)) / float(count))
+    return 1.0
+
+
+def _active_ffn_dim(config: Any) -> int:
+    experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    width = getattr(config, "moe_intermediate_size", None) if experts else None
+    width = width or getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    return int((width or 4 * config.hidden_size) * (config.num_experts_per_tok if experts else 1))
