@@ -16,7 +16,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import select
 
 from muster.api.errors import ApiError
-from muster.api.services import Here
+from muster.api.services import ServicesDependency
 from muster.api.tables import TokenRow
 
 PREFIX = "muster_"
@@ -63,21 +63,23 @@ def hash_of(token: str) -> str:
 bearer = HTTPBearer(auto_error=False, description="`Authorization: Bearer muster_…`", scheme_name="token")
 
 
-async def principal(here: Here, given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> Principal:
+async def principal(
+    services: ServicesDependency, given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+) -> Principal:
     """Raises ApiError unauthorized; says nothing about which part was wrong."""
-    if not here.settings.auth:
+    if not services.settings.auth:
         return ANONYMOUS
     if given is None:
         raise _unauthorized("This address needs a token: send `Authorization: Bearer muster_…`.")
     wanted, now = hash_of(given.credentials), time.time()
-    async with here.database.read() as session:
+    async with services.database.read() as session:
         row = (await session.scalars(select(TokenRow).where(TokenRow.hash == wanted))).one_or_none()
     known = row is not None and hmac.compare_digest(row.hash, wanted)
     if row is None or not known or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
         raise _unauthorized(
             "The token is unknown, revoked or expired; an admin makes a new one with POST /api/v1/tokens."
         )
-    here.token_uses[row.id] = now
+    services.token_uses[row.id] = now
     return Principal(row.id, frozenset(Scope(scope) for scope in row.scopes["scopes"]))
 
 

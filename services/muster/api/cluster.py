@@ -1,4 +1,4 @@
-"""What the API asks of the cluster that carries TrainingJobs, and the answer of the local one."""
+"""What the API asks of the cluster that carries TrainingJobs, and how the local one does it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONFLICTS_MAX = 20
 
 
 @dataclass(frozen=True)
-class Wish:
+class DesiredJob:
     """A row's desired state. seen: the job has been in the cluster, so it is not made again if it is there no more."""
 
     uid: str
@@ -28,13 +28,13 @@ class Wish:
 
 class Outcome(StrEnum):
     DONE = "done"
-    GONE = "gone"  # it was there once and is no more: nothing is left to wish
+    GONE = "gone"  # it was there once and is no more: nothing is left to apply
     NAME_HELD = "name_held"  # another object has the name
     RETRY = "retry"
 
 
 @dataclass(frozen=True)
-class Answer:
+class ApplyResult:
     """holder: the uid that has the name, for NAME_HELD."""
 
     uid: str
@@ -46,8 +46,8 @@ class Answer:
 class Cluster(Protocol):
     name: str
 
-    async def fulfil(self, wishes: Sequence[Wish]) -> list[Answer]:
-        """Make each job or bring its wishes up to date; repeating it changes nothing. An answer per wish, in order."""
+    async def apply(self, jobs: Sequence[DesiredJob]) -> list[ApplyResult]:
+        """Make each job, or bring it up to date; repeating it changes nothing. One result per job, in their order."""
         ...
 
     async def discard(self, uid: str) -> None:
@@ -73,8 +73,8 @@ class Local:
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
 
-    async def fulfil(self, wishes: Sequence[Wish]) -> list[Answer]:
-        return await asyncio.to_thread(lambda: [self._fulfil(wish) for wish in wishes])
+    async def apply(self, jobs: Sequence[DesiredJob]) -> list[ApplyResult]:
+        return await asyncio.to_thread(lambda: [self._apply(job) for job in jobs])
 
     async def fetch_log(self, uid: str, attempt: int | None, worker: int | None) -> None:
         """Nothing: workers write there themselves."""
@@ -97,29 +97,29 @@ class Local:
         except NotFound:
             return None
 
-    def _fulfil(self, wish: Wish) -> Answer:
+    def _apply(self, job: DesiredJob) -> ApplyResult:
         try:
-            return self._update(wish) if wish.seen else self._create(wish)
+            return self._update(job) if job.seen else self._create(job)
         except Exception as error:  # one bad row must not stop the others
-            return Answer(wish.uid, Outcome.RETRY, error=f"{type(error).__name__}: {error}"[:300])
+            return ApplyResult(job.uid, Outcome.RETRY, error=f"{type(error).__name__}: {error}"[:300])
 
-    def _create(self, wish: Wish) -> Answer:
+    def _create(self, job: DesiredJob) -> ApplyResult:
         try:
-            self._cluster.create(wish.name, wish.namespace, wish.spec, wish.labels, wish.uid)
+            self._cluster.create(job.name, job.namespace, job.spec, job.labels, job.uid)
         except AlreadyExists as taken:
-            return self._update(wish) if taken.uid == wish.uid else Answer(wish.uid, Outcome.NAME_HELD, taken.uid)
-        return Answer(wish.uid, Outcome.DONE)
+            return self._update(job) if taken.uid == job.uid else ApplyResult(job.uid, Outcome.NAME_HELD, taken.uid)
+        return ApplyResult(job.uid, Outcome.DONE)
 
-    def _update(self, wish: Wish) -> Answer:
+    def _update(self, desired: DesiredJob) -> ApplyResult:
         """Change only what REST offers to change; the rest of the spec belongs to whoever edited it in the cluster."""
         for _ in range(_CONFLICTS_MAX):
             try:
-                job = self._cluster.get(wish.uid)
-                spec = job.spec.model_copy(update={"suspend": wish.spec.suspend, "cancel": wish.spec.cancel})
-                self._cluster.write_spec(wish.uid, spec, job.metadata.resource_version)
+                job = self._cluster.get(desired.uid)
+                spec = job.spec.model_copy(update={"suspend": desired.spec.suspend, "cancel": desired.spec.cancel})
+                self._cluster.write_spec(desired.uid, spec, job.metadata.resource_version)
             except Conflict:
                 continue  # a status was written between the two; both writers are short
             except NotFound:
-                return Answer(wish.uid, Outcome.GONE)
-            return Answer(wish.uid, Outcome.DONE)
-        return Answer(wish.uid, Outcome.RETRY, error="the job is being written all the time")
+                return ApplyResult(desired.uid, Outcome.GONE)
+            return ApplyResult(desired.uid, Outcome.DONE)
+        return ApplyResult(desired.uid, Outcome.RETRY, error="the job is being written all the time")

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 from pydantic import ValidationError
 
-from muster.api.cluster import Answer, Outcome, Wish
+from muster.api.cluster import ApplyResult, DesiredJob, Outcome
 from muster.api.pod_logs import PodLogs
 from muster.contract.base import dump, known_part
 from muster.contract.layout import State
@@ -55,8 +55,8 @@ class KubernetesCluster:
         await asyncio.gather(self._task, return_exceptions=True)
         await self._logs.close()
 
-    async def fulfil(self, wishes: Sequence[Wish]) -> list[Answer]:
-        return [await self._fulfil(wish) for wish in wishes]
+    async def apply(self, jobs: Sequence[DesiredJob]) -> list[ApplyResult]:
+        return [await self._apply(job) for job in jobs]
 
     async def fetch_log(self, uid: str, attempt: int | None, worker: int | None) -> None:
         await self._logs.fetch(uid, attempt, worker)
@@ -93,50 +93,50 @@ class KubernetesCluster:
         async with asyncio.timeout(LISTED_SECONDS):  # not wait_for: until Python 3.12 it swallows cancellations
             await self._reflector.listed.wait()
 
-    # --- wishes ---
+    # --- desired jobs ---
 
-    async def _fulfil(self, wish: Wish) -> Answer:
+    async def _apply(self, job: DesiredJob) -> ApplyResult:
         try:
-            return await self._update(wish) if wish.seen else await self._create(wish)
+            return await self._update(job) if job.seen else await self._create(job)
         except Exception as error:  # one bad row must not stop the others
-            return Answer(wish.uid, Outcome.RETRY, error=f"{type(error).__name__}: {error}"[:300])
+            return ApplyResult(job.uid, Outcome.RETRY, error=f"{type(error).__name__}: {error}"[:300])
 
-    async def _create(self, wish: Wish) -> Answer:
+    async def _create(self, job: DesiredJob) -> ApplyResult:
         meta = {
-            "name": wish.name,
-            "namespace": wish.namespace,
-            "labels": wish.labels | {Label.JOB_ID: wish.uid},
+            "name": job.name,
+            "namespace": job.namespace,
+            "labels": job.labels | {Label.JOB_ID: job.uid},
             "finalizers": [FINALIZER],
         }
-        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "spec": dump(wish.spec)}
+        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": meta, "spec": dump(job.spec)}
         try:
-            self._note(await self._client.create(paths.jobs(wish.namespace), body))
+            self._note(await self._client.create(paths.jobs(job.namespace), body))
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-            found = await self._client.get(paths.job(wish.namespace, wish.name))
-            if id_of(found) != wish.uid:
-                return Answer(wish.uid, Outcome.NAME_HELD, id_of(found))
-            return await self._update(wish)
-        return Answer(wish.uid, Outcome.DONE)
+            found = await self._client.get(paths.job(job.namespace, job.name))
+            if id_of(found) != job.uid:
+                return ApplyResult(job.uid, Outcome.NAME_HELD, id_of(found))
+            return await self._update(job)
+        return ApplyResult(job.uid, Outcome.DONE)
 
-    async def _update(self, wish: Wish) -> Answer:
+    async def _update(self, job: DesiredJob) -> ApplyResult:
         """Change only what REST offers to change; the rest of the spec belongs to whoever edited it in the cluster."""
-        path = paths.job(wish.namespace, wish.name)
+        path = paths.job(job.namespace, job.name)
         try:
             item = await self._client.get(path)
         except ApiError as error:
             if error.status != 404:
                 raise
-            return Answer(wish.uid, Outcome.GONE)
-        if id_of(item) != wish.uid:
-            return Answer(wish.uid, Outcome.GONE)
-        wanted = {"suspend": wish.spec.suspend, "cancel": wish.spec.cancel}
+            return ApplyResult(job.uid, Outcome.GONE)
+        if id_of(item) != job.uid:
+            return ApplyResult(job.uid, Outcome.GONE)
+        wanted = {"suspend": job.spec.suspend, "cancel": job.spec.cancel}
         if any(item["spec"].get(key, False) != value for key, value in wanted.items()):
             # With the uid, so that another object of that name is never changed.
             change = {"metadata": {"uid": item["metadata"]["uid"]}, "spec": wanted}
             self._note(await self._client.patch(path, change))
-        return Answer(wish.uid, Outcome.DONE)
+        return ApplyResult(job.uid, Outcome.DONE)
 
     # --- news, from the reflector ---
 

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.cluster import Cluster
 from muster.api.db import Database
 from muster.api.events import repository as events
-from muster.api.events.types import EventType, Happening, happenings
+from muster.api.events.types import EventType, NewEvent, events_between
 from muster.api.hub import Hub
 from muster.api.jobs import repository as jobs
 from muster.api.observability import Metrics
@@ -91,7 +91,7 @@ class Mirror:
             await _import(session, job)
         uids = {change.uid for change in changes}
         rows = {row.id: row for row in (await session.scalars(select(JobRow).where(JobRow.id.in_(uids)))).all()}
-        found: dict[str, list[Happening]] = {}
+        found: dict[str, list[NewEvent]] = {}
         for change in changes:
             row = rows.get(change.uid)
             if row is not None and change.version > row.status_version:
@@ -111,7 +111,7 @@ class Mirror:
         return row
 
 
-async def _apply(session: AsyncSession, row: JobRow, change: RawChange) -> tuple[Happening, ...]:
+async def _apply(session: AsyncSession, row: JobRow, change: RawChange) -> tuple[NewEvent, ...]:
     raw = json.loads(change.status)
     before, happened = row.status, _happened(row.status, raw, change)
     row.status, row.status_version = raw, change.version
@@ -127,15 +127,15 @@ async def _apply(session: AsyncSession, row: JobRow, change: RawChange) -> tuple
 _TERMINAL = tuple(phase for phase in Phase if phase.terminal)
 
 
-def _happened(before: dict[str, Any], raw: dict[str, Any], change: RawChange) -> tuple[Happening, ...]:
+def _happened(before: dict[str, Any], raw: dict[str, Any], change: RawChange) -> tuple[NewEvent, ...]:
     old, new = status_of(before), status_of(raw)
     if old is not None and new is not None:
-        return happenings(old, new, change.at)
+        return events_between(old, new, change.at)
     if before.get("phase") == raw.get("phase"):
         return ()
     # Written by a newer operator in words that we do not know: say so, keep it whole, go on.
     data = {"from": before.get("phase"), "to": raw.get("phase"), "code": raw.get("code")}
-    return (Happening(EventType.JOB_CHANGED, change.at, str(raw.get("because", "")), None, data),)
+    return (NewEvent(EventType.JOB_CHANGED, change.at, str(raw.get("because", "")), None, data),)
 
 
 def status_of(raw: dict[str, Any]) -> JobStatus | None:
@@ -146,7 +146,7 @@ def status_of(raw: dict[str, Any]) -> JobStatus | None:
         return None
 
 
-def _remove(row: JobRow, change: RawChange) -> tuple[Happening, ...]:
+def _remove(row: JobRow, change: RawChange) -> tuple[NewEvent, ...]:
     row.deleted, row.live = True, False
     message = "the TrainingJob was removed from the cluster; its history stays here"
     if row.phase not in _TERMINAL:
@@ -158,7 +158,7 @@ def _remove(row: JobRow, change: RawChange) -> tuple[Happening, ...]:
             "because": message,
             "finishedAt": change.at,
         }
-    return (Happening(EventType.JOB_DELETED, change.at, message),)
+    return (NewEvent(EventType.JOB_DELETED, change.at, message),)
 
 
 async def _keep_attempts(session: AsyncSession, job_id: str, before: dict[str, Any], raw: dict[str, Any]) -> None:
@@ -183,7 +183,7 @@ async def _import(session: AsyncSession, job: TrainingJob) -> None:
             created_at=job.metadata.creation_timestamp,
             status=dump(JobStatus()),
         ),
-        Happening(EventType.JOB_IMPORTED, job.metadata.creation_timestamp, message),
+        NewEvent(EventType.JOB_IMPORTED, job.metadata.creation_timestamp, message),
         live=not await jobs.live_with_name(session, job.metadata.namespace, job.metadata.name),
     )
     row.relayed_version = row.spec_version

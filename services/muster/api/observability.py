@@ -24,7 +24,9 @@ class Metrics:
         )
         self.submissions = Counter("muster_api_submissions", "Jobs accepted.", registry=self.registry)
         self.streams = Gauge("muster_api_streams", "Event and log streams open now.", registry=self.registry)
-        self.relayed = Counter("muster_api_relayed", "Jobs and wishes handed to the cluster.", registry=self.registry)
+        self.relayed = Counter(
+            "muster_api_relayed", "Jobs handed to the cluster, new or changed.", registry=self.registry
+        )
         self.relay_failures = Counter(
             "muster_api_relay_failures", "Hand-overs that will be retried.", registry=self.registry
         )

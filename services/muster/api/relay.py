@@ -14,10 +14,10 @@ import structlog
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.cluster import Answer, Cluster, Outcome, Wish
+from muster.api.cluster import ApplyResult, Cluster, DesiredJob, Outcome
 from muster.api.db import Database
 from muster.api.events import repository as events
-from muster.api.events.types import EventType, Happening
+from muster.api.events.types import EventType, NewEvent
 from muster.api.hub import Hub
 from muster.api.observability import Metrics
 from muster.api.tables import JobRow
@@ -53,19 +53,19 @@ class Relay:
         self._metrics.relay_waiting.set(len(rows))
         if not rows:
             return False
-        answers = await self._cluster.fulfil([_wish(row) for row in rows])
+        results = await self._cluster.apply([_desired_job(row) for row in rows])
         by_id = {row.id: row for row in rows}
-        lost_names = await self._names(by_id, answers)
+        lost_names = await self._names(by_id, results)
         async with self._database.write() as session:
-            await _note_done(session, [by_id[a.uid] for a in answers if a.outcome in (Outcome.DONE, Outcome.GONE)])
-            for answer in answers:
-                if answer.uid in lost_names:
-                    await _fail(session, by_id[answer.uid], answer.holder)
-                elif answer.outcome in (Outcome.RETRY, Outcome.NAME_HELD):
-                    await self._later(session, by_id[answer.uid], answer)
-        self._metrics.relayed.inc(sum(answer.outcome == Outcome.DONE for answer in answers))
-        for answer in answers:
-            self._hub.tell(answer.uid)
+            await _note_done(session, [by_id[a.uid] for a in results if a.outcome in (Outcome.DONE, Outcome.GONE)])
+            for result in results:
+                if result.uid in lost_names:
+                    await _fail(session, by_id[result.uid], result.holder)
+                elif result.outcome in (Outcome.RETRY, Outcome.NAME_HELD):
+                    await self._later(session, by_id[result.uid], result)
+        self._metrics.relayed.inc(sum(result.outcome == Outcome.DONE for result in results))
+        for result in results:
+            self._hub.tell(result.uid)
         return len(rows) == BATCH
 
     async def _waiting(self) -> list[JobRow]:
@@ -78,37 +78,37 @@ class Relay:
         async with self._database.read() as session:
             return list((await session.scalars(query)).all())
 
-    async def _names(self, rows: dict[str, JobRow], answers: Sequence[Answer]) -> set[str]:
+    async def _names(self, rows: dict[str, JobRow], results: Sequence[ApplyResult]) -> set[str]:
         """The ids of jobs that lost their name to a live one. A holder that has ended is asked to make room."""
         lost: set[str] = set()
-        for answer in answers:
-            if answer.outcome != Outcome.NAME_HELD:
+        for result in results:
+            if result.outcome != Outcome.NAME_HELD:
                 continue
             async with self._database.read() as session:
-                holder = (await session.scalars(select(JobRow).where(JobRow.id == answer.holder))).one_or_none()
+                holder = (await session.scalars(select(JobRow).where(JobRow.id == result.holder))).one_or_none()
             if holder is not None and holder.phase in [phase for phase in Phase if phase.terminal]:
                 await self._cluster.discard(holder.id)
             elif holder is not None:
-                lost.add(answer.uid)
+                lost.add(result.uid)
         return lost
 
-    async def _later(self, session: AsyncSession, row: JobRow, answer: Answer) -> None:
+    async def _later(self, session: AsyncSession, row: JobRow, result: ApplyResult) -> None:
         self._metrics.relay_failures.inc()
         seconds = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(row.relay_failures, 20))
         values = {"relay_failures": row.relay_failures + 1, "relay_after": time.time() + seconds}
         await session.execute(update(JobRow).where(JobRow.id == row.id).values(values))
         log.warning(
-            "hand-over will be retried", job=row.id, outcome=answer.outcome, error=answer.error, retry_seconds=seconds
+            "hand-over will be retried", job=row.id, outcome=result.outcome, error=result.error, retry_seconds=seconds
         )
 
 
-def _wish(row: JobRow) -> Wish:
+def _desired_job(row: JobRow) -> DesiredJob:
     spec = parse(JobSpec, row.spec)
-    return Wish(row.id, row.name, row.namespace, dict(row.labels), spec, seen=row.status_version > 0)
+    return DesiredJob(row.id, row.name, row.namespace, dict(row.labels), spec, seen=row.status_version > 0)
 
 
 async def _note_done(session: AsyncSession, rows: Sequence[JobRow]) -> None:
-    """A wish that was changed meanwhile stays to be handed over: its version is newer than the one noted here."""
+    """A job whose row was changed meanwhile stays to be handed over: its version is newer than the one noted here."""
     if not rows:
         return
     connection = await session.connection()
@@ -139,4 +139,4 @@ async def _fail(session: AsyncSession, row: JobRow, holder: str) -> None:
         "relayed_version": row.spec_version,
     }
     await session.execute(update(JobRow).where(JobRow.id == row.id).values(values))
-    await events.append(session, row.id, [Happening(EventType.JOB_FAILED, now, message, data={"code": "NameTaken"})])
+    await events.append(session, row.id, [NewEvent(EventType.JOB_FAILED, now, message, data={"code": "NameTaken"})])

@@ -36,4 +36,4 @@ def services_of(request: Request) -> Services:
     return cast(Services, request.app.state.services)
 
 
-Here = Annotated[Services, Depends(services_of)]
+ServicesDependency = Annotated[Services, Depends(services_of)]

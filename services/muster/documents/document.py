@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from muster.contract.base import Problem
@@ -43,11 +45,18 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """data: JSON's types only: finite numbers, whole numbers of at most 64 bits, no NUL and no half surrogate pair."""
+    """data: JSON's types only: finite numbers, whole numbers of at most 64 bits, no NUL and no half surrogate pair.
+
+    marks: asked for the places only when a fault is to be shown, for that may take a second look at the text.
+    """
 
     data: Any
     text: str = ""
-    mark: Mark | None = None
+    marks: Callable[[], Mark | None] = lambda: None
+
+    @cached_property
+    def mark(self) -> Mark | None:
+        return self.marks()
 
     def place_of(self, path: str) -> Place | None:
         """The place of the value at `path` (`spec.training.data.train[0]`), or of the nearest one around it.

@@ -73,6 +73,14 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Escaped where there is more than printable letters and \\n: PyYAML writes other line breaks as they are, and
+        they are read as blanks."""
+        style = None if text.replace("\n", "").isprintable() else '"'
+        return self.represent_scalar(f"{_TAG}str", text, style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 for _kind, _pattern in _CORE.items():
     _Dumper.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(rf"(?:{_pattern.pattern})\Z"), None)
@@ -112,7 +120,7 @@ class _Builder:
         following = next(self.events)
         if not isinstance(following, yaml.StreamEndEvent):
             raise self.fault(following, "a second document starts here; give one document at a time")
-        return Document(data, self.text, mark)
+        return Document(data, self.text, lambda: mark)
 
     def value(self, event: Any, depth: int) -> tuple[Any, Mark]:
         if depth > DEPTH_MAX:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, document, platform, until
 
-from muster.api.cluster import Answer, Local, Wish
+from muster.api.cluster import ApplyResult, DesiredJob, Local
 from muster.api.jobs.submission import parse_submission
 from muster.contract.layout import State
 from muster.contract.signals import Cause
@@ -210,8 +210,8 @@ class FlakyCluster(Local):
         super().__init__(cluster)
         self.losses = losses
 
-    async def fulfil(self, wishes: Any) -> list[Answer]:
-        answers = await super().fulfil(wishes)
+    async def apply(self, jobs: Any) -> list[ApplyResult]:
+        answers = await super().apply(jobs)
         if self.losses:
             self.losses -= 1
             raise ConnectionError("the answer was lost")
@@ -235,9 +235,9 @@ async def test_a_job_that_came_and_went_is_not_made_again(tmp_path: Path, databa
     async with platform(state, database_url=database_url) as here:
         await here.services.background.stop()
         uid = (await here.submit())["id"]
-    wish = Wish(uid, "demo", "default", {}, parse_submission(document()).spec, seen=False)
+    wish = DesiredJob(uid, "demo", "default", {}, parse_submission(document()).spec, seen=False)
     cluster = LocalCluster(State(state).cluster)
-    assert [answer.outcome for answer in await Local(cluster).fulfil([wish])] == ["done"]
+    assert [answer.outcome for answer in await Local(cluster).apply([wish])] == ["done"]
     job = cluster.get(uid)
     cluster.write_status(uid, job.status.model_copy(update={"phase": Phase.SUCCEEDED}), job.metadata.resource_version)
     cluster.remove(uid)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from muster.api.auth import ANONYMOUS, Principal, Scope, hash_of, is_acceptable, new_token
 from muster.api.errors import KINDS, ApiError, problem_body
-from muster.api.events.types import EventType, happenings
+from muster.api.events.types import EventType, events_between
 from muster.api.jobs.clone import merge_patch
 from muster.api.paging import cursor_of, seq_of
 from muster.api.settings import Settings, is_loopback
@@ -23,7 +23,7 @@ from muster.contract.status import Attempt, CheckpointStatus, Failure, JobStatus
 
 def test_every_step_from_phase_to_phase_is_an_event() -> None:
     for old, new in itertools.permutations(Phase, 2):
-        found = happenings(
+        found = events_between(
             JobStatus(phase=old, code="A"), JobStatus(phase=new, code="B", because="why", since=7.0), 9.0
         )
         assert [(event.type, event.message, event.at) for event in found] == [(f"job.{new.lower()}", "why", 7.0)]
@@ -33,7 +33,7 @@ def test_every_outcome_of_an_attempt_is_an_event() -> None:
     for outcome in ("succeeded", "failed", "suspended", "cancelled", "preempted"):
         running = Attempt(number=1, created_at=1.0, first_step_at=2.0)
         ended = running.model_copy(update={"outcome": outcome, "ended_at": 3.0})
-        found = happenings(JobStatus(attempt=1, attempts=(running,)), JobStatus(attempt=1, attempts=(ended,)), 9.0)
+        found = events_between(JobStatus(attempt=1, attempts=(running,)), JobStatus(attempt=1, attempts=(ended,)), 9.0)
         assert [(event.type, event.at) for event in found] == [(f"attempt.{outcome}", 3.0)]
 
 
@@ -44,22 +44,22 @@ def test_the_same_status_twice_is_no_event() -> None:
         attempts=(Attempt(number=1, created_at=1.0),),
         checkpoint=CheckpointStatus(step=5, committed_at=1.0, uri="x"),
     )
-    assert happenings(status, status, 1.0) == ()
+    assert events_between(status, status, 1.0) == ()
 
 
 def test_an_attempt_is_told_before_its_row_is_there() -> None:
-    (event,) = happenings(JobStatus(), JobStatus(attempt=3, resume_step=40), 5.0)
+    (event,) = events_between(JobStatus(), JobStatus(attempt=3, resume_step=40), 5.0)
     assert (event.type, event.attempt, event.data["resumeStep"]) == (EventType.ATTEMPT_STARTED, 3, 40)
     again = JobStatus(attempt=3, attempts=(Attempt(number=3, created_at=4.0),))
-    assert happenings(JobStatus(attempt=3, resume_step=40), again, 6.0) == ()
+    assert events_between(JobStatus(attempt=3, resume_step=40), again, 6.0) == ()
 
 
 def test_a_new_reason_of_waiting_is_an_event() -> None:
     queued = JobStatus(code="AwaitingCapacity", because="a")
-    (event,) = happenings(queued, JobStatus(code="GangTooLarge", because="b"), 1.0)
+    (event,) = events_between(queued, JobStatus(code="GangTooLarge", because="b"), 1.0)
     assert (event.type, event.message) == (EventType.JOB_WAITING, "b")
     running = JobStatus(phase=Phase.RUNNING, code="Preparing")
-    assert happenings(running, JobStatus(phase=Phase.RUNNING, code="Training"), 1.0) == ()
+    assert events_between(running, JobStatus(phase=Phase.RUNNING, code="Training"), 1.0) == ()
 
 
 def test_there_is_advice_for_every_state_and_cause() -> None:

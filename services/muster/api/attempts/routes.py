@@ -14,7 +14,7 @@ from muster.api.jobs.routes import JobId, reads
 from muster.api.jobs.schemas import cost_document
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
-from muster.api.services import Here
+from muster.api.services import ServicesDependency
 from muster.api.tables import AttemptRow, JobRow
 from muster.contract.base import dump
 from muster.contract.prices import Bill, Prices
@@ -53,11 +53,11 @@ def _document(job: JobRow, attempts: list[dict[str, Any]], prices: Prices) -> di
         **problems("job_not_found"),
     },
 )
-async def attempts(here: Here, job_id: JobId) -> JSONResponse:
+async def attempts(services: ServicesDependency, job_id: JobId) -> JSONResponse:
     """Each life of the gang: where it ran, from which step, how it ended, what it cost. The status keeps only fifty."""
-    job = await service.find(here, job_id)
-    async with here.database.read() as session:
+    job = await service.find(services, job_id)
+    async with services.database.read() as session:
         rows = (
             await session.scalars(select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number))
         ).all()
-    return JSONResponse(_document(job, [row.body for row in rows], here.prices))
+    return JSONResponse(_document(job, [row.body for row in rows], services.prices))

@@ -14,7 +14,7 @@ from muster.api.jobs.examples import AT, UID
 from muster.api.jobs.routes import JobId, reads
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
-from muster.api.services import Here
+from muster.api.services import ServicesDependency
 from muster.contract.checkpoint import commit_key
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -70,9 +70,9 @@ _EXAMPLE: dict[str, Any] = {
         **problems("job_not_found"),
     },
 )
-async def checkpoints(here: Here, job_id: JobId) -> JSONResponse:
+async def checkpoints(services: ServicesDependency, job_id: JobId) -> JSONResponse:
     """What could be resumed or fine-tuned from. Read from the folder itself: only what is committed there exists."""
-    row = await service.find(here, job_id)
+    row = await service.find(services, job_id)
     folder = Folder.of(row.id, row.spec)
     if folder is None:
         return JSONResponse({"uri": None, "items": [], "reason": "the job does not say where it commits"})

@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.events.types import Happening
+from muster.api.events.types import NewEvent
 from muster.api.redact import redact
 from muster.api.tables import EventRow, JobRow
 
 
-async def append(session: AsyncSession, job_id: str, events: Sequence[Happening]) -> None:
+async def append(session: AsyncSession, job_id: str, events: Sequence[NewEvent]) -> None:
     """Add the events with the job's next numbers; the job's row stays locked until the commit."""
     if not events:
         return
@@ -37,7 +37,7 @@ async def after(
     return list((await session.scalars(query.order_by(EventRow.number).limit(limit))).all())
 
 
-def event_values(job_id: str, number: int, event: Happening) -> dict[str, Any]:
+def event_values(job_id: str, number: int, event: NewEvent) -> dict[str, Any]:
     body = {"message": redact(event.message), "data": event.data}
     return {
         "job_id": job_id,

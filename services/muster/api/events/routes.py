@@ -19,7 +19,7 @@ from muster.api.jobs import service
 from muster.api.jobs.examples import AT, UID
 from muster.api.jobs.routes import JobId, reads
 from muster.api.openapi import problems, shown
-from muster.api.services import Here, Services
+from muster.api.services import Services, ServicesDependency
 from muster.api.tables import EventRow, JobRow
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -69,7 +69,7 @@ def with_stream(reply: dict[str, Any]) -> dict[str, Any]:
 )
 async def events(
     request: Request,
-    here: Here,
+    services: ServicesDependency,
     job_id: JobId,
     after: Since = 0,
     limit: Annotated[int, Query(ge=1, le=2000)] = 500,
@@ -78,14 +78,14 @@ async def events(
     last_event_id: LastEventId = None,
 ) -> Response:
     """What happened, append-only. A stream ends with `event: end` when the job has ended and all was told."""
-    row = await service.find(here, job_id)
+    row = await service.find(services, job_id)
     kinds = tuple(kind or ())
     if not sse.wanted(request, follow):
-        return await _list(here, row, after, limit, kinds)
+        return await _list(services, row, after, limit, kinds)
     start = _resume_at(last_event_id) if last_event_id is not None else after
     if last_event_id is not None and _is_over(row) and start >= row.last_event:
         return Response(status_code=204)  # tells EventSource not to come again
-    return sse.stream(_follow(here, job_id, start, kinds), here.settings.stream_ping_seconds)
+    return sse.stream(_follow(services, job_id, start, kinds), services.settings.stream_ping_seconds)
 
 
 def _resume_at(text: str) -> int:
@@ -94,21 +94,21 @@ def _resume_at(text: str) -> int:
     raise invalid_parameter("header.Last-Event-ID", "must be the id of an event of this job")
 
 
-async def _list(here: Services, row: JobRow, after: int, limit: int, kinds: tuple[str, ...]) -> JSONResponse:
-    async with here.database.read() as session:
+async def _list(services: Services, row: JobRow, after: int, limit: int, kinds: tuple[str, ...]) -> JSONResponse:
+    async with services.database.read() as session:
         rows = await repository.after(session, row.id, after, limit, kinds)
     items = [_document(event) for event in rows]
     return JSONResponse({"items": items, "lastId": items[-1]["id"] if items else after})
 
 
-async def _follow(here: Services, job_id: str, after: int, kinds: tuple[str, ...]) -> AsyncGenerator[str, None]:
-    deadline = asyncio.get_running_loop().time() + here.settings.stream_seconds_max
-    with here.metrics.streams.track_inprogress():
-        while not here.hub.closing.is_set() and asyncio.get_running_loop().time() < deadline:
+async def _follow(services: Services, job_id: str, after: int, kinds: tuple[str, ...]) -> AsyncGenerator[str, None]:
+    deadline = asyncio.get_running_loop().time() + services.settings.stream_seconds_max
+    with services.metrics.streams.track_inprogress():
+        while not services.hub.closing.is_set() and asyncio.get_running_loop().time() < deadline:
             try:
-                row, rows = await _news(here, job_id, after)
+                row, rows = await _news(services, job_id, after)
             except ApiError:  # the database is away: the stream stays and goes on when it is back
-                await here.hub.wait(job_id, POLL_SECONDS)
+                await services.hub.wait(job_id, POLL_SECONDS)
                 continue
             for event in rows:
                 after = event.number
@@ -118,12 +118,12 @@ async def _follow(here: Services, job_id: str, after: int, kinds: tuple[str, ...
                 yield sse.frame({"phase": row.phase if row else None}, "end", str(after))
                 return
             if len(rows) < BATCH:
-                await here.hub.wait(job_id, min(POLL_SECONDS, here.settings.stream_seconds_max))
+                await services.hub.wait(job_id, min(POLL_SECONDS, services.settings.stream_seconds_max))
 
 
-async def _news(here: Services, job_id: str, after: int) -> tuple[JobRow | None, list[EventRow]]:
+async def _news(services: Services, job_id: str, after: int) -> tuple[JobRow | None, list[EventRow]]:
     """The row is read first, so that its `last_event` never promises less than the events that follow hold."""
-    async with here.database.read() as session:
+    async with services.database.read() as session:
         row = await jobs.get(session, job_id)
         return row, await repository.after(session, job_id, after, BATCH)
 

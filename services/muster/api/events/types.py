@@ -1,4 +1,4 @@
-"""The types of events, and how they follow from two successive statuses. Pure."""
+"""The types of events, and which follow from two successive statuses. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EventType(StrEnum):
 
 
 @dataclass(frozen=True)
-class Happening:
+class NewEvent:
     """An event before it has a number."""
 
     type: EventType
@@ -58,7 +58,7 @@ _OF_PHASES = frozenset({"Suspended", "Running", "Restarting", "Complete", "Faile
 _WAITING = (Phase.QUEUED, Phase.RESTARTING, Phase.SUSPENDED)
 
 
-def happenings(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
+def events_between(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
     """What happened between two statuses of a job, in the order in which it must have happened.
 
     at: when the newer one was written, seconds since the epoch.
@@ -74,9 +74,9 @@ def happenings(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ..
     )
 
 
-def _attempts(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
+def _attempts(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
     known = {attempt.number: attempt for attempt in old.attempts}
-    found: list[Happening] = []
+    found: list[NewEvent] = []
     for attempt in new.attempts:
         before = known.get(attempt.number)
         if before is None and attempt.number > old.attempt:
@@ -85,22 +85,22 @@ def _attempts(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...
             seconds = attempt.first_step_at - attempt.created_at
             message = f"attempt {attempt.number} did its first step after {seconds:.1f} s"
             found.append(
-                Happening(
+                NewEvent(
                     EventType.ATTEMPT_RUNNING, attempt.first_step_at, message, attempt.number, {"seconds": seconds}
                 )
             )
     if new.attempt > old.attempt and new.attempt not in {attempt.number for attempt in new.attempts}:
         data = {"resumeStep": new.resume_step, "nodes": list(new.gang.nodes)}
         found.append(
-            Happening(EventType.ATTEMPT_STARTED, at, _start_message(new.attempt, new.resume_step), new.attempt, data)
+            NewEvent(EventType.ATTEMPT_STARTED, at, _start_message(new.attempt, new.resume_step), new.attempt, data)
         )
     return tuple(found)
 
 
-def _started(attempt: Attempt) -> Happening:
+def _started(attempt: Attempt) -> NewEvent:
     data = {"resumeStep": attempt.resume_step, "nodes": list(attempt.nodes), "worldSize": attempt.world_size}
     message = _start_message(attempt.number, attempt.resume_step)
-    return Happening(EventType.ATTEMPT_STARTED, attempt.created_at, message, attempt.number, data)
+    return NewEvent(EventType.ATTEMPT_STARTED, attempt.created_at, message, attempt.number, data)
 
 
 def _start_message(number: int, resume_step: int) -> str:
@@ -109,7 +109,7 @@ def _start_message(number: int, resume_step: int) -> str:
     )
 
 
-def _ended_attempts(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
+def _ended_attempts(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
     ended_before = {attempt.number for attempt in old.attempts if attempt.outcome != "running"}
     return tuple(
         _ended(attempt, new, at)
@@ -118,7 +118,7 @@ def _ended_attempts(old: JobStatus, new: JobStatus, at: float) -> tuple[Happenin
     )
 
 
-def _ended(attempt: Attempt, status: JobStatus, at: float) -> Happening:
+def _ended(attempt: Attempt, status: JobStatus, at: float) -> NewEvent:
     data: dict[str, Any] = {
         "cause": attempt.cause,
         "lastStep": attempt.last_step,
@@ -132,13 +132,13 @@ def _ended(attempt: Attempt, status: JobStatus, at: float) -> Happening:
             data["exitCode"] = failure.exit_code
     kind = EventType(f"attempt.{attempt.outcome}")
     message = attempt.message or f"attempt {attempt.number} {attempt.outcome}"
-    return Happening(kind, attempt.ended_at or at, message, attempt.number, data)
+    return NewEvent(kind, attempt.ended_at or at, message, attempt.number, data)
 
 
 _FAILURE_KEYS = ("worker", "rank", "node")
 
 
-def _progress(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
+def _progress(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
     if new.progress is None or new.progress.evaluation_loss is None:
         return ()
     step, loss = new.progress.evaluation_step, new.progress.evaluation_loss
@@ -146,22 +146,22 @@ def _progress(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...
         return ()
     step = new.progress.step if step is None else step
     message = f"evaluation loss {loss:.4f} at step {step}"
-    return (Happening(EventType.EVALUATION_COMPLETED, at, message, new.attempt or None, {"step": step, "loss": loss}),)
+    return (NewEvent(EventType.EVALUATION_COMPLETED, at, message, new.attempt or None, {"step": step, "loss": loss}),)
 
 
-def _checkpoint(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
+def _checkpoint(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
     now, before = new.checkpoint, old.checkpoint
     if now is None or (before is not None and before.step == now.step and before.committed_at == now.committed_at):
         return ()
     data = {"step": now.step, "uri": now.uri, "best": now.best_step == now.step}
     message = f"step {now.step} is committed"
-    return (Happening(EventType.CHECKPOINT_COMMITTED, now.committed_at, message, new.attempt or None, data),)
+    return (NewEvent(EventType.CHECKPOINT_COMMITTED, now.committed_at, message, new.attempt or None, data),)
 
 
-def _nodes(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
+def _nodes(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
     before = {(node.node, node.until) for node in old.excluded_nodes}
     return tuple(
-        Happening(
+        NewEvent(
             EventType.NODE_EXCLUDED,
             at,
             f"{node.node} is avoided: {node.why}",
@@ -173,11 +173,11 @@ def _nodes(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
     )
 
 
-def _conditions(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
+def _conditions(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
     """Those that do not just repeat the phase."""
     before = {condition.type: (condition.status, condition.message) for condition in old.conditions}
     return tuple(
-        Happening(
+        NewEvent(
             EventType.CONDITION_CHANGED,
             at,
             f"{condition.type} is {condition.status}: {condition.message}",
@@ -191,16 +191,16 @@ def _conditions(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, .
     )
 
 
-def _phase(old: JobStatus, new: JobStatus, at: float) -> tuple[Happening, ...]:
+def _phase(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
     if new.code in _UNSEEN:
         return ()
     data, attempt = {"code": new.code}, new.attempt or None
     if new.phase != old.phase:
         kind = EventType(f"job.{new.phase.lower()}")
-        return (Happening(kind, new.since or at, new.because, attempt, data | {"from": old.phase}),)
+        return (NewEvent(kind, new.since or at, new.because, attempt, data | {"from": old.phase}),)
     if new.phase in _WAITING and new.code != old.code:
         kind = EventType.JOB_QUEUED if old.code in _UNSEEN else EventType.JOB_WAITING
-        return (Happening(kind, at, new.because, attempt, data),)
+        return (NewEvent(kind, at, new.because, attempt, data),)
     if new.code != old.code and new.code in _SUSPECTED:
-        return (Happening(EventType.JOB_SUSPECTED, at, new.because, attempt, data),)
+        return (NewEvent(EventType.JOB_SUSPECTED, at, new.because, attempt, data),)
     return ()

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from muster.api.errors import KINDS, ApiError
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
-from muster.api.services import Here, Services
+from muster.api.services import Services, ServicesDependency
 
 router = APIRouter(tags=["health"])
 
@@ -58,28 +58,28 @@ async def healthz() -> JSONResponse:
         503: {"model": Ready, "description": "Something does not; checks tells what"},
     },
 )
-async def readyz(here: Here) -> JSONResponse:
+async def readyz(services: ServicesDependency) -> JSONResponse:
     """The database answers, and relay, mirror and housekeeping make progress."""
     checks = {
-        "database": await _database(here),
-        **{work.name: _work(here, work.name) for work in here.background.works},
+        "database": await _database(services),
+        **{work.name: _work(services, work.name) for work in services.background.works},
     }
     ok = all(check["ok"] for check in checks.values())
     return JSONResponse({"status": "ok" if ok else "failing", "checks": checks}, status_code=200 if ok else 503)
 
 
-async def _database(here: Services) -> dict[str, Any]:
+async def _database(services: Services) -> dict[str, Any]:
     try:
-        async with here.database.read() as session:
+        async with services.database.read() as session:
             await session.execute(text("SELECT version FROM mirror"))
     except ApiError as error:
         return {"ok": False, "detail": error.detail}
     return {"ok": True, "detail": ""}
 
 
-def _work(here: Services, name: str) -> dict[str, Any]:
-    work = next(work for work in here.background.works if work.name == name)
-    if not here.background.alive(work):
+def _work(services: Services, name: str) -> dict[str, Any]:
+    work = next(work for work in services.background.works if work.name == name)
+    if not services.background.alive(work):
         return {"ok": False, "detail": "does not run"}
     return {"ok": work.healthy, "detail": work.error}
 
@@ -92,9 +92,9 @@ def _work(here: Services, name: str) -> dict[str, Any]:
         200: {"description": "Text exposition format", "content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}
     },
 )
-async def metrics(here: Here) -> Response:
+async def metrics(services: ServicesDependency) -> Response:
     """muster_api_*: requests, submissions, relay and mirror."""
-    return Response(generate_latest(here.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get(

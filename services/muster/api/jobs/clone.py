@@ -21,20 +21,24 @@ _NOT_COPIED = ("suspend", "cancel")
 _TRIES = 5
 
 
-async def clone(here: Services, job_id: str, wanted: dict[str, Any], attempted: Attempted | None) -> service.Submitted:
+async def clone(
+    services: Services, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
+) -> service.Submitted:
     """Raises ApiError job_not_found, invalid_job, name_taken."""
     for _ in range(_TRIES - 1):
         try:
-            return await _clone(here, job_id, wanted, attempted)
+            return await _clone(services, job_id, wanted, attempted)
         except ApiError as error:
             # Of two clones at one moment one must look for another name; a name that was asked for is not replaced.
             if error.code != "name_taken" or wanted.get("name"):
                 raise
-    return await _clone(here, job_id, wanted, attempted)
+    return await _clone(services, job_id, wanted, attempted)
 
 
-async def _clone(here: Services, job_id: str, wanted: dict[str, Any], attempted: Attempted | None) -> service.Submitted:
-    async with here.database.read() as session:
+async def _clone(
+    services: Services, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
+) -> service.Submitted:
+    async with services.database.read() as session:
         replay = await idempotency.recall(session, attempted)
         if replay is not None:
             return service.Submitted(replay, replayed=True)
@@ -44,7 +48,7 @@ async def _clone(here: Services, job_id: str, wanted: dict[str, Any], attempted:
         name = wanted.get("name") or await service.free_name(session, row)
     changed = Document(_document(row, name, wanted.get("spec") or {}))
     submission = await off_the_loop(lambda: parse_submission(changed))
-    return await service.submit(here, submission, attempted, origin=row.id)
+    return await service.submit(services, submission, attempted, origin=row.id)
 
 
 def parse_request(body: Document) -> dict[str, Any]:

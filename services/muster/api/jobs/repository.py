@@ -11,7 +11,7 @@ from sqlalchemy import insert as insert_into
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.events.repository import event_values
-from muster.api.events.types import Happening
+from muster.api.events.types import NewEvent
 from muster.api.tables import EventRow, JobRow, LabelRow
 from muster.contract.status import Phase
 
@@ -39,7 +39,7 @@ class Filter:
     live: bool | None = None
 
 
-async def insert(session: AsyncSession, job: NewJob, first: Happening, live: bool = True) -> JobRow:
+async def insert(session: AsyncSession, job: NewJob, first: NewEvent, live: bool = True) -> JobRow:
     """Add the row, its labels and its first event. Raises IntegrityError when the id or a live job's name is taken."""
     row = JobRow(
         id=job.id,

@@ -19,7 +19,7 @@ from muster.api.jobs.schemas import Job, JobList, Plan, job_document, job_summar
 from muster.api.jobs.submission import parse_submission
 from muster.api.openapi import EXAMPLE_JOB, body, problems, shown
 from muster.api.paging import cursor_of, seq_of
-from muster.api.services import Here
+from muster.api.services import ServicesDependency
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 reads, writes = Depends(needs(Scope.READ)), Depends(needs(Scope.WRITE))
@@ -54,7 +54,7 @@ _NOTE = "The whole TrainingJob. Unknown keys are refused with their path."
 )
 async def submit(
     request: Request,
-    here: Here,
+    services: ServicesDependency,
     key: IdempotencyKey,
     dry_run: Annotated[
         bool,
@@ -64,8 +64,8 @@ async def submit(
     """Store a job; the operator starts it when there is room. With an Idempotency-Key it may be repeated freely."""
     document, submission = await read_body(request, lambda read: (read.data, parse_submission(read)))
     if dry_run:
-        return JSONResponse(await service.plan(here, submission))
-    return _created(await service.submit(here, submission, attempted(key, "POST /jobs", document)))
+        return JSONResponse(await service.plan(services, submission))
+    return _created(await service.submit(services, submission, attempted(key, "POST /jobs", document)))
 
 
 def _created(submitted: service.Submitted) -> JSONResponse:
@@ -83,7 +83,7 @@ def _created(submitted: service.Submitted) -> JSONResponse:
     responses={200: shown(examples.JOB_LIST, "A page, newest first"), **problems("invalid_cursor")},
 )
 async def list_jobs(
-    here: Here,
+    services: ServicesDependency,
     limit: Annotated[int, Query(ge=1, le=500, description="Jobs per page.")] = 50,
     cursor: Annotated[str | None, Query(max_length=200, description="`nextCursor` of the page before.")] = None,
     phase: Annotated[list[PhaseName] | None, Query(max_length=16, description="Any of these phases.")] = None,
@@ -95,7 +95,7 @@ async def list_jobs(
     """Jobs, newest first. Filters combine; the cursor stays right while jobs are added."""
     wanted = Filter(tuple(phase or ()), name, namespace, _labels(label), live)
     before = seq_of(cursor) if cursor else None
-    async with here.database.read() as session:
+    async with services.database.read() as session:
         rows = await repository.page(session, wanted, before, limit + 1)
     more = len(rows) > limit
     items = [job_summary(row) for row in rows[:limit]]
@@ -118,9 +118,9 @@ def _labels(given: list[str] | None) -> tuple[tuple[str, str], ...]:
     summary="Get a job",
     responses={200: shown(examples.JOB, "The job"), **problems("job_not_found")},
 )
-async def get_job(here: Here, job_id: JobId) -> JSONResponse:
+async def get_job(services: ServicesDependency, job_id: JobId) -> JSONResponse:
     """What was asked for (spec, all defaults filled in) and what is (status)."""
-    return JSONResponse(job_document(await service.find(here, job_id), here.prices))
+    return JSONResponse(job_document(await service.find(services, job_id), services.prices))
 
 
 Verb = Literal["cancel", "suspend", "resume"]
@@ -128,8 +128,8 @@ _VERBS: dict[str, Any] = {"cancel": service.cancel, "suspend": service.suspend, 
 
 
 def _add_verb(verb: Verb, summary: str, story: str) -> None:
-    async def act(here: Here, job_id: JobId) -> JSONResponse:
-        return JSONResponse(job_document(await _VERBS[verb](here, job_id), here.prices))
+    async def act(services: ServicesDependency, job_id: JobId) -> JSONResponse:
+        return JSONResponse(job_document(await _VERBS[verb](services, job_id), services.prices))
 
     router.post(
         f"/{{job_id}}:{verb}",
@@ -139,7 +139,7 @@ def _add_verb(verb: Verb, summary: str, story: str) -> None:
         description=story,
         operation_id=f"{verb}_job",
         responses={
-            200: shown(examples.JOB, "The job, with the wish in its spec"),
+            200: shown(examples.JOB, "The job, with the request in its spec"),
             **problems("job_not_found", *_CONFLICTS[verb]),
         },
     )(act)
@@ -176,7 +176,7 @@ _add_verb("resume", "Resume a job", "Let a suspended job go on from its last com
         "CloneRequest", {"name": "stdlib-60m-hot", "spec": {"training": {"optimizer": {"lr": 0.001}}}}, required=False
     ),
 )
-async def clone_job(request: Request, here: Here, job_id: JobId, key: IdempotencyKey) -> JSONResponse:
+async def clone_job(request: Request, services: ServicesDependency, job_id: JobId, key: IdempotencyKey) -> JSONResponse:
     """Submit a new job like this one, changed as the body says. It starts afresh, with a folder of its own."""
     wanted = await read_body(request, cloning.parse_request, optional=True)
-    return _created(await cloning.clone(here, job_id, wanted, attempted(key, "POST /jobs:clone", job_id, wanted)))
+    return _created(await cloning.clone(services, job_id, wanted, attempted(key, "POST /jobs:clone", job_id, wanted)))

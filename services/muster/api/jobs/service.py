@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api import idempotency
 from muster.api.errors import ApiError, database_unavailable, job_not_found
 from muster.api.events import repository as events
-from muster.api.events.types import EventType, Happening
+from muster.api.events.types import EventType, NewEvent
 from muster.api.idempotency import Attempted
 from muster.api.jobs import repository
 from muster.api.jobs.schemas import finding, job_document, plan_document
@@ -40,10 +40,10 @@ class Submitted:
     replayed: bool
 
 
-async def plan(here: Services, submission: Submission) -> dict[str, Any]:
+async def plan(services: Services, submission: Submission) -> dict[str, Any]:
     """What a submission would do and why it would be refused. Writes nothing."""
-    drafted = await draft(here.database, submission, here.settings.default_checkpoint_uri)
-    async with here.database.read() as session:
+    drafted = await draft(services.database, submission, services.settings.default_checkpoint_uri)
+    async with services.database.read() as session:
         taken = await repository.live_with_name(session, drafted.namespace, drafted.name)
     refusals = [finding("invalid_job", fault) for fault in drafted.faults]
     if taken:
@@ -51,24 +51,26 @@ async def plan(here: Services, submission: Submission) -> dict[str, Any]:
     return plan_document(drafted, refusals)
 
 
-async def submit(here: Services, submission: Submission, attempted: Attempted | None, origin: str = "") -> Submitted:
+async def submit(
+    services: Services, submission: Submission, attempted: Attempted | None, origin: str = ""
+) -> Submitted:
     """Store the job, its first event and the reply in one commit. Raises ApiError; then nothing was stored."""
-    drafted = await draft(here.database, submission, here.settings.default_checkpoint_uri)
+    drafted = await draft(services.database, submission, services.settings.default_checkpoint_uri)
     if drafted.faults:
         # What was right when the request first came may be wrong when it is repeated: the first answer holds.
-        return await _replay(here, attempted) or _refuse(drafted)
+        return await _replay(services, attempted) or _refuse(drafted)
     for _ in range(_TRIES):
         try:
-            async with here.database.write() as session:
+            async with services.database.write() as session:
                 submitted = await _store(session, drafted, attempted, origin)
         except IntegrityError:
-            if replayed := await _replay(here, attempted):
+            if replayed := await _replay(services, attempted):
                 return replayed
-            await _refuse_taken_name(here, drafted)
+            await _refuse_taken_name(services, drafted)
             continue  # whoever was in the way is gone already
         if not submitted.replayed:
-            here.metrics.submissions.inc()
-            here.relay.wake.set()
+            services.metrics.submissions.inc()
+            services.relay.wake.set()
         return submitted
     raise database_unavailable()
 
@@ -89,18 +91,18 @@ async def _store(session: AsyncSession, drafted: Draft, attempted: Attempted | N
         status=dump(status),
     )
     data = {"name": job.name, "namespace": job.namespace} | ({"clonedFrom": origin} if origin else {})
-    created = Happening(EventType.JOB_CREATED, now, f"job {job.name} was submitted", data=data)
+    created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted", data=data)
     row = await repository.insert(session, job, created)
     document = job_document(row, Prices())  # nothing has been spent yet
     idempotency.remember(session, attempted, row.id, document)
     return Submitted(document, replayed=False)
 
 
-async def _replay(here: Services, attempted: Attempted | None) -> Submitted | None:
+async def _replay(services: Services, attempted: Attempted | None) -> Submitted | None:
     """The first reply to this request, if it has been answered before."""
     if attempted is None:
         return None
-    async with here.database.read() as session:
+    async with services.database.read() as session:
         reply = await idempotency.recall(session, attempted)
     return Submitted(reply, replayed=True) if reply is not None else None
 
@@ -109,8 +111,8 @@ def _refuse(drafted: Draft) -> NoReturn:
     raise invalid_job(drafted.faults)
 
 
-async def _refuse_taken_name(here: Services, drafted: Draft) -> None:
-    async with here.database.read() as session:
+async def _refuse_taken_name(services: Services, drafted: Draft) -> None:
+    async with services.database.read() as session:
         holder = await repository.live_with_name(session, drafted.namespace, drafted.name)
     if holder is not None:
         raise _name_taken(drafted, holder)
@@ -124,58 +126,58 @@ def _name_taken(drafted: Draft, holder: str) -> ApiError:
     return ApiError("name_taken", detail, extra={"jobId": holder})
 
 
-async def find(here: Services, job_id: str) -> JobRow:
-    async with here.database.read() as session:
+async def find(services: Services, job_id: str) -> JobRow:
+    async with services.database.read() as session:
         row = await repository.get(session, job_id)
     if row is None:
         raise job_not_found(job_id)
     return row
 
 
-async def cancel(here: Services, job_id: str) -> JobRow:
-    def wish(row: JobRow) -> Happening | None:
+async def cancel(services: Services, job_id: str) -> JobRow:
+    def request(row: JobRow) -> NewEvent | None:
         if row.spec.get("cancel") or row.phase == Phase.CANCELLED:
             return None
         _refuse_finished(row, "can't be cancelled any more")
         row.spec = {**row.spec, "cancel": True}
-        return Happening(EventType.JOB_CANCEL_REQUESTED, time.time(), "cancellation was asked for")
+        return NewEvent(EventType.JOB_CANCEL_REQUESTED, time.time(), "cancellation was asked for")
 
-    return await _change(here, job_id, wish)
+    return await _change(services, job_id, request)
 
 
-async def suspend(here: Services, job_id: str) -> JobRow:
-    def wish(row: JobRow) -> Happening | None:
+async def suspend(services: Services, job_id: str) -> JobRow:
+    def request(row: JobRow) -> NewEvent | None:
         _refuse_ended(row, "can't be suspended")
         if row.spec.get("suspend"):
             return None
         row.spec = {**row.spec, "suspend": True}
-        return Happening(EventType.JOB_SUSPEND_REQUESTED, time.time(), "suspension was asked for")
+        return NewEvent(EventType.JOB_SUSPEND_REQUESTED, time.time(), "suspension was asked for")
 
-    return await _change(here, job_id, wish)
+    return await _change(services, job_id, request)
 
 
-async def resume(here: Services, job_id: str) -> JobRow:
-    def wish(row: JobRow) -> Happening | None:
+async def resume(services: Services, job_id: str) -> JobRow:
+    def request(row: JobRow) -> NewEvent | None:
         _refuse_ended(row, "can't be resumed; :clone starts a new job like it")
         if not row.spec.get("suspend"):
             return None
         row.spec = {**row.spec, "suspend": False}
-        return Happening(EventType.JOB_RESUME_REQUESTED, time.time(), "the job may go on")
+        return NewEvent(EventType.JOB_RESUME_REQUESTED, time.time(), "the job may go on")
 
-    return await _change(here, job_id, wish)
+    return await _change(services, job_id, request)
 
 
-async def _change(here: Services, job_id: str, wish: Callable[[JobRow], Happening | None]) -> JobRow:
+async def _change(services: Services, job_id: str, request: Callable[[JobRow], NewEvent | None]) -> JobRow:
     """Change what is wanted of the job, with its event, in one commit.
 
-    A wish that the row holds already is handed over once more and is no event: somebody may have edited the spec in the
-    cluster since, and repeating a wish changes nothing where nobody has.
+    A request that the row holds already is handed over once more and is no event: somebody may have edited the spec in
+    the cluster since, and repeating it changes nothing where nobody has.
     """
-    async with here.database.write() as session:
+    async with services.database.write() as session:
         row = await repository.get(session, job_id, lock=True)
         if row is None:
             raise job_not_found(job_id)
-        event = wish(row)
+        event = request(row)
         if event is not None:
             row.spec_version += 1
         elif row.live:
@@ -183,8 +185,8 @@ async def _change(here: Services, job_id: str, wish: Callable[[JobRow], Happenin
         row.relay_failures, row.relay_after = 0, 0.0
         await session.flush()
         await events.append(session, row.id, [event] if event else [])
-    here.relay.wake.set()
-    here.hub.tell(job_id)
+    services.relay.wake.set()
+    services.hub.tell(job_id)
     return row
 
 

@@ -18,7 +18,7 @@ from muster.api.jobs.routes import JobId, reads
 from muster.api.logs.files import Follower, Line, Logs, page, tail_offset
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
-from muster.api.services import Here, Services
+from muster.api.services import Services, ServicesDependency
 from muster.api.tables import JobRow
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -66,7 +66,7 @@ def _page_reply() -> dict[str, Any]:
 )
 async def logs(
     request: Request,
-    here: Here,
+    services: ServicesDependency,
     job_id: JobId,
     attempt: Annotated[
         int | None, Query(ge=1, le=10**9, description="Left out: the newest; a stream then goes on to later ones.")
@@ -82,13 +82,13 @@ async def logs(
     last_event_id: LastEventId = None,
 ) -> Response:
     """What a worker wrote to standard output and error; kept after the worker is gone."""
-    row = await service.find(here, job_id)
-    found = Logs(here.settings.layout, job_id)
+    row = await service.find(services, job_id)
+    found = Logs(services.settings.layout, job_id)
     streaming = sse.wanted(request, follow)
     number = None if worker == "all" else int(worker)
     if number is None and not streaming:
         raise invalid_parameter("query.worker", "`all` is for streams; a page is of one worker")
-    await here.cluster.fetch_log(job_id, attempt, number)
+    await services.cluster.fetch_log(job_id, attempt, number)
     attempts = await run_in_threadpool(found.attempts)
     if attempt is not None and attempt not in attempts and (not row.live or not streaming):
         known = ", ".join(map(str, attempts)) or "none"
@@ -101,7 +101,9 @@ async def logs(
     await run_in_threadpool(_begin, follower, tail, last_event_id)
     if last_event_id is not None and not row.live and await run_in_threadpool(_is_exhausted, follower, attempt):
         return Response(status_code=204)
-    return sse.stream(_follow(here, row, follower, pinned=attempt is not None), here.settings.stream_ping_seconds)
+    return sse.stream(
+        _follow(services, row, follower, pinned=attempt is not None), services.settings.stream_ping_seconds
+    )
 
 
 async def _page(
@@ -160,11 +162,11 @@ def _is_exhausted(follower: Follower, pinned: int | None) -> bool:
     return not probe.lines(final=True) and (pinned is not None or not probe.next_attempt())
 
 
-async def _follow(here: Services, row: JobRow, follower: Follower, pinned: bool) -> AsyncGenerator[str, None]:
+async def _follow(services: Services, row: JobRow, follower: Follower, pinned: bool) -> AsyncGenerator[str, None]:
     clock = asyncio.get_running_loop().time
-    deadline, looked = clock() + here.settings.stream_seconds_max, clock()
-    with here.metrics.streams.track_inprogress():
-        while not here.hub.closing.is_set() and clock() < deadline:
+    deadline, looked = clock() + services.settings.stream_seconds_max, clock()
+    with services.metrics.streams.track_inprogress():
+        while not services.hub.closing.is_set() and clock() < deadline:
             lines = await run_in_threadpool(follower.lines, False)
             for line in lines:
                 yield _frame(line)
@@ -180,18 +182,18 @@ async def _follow(here: Services, row: JobRow, follower: Follower, pinned: bool)
                 if pinned or not row.live:
                     yield sse.frame({"phase": row.phase, "attempt": follower.attempt}, "end", follower.position)
                     return
-            await here.hub.wait(row.id, here.settings.stream_poll_seconds)
+            await services.hub.wait(row.id, services.settings.stream_poll_seconds)
             if clock() - looked >= _LOOK_SECONDS:
-                row, looked = await _look(here, row), clock()
+                row, looked = await _look(services, row), clock()
 
 
 def _has_later(follower: Follower) -> bool:
     return any(number > (follower.attempt or 0) for number in follower.logs.attempts())
 
 
-async def _look(here: Services, row: JobRow) -> JobRow:
+async def _look(services: Services, row: JobRow) -> JobRow:
     try:
-        return await service.find(here, row.id)
+        return await service.find(services, row.id)
     except ApiError:  # the database is away: the files are not
         return row
 

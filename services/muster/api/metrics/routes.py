@@ -14,7 +14,7 @@ from muster.api.jobs.routes import JobId, reads
 from muster.api.metrics.steps import Step, thinned
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
-from muster.api.services import Here, Services
+from muster.api.services import Services, ServicesDependency
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -84,7 +84,7 @@ _EXAMPLE = {
     responses={200: shown(_EXAMPLE, "Steps, ascending"), **problems("job_not_found")},
 )
 async def metrics(
-    here: Here,
+    services: ServicesDependency,
     job_id: JobId,
     points: Annotated[
         int, Query(ge=1, le=10_000, description="At most so many, evenly spaced, first and last included.")
@@ -96,12 +96,12 @@ async def metrics(
     Evaluations are thinned by themselves. A reader that polls with afterStep asks anew from the resumed step when
     `attempt` grows.
     """
-    await service.find(here, job_id)
-    return JSONResponse(await run_in_threadpool(_history, here, job_id, points, after_step))
+    await service.find(services, job_id)
+    return JSONResponse(await run_in_threadpool(_history, services, job_id, points, after_step))
 
 
-def _history(here: Services, job_id: str, points: int, after_step: int) -> dict[str, Any]:
-    steps = [step for step in here.step_logs.history(job_id) if step.step > after_step or after_step == 0]
+def _history(services: Services, job_id: str, points: int, after_step: int) -> dict[str, Any]:
+    steps = [step for step in services.step_logs.history(job_id) if step.step > after_step or after_step == 0]
     evaluations = thinned([step for step in steps if step.evaluation_loss is not None], points)
     trained = [step for step in steps if step.step > 0]
     chosen = thinned(trained, points)

@@ -15,7 +15,7 @@ from muster.api.errors import ApiError, invalid_token
 from muster.api.jobs.routes import NO_NUL
 from muster.api.openapi import body, problems, shown
 from muster.api.reply import Reply
-from muster.api.services import Here
+from muster.api.services import ServicesDependency
 from muster.api.tables import TokenRow
 from muster.api.tokens import service
 from muster.contract.base import InvalidDocument, Many, Spec, parse
@@ -75,12 +75,12 @@ _EXAMPLE: dict[str, Any] = {
     },
     openapi_extra=body("TokenRequest", {"name": "ci", "scopes": ["write"], "expiresInDays": 90}),
 )
-async def make(request: Request, here: Here) -> JSONResponse:
+async def make(request: Request, services: ServicesDependency) -> JSONResponse:
     """Make a token with the scopes read, write or admin."""
     wanted = await read_body(request, _wanted)
     token = new_token()
     days = wanted.expires_in_days
-    async with here.database.write() as session:
+    async with services.database.write() as session:
         row = service.make(session, wanted.name, wanted.scopes, time.time() + days * 86_400 if days else None, token)
     return JSONResponse({**_document(row), "token": token}, status_code=201, headers={"Cache-Control": "no-store"})
 
@@ -91,9 +91,9 @@ async def make(request: Request, here: Here) -> JSONResponse:
     summary="List tokens",
     responses={200: shown({"items": [_EXAMPLE]}, "Tokens"), **problems()},
 )
-async def list_tokens(here: Here) -> JSONResponse:
+async def list_tokens(services: ServicesDependency) -> JSONResponse:
     """Every token that is not revoked; never the tokens themselves."""
-    async with here.database.read() as session:
+    async with services.database.read() as session:
         rows = await service.list_all(session)
     return JSONResponse({"items": [_document(row) for row in rows]})
 
@@ -105,9 +105,11 @@ async def list_tokens(here: Here) -> JSONResponse:
     summary="Revoke a token",
     responses={204: {"description": "It opens nothing any more"}, **problems("token_not_found")},
 )
-async def revoke(here: Here, token_id: Annotated[str, Path(max_length=64, pattern=NO_NUL)]) -> Response:
+async def revoke(
+    services: ServicesDependency, token_id: Annotated[str, Path(max_length=64, pattern=NO_NUL)]
+) -> Response:
     """From this moment on the token is refused."""
-    async with here.database.write() as session:
+    async with services.database.write() as session:
         if not await service.revoke(session, token_id):
             raise ApiError("token_not_found", f"There is no token with the id {token_id!r}.")
     return Response(status_code=204)

@@ -13,7 +13,7 @@ from muster.api.jobs.routes import JobId, reads
 from muster.api.mirror import status_of
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
-from muster.api.services import Here
+from muster.api.services import ServicesDependency
 from muster.api.tables import JobRow
 from muster.api.why.advice import advice, unreadable
 from muster.contract.base import dump
@@ -70,10 +70,10 @@ _EXAMPLE: dict[str, Any] = {
     summary="Say why a job is where it is",
     responses={200: shown(_EXAMPLE, "The reason"), **problems("job_not_found")},
 )
-async def why(here: Here, job_id: JobId) -> JSONResponse:
+async def why(services: ServicesDependency, job_id: JobId) -> JSONResponse:
     """Why the job waits, restarts or failed, and what to do about it."""
-    row = await service.find(here, job_id)
-    async with here.database.read() as session:
+    row = await service.find(services, job_id)
+    async with services.database.read() as session:
         ahead, queued = await repository.queue_ahead(session, row) if row.phase == Phase.QUEUED else (0, 0)
     waits = row.phase == Phase.QUEUED and row.live
     queue = {"position": ahead + 1, "ahead": ahead, "queued": queued} if waits else None
