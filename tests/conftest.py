@@ -11,10 +11,9 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The machine's settings must not reach a test, nor a test the machine's accounts; MUSTER_TEST_* is for the tests.
+# The machine's settings must not reach a test, nor a test the machine's accounts.
 for name in [name for name in os.environ if name.startswith(("MUSTER_", "PET_", "AWS_", "TORCHELASTIC_"))]:
-    if not name.startswith("MUSTER_TEST_"):
-        del os.environ[name]
+    del os.environ[name]
 for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):  # each test that is about colour or width sets its own
     os.environ.pop(name, None)
 os.environ.update(

@@ -21,7 +21,7 @@ from muster.kube import paths
 from muster.kube.client import Object
 
 # API schemas of other projects: test data that is not part of this one.
-SCHEMAS = Path(os.environ.get("MUSTER_TEST_CRDS", ROOT.parent / "shared" / "data" / "crds"))
+SCHEMAS = Path(os.environ.get("MUSTERTESTS_CRDS", ROOT.parent / "shared" / "data" / "crds"))
 PODGROUPS = {
     "coscheduling": ("scheduling.x-k8s.io", "v1alpha1"),
     "volcano": ("scheduling.volcano.sh", "v1beta1"),
@@ -32,7 +32,7 @@ KINDS = ("builtin", *PODGROUPS)
 
 pytestmark = pytest.mark.skipif(
     not SCHEMAS.is_dir(),
-    reason="no API schemas of gang schedulers here; MUSTER_TEST_CRDS names the folder that has them",
+    reason="no API schemas of gang schedulers here; MUSTERTESTS_CRDS names the folder that has them",
 )
 
 

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, parse
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
+from muster.contract.pods import PodMarks
 from muster.contract.signals import Cause
 from muster.contract.status import DataSkip, JobStatus
 from muster.contract.training import Count, Positive, Text, TrainingConfig
@@ -106,11 +107,15 @@ class DeviceClasses(Spec):
 
 
 class Gang(Spec):
-    """nodes: workers, an int or an elastic {min, max}. gpus_per_node 0: CPU and gloo, with processes_per_node ranks."""
+    """nodes: workers, an int or an elastic {min, max}. gpus_per_node 0: CPU and gloo, with processes_per_node ranks.
+
+    share_nodes: several workers of the gang may run on one node; else each has a node on which no other of its gang is.
+    """
 
     nodes: Annotated[Nodes, BeforeValidator(_nodes)] = Nodes(min=1, max=1)
     gpus_per_node: Count = 0
     processes_per_node: Positive | None = None
+    share_nodes: bool = False
     instance_types: Many[Text] = ()
     resources: Resources = Resources()
     capacity: CapacityPreference = CapacityPreference()
@@ -211,7 +216,7 @@ class EnvVar(Spec):
         return self
 
 
-class Runtime(Spec):
+class Runtime(PodMarks):
     """What the workers run in. env_from, volumes: as in a Kubernetes pod."""
 
     image: Text | None = None

@@ -11,6 +11,7 @@ from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.creation import Refused
 from muster.operator.kubernetes.nodes import NodeFacts, Others, read_node
 from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.kubernetes.settings import TOLERATIONS
 
 RUNNING = {"phase": "Running", "attempt": 1, "gang": {"wanted": 2, "nodes": ["node-0", "node-1"]}}
 
@@ -22,7 +23,7 @@ def pod(**changes: object) -> Pod:
 
 
 def facts(**changes: object) -> NodeFacts:
-    return read_node(node_item(**changes), ("nvidia.com/gpu",), now=100.0)  # type: ignore[arg-type]
+    return read_node(node_item(**changes), TOLERATIONS, now=100.0)  # type: ignore[arg-type]
 
 
 def disrupted(code: int, reason: str, kind: str = "DisruptionTarget") -> dict[str, object]:
@@ -156,7 +157,17 @@ def test_a_pod_that_somebody_else_deletes_is_announced_without_blaming_its_node(
     ],
 )
 def test_which_nodes_are_fit(changes: dict[str, object], unfit: str) -> None:
-    assert facts(**changes).unfit == unfit
+    assert facts(**changes).unfit_for(()) == unfit
+
+
+def test_a_taint_keeps_out_only_those_who_do_not_tolerate_it() -> None:
+    kept = facts(spec={"taints": [{"key": "dedicated", "value": "training", "effect": "NoExecute"}]})
+    assert kept.node.ready, "others may go there"
+    unbound = pod(spec={"nodeName": ""}, status={"phase": "Pending", "containerStatuses": []})
+    for own, seen in ([{"key": "dedicated", "value": "training"}], 0), ([{"key": "dedicated"}], 1):
+        job = make_job(RUNNING | {"phase": "Starting"}, runtime={"tolerations": own})
+        assert len(observe.unfit_nodes(job, lambda name: kept)) == 2 * seen
+        assert len(observe.signals(job, (unbound,), lambda name: kept)) == 2 * seen
 
 
 def test_a_quantity_in_a_strange_spelling_stops_nothing() -> None:

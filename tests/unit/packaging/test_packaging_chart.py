@@ -30,6 +30,7 @@ from tests.unit.packaging.chart import (
 from tests.unit.packaging.value_sets import EVERYTHING, MONITORED, SETS
 
 from muster.api.settings import Settings as ApiSettings
+from muster.contract.pods import Toleration
 from muster.contract.spec import TrainingJob
 from muster.documents.prices import load_prices
 from muster.operator.kubernetes.settings import TOLERATIONS, KubernetesSettings
@@ -338,7 +339,7 @@ def test_the_operator_reads_its_settings_as_meant(chart: Chart, prices: Path, mo
     assert settings.checkpoint_uri == "s3://ckpt/muster"
     assert settings.namespace_limits == {"team": 64}
     assert settings.image_pull_secrets == ("pull",)
-    assert settings.tolerations == ({"key": "gpu", "operator": "Exists"},)
+    assert settings.tolerations == (Toleration(key="gpu", operator="Exists"),)
     assert (settings.port, settings.host) == (8080, "0.0.0.0")
     known = {f"MUSTER_OPERATOR_{field.upper()}" for field in KubernetesSettings.model_fields}
     told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_")}

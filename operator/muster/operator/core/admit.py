@@ -20,7 +20,7 @@ from muster.contract.status import STATUS_VERSION, Phase
 from muster.contract.text import plural
 from muster.operator.core.budgets import capacity_order, is_excluded, remaining_backoff_seconds
 from muster.operator.core.codes import Code
-from muster.operator.core.fleet import Fleet, JobSummary
+from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
 from muster.operator.core.transitions import replace_last
@@ -101,7 +101,7 @@ def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Re
 def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
     """Those that ask for nodes and have none, or must leave those they have; the first in line first."""
     granted = {(entry.uid, entry.number) for entry in entries}
-    ready = frozenset(node.name for node in fleet.nodes if node.ready)
+    ready = {node.name: node for node in fleet.nodes if node.ready}
     leaving = [job for job in fleet.jobs if _must_leave(job, ready, granted)]
     asking = [
         job
@@ -115,19 +115,23 @@ def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
     return sorted((*asking, *leaving), key=lambda job: (-job.spec.priority, job.created_at, job.uid))
 
 
-def _must_leave(job: JobSummary, ready: frozenset[str], granted: set[tuple[str, int]]) -> bool:
+def _must_leave(job: JobSummary, ready: dict[str, Node], granted: set[tuple[str, int]]) -> bool:
     """It is preempted or evicted from nodes that are going, will try again, and has nothing held for that yet."""
     status, spec = job.status, job.spec
     return (
         status.phase is Phase.RESTARTING
         and status.code in (Code.PREEMPTED, Code.EVICTED)
         and bool(status.gang.nodes)
-        and not ready.issuperset(status.gang.nodes)
+        and not _all_open(status.gang.nodes, ready, shape_of(spec))
         and spec.gang.scheduler.kind == "builtin"
         and status.schema_version <= STATUS_VERSION
         and not (job.deleting or spec.cancel or spec.suspend)
         and (job.uid, status.reservation + 1) not in granted
     )
+
+
+def _all_open(names: tuple[str, ...], ready: dict[str, Node], shape: Shape) -> bool:
+    return all(name in ready and shape.allows(ready[name]) for name in names)
 
 
 def _replacement(fleet: Fleet, job: JobSummary, space: Space, limits: _Limits) -> Place | None:
@@ -143,7 +147,7 @@ def _replacement(fleet: Fleet, job: JobSummary, space: Space, limits: _Limits) -
         }
     )
     ask = replace(_ask(fleet, replace(job, status=charged)), sizes=(len(gang.nodes),))
-    staying = tuple(node for node in gang.nodes if space.usable((node,)) and node not in ask.avoid)
+    staying = tuple(node for node in gang.nodes if space.usable((node,), ask.shape) and node not in ask.avoid)
     first = ask.capacity_order[0] if ask.capacity_order else gang.capacity
     place = None
     if staying and gang.pool and gang.capacity and gang.capacity == first:
@@ -277,7 +281,7 @@ def _growth(
         gang, ask = job.status.gang, _ask(fleet, job)
         here = Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand")
         left = limits.left(job.namespace)
-        if not space.usable(gang.nodes):
+        if not space.usable(gang.nodes, ask.shape):
             continue
         for size in ask.sizes:
             extra = size - len(gang.nodes)

@@ -20,6 +20,7 @@ class Node:
     """gpus, cpus, memory_bytes, slots (how many workers): what Muster may use of it in all, held or free.
 
     ready: healthy, not cordoned and not being drained, so that new workers may go there.
+    taints: key, value and effect of those that keep out every worker that does not tolerate them by itself.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Node:
     instance_type: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     ready: bool = True
+    taints: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

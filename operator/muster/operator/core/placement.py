@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 
+from muster.contract.pods import NodeTerm, Toleration, tolerated
 from muster.contract.spec import JobSpec
 from muster.operator.core.fleet import Node
 from muster.operator.core.observed import Reservation
 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_ROUNDING = 1e-9  # of cores: three of 0.1 are less than 0.3
 _DECIMAL = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -25,28 +29,52 @@ def quantity(text: str | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one worker needs of its node. instance_types: empty means any."""
+    """What one worker needs of its node. instance_types: empty means any. selector: labels that the node must have.
+    terms: of its affinity, any of which must hold. tolerations: its own. shares: others of its gang may be there, too.
+    """
 
     gpus: int
     cpus: float
     memory_bytes: int
     instance_types: tuple[str, ...] = ()
+    selector: tuple[tuple[str, str], ...] = ()
+    terms: tuple[NodeTerm, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+    shares: bool = False
 
-    def fits(self, node: Node) -> bool:
-        """Whether a node could carry it when nothing else is there."""
+    def allows(self, node: Node) -> bool:
+        """Whether it may go to that node at all, whatever is free there."""
         return (
-            node.gpus >= self.gpus
-            and node.cpus >= self.cpus
-            and node.memory_bytes >= self.memory_bytes
-            and node.slots >= 1
-            and (not self.instance_types or node.instance_type in self.instance_types)
+            (not self.instance_types or node.instance_type in self.instance_types)
+            and all(node.labels.get(key) == value for key, value in self.selector)
+            and (not self.terms or any(term.met_by(node.labels) for term in self.terms))
+            and all(tolerated(taint, self.tolerations) for taint in node.taints)
         )
+
+    def count(self, gpus: int, cpus: float, memory_bytes: int, slots: int) -> int:
+        """How many workers of one gang that much carries: one or none, where they do not share."""
+        if not self.shares:
+            return int(gpus >= self.gpus and cpus >= self.cpus and memory_bytes >= self.memory_bytes and slots >= 1)
+        wanted = ((gpus, self.gpus), (cpus, self.cpus), (memory_bytes, self.memory_bytes), (slots, 1))
+        return max(0, min(int((there + _ROUNDING) // need) for there, need in wanted if need))
+
+    def carried_by(self, node: Node) -> int:
+        """How many workers of one gang a node could carry when nothing else is there."""
+        return self.count(node.gpus, node.cpus, node.memory_bytes, node.slots) if self.allows(node) else 0
 
 
 def shape_of(spec: JobSpec) -> Shape:
-    gang = spec.gang
-    cpus, memory = quantity(gang.resources.cpu), int(quantity(gang.resources.memory))
-    return Shape(gang.gpus_per_node, cpus, memory, gang.instance_types)
+    gang, pods = spec.gang, spec.runtime
+    return Shape(
+        gpus=gang.gpus_per_node,
+        cpus=quantity(gang.resources.cpu),
+        memory_bytes=int(quantity(gang.resources.memory)),
+        instance_types=gang.instance_types,
+        selector=tuple(sorted(pods.node_selector.items())),
+        terms=pods.node_terms,
+        tolerations=pods.tolerations,
+        shares=gang.share_nodes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +109,20 @@ class _Room:
     memory_bytes: int
     slots: int
 
-    def fits(self, shape: Shape) -> bool:
-        return (
-            self.gpus >= shape.gpus
-            and self.slots >= 1
-            and self.cpus >= shape.cpus
-            and self.memory_bytes >= shape.memory_bytes
-            and (not shape.instance_types or self.node.instance_type in shape.instance_types)
-        )
+    def carries(self, shape: Shape) -> int:
+        """How many workers of one gang find room here."""
+        count = shape.count(self.gpus, self.cpus, self.memory_bytes, self.slots)
+        return count if count and shape.allows(self.node) else 0
 
     def freedom(self, shape: Shape) -> tuple[bool, int, float, int, str]:
         """For sorting: the freest first, by name where equal."""
-        return (not self.fits(shape), -self.gpus, -self.cpus, -self.memory_bytes, self.node.name)
+        return (not self.carries(shape), -self.gpus, -self.cpus, -self.memory_bytes, self.node.name)
 
 
 PoolKey = tuple[str, str]  # pool, capacity
-# Nodes that fit a shape, by pool, then by free GPUs, in name order: the fullest nodes come first.
-_Candidates = dict[PoolKey, dict[int, dict[str, None]]]
+# How many workers of a shape each node carries, by pool, then by free GPUs, in name order: the fullest come first.
+_Buckets = dict[int, dict[str, int]]
+_Candidates = dict[PoolKey, _Buckets]
 
 
 @dataclass
@@ -146,12 +171,17 @@ class Space:
         for room in self._rooms.values():
             node = room.node
             domain = node.labels.get(ask.required, "") if ask.required else "-"
-            if domain and node.name not in ask.avoid and node.name not in self._set_aside and ask.shape.fits(node):
+            if (
+                domain
+                and node.name not in ask.avoid
+                and node.name not in self._set_aside
+                and ask.shape.carried_by(node)
+            ):
                 groups.setdefault((node.pool, node.capacity, domain), []).append(room)
         size = ask.sizes[-1]
-        freest = [sorted(rooms, key=lambda room: room.freedom(ask.shape))[:size] for rooms in groups.values()]
+        freest = [sorted(rooms, key=lambda room: room.freedom(ask.shape)) for rooms in groups.values()]
         chosen = min(
-            (rooms for rooms in freest if len(rooms) == size),
+            (enough for rooms in freest if (enough := _enough(rooms, ask.shape, size))),
             key=lambda rooms: sorted((room.freedom(ask.shape) for room in rooms), reverse=True),
             default=[],
         )
@@ -162,17 +192,17 @@ class Space:
 
     def free(self, ask: Ask) -> tuple[int, str]:
         """The most nodes that any one pool has free for it, and that pool's name."""
-        counts = [(_count(buckets, ask.avoid), pool) for (pool, _), buckets in self._pools(ask)]
+        counts = [(_count(buckets, ask), pool) for (pool, _), buckets in self._pools(ask)]
         return max(counts, key=lambda entry: entry[0], default=(0, ""))
 
     def kept_back(self, ask: Ask) -> int:
         """How many nodes it could use if they were not set aside for others."""
-        return sum(name not in ask.avoid and self._rooms[name].fits(ask.shape) for name in self._set_aside)
+        return sum(self._rooms[name].carries(ask.shape) for name in self._set_aside - ask.avoid)
 
     def extend(self, ask: Ask, place: Place, size: int) -> Place | None:
         """The same place with more nodes of the same pool (and required topology domain); None if there are too few."""
         buckets = self._candidates(ask.shape).get((place.pool, place.capacity), {})
-        mine, more = set(place.nodes), size - len(place.nodes)
+        mine, more = frozenset() if ask.shape.shares else frozenset(place.nodes), size - len(place.nodes)
         names = (name for name in _tightest(buckets) if name not in mine and name not in ask.avoid)
         if ask.required is not None:
             domain = self._label(place.nodes[0], ask.required)
@@ -180,9 +210,9 @@ class Space:
         extra = tuple(name for name, _ in zip(names, range(more), strict=False))
         return self._at(place.nodes + extra, place.pool, place.capacity) if len(extra) == more else None
 
-    def usable(self, names: Iterable[str]) -> bool:
-        """All of these nodes are ready."""
-        return all(name in self._rooms for name in names)
+    def usable(self, names: Iterable[str], shape: Shape) -> bool:
+        """All of these nodes are ready and may be gone to."""
+        return all(name in self._rooms and shape.allows(self._rooms[name].node) for name in names)
 
     def _at(self, nodes: tuple[str, ...], pool: str, capacity: str) -> Place:
         types = {self._rooms[name].node.instance_type for name in nodes if name in self._rooms}
@@ -192,7 +222,7 @@ class Space:
         order = {capacity: rank for rank, capacity in enumerate(ask.capacity_order)}
         choices = []
         for (pool, capacity), buckets in self._pools(ask):
-            count = _count(buckets, ask.avoid)
+            count = _count(buckets, ask)
             if count >= size:
                 choices.append((order.get(capacity, len(order)), count, pool, capacity, buckets))
         for _, _, pool, capacity, buckets in sorted(choices, key=lambda choice: choice[:4]):
@@ -222,15 +252,15 @@ class Space:
     def _label(self, name: str, label: str) -> str:
         return self._rooms[name].node.labels.get(label, "") if name in self._rooms else ""
 
-    def _pools(self, ask: Ask) -> Iterator[tuple[PoolKey, dict[int, dict[str, None]]]]:
+    def _pools(self, ask: Ask) -> Iterator[tuple[PoolKey, _Buckets]]:
         yield from self._candidates(ask.shape).items()
 
     def _candidates(self, shape: Shape) -> _Candidates:
         if shape not in self._fitting:
             pools: _Candidates = {}
             for name, room in self._rooms.items():
-                if name not in self._set_aside and room.fits(shape):
-                    pools.setdefault(_pool(room.node), {}).setdefault(room.gpus, {})[name] = None
+                if name not in self._set_aside and (count := room.carries(shape)):
+                    pools.setdefault(_pool(room.node), {}).setdefault(room.gpus, {})[name] = count
             self._fitting[shape] = pools
         return self._fitting[shape]
 
@@ -238,30 +268,35 @@ class Space:
         name, buckets = room.node.name, pools.get(_pool(room.node), {})
         if name in buckets.get(gpus_before, {}):
             del buckets[gpus_before][name]
-            if room.fits(shape):
-                buckets.setdefault(room.gpus, {})[name] = None
+            if count := room.carries(shape):
+                buckets.setdefault(room.gpus, {})[name] = count
 
 
 def largest_possible(nodes: Iterable[Node], ask: Ask) -> int:
-    """The most nodes that an empty, healthy fleet would offer this gang in one pool (and required topology domain)."""
+    """The most workers that an empty, healthy fleet would carry of this gang in one pool (and required topology
+    domain): as many as nodes, unless its workers may share them.
+    """
     counts: dict[tuple[str, ...], int] = {}
     for node in nodes:
         domain = node.labels.get(ask.required, "") if ask.required else "-"
-        if domain and ask.shape.fits(node):
+        if domain and (count := ask.shape.carried_by(node)):
             key = (node.pool, node.capacity, domain)
-            counts[key] = counts.get(key, 0) + 1
+            counts[key] = counts.get(key, 0) + count
     return max(counts.values(), default=0)
 
 
 def needs_by_node(held: Iterable[Reservation]) -> Iterator[tuple[str, Shape]]:
-    """What is held on each node. A job with two reservations (it is to grow) holds a node that is in both only once."""
-    seen: set[tuple[str, str]] = set()
+    """What is held on each node, worker by worker. A job with two reservations (it is to grow) holds what is in both
+    only once.
+    """
+    seen: Counter[tuple[str, str]] = Counter()
     for entry in held:
         need = Shape(entry.gpus, entry.cpus, entry.memory_bytes)
-        for name in entry.nodes:
-            if (entry.uid, name) not in seen:
-                seen.add((entry.uid, name))
+        for name, count in Counter(entry.nodes).items():
+            key = (entry.uid, name)
+            for _ in range(count - seen[key]):
                 yield name, need
+            seen[key] = max(seen[key], count)
 
 
 def _take(room: _Room, shape: Shape) -> None:
@@ -275,11 +310,24 @@ def _pool(node: Node) -> PoolKey:
     return node.pool, node.capacity
 
 
-def _count(buckets: dict[int, dict[str, None]], avoid: frozenset[str]) -> int:
-    total = sum(len(names) for names in buckets.values())
-    return total - sum(name in names for names in buckets.values() for name in avoid) if avoid else total
+def _count(buckets: _Buckets, ask: Ask) -> int:
+    """How many workers find room there."""
+    carried = (sum(names.values()) if ask.shape.shares else len(names) for names in buckets.values())
+    return sum(carried) - sum(names.get(name, 0) for names in buckets.values() for name in ask.avoid)
 
 
-def _tightest(buckets: dict[int, dict[str, None]]) -> Iterator[str]:
+def _tightest(buckets: _Buckets) -> Iterator[str]:
+    """A node as often as it has room for a worker."""
     for gpus in sorted(buckets):
-        yield from buckets[gpus]
+        for name, count in buckets[gpus].items():
+            yield from repeat(name, count)
+
+
+def _enough(rooms: list[_Room], shape: Shape, size: int) -> list[_Room]:
+    """The first of them that carry so many workers when nothing else is there; none if all of them do not."""
+    carried = 0
+    for index, room in enumerate(rooms):
+        carried += shape.carried_by(room.node)
+        if carried >= size:
+            return rooms[: index + 1]
+    return []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 
 from muster.contract import notices as agents
+from muster.contract.pods import Toleration, tolerated
 from muster.contract.signals import SignalKind
 from muster.kube.client import Object
 from muster.kube.timestamps import seconds_of
@@ -61,8 +62,8 @@ class Notice:
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """node: all of it, as if nobody else used it. answers: its kubelet reports. silent_since: when it stopped to.
-    unfit: why no new worker should go there, empty if one may. faults: what the agent found that hits the processes
-    there and not the node.
+    unfit: why no new worker should go there, empty if those may that tolerate its taints. faults: what the agent found
+    that hits the processes there and not the node.
     """
 
     node: Node
@@ -72,17 +73,26 @@ class NodeFacts:
     notice: Notice | None
     faults: tuple[agents.Notice, ...] = ()
 
+    def unfit_for(self, tolerations: Iterable[Toleration]) -> str:
+        """Why no new worker with these tolerations, beside the platform's, should go there; empty if it may."""
+        keeping_out = next((taint for taint in self.node.taints if not tolerated(taint, tolerations)), None)
+        return self.unfit or (f"it has the taint {keeping_out[0]}" if keeping_out else "")
 
-def read_node(item: Object, tolerated: Iterable[str], now: float) -> NodeFacts:
-    """tolerated: keys of taints that workers tolerate."""
+
+def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> NodeFacts:
+    """tolerations: that every worker has."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels, free = meta.get("labels") or {}, status.get("allocatable") or {}
     ready: Object = next((entry for entry in status.get("conditions") or () if entry["type"] == "Ready"), {})
     answers = ready.get("status") == "True"
-    taints = spec.get("taints") or ()
+    taints = [
+        (str(taint["key"]), str(taint.get("value") or ""), str(taint.get("effect") or ""))
+        for taint in spec.get("taints") or ()
+        if taint.get("effect") != "PreferNoSchedule"
+    ]
     told = _told(meta.get("annotations") or {})
-    notice = _notice(taints, labels, told, now)
-    unfit = _unfit(answers, bool(spec.get("unschedulable")), taints, labels, frozenset(tolerated), notice)
+    notice = _notice(spec.get("taints") or (), labels, told, now)
+    unfit = _unfit(answers, bool(spec.get("unschedulable")), labels, notice)
     node = Node(
         name=meta["name"],
         pool=next((labels[label] for label in POOL_LABELS if labels.get(label)), "default"),
@@ -94,6 +104,7 @@ def read_node(item: Object, tolerated: Iterable[str], now: float) -> NodeFacts:
         instance_type=labels.get("node.kubernetes.io/instance-type", ""),
         labels=labels,
         ready=not unfit,
+        taints=tuple(taint for taint in taints if not tolerated(taint, tolerations)),
     )
     silent_since = 0.0 if answers else seconds_of(ready.get("lastTransitionTime")) or now
     faults = tuple(found for found in told if found.remedy is agents.Remedy.RESTART)
@@ -139,14 +150,7 @@ def _notice(
     return None
 
 
-def _unfit(
-    answers: bool,
-    cordoned: bool,
-    taints: Iterable[Object],
-    labels: dict[str, str],
-    tolerated: frozenset[str],
-    notice: Notice | None,
-) -> str:
+def _unfit(answers: bool, cordoned: bool, labels: dict[str, str], notice: Notice | None) -> str:
     if not answers:
         return "it is not ready"
     if cordoned:
@@ -155,16 +159,16 @@ def _unfit(
         return notice.message
     if labels.get(HEALTH_LABEL, "Schedulable") != "Schedulable":
         return f"its health is {labels[HEALTH_LABEL]}"
-    keep_out = (t["key"] for t in taints if t.get("effect") != "PreferNoSchedule" and t["key"] not in tolerated)
-    key = next(keep_out, None)
-    return f"it has the taint {key}" if key else ""
+    return ""
 
 
 class Nodes:
     """on_change: called with the name of each node that changed in a way that matters."""
 
-    def __init__(self, tolerated: tuple[str, ...], now: Callable[[], float], on_change: Callable[[str], None]) -> None:
-        self._tolerated, self._now, self._on_change = tolerated, now, on_change
+    def __init__(
+        self, tolerations: tuple[Toleration, ...], now: Callable[[], float], on_change: Callable[[str], None]
+    ) -> None:
+        self._tolerations, self._now, self._on_change = tolerations, now, on_change
         self._facts: dict[str, NodeFacts] = {}
         self._names: dict[str, str] = {}  # uid → name
         self._agents: dict[str, float] = {}  # name → when its agent last said that it watches
@@ -174,7 +178,7 @@ class Nodes:
 
     def put(self, item: Object) -> None:
         name = item["metadata"]["name"]
-        before, after = self._facts.get(name), read_node(item, self._tolerated, self._now())
+        before, after = self._facts.get(name), read_node(item, self._tolerations, self._now())
         if before is not None and before.notice and after.notice and before.notice.kind == after.notice.kind:
             after = replace(after, notice=before.notice)  # keep when it was first seen
         self._names[item["metadata"]["uid"]] = name

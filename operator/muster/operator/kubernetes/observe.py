@@ -80,8 +80,9 @@ def _shut_out(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> list[Signal]:
     found = []
     for worker, name in enumerate(job.status.gang.nodes):
         facts = node_of(name)
-        if worker not in there and facts is not None and facts.answers and facts.unfit:
-            message = f"node {name} takes no new pods: {facts.unfit}; worker {worker} was not there yet"
+        unfit = facts.unfit_for(job.spec.runtime.tolerations) if facts is not None and facts.answers else ""
+        if worker not in there and facts is not None and unfit:
+            message = f"node {name} takes no new pods: {unfit}; worker {worker} was not there yet"
             kind = facts.notice.kind if facts.notice else SignalKind.NODE_DRAIN
             found.append(
                 Signal(kind=kind, attempt=attempt, at=0.0, worker=worker, node=name, message=message, source="node")
@@ -105,7 +106,8 @@ def _lost_processes(job: Job, pod: Pod, facts: NodeFacts) -> list[Signal]:
 
 
 def unfit_nodes(job: Job, node_of: NodeOf) -> tuple[str, ...]:
-    return tuple(name for name in job.status.gang.nodes if (facts := node_of(name)) is None or facts.unfit)
+    own = job.spec.runtime.tolerations
+    return tuple(name for name in job.status.gang.nodes if (facts := node_of(name)) is None or facts.unfit_for(own))
 
 
 def _taken_away(pod: Pod) -> Signal:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from muster.contract.base import dump_json
+from muster.contract.base import dump, dump_json
 from muster.contract.names import GROUP, KIND, VERSION, Env, Label, worker_name
 from muster.contract.notices import NOTICES_ENV
+from muster.contract.pods import Toleration
 from muster.contract.spec import WorkerConfig, past_of
 from muster.kube.client import Object
 from muster.operator.core.decision import CreateWorker
@@ -34,6 +34,8 @@ TERMINATION_LOG = "/dev/termination-log"
 TOKEN_SECONDS = 3600
 CLAIMS_API = "resource.k8s.io/v1"  # Dynamic Resource Allocation, from Kubernetes 1.34 on
 DEVICES = "devices"
+HOST = "kubernetes.io/hostname"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOUNT_KEYS = ("mountPath", "subPath", "readOnly")
 
 
@@ -49,7 +51,7 @@ class Site:
     image: str
     api_server: str = "https://kubernetes.default.svc"
     checkpoint_uri: str = ""
-    tolerations: tuple[dict[str, Any], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
     service_account: str = "default"
     image_pull_secrets: tuple[str, ...] = ()
     preflight: bool | None = None
@@ -155,13 +157,14 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
         "metadata": {
             "name": name,
             "namespace": job.namespace,
-            "labels": _labels(job)
+            "labels": spec.runtime.labels
+            | _labels(job)
             | {
                 Label.ATTEMPT: str(action.attempt),
                 Label.WORKER: str(action.worker),
                 SCHEDULER_LABEL: scheduler,
             },
-            "annotations": dict(same.annotations),
+            "annotations": spec.runtime.annotations | same.annotations,
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {
@@ -180,13 +183,17 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "tolerations": list(site.tolerations),
+            "tolerations": [dump(each) for each in (*site.tolerations, *spec.runtime.tolerations)],
             "containers": [container],
             "volumes": same.volumes,
         },
     }
-    if site.image_pull_secrets:
-        pod["spec"]["imagePullSecrets"] = [{"name": secret} for secret in site.image_pull_secrets]
+    if secrets := dict.fromkeys((*spec.runtime.image_pull_secrets, *site.image_pull_secrets)):
+        pod["spec"]["imagePullSecrets"] = [{"name": secret} for secret in secrets]
+    if spec.runtime.node_selector:
+        pod["spec"]["nodeSelector"] = dict(spec.runtime.node_selector)
+    if spec.runtime.affinity is not None:
+        pod["spec"]["affinity"] = dump(spec.runtime.affinity)
     if _claimed(job):
         pod["spec"]["resourceClaims"] = [{"name": DEVICES, "resourceClaimTemplateName": claims_name(job.name)}]
     if spec.priority_class_name:
@@ -199,7 +206,7 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
 def pin(pod: Object, node: str) -> None:
     """The scheduler may choose only this node, as with a DaemonSet: it is still asked, so ports and volumes count."""
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-    _require(pod, [term])
+    pod["spec"]["affinity"] = {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": [term]}}}
 
 
 def hold_back(pod: Object, gate: str) -> None:
@@ -208,7 +215,14 @@ def hold_back(pod: Object, gate: str) -> None:
 
 
 def require_node_affinity(pod: Object, job: Job, now: float) -> None:
-    """For schedulers that choose the nodes themselves: only instance types that will do, and no excluded node."""
+    """For schedulers that choose the nodes themselves: only instance types that will do, no excluded node, and one
+    worker of the gang on each unless it may share them.
+    """
+    affinity = pod["spec"].setdefault("affinity", {})
+    if job.status.gang.wanted > 1 and not job.spec.gang.share_nodes:
+        labels = {Label.JOB_UID: job.uid, Label.ATTEMPT: str(job.status.attempt)}
+        apart = {"labelSelector": {"matchLabels": labels}, "topologyKey": HOST}
+        affinity["podAntiAffinity"] = {_REQUIRED: [apart]}
     expressions: list[Object] = []
     if job.spec.gang.instance_types:
         expressions.append(
@@ -220,15 +234,14 @@ def require_node_affinity(pod: Object, job: Job, now: float) -> None:
         )
     avoided = sorted({entry.node for entry in job.status.excluded_nodes if entry.until > now})
     if avoided:
-        expressions.append({"key": "kubernetes.io/hostname", "operator": "NotIn", "values": avoided})
+        expressions.append({"key": HOST, "operator": "NotIn", "values": avoided})
     if expressions:
-        _require(pod, [{"matchExpressions": expressions}])
-
-
-def _require(pod: Object, terms: list[Object]) -> None:
-    pod["spec"]["affinity"] = {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    }
+        towards = affinity.setdefault("nodeAffinity", {})
+        terms = towards.get(_REQUIRED, {}).get("nodeSelectorTerms") or [{"matchExpressions": []}]
+        both = [{"matchExpressions": [*term["matchExpressions"], *expressions]} for term in terms]
+        towards[_REQUIRED] = {"nodeSelectorTerms": both}
+    if not affinity:
+        del pod["spec"]["affinity"]
 
 
 def _labels(job: Job) -> dict[str, str]:

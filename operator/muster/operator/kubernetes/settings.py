@@ -5,20 +5,20 @@ from __future__ import annotations
 import socket
 import uuid
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from muster.contract.pods import Toleration
 from muster.kube.connection import SERVICE_ACCOUNT
 from muster.kube.watch import SILENCE_SECONDS
 from muster.operator.kubernetes.render import REPORT_PORT, Site
 from muster.operator.sources.settings import SourceSettings
 
 # Taints of accelerator nodes that are there to keep others out.
-TOLERATIONS: tuple[dict[str, Any], ...] = (
-    {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
-    {"key": "vpc.amazonaws.com/efa", "operator": "Exists", "effect": "NoSchedule"},
+TOLERATIONS = tuple(
+    Toleration(key=key, operator="Exists", effect="NoSchedule") for key in ("nvidia.com/gpu", "vpc.amazonaws.com/efa")
 )
 
 
@@ -43,7 +43,7 @@ class KubernetesSettings(SourceSettings):
     image: str = ""
     checkpoint_uri: str = ""
     api_server: str = "https://kubernetes.default.svc"
-    tolerations: tuple[dict[str, Any], ...] = TOLERATIONS
+    tolerations: tuple[Toleration, ...] = TOLERATIONS
     image_pull_secrets: tuple[str, ...] = ()
     service_account: str = "default"
     namespace_limits: dict[str, int] = Field(default_factory=dict)

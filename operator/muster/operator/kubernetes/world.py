@@ -61,10 +61,9 @@ class KubernetesWorld:
         self._news: asyncio.Queue[str] = asyncio.Queue()
         self._told: set[str] = set()
         self._enqueued_later: set[str] = set()
-        tolerated = tuple(str(entry.get("key", "")) for entry in site.tolerations)
         self.job_cache = Jobs(self._enqueue)
         self.pods = Pods(self._enqueue, self._enqueue_later)
-        self.nodes = Nodes(tolerated, self.now, self._node_changed)
+        self.nodes = Nodes(site.tolerations, self.now, self._node_changed)
         self._others = Others(lambda: self._enqueue(FLEET))
         self._slices, self._silence_seconds = Slices(lambda: self._enqueue(FLEET)), silence_seconds
         self._reservations = ReservationStore(client, namespace)
