@@ -23,8 +23,8 @@ from muster.api.app import create_app
 from muster.api.errors import ApiError
 from muster.api.hub import Hub
 from muster.api.log import set_up_logs
-from muster.api.redact import redact
 from muster.api.settings import Settings
+from muster.contract.redaction import redact
 
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 3

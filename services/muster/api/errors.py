@@ -99,8 +99,9 @@ def job_not_found(job: str) -> ApiError:
     )
 
 
-def invalid_parameter(path: str, message: str) -> ApiError:
-    return ApiError("invalid_parameter", f"{path}: {message}", errors=(Problem(path, message),))
+def invalid_parameter(path: str, message: str, did_you_mean: str | None = None) -> ApiError:
+    problem = Problem(path, message, did_you_mean)
+    return ApiError("invalid_parameter", str(problem), errors=(problem,))
 
 
 def invalid_token(faults: Sequence[Problem]) -> ApiError:

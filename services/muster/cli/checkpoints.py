@@ -6,13 +6,18 @@ import json as documents
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from muster.cli.errors import CliError, Exit, usage
 from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
+
+if TYPE_CHECKING:
+    from muster.cli.client import Client
+
+LOOKED_AT_MAX = 20  # jobs of one name
 
 app = typer.Typer(help="List and look after a job's checkpoints.", no_args_is_help=True)
 
@@ -127,6 +132,28 @@ def _error_in(text: str) -> str | None:
         return None
 
 
+def _refuse_without_commit(client: Client, name: str, job_id: str) -> None:
+    """A name means the newest job of that name. An older one with commits is offered by its id, never taken instead."""
+    from muster.contract.text import plural
+
+    if client.get(f"jobs/{job_id}")["status"].get("checkpoint"):
+        return
+    older = [
+        job
+        for page in client.job_pages(LOOKED_AT_MAX, name=name)
+        for job in page
+        if job["id"] != job_id and job["checkpointStep"] is not None
+    ]
+    if not older:
+        return  # the folder itself may still hold one that the operator has not told of yet
+    ids = ", ".join(f"{job['id']} (step {job['checkpointStep']})" for job in older[:3])
+    raise CliError(
+        f"{name} means the newest job of that name ({job_id}), which has no commit yet",
+        code="no-checkpoints",
+        next_step=f"name by its id what you mean: {plural(len(older), 'older job')} of that name with commits: {ids}",
+    )
+
+
 def _is_folder(where: str) -> bool:
     return "://" in where or where.startswith(("/", "."))
 
@@ -135,7 +162,9 @@ def _folder(where: str, server: str | None) -> str:
     if _is_folder(where):
         return where
     with connect(server) as client:
-        found = str(client.get(f"jobs/{client.job_id(where)}/checkpoints")["uri"])
+        job_id = client.job_id(where)
+        found = str(client.get(f"jobs/{job_id}/checkpoints")["uri"] or "")
+        _refuse_without_commit(client, where, job_id)
         if found.startswith("file://") and not client.server.local:
             raise usage(
                 f"the checkpoints of {where} are in {found}, a folder of the server's machine", "run this there"

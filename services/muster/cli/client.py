@@ -70,10 +70,15 @@ class Client:
     def get(self, path: str, **params: Any) -> Any:
         return self._ask("GET", path, params=_known(params))
 
-    def post(self, path: str, body: Any = None, key: str | None = None, **params: Any) -> Any:
-        """key: an Idempotency-Key. Actions without one may be repeated by their nature (cancel, suspend, resume)."""
+    def post(self, path: str, body: Any = None, key: str | None = None, repeat: bool = True, **params: Any) -> Any:
+        """key: an Idempotency-Key. Actions without one may be repeated by their nature (cancel, suspend, resume), or
+        are not repeated (`repeat` False).
+        """
         headers = {"idempotency-key": key} if key else {}
-        return self._ask("POST", path, json=body, headers=headers, params=_known(params))
+        return self._ask("POST", path, repeat, json=body, headers=headers, params=_known(params))
+
+    def delete(self, path: str) -> None:
+        self._ask("DELETE", path)
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -143,8 +148,8 @@ class Client:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def _ask(self, method: str, path: str, **arguments: Any) -> Any:
-        """Ask until there is an answer, as long as patience lasts. Every call of this file may be repeated safely.
+    def _ask(self, method: str, path: str, repeat: bool = True, **arguments: Any) -> Any:
+        """Ask until there is an answer, as long as patience lasts. repeat: whether the request may be made twice.
 
         A server that has never answered is not waited for: whoever has none wants to know at once.
         """
@@ -157,7 +162,7 @@ class Client:
                 response = self._answer(lambda: self._http.request(method, path, **arguments))
             except httpx2.TransportError as error:
                 refused = isinstance(error, httpx2.ConnectError) and not self._answered
-                if refused or time.monotonic() + pause > deadline:
+                if refused or not repeat or time.monotonic() + pause > deadline:
                     raise Unreachable(self.server.url, _reason(error)) from None
                 reason = _reason(error)
             else:

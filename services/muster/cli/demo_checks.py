@@ -105,7 +105,7 @@ def _resumed(evidence: Evidence) -> str:
     commits = [
         e for e in evidence.events if e["type"] == "checkpoint.committed" and e["data"].get("step") == resumed_at
     ]
-    if not any(commit["at"] <= later[0]["createdAt"] for commit in commits):
+    if not any(_happened_at(commit) <= later[0]["createdAt"] for commit in commits):
         raise CheckFailed(
             f"attempt {later[0]['number']} resumed at step {resumed_at}, which was not committed before it"
         )
@@ -186,8 +186,13 @@ def recovery_seconds(evidence: Evidence) -> float | None:
 
 def detection_seconds(evidence: Evidence) -> float | None:
     """From the SIGKILL to the operator's record that the attempt is over."""
-    failed = [e["at"] for e in evidence.events if e["type"] == "attempt.failed"]
+    failed = [_happened_at(e) for e in evidence.events if e["type"] == "attempt.failed"]
     return min(failed) - evidence.kill.at if evidence.kill and failed else None
+
+
+def _happened_at(event: dict[str, Any]) -> float:
+    """The event's own time, where it was heard of after a later one."""
+    return float(event["data"].get("happenedAt", event["at"]))
 
 
 def _kill(evidence: Evidence) -> Kill:

@@ -20,12 +20,13 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong in a person's document. line, column: from 1, where the file is known; excerpt: that line."""
+    """One thing wrong in a person's document, with its place in the file or the --set that it comes from."""
 
     problem: Problem
-    line: int | None = None
+    line: int | None = None  # from 1, as is the column
     column: int | None = None
-    excerpt: str = ""
+    excerpt: str = ""  # that line
+    setting: str = ""  # `--set PATH=VALUE`
 
 
 @dataclass
@@ -57,6 +58,7 @@ class CliError(Exception):
                 "line": fault.line,
                 "column": fault.column,
             }
+            | ({"setting": fault.setting} if fault.setting else {})
             for fault in self.faults
         ]
         error: dict[str, Any] = {"code": self.code, "message": self.what, "exitCode": int(self.exit_code)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
 from muster.cli.errors import CliError, Exit
-from muster.cli.output import json_wanted, print_json, print_json_line, say
+from muster.cli.output import json_wanted, print_json_line, say
 from muster.cli.output import messages as console
 from muster.cli.plot import sparkline
 from muster.cli.render import ENDED, PHASE_STYLE, format_event, format_progress, format_progress_line, unicode_ok
@@ -171,8 +171,11 @@ def follow(client: Client, job: dict[str, Any]) -> Exit:
     last: Moment | None = None
     try:
         with Display(name) as display:
-            for last in moments(client, job_id):
-                display.show(last)
+            for moment in moments(client, job_id):
+                if json_wanted() and (last is None or moment.status != last.status) and not moment.ended:
+                    print_json_line(moment.job)
+                last = moment
+                display.show(moment)
     except KeyboardInterrupt:
         say(f"\nDetached; {name} goes on.", "bold")
         say(f"  muster get {name} --follow    watch it again")
@@ -183,10 +186,10 @@ def follow(client: Client, job: dict[str, Any]) -> Exit:
 
 
 def conclude(job: dict[str, Any]) -> Exit:
-    """Say how an ended job ended. With --json the whole job is printed."""
+    """Say how an ended job ended. With --json the whole job is printed, as the last line of the stream."""
     status, name = job["status"], job["metadata"]["name"]
     if json_wanted():
-        print_json(job)
+        print_json_line(job)
     if status["phase"] == "Succeeded":
         progress = status.get("progress") or {}
         say(f"{name} succeeded: {format_progress_line(progress, ended=True)}", "bold green")

@@ -22,13 +22,30 @@ class JobFile:
     name: str
     document: Document = field(default_factory=lambda: Document(None))
     folder: Path = field(default_factory=Path)
+    settings: dict[str, str] = field(default_factory=dict)  # what --set changed: path to its assignment
 
     def fault(self, problem: Problem) -> Fault:
-        """The problem with its line, or the line of the nearest key around it."""
+        """The problem with the --set that it comes from, or with its line, or the line of the nearest key around it."""
+        if (setting := self._setting_of(problem.path)) is not None:
+            return Fault(problem, setting=setting)
         place = self.document.place_of(problem.path)
         if place is None:
             return Fault(problem)
         return Fault(problem, place.line, place.column, self.document.excerpt(place.line))
+
+    def _setting_of(self, path: str) -> str | None:
+        """The last --set of the value at `path`, of one around it, or of one inside it that the file has not."""
+        for changed, assignment in reversed(self.settings.items()):
+            around = path == changed or path.startswith((f"{changed}.", f"{changed}["))
+            inside = changed.startswith((f"{path}.", f"{path}[")) and path and not self._in_file(path)
+            if around or inside:
+                return assignment
+        return None
+
+    def _in_file(self, path: str) -> bool:
+        """Whether the file itself has a value at this path, and not only one around it."""
+        parent = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return self.document.place_of(path) != self.document.place_of(parent)
 
 
 def read_job_file(source: str) -> JobFile:
@@ -56,6 +73,9 @@ def set_value(file: JobFile, assignment: str) -> None:
     for index, part in enumerate(parts[:-1]):
         here = _step_into(here, part, parts[index + 1], path)
     _assign(here, parts[-1], value, path)
+    full = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+    file.settings.pop(full, None)
+    file.settings[full] = f"--set {assignment}"
 
 
 def _step_into(here: Any, part: str | int, following: str | int, path: str) -> Any:

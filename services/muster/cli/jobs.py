@@ -217,12 +217,18 @@ def _now(job: dict[str, Any], words: str) -> str:
 
 
 def _print_spec(job: dict[str, Any]) -> None:
-    """The resolved job as YAML that can be submitted again."""
+    """The resolved job as YAML that can be submitted again, once what is hidden in it has been filled in."""
+    from muster.contract.redaction import masked_paths
     from muster.documents.yaml_text import write_yaml
 
     metadata = {key: job["metadata"][key] for key in ("name", "namespace", "labels") if job["metadata"].get(key)}
     document = {"apiVersion": job["apiVersion"], "kind": job["kind"], "metadata": metadata, "spec": job["spec"]}
+    hidden = list(masked_paths(document))
+    if hidden:
+        say(f"warning: fill in what is hidden before you submit this: {', '.join(hidden)}", "yellow")
     if json_wanted():
         print_json(document)
-    else:
-        typer.echo(write_yaml(document), nl=False)
+        return
+    for path in hidden:
+        typer.echo(f"# fill in: {path}")
+    typer.echo(write_yaml(document), nl=False)

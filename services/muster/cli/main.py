@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli import checkpoints, jobs, platform, watch
+from muster.cli import checkpoints, jobs, platform, tokens, watch
 from muster.cli.errors import CliError, Exit
 from muster.cli.output import show_error
 
@@ -33,6 +33,7 @@ for panel, commands in PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Looking into a job")
+app.add_typer(tokens.app, name="tokens", rich_help_panel="Platform")
 
 
 def _version(wanted: bool) -> None:

@@ -29,13 +29,13 @@ def _job_names(incomplete: str) -> list[str]:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.", callback=use_json)]
 Server = Annotated[
     str | None,
-    typer.Option("--server", help="Address of the API [env: MUSTER_SERVER; default: the `muster up` of this machine]."),
+    typer.Option("--server", help="Address of the API (env: MUSTER_SERVER; default: the `muster up` of this machine)."),
 ]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Name or id of a job.", autocompletion=_job_names)]
 Jobs = Annotated[list[str], typer.Argument(metavar="JOB…", help="Names or ids of jobs.", autocompletion=_job_names)]
 StateFolder = Annotated[
     Path | None,
-    typer.Option("--state", help="State folder [env: MUSTER_STATE; default: ~/.muster].", show_default=False),
+    typer.Option("--state", help="State folder (env: MUSTER_STATE; default: ~/.muster).", show_default=False),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -91,6 +91,8 @@ def _show_fault(error: CliError, fault: Fault) -> None:
 
     if fault.problem.path:
         messages().print(Text.assemble("  ", (fault.problem.path, "bold"), f": {_message(fault)}"), soft_wrap=True)
+    if fault.setting:
+        messages().print(Text(f"  {fault.setting}", style="dim"), soft_wrap=True)
     if fault.line is None:
         return
     number = f"{fault.line:>5}"

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, parse
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
 from muster.contract.pods import PodMarks
+from muster.contract.redaction import masked_paths
 from muster.contract.signals import Cause
 from muster.contract.status import DataSkip, JobStatus
 from muster.contract.training import Count, Positive, Text, TrainingConfig
@@ -364,6 +365,8 @@ def parse_job(document: object) -> Submission:
     namespace = metadata.get("namespace")
     if namespace is not None and (not isinstance(namespace, str) or not JOB_NAME.fullmatch(namespace)):
         faults.append(Problem("metadata.namespace", f"is not a valid namespace: {namespace!r}"))
+    hidden = "is hidden (***), as `muster get --spec` shows it; put the real value in its place"
+    faults += [Problem(path, hidden) for path in masked_paths(document.get("spec"), "spec")]
     spec, count = None, len(faults)
     try:
         spec = parse(JobSpec, document.get("spec"), "spec")

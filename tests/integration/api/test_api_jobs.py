@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from sqlalchemy import update
 from tests.integration.api.platform import Platform, document, until
 
+from muster.api.tables import JobRow
 from muster.contract.status import Phase
 
 
@@ -279,6 +281,63 @@ async def test_from_a_job_becomes_a_folder(here: Platform) -> None:
     assert late.json()["errors"][0]["path"] == "spec.training.model.from.step"
     here.commit(base, 30)
     assert (await here.client.post("/api/v1/jobs", json=wanted)).status_code == 201
+
+
+async def test_a_name_means_the_newest_job_of_that_name(here: Platform) -> None:
+    """`from: {job: NAME}` took the newest with a commit, `export NAME` the newest: one name was two jobs."""
+    older = (await here.submit("base"))["id"]
+    here.commit(older, 20)
+    await here.finish(older)
+    newer = (await here.submit("base"))["id"]
+    wanted = document("tuned")
+    wanted["spec"]["training"]["model"] = {"from": {"job": "base"}}
+    refused = await here.client.post("/api/v1/jobs", json=wanted)
+    assert refused.status_code == 422
+    (fault,) = refused.json()["errors"]
+    assert fault["message"] == (
+        f"job 'base' ({newer}) has no commit yet; an older job of that name has it: name that one by its id, {older}"
+    )
+    wanted["spec"]["training"]["model"] = {"from": {"job": older}}
+    made = await here.client.post("/api/v1/jobs", json=wanted)
+    assert made.json()["spec"]["training"]["model"]["from"]["uri"].endswith(older)
+    here.commit(newer, 5)
+    wanted["metadata"]["name"], wanted["spec"]["training"]["model"] = "tuned-newer", {"from": {"job": "base"}}
+    made = await here.client.post("/api/v1/jobs", json=wanted)
+    assert made.json()["spec"]["training"]["model"]["from"]["uri"].endswith(newer)
+
+
+async def test_a_hidden_value_is_refused(here: Platform) -> None:
+    """`get --spec` shows secrets as ***; a submission of that ran with `***`."""
+    secret = {"runtime": {"env": [{"name": "HF_TOKEN", "value": "hf_abc"}, {"name": "MODE", "value": "fast"}]}}
+    made = await here.submit("first", **secret)
+    again = {"metadata": {"name": "again"}, "spec": made["spec"]}
+    for path in ("/api/v1/jobs", "/api/v1/jobs?dryRun=true"):
+        refused = await here.client.post(path, json=again)
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_job")
+        (fault,) = refused.json()["errors"]
+        assert fault["path"] == "spec.runtime.env[0].value"
+        assert "put the real value in its place" in fault["message"]
+    cloned = await here.client.post(f"/api/v1/jobs/{made['id']}:clone")
+    assert cloned.status_code == 201, "a clone has the real value"
+    masked = {"spec": {"runtime": made["spec"]["runtime"]}}
+    assert (await here.client.post(f"/api/v1/jobs/{made['id']}:clone", json=masked)).status_code == 422
+
+
+async def test_a_phase_that_is_none_is_refused(here: Platform) -> None:
+    """`ls --phase runing` was answered by an empty list."""
+    uid = (await here.submit())["id"]
+    refused = await here.client.get("/api/v1/jobs", params={"phase": ["Queued", "Runing"]})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_parameter")
+    (fault,) = refused.json()["errors"]
+    assert (fault["path"], fault["didYouMean"]) == ("query.phase", "Running")
+    assert "'Runing' is not one of Queued, Starting, Running" in fault["message"]
+    await here.handed_over(uid)
+    async with here.services.database.write() as session:
+        await session.execute(update(JobRow).where(JobRow.id == uid).values(phase="Hibernating"))
+    listed = await here.get("/jobs", phase=["Hibernating"])
+    assert [item["phase"] for item in listed["items"]] == ["Hibernating"], (
+        "a newer operator's phase is known by its jobs"
+    )
 
 
 async def test_what_is_not_there_is_not_found(here: Platform) -> None:

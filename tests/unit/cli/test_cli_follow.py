@@ -1,10 +1,11 @@
 """Watching a job: what is new at each look, what a pipe is told, and how the end decides the exit code."""
 
+import json
 from typing import Any
 
 import pytest
 
-from muster.cli import follow
+from muster.cli import follow, output
 from muster.cli.errors import Exit
 from muster.cli.follow import Display, Moment, conclude, moments
 
@@ -133,3 +134,20 @@ def test_ctrl_c_detaches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     text = capsys.readouterr().err
     assert "Detached; mine goes on." in text
     assert "muster cancel mine" in text
+
+
+def test_following_with_json_is_a_document_per_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was one document over many lines, and only at the end."""
+    monkeypatch.setattr(output._Format, "json", True)
+    progress = {"step": 1, "steps": 20}
+    api = FakeApi(
+        (job("Queued", attempt=0), [], []),
+        (job("Queued", attempt=0), [], []),
+        (job(progress=progress), [], []),
+        (job("Succeeded", progress={"step": 20, "steps": 20}), [], []),
+    )
+    assert follow.follow(api, job()) is Exit.OK  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["status"]["phase"] for line in lines] == ["Queued", "Running", "Succeeded"]

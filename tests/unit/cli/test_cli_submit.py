@@ -12,6 +12,7 @@ from muster.cli.address import Server
 from muster.cli.client import Client
 from muster.cli.errors import CliError, Exit
 from muster.cli.job_file import read_job_file
+from muster.cli.output import show_error
 
 TEXT = """\
 metadata: {name: mine}
@@ -156,6 +157,31 @@ def test_what_the_server_refuses_gets_file_and_line(file: Path) -> None:
     (fault,) = raised.value.faults
     assert (raised.value.file, fault.line, fault.column) == (str(file), 7, 11)
     assert fault.excerpt == "        - source: ~/more.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "path", "setting"),
+    [
+        ("training.data.tokenizer=nowhere", "spec.training.data.tokenizer", "--set training.data.tokenizer=nowhere"),
+        ("training.optimizer={lr: x}", "spec.training.optimizer.lr", "--set training.optimizer={lr: x}"),
+        ("trainng.length.steps=5", "spec.trainng", "--set trainng.length.steps=5"),
+        ("training.length.steps=x", "spec.training.data.train[1].source", ""),
+        ("training.data.tokenizer=nowhere", "spec.training.data", ""),
+    ],
+)
+def test_a_fault_of_a_setting_names_the_setting(
+    file: Path, assignment: str, path: str, setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was shown at a line of the file that was in order."""
+    document = submit.prepare(str(file), None, [assignment], local=True)
+    body = {"code": "invalid_job", "errors": [{"path": path, "message": "is wrong"}]}
+    with pytest.raises(CliError) as raised:
+        submit.ask_for_plan(answering(422, body), document)
+    (fault,) = raised.value.faults
+    assert (fault.setting, fault.line is None) == (setting, bool(setting))
+    show_error(raised.value)
+    assert (f"\n  {setting}\n" in capsys.readouterr().err) is bool(setting)
+    assert raised.value.document()["error"]["problems"][0].get("setting", "") == setting
 
 
 def test_what_a_submission_would_be_refused_for_stops_it(file: Path) -> None:

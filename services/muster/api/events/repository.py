@@ -9,18 +9,29 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.events.types import NewEvent
-from muster.api.redact import redact
 from muster.api.tables import EventRow, JobRow
+from muster.contract.redaction import redact
 
 
 async def append(session: AsyncSession, job_id: str, events: Sequence[NewEvent]) -> None:
-    """Add the events with the job's next numbers; the job's row stays locked until the commit."""
+    """Add the events with the job's next numbers; the job's row stays locked until the commit.
+
+    Times never go back from one event to the next: what is heard of late (a commit, while the status is newer already)
+    has the time of the event before it, and its own as `happenedAt` in its data.
+    """
     if not events:
         return
     counted = update(JobRow).where(JobRow.id == job_id).values(last_event=JobRow.last_event + len(events))
     last = (await session.execute(counted.returning(JobRow.last_event), execution_options=_QUIETLY)).scalar_one()
     first = last - len(events) + 1
-    rows = [event_values(job_id, first + index, event) for index, event in enumerate(events)]
+    before = select(EventRow.at).where(EventRow.job_id == job_id, EventRow.number == first - 1)
+    at, rows = (await session.scalars(before)).one_or_none() or 0.0, []
+    for number, event in enumerate(events, first):
+        values = event_values(job_id, number, event)
+        if event.at < at:
+            values |= {"at": at, "body": {**values["body"], "data": {**event.data, "happenedAt": event.at}}}
+        at = values["at"]
+        rows.append(values)
     await session.execute(insert(EventRow), rows)
 
 

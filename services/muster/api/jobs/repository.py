@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,12 @@ async def names_like(session: AsyncSession, namespace: str, stem: str) -> set[st
         JobRow.namespace == namespace, JobRow.live.is_(True), JobRow.name.startswith(stem, autoescape=True)
     )
     return set((await session.scalars(query)).all())
+
+
+async def phases_among(session: AsyncSession, phases: Collection[str]) -> set[str]:
+    """Those of the phases that some job is in."""
+    found = await session.scalars(select(JobRow.phase).where(JobRow.phase.in_(phases)).distinct())
+    return set(found.all())
 
 
 async def page(session: AsyncSession, wanted: Filter, before_seq: int | None, limit: int) -> list[JobRow]:

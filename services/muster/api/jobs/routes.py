@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import StringConstraints
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.auth import Scope, needs
 from muster.api.body import read_body
@@ -20,6 +22,8 @@ from muster.api.jobs.submission import parse_submission
 from muster.api.openapi import EXAMPLE_JOB, body, problems, shown
 from muster.api.paging import cursor_of, seq_of
 from muster.api.services import ServicesDependency
+from muster.contract.status import Phase
+from muster.contract.text import nearest
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 reads, writes = Depends(needs(Scope.READ)), Depends(needs(Scope.WRITE))
@@ -80,7 +84,10 @@ def _created(submitted: service.Submitted) -> JSONResponse:
     response_model=JobList,
     dependencies=[reads],
     summary="List jobs",
-    responses={200: shown(examples.JOB_LIST, "A page, newest first"), **problems("invalid_cursor")},
+    responses={
+        200: shown(examples.JOB_LIST, "A page, newest first"),
+        **problems("invalid_cursor", "invalid_parameter"),
+    },
 )
 async def list_jobs(
     services: ServicesDependency,
@@ -96,10 +103,19 @@ async def list_jobs(
     wanted = Filter(tuple(phase or ()), name, namespace, _labels(label), live)
     before = seq_of(cursor) if cursor else None
     async with services.database.read() as session:
+        await _refuse_unknown_phases(session, wanted.phases)
         rows = await repository.page(session, wanted, before, limit + 1)
     more = len(rows) > limit
     items = [job_summary(row) for row in rows[:limit]]
     return JSONResponse({"items": items, "nextCursor": cursor_of(rows[limit - 1].seq) if more else None})
+
+
+async def _refuse_unknown_phases(session: AsyncSession, phases: Sequence[str]) -> None:
+    """A phase that nobody knows would be answered by an empty list. A newer operator's is known by the jobs in it."""
+    unknown = set(phases) - set(Phase)
+    if unknown and (unknown := unknown - await repository.phases_among(session, unknown)):
+        word = min(unknown)
+        raise invalid_parameter("query.phase", f"{word!r} is not one of {', '.join(Phase)}", nearest(word, Phase))
 
 
 def _labels(given: list[str] | None) -> tuple[tuple[str, str], ...]:

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from muster.api.jobs.submission import Draft
-from muster.api.redact import redact_spec
 from muster.api.reply import Reply
 from muster.api.tables import JobRow
 from muster.contract.base import Problem, dump
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.prices import Bill, Prices, bill
+from muster.contract.redaction import redact_spec
 from muster.contract.spec import JobSpec
 from muster.contract.status import Attempt, JobStatus
 

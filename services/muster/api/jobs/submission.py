@@ -11,9 +11,9 @@ from muster.api.checkpoints.folder import Folder
 from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.jobs import repository
-from muster.api.redact import redact, redact_values, secrets_in
 from muster.api.tables import JobRow
 from muster.contract.base import InvalidDocument, Problem
+from muster.contract.redaction import redact, redact_values, secrets_in
 from muster.contract.spec import JobSpec, Submission, parse_job
 from muster.contract.training import FromCommit
 from muster.documents.document import Document
@@ -74,22 +74,37 @@ async def draft(database: Database, submission: Submission, default_checkpoint_u
 
 
 async def _resolve(database: Database, namespace: str, reference: str, source: FromCommit) -> str | Problem:
-    """The folder of the newest job meant by `reference` that has the commit; else what is wrong."""
+    """The folder of the job that `reference` means, if it has the commit; else what is wrong.
+
+    A name means the newest job of that name, as everywhere. An older one that has the commit is never taken instead of
+    it, but offered by its id.
+    """
     async with database.read() as session:
         candidates = await repository.named(session, namespace, reference)
     if not candidates:
         return Problem(f"{_FROM}.job", f"there is no job {reference!r} in namespace {namespace!r}")
-    for row in candidates:
-        folder = Folder.of(row.id, row.spec)
-        if folder is not None and await _has_commit(folder, row, source.step):
-            return folder.uri
+    newest, *older = candidates
+    if (folder := await _folder_with(newest, source.step)) is not None:
+        return folder.uri
+    offer = ""
+    for row in older:
+        if await _folder_with(row, source.step) is not None:
+            offer = f"; an older job of that name has it: name that one by its id, {row.id}"
+            break
     if isinstance(source.step, int):
         message = (
-            f"job {reference!r} has no commit of step {source.step}; GET /api/v1/jobs/{{id}}/checkpoints lists them"
+            f"job {reference!r} ({newest.id}) has no commit of step {source.step}"
+            f"{offer or '; `muster checkpoints ls` lists them'}"
         )
         return Problem(f"{_FROM}.step", message)
-    message = f"job {reference!r} has no commit yet; wait for its first checkpoint (event checkpoint.committed)"
+    wait = "; wait for its first checkpoint (event checkpoint.committed)"
+    message = f"job {reference!r} ({newest.id}) has no commit yet{offer or wait}"
     return Problem(f"{_FROM}.job", message)
+
+
+async def _folder_with(row: JobRow, step: int | str) -> Folder | None:
+    folder = Folder.of(row.id, row.spec)
+    return folder if folder is not None and await _has_commit(folder, row, step) else None
 
 
 async def _has_commit(folder: Folder, row: JobRow, step: int | str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 HIDDEN = "***"
@@ -50,6 +51,23 @@ def _without(value: Any) -> Any:
         key: HIDDEN if isinstance(item, str) and item and looks_secret(key) and key.isupper() else _without(item)
         for key, item in value.items()
     }
+
+
+# What `redact` leaves behind, wherever it was: such a value stands for one that is not in the document.
+_MASKED = re.compile(r"(?i)\*\*\*|.*(://\*\*\*@|[?&][\w-]+=\*\*\*(&|$)|bearer \*\*\*).*", re.S)
+
+
+def masked_paths(document: Any, path: str = "") -> Iterator[str]:
+    """The paths of values that were hidden when the document was shown, such as `spec.runtime.env[0].value`."""
+    if isinstance(document, str):
+        if _MASKED.fullmatch(document):
+            yield path
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            yield from masked_paths(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(document, list):
+        for index, value in enumerate(document):
+            yield from masked_paths(value, f"{path}[{index}]")
 
 
 def secrets_in(document: Any) -> frozenset[str]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.api.log import without_secrets
-from muster.api.redact import HIDDEN, looks_secret, redact, redact_spec, redact_values, secrets_in
+from muster.contract.redaction import HIDDEN, looks_secret, masked_paths, redact, redact_spec, redact_values, secrets_in
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,22 @@ def test_log_entries() -> None:
         "error": "ValueError: postgresql://***@c",
         "n": 1,
     }
+
+
+def test_what_was_hidden_is_found_again() -> None:
+    spec = {
+        "runtime": {
+            "env": [
+                {"name": "HF_TOKEN", "value": "hf_abc"},
+                {"name": "PROXY", "value": "http://me:secret@proxy:80"},
+                {"name": "MODE", "value": "a ** b"},
+            ]
+        },
+        "training": {"data": {"train": [{"source": "https://x/y?X-Amz-Signature=abc&z=1"}, {"source": "/a/**/*.txt"}]}},
+    }
+    assert list(masked_paths({"spec": spec})) == []
+    assert list(masked_paths({"spec": redact_spec(spec)})) == [
+        "spec.runtime.env[0].value",
+        "spec.runtime.env[1].value",
+        "spec.training.data.train[0].source",
+    ]

@@ -1,0 +1,110 @@
+"""Tokens and names by the command line, against a server of recorded answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from muster.cli import checkpoints, jobs, tokens
+from muster.cli.address import Server
+from muster.cli.client import Client
+from muster.cli.errors import CliError
+
+ID, OLDER = "0c2c31c1-96f9-4f3c-8a39-5b2f9a0f4d11", "11111111-96f9-4f3c-8a39-5b2f9a0f4d11"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], list[tuple[str, str, bytes]]]:
+    """Answers by `METHOD path`; returns what was asked."""
+
+    def serve(answers: dict[str, Any]) -> list[tuple[str, str, bytes]]:
+        asked: list[tuple[str, str, bytes]] = []
+
+        def answer(request: httpx2.Request) -> httpx2.Response:
+            asked.append((request.method, request.url.path.removeprefix("/api/v1/"), request.content))
+            found = answers[f"{request.method} {asked[-1][1]}"]
+            return httpx2.Response(204) if found is None else httpx2.Response(200, json=found)
+
+        def made(_: str | None) -> Client:
+            return Client(Server("http://127.0.0.1:1", "test"), transport=httpx2.MockTransport(answer))
+
+        for module in (tokens, checkpoints, jobs):
+            monkeypatch.setattr(module, "connect", made)
+        return asked
+
+    return serve
+
+
+def token(number: str, name: str) -> dict[str, Any]:
+    return {
+        "id": number, "name": name, "scopes": ["write"], "createdAt": 1e9, "expiresAt": None, "lastUsedAt": None,
+    }  # fmt: skip
+
+
+def test_a_token_is_printed_alone(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = server({"POST tokens": token(ID, "ci") | {"token": "muster_abc"}})
+    tokens.create("ci", tokens.Scope.READ, 90)
+    shown = capsys.readouterr()
+    assert shown.out == "muster_abc\n", "so that a script can take it"
+    assert "ci may read; id 0c2c31c1" in shown.err
+    assert asked[0][2] == b'{"name":"ci","scopes":["read"],"expiresInDays":90}'
+
+
+def test_a_lost_answer_makes_no_second_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def lost(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request)
+        raise httpx2.ReadError("the connection broke")
+
+    made = Client(Server("http://127.0.0.1:1", "test"), transport=httpx2.MockTransport(lost))
+    monkeypatch.setattr(tokens, "connect", lambda _: made)
+    with pytest.raises(CliError, match="the connection broke"):
+        tokens.create("ci")
+    assert len(asked) == 1
+
+
+def test_tokens_are_listed_and_revoked_by_id_or_name(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {"items": [token(ID, "ci"), token(OLDER, "twice"), token("x", "twice")]}
+    asked = server({"GET tokens": listed, f"DELETE tokens/{ID}": None})
+    tokens.ls()
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[1].split()[:3] == [ID, "ci", "write"]
+    assert "never" in rows[1]
+    tokens.revoke("ci")
+    tokens.revoke(ID.upper())
+    assert [what[:2] for what in asked if what[0] == "DELETE"] == [("DELETE", f"tokens/{ID}")] * 2
+    for name, message in (("twice", "2 tokens are named 'twice'"), ("nobody", "there is no token named 'nobody'")):
+        with pytest.raises(CliError, match=message):
+            tokens.revoke(name)
+
+
+def test_export_by_name_offers_the_older_job_by_its_id(server: Any) -> None:
+    """The newest job of the name has no commit: an older one is offered and never taken instead."""
+    answers = {
+        "GET jobs": {
+            "items": [{"id": ID, "checkpointStep": None}, {"id": OLDER, "checkpointStep": 40}],
+            "nextCursor": None,
+        },
+        f"GET jobs/{ID}/checkpoints": {"uri": "s3://b/x", "items": []},
+        f"GET jobs/{ID}": {"status": {"checkpoint": None}},
+    }
+    server(answers)
+    with pytest.raises(CliError, match=r"base means the newest job of that name .* which has no commit yet") as raised:
+        checkpoints._folder("base", None)
+    assert f"1 older job of that name with commits: {OLDER} (step 40)" in raised.value.next_step
+    server({**answers, f"GET jobs/{ID}": {"status": {"checkpoint": {"step": 3}}}})
+    assert checkpoints._folder("base", None) == "s3://b/x"
+
+
+def test_a_spec_says_what_must_be_filled_in(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    job = {
+        "id": ID, "apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "base"},
+        "spec": {"runtime": {"env": [{"name": "HF_TOKEN", "value": "***"}]}},
+    }  # fmt: skip
+    server({f"GET jobs/{ID}": job})
+    jobs.get(ID, output_spec=True)
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == "# fill in: spec.runtime.env[0].value"
+    assert "fill in what is hidden before you submit this: spec.runtime.env[0].value" in shown.err
