@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 BASE: dict[str, Any] = {
-    "vocab_size": 128,
+    "vocab_size": 288,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -76,7 +76,23 @@ def write_model(folder: Path, family: str, dtype: torch.dtype = torch.float32, s
                 else:
                     parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder, max_shard_size="40KB")
+    write_tokenizer(folder)
     return model.eval()
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Bytes as tokens, and ChatML's marks, in the form that AutoTokenizer reads."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    configuration = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "clean_up": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(configuration))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}\n")
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -3,7 +3,8 @@
 
 Writes the weights of a commit as `transformers` loads them, with its adapter, if it has one, merged; or the adapter
 alone, as `peft` loads it. Streams: a few parts of 16 MiB are in memory at a time, whatever the model's size, and an
-adapter that is merged; needs neither torch nor an accelerator. What was written is read back and compared.
+adapter that is merged, or experts that go back into their files' layout; needs no accelerator, and torch for a model of
+transformers alone. What was written is read back and compared.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -31,9 +32,10 @@ from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.readers import reading
 from muster.trainer.checkpoint.shard_file import ITEM_BYTES, Slot, lay_out
 from muster.trainer.checkpoint.store import Store, open_store
-from muster.trainer.convert import hugging_face, peft
+from muster.trainer.convert import hugging_face, peft, transformers_names
 from muster.trainer.convert.merge import Delta, deltas
-from muster.trainer.convert.pieces import stream
+from muster.trainer.convert.pieces import stream, whole
+from muster.trainer.convert.transformers_names import Conversion, Names
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.models.adapter import adapter_of, is_part
 
@@ -53,6 +55,18 @@ class Target:
     slot: Slot
     narrow: bool
     delta: Delta | None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor to be written. dtype: in the file; stored: in the commit. ours: our name of it, where it is one of ours
+    as it is; None where a conversion makes it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    stored: str
+    ours: str | None
 
 
 def export(
@@ -87,7 +101,7 @@ def export(
                 described = {"adapter_config.json": peft.config(adapter)}
             else:
                 report = _write_model(store, commit, adapter, unfinished, dtype, progress)
-                described = {"config.json": hugging_face.config(commit, report["dtype"])}
+                described = {"config.json": _config(commit, report["dtype"])}
             _write_descriptions(commit, unfinished, described)
             os.rename(unfinished, directory)
     finally:
@@ -104,14 +118,17 @@ def _write_model(
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     weights = {n: e for n, e in _weights(commit).items() if adapter is None or not is_part(n)}
-    theirs = hugging_face.names({n: e.dtype for n, e in weights.items()})
-    added = deltas(store, commit, adapter) if adapter is not None else {}
-    kinds = _kinds(weights, dtype)
-    groups = hugging_face.files({n: prod(e.shape) * ITEM_BYTES[kinds[n]] for n, e in weights.items()})
+    if transformers_names.is_transformers(commit):
+        names = transformers_names.names(commit, weights)
+    else:
+        names = Names(hugging_face.names({n: e.dtype for n, e in weights.items()}))
+    outputs = _outputs(weights, names, dtype)
+    groups = hugging_face.files({o.name: prod(o.shape) * ITEM_BYTES[o.dtype] for o in outputs.values()})
     files = {hugging_face.file_name(number, len(groups)): group for number, group in enumerate(groups)}
-    report = _write_files(store, commit, directory, files, theirs, kinds, added, progress)
+    added = deltas(store, commit, adapter) if adapter is not None else {}
+    report = _write_files(store, commit, directory, files, outputs, names.conversions, added, progress)
     if len(groups) > 1:
-        index = {theirs[name]: file for file, group in files.items() for name in group}
+        index = {name: file for file, group in files.items() for name in group}
         listing = {"metadata": {"total_size": report["bytes"]}, "weight_map": index}
         (directory / "model.safetensors.index.json").write_text(json.dumps(listing, indent=2, sort_keys=True))
     return report | ({"adapter": "merged"} if adapter is not None else {})
@@ -121,8 +138,8 @@ def _write_adapter(
     store: Store, commit: Commit, directory: Path, dtype: str, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     parts = {n: e for n, e in _weights(commit).items() if is_part(n)}
-    files, kinds = {peft.FILE: list(parts)}, _kinds(parts, dtype)
-    report = _write_files(store, commit, directory, files, peft.names(parts), kinds, {}, progress)
+    outputs = _outputs(parts, Names(peft.names(parts)), dtype)
+    report = _write_files(store, commit, directory, {peft.FILE: list(outputs)}, outputs, (), {}, progress)
     return report | {"adapter": "alone"}
 
 
@@ -130,9 +147,17 @@ def _weights(commit: Commit) -> dict[str, TensorEntry]:
     return {n.removeprefix(_MODEL): entry for n, entry in commit.tensors.items() if n.startswith(_MODEL)}
 
 
-def _kinds(weights: dict[str, TensorEntry], dtype: str) -> dict[str, str]:
-    """The dtype that each is written in, as safetensors spells it."""
-    return {n: "BF16" if dtype == "bf16" and e.dtype == "F32" else e.dtype for n, e in weights.items()}
+def _outputs(weights: dict[str, TensorEntry], names: Names, dtype: str) -> dict[str, Output]:
+    """Everything that is to be written, by the name that it gets."""
+
+    def output(name: str, shape: tuple[int, ...], stored: str, ours: str | None) -> Output:
+        return Output(name, shape, "BF16" if dtype == "bf16" and stored == "F32" else stored, stored, ours)
+
+    found = [output(names.direct[n], tuple(weights[n].shape), weights[n].dtype, n) for n in names.direct]
+    for conversion in names.conversions:
+        stored = weights[conversion.ours[0]].dtype
+        found += [output(name, shape, stored, None) for name, shape in conversion.shapes.items()]
+    return {entry.name: entry for entry in found}
 
 
 def _write_files(
@@ -140,25 +165,28 @@ def _write_files(
     commit: Commit,
     directory: Path,
     files: dict[str, list[str]],
-    theirs: dict[str, str],
-    kinds: dict[str, str],
+    outputs: dict[str, Output],
+    conversions: Iterable[Conversion],
     added: dict[str, Delta],
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """files: our names of the tensors in each; theirs, kinds: the names and dtypes that they get; added: to some."""
+    """files: names of the outputs in each; added: what is added to some of our tensors, by their full names."""
     targets: dict[str, Target] = {}
     with contextlib.ExitStack() as open_files:
         for file_name, group in files.items():
             path = directory / file_name
-            layout = lay_out((theirs[n], kinds[n], tuple(commit.tensors[_MODEL + n].shape)) for n in group)
+            layout = lay_out((name, outputs[name].dtype, outputs[name].shape) for name in group)
             file = open_files.enter_context(path.open("w+b", buffering=0)).fileno()
             os.truncate(file, layout.size)
             os.pwrite(file, layout.header, 0)
-            for n in group:
-                full, slot = _MODEL + n, layout.slots[theirs[n]]
-                narrow = kinds[n] != commit.tensors[full].dtype
-                targets[full] = Target(file, path, slot, narrow, added.get(full))
-        written = stream(store, commit, targets, lambda name, at, data: _put(targets[name], at, data), progress)
+            for name in group:
+                output = outputs[name]
+                delta = added.get(f"{_MODEL}{output.ours}")
+                targets[name] = Target(file, path, layout.slots[name], output.dtype != output.stored, delta)
+        direct = {f"{_MODEL}{o.ours}": targets[o.name] for o in outputs.values() if o.ours is not None}
+        written = stream(store, commit, direct, lambda name, at, data: _put(direct[name], at, data), progress)
+        for conversion in conversions:
+            written += _write_converted(store, commit, conversion, targets, added)
         for target in {target.file: target for target in targets.values()}.values():
             os.fsync(target.file)
         _compare(written)
@@ -170,6 +198,30 @@ def _write_files(
         "tensors": len(sizes),
         "dtype": _TORCH_NAMES.get(dominant, dominant),
     }
+
+
+def _write_converted(
+    store: Store, commit: Commit, conversion: Conversion, targets: dict[str, Target], added: dict[str, Delta]
+) -> list[Written]:
+    """Tensors that change their layout on the way out: these few are in memory together, and no others."""
+    import torch
+
+    from muster.trainer.models.loading import TORCH_DTYPES
+
+    held = whole(store, commit, [_MODEL + name for name in conversion.ours])
+    for name, data in held.items():
+        if name in added:
+            added[name].add_to(memoryview(data), 0)
+    values = {
+        name.removeprefix(_MODEL): torch.frombuffer(data, dtype=TORCH_DTYPES[commit.tensors[name].dtype]).view(
+            tuple(commit.tensors[name].shape)
+        )
+        for name, data in held.items()
+    }
+    return [
+        _put(targets[name], 0, memoryview(tensor.contiguous().view(torch.uint8).reshape(-1).numpy().data))
+        for name, tensor in conversion.revert(values).items()
+    ]
 
 
 Written = tuple[Target, int, int, int]  # (where, byte of the file, length, CRC-32)
@@ -207,11 +259,20 @@ def _compare(written: list[Written]) -> None:
             )
 
 
+def _config(commit: Commit, dtype: str) -> dict[str, Any]:
+    if transformers_names.is_transformers(commit):
+        return transformers_names.config(commit, dtype)
+    return hugging_face.config(commit, dtype)
+
+
 def _write_descriptions(commit: Commit, directory: Path, described: dict[str, dict[str, Any]]) -> None:
     for name, document in described.items():
         (directory / name).write_text(json.dumps(document, indent=2) + "\n")
     if commit.tokenizer.get("kind") == "huggingface":
         (directory / "tokenizer.json").write_text(commit.tokenizer["json"])
+    if transformers_names.is_transformers(commit):
+        for name, text in transformers_names.companions(commit).items():
+            (directory / name).write_text(text)
     origin = {"job": commit.job, "jobUid": commit.job_uid, "step": commit.step, "metrics": commit.metrics}
     if "adapter" in commit.config:
         origin |= {"from": commit.config["model"].get("from")}

@@ -1,0 +1,190 @@
+"""Jobs that start from a model's folder: the losses of a plain loop, exact resume, any number of ranks, and an export
+that transformers opens. All families train on one set of ranks, one after the other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integration.trainer.gangs import Job, Part, samples, train_many, training, write_corpus
+from tests.model_families import FAMILIES, write_model
+
+from muster.contract.base import parse
+from muster.contract.names import ExitCode
+from muster.contract.signals import StepRecord
+from muster.contract.training import TrainingConfig
+from muster.trainer.checkpoint.file_store import FileStore
+from muster.trainer.convert.export import export
+from muster.trainer.convert.generate import load_model
+from muster.trainer.data import Dataset, load_tokenizer, open_data
+from muster.trainer.train.schedule import learning_rate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+STEPS = 20
+SETS = {
+    "few": ("qwen3", "mixtral"),
+    "all": tuple(FAMILIES),
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The jobs of one family: without interruption, stopped and resumed, and moved from two ranks to one and back."""
+
+    model: Path
+    calm: Job
+    stopped: Job
+    moved: Job
+
+
+def document_of(source: str, model: Path, **changes: Any) -> dict[str, Any]:
+    return training(
+        source,
+        model={"source": model.as_uri()},
+        batch={"tokensPerStep": 256, "microBatch": 2},
+        length={"steps": STEPS},
+        parallel={"shard": "fsdp"},
+        deterministic=True,
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.long)])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    root = tmp_path_factory.mktemp("families")
+    source = write_corpus(root / "corpus")
+    found = {}
+    for family in SETS[request.param]:
+        write_model(root / family, family, dtype=torch.bfloat16 if family == "qwen3" else torch.float32)
+        document = document_of(source, root / family)
+        jobs = [
+            Job(root / f"{family}-{kind}", document, uid=f"{family}-{kind}") for kind in ("calm", "stopped", "moved")
+        ]
+        found[family] = Trained(root / family, *jobs)
+    together = [
+        part
+        for t in found.values()
+        for part in (Part(t.calm), Part(t.stopped, 1, 0, stop_after=7), Part(t.stopped, 2, 7), Part(t.moved, 1, 0, 5))
+    ]
+    kept, done = ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE
+    assert train_many(root / "two", 2, together) == len(found) * [done, kept, done, kept]
+    alone = [Part(t.moved, 2, 5, stop_after=11) for t in found.values()]
+    assert train_many(root / "one", 1, alone) == [kept] * len(found)
+    again = [Part(t.moved, 3, 11) for t in found.values()]
+    assert train_many(root / "two-again", 2, again) == [done] * len(found)
+    return found
+
+
+def computed(records: list[StepRecord]) -> list[tuple[Any, ...]]:
+    """What must not change by a bit."""
+    return [(r.step, r.loss, r.grad_norm, r.lr, r.tokens) for r in records]
+
+
+def test_a_stopped_job_goes_on_bit_for_bit(trained: dict[str, Trained]) -> None:
+    for family, t in trained.items():
+        assert computed(t.stopped.steps(1, 2)) == computed(t.calm.steps(1)), family
+
+
+def test_two_ranks_one_and_two_use_every_sample_once(trained: dict[str, Trained]) -> None:
+    for family, t in trained.items():
+        expected = samples(t.calm, 1, ranks=2, micro_batch=2)
+        found = {
+            **samples(t.moved, 1, ranks=2, micro_batch=2),
+            **samples(t.moved, 2, ranks=1, micro_batch=2),
+            **samples(t.moved, 3, ranks=2, micro_batch=2),
+        }
+        assert found == expected, family
+        ids = [sample for step in range(1, STEPS + 1) for sample in found[step]]
+        assert len(ids) == STEPS * 8 == len(set(ids))
+        losses = [r.loss for r in t.moved.steps(1, 2, 3)]
+        assert losses == pytest.approx([r.loss for r in t.calm.steps(1)], rel=1e-5), family
+
+
+def test_losses_are_those_of_a_plain_loop(trained: dict[str, Trained]) -> None:
+    """transformers' own model with torch's AdamW, every document alone in its row."""
+    for family, t in trained.items():
+        config = parse(TrainingConfig, t.calm.training, "training")
+        tokenizer = load_tokenizer(str(t.model / "tokenizer.json"))
+        data = open_data(config, tokenizer, t.calm.root / "cache", lambda line: None)
+        expected = plain_losses(config, t.model, data.train)
+        assert [r.loss for r in t.calm.steps(1)] == pytest.approx(expected, abs=1e-5), family
+
+
+def plain_losses(config: TrainingConfig, folder: Path, data: Dataset) -> list[float]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    weights = list(model.parameters())
+    groups = [
+        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.optimizer.weight_decay},
+        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, eps=config.optimizer.eps)
+    losses, per_step = [], config.samples_per_step()
+    for step in range(1, STEPS + 1):
+        total, scored = torch.zeros(()), 0
+        for index in range((step - 1) * per_step, step * per_step):
+            sample = data.sample(0, index)
+            for document in range(int(sample.documents.max()) + 1):
+                chosen = sample.documents == document
+                tokens, labels = (torch.tensor(part[chosen]).long() for part in (sample.tokens, sample.labels))
+                logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+                total = total + torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+                scored += int((labels != -100).sum())
+        loss = total / scored
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, config.optimizer.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, step, STEPS)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_export_opens_in_transformers_as_the_same_model(trained: dict[str, Trained], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    for family, t in trained.items():
+        target = tmp_path / family
+        report = export(FileStore(t.calm.folder), STEPS, target)
+        assert report["dtype"] == "float32"
+        theirs, info = AutoModelForCausalLM.from_pretrained(target, output_loading_info=True)
+        assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), (family, info)
+        _, ours, _ = load_model(t.calm.folder.as_uri(), STEPS)
+        tokens = torch.randint(3, 250, (2, 24), generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            expected = ours(tokens, torch.arange(24).expand(2, 24), torch.zeros_like(tokens))
+            found = theirs.eval()(input_ids=tokens, use_cache=False).logits
+        assert (found - expected).abs().max() <= 1e-5, family
+        assert public_names(target) == public_names(t.model), family
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+            assert (target / name).read_bytes() == (t.model / name).read_bytes(), (family, name)
+        was, now = (json.loads((folder / "config.json").read_text()) for folder in (t.model, target))
+        assert now == was | {"dtype": "float32"}
+        assert (
+            AutoTokenizer.from_pretrained(target).decode(AutoTokenizer.from_pretrained(target)("so").input_ids) == "so"
+        )
+
+
+def public_names(folder: Path) -> set[str]:
+    from safetensors import safe_open
+
+    found: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found |= set(file.keys())
+    return found
+
+
+def test_every_commit_says_what_was_loaded(trained: dict[str, Trained]) -> None:
+    for t in trained.values():
+        for job, step in ((t.calm, STEPS), (t.moved, STEPS)):
+            source = job.commit(step)["architecture"]["source"]
+            assert source["address"] == t.model.as_uri()
+            assert source["files"] == {path.name: path.stat().st_size for path in t.model.glob("*.safetensors")}

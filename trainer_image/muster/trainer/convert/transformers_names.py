@@ -1,0 +1,81 @@
+"""A transformers model of a commit in the words of its files: public names, experts unfused, config.json patched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muster.contract.checkpoint import Commit, TensorEntry
+from muster.trainer.models.folder import CONFIG
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Tensors of the commit, by our names, that become others together (fused experts). shapes: of what they become, by
+    their names. revert: from the former's values, as torch tensors, to the latter's."""
+
+    ours: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+    revert: Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Names:
+    """direct: their name of each of our tensors that stays as it is. conversions: the others."""
+
+    direct: dict[str, str]
+    conversions: tuple[Conversion, ...] = ()
+
+
+def is_transformers(commit: Commit) -> bool:
+    return commit.architecture.get("kind") == "transformers"
+
+
+def names(commit: Commit, weights: Mapping[str, TensorEntry]) -> Names:
+    """What each of these tensors (without `model/`) is called in files, by transformers' own reverse conversion."""
+    import torch
+    from transformers import WeightConverter
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import apply_converters, revert_weight_conversion
+
+    from muster.trainer.models.transformers_model import from_commit
+
+    model: Any = from_commit(commit.architecture, None, f"the commit at step {commit.step}").build(
+        torch.float32, "none"
+    )
+    mapping = [entry.reverse_transform() for entry in get_model_conversion_mapping(model, add_legacy=False)[::-1]]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+
+    def revert(values: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = revert_weight_conversion(model, values)
+        return found
+
+    direct: dict[str, str] = {}
+    together: dict[str, list[str]] = {}
+    for name in weights:
+        renamed, pattern = apply_converters(name, converters)
+        if pattern is None:
+            (direct[name],) = revert({name: torch.empty(0, device="meta")})
+        else:
+            together.setdefault(renamed, []).append(name)
+    conversions = []
+    for group in together.values():
+        empty = {name: torch.empty(tuple(weights[name].shape), device="meta") for name in group}
+        shapes = {name: tuple(tensor.shape) for name, tensor in revert(empty).items()}
+        conversions.append(Conversion(tuple(group), shapes, revert))
+    return Names(direct, tuple(conversions))
+
+
+def config(commit: Commit, dtype: str) -> dict[str, Any]:
+    """The source's config.json with the dtype of what was written, and nothing else changed: a file that transformers
+    writes anew has keys that older readers pass over in silence. dtype: as torch spells it."""
+    document: dict[str, Any] = json.loads(commit.architecture["companions"][CONFIG])
+    present = [key for key in ("dtype", "torch_dtype") if key in document]
+    return document | dict.fromkeys(present or ["dtype"], dtype)
+
+
+def companions(commit: Commit) -> dict[str, str]:
+    """The source's other small files, byte for byte."""
+    return {name: text for name, text in commit.architecture["companions"].items() if name != CONFIG}
