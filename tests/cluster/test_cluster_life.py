@@ -58,7 +58,7 @@ def test_a_gang_waits_for_capacity_and_starts_as_one(life: House) -> None:
 
 
 def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
-    """A quota refuses the second pod: the first one is taken back and waits behind a gate, and the reason is told."""
+    """A quota refuses the second pod: pods and nodes are given back, the reason is told, and it is tried again."""
     life.namespace("tight")
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}, "spec": {"hard": {"pods": "1"}}}
     life.do(life.client.create(paths.core("tight", "resourcequotas"), quota))
@@ -69,19 +69,27 @@ def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
     document["metadata"]["namespace"] = "tight"
     life.submit(document)
 
-    def told() -> bool:
-        return "exceeded quota" in life.status("whole", "tight").get("because", "")
+    def given_back() -> bool:
+        status = life.status("whole", "tight")
+        told = "exceeded quota" in status.get("because", "")
+        return told and status["phase"] == "Queued" and not status["gang"].get("nodes")
 
-    eventually(told, "the quota to be named")
-
-    def held() -> bool:
-        gates = [pod["spec"].get("schedulingGates") for pod in life.pods("whole", "tight")]
-        return gates == [[{"name": "muster.dev/gang"}]]  # and so it has no node
-
-    eventually(held, "the one pod to wait behind its gate")
+    eventually(given_back, "the quota to be named and the nodes to be given back", 60)
+    eventually(lambda: not life.pods("whole", "tight"), "the one pod to be gone")
     more = {"spec": {"hard": {"pods": "2"}}}
     life.do(life.client.patch(paths.core("tight", "resourcequotas", "two"), more))
-    assert life.reaches("whole", "Succeeded", namespace="tight")["attempt"] == 1
+    status = life.reaches("whole", "Succeeded", 120, namespace="tight")
+    assert not status["restarts"].get("byCause")
+
+
+def test_a_service_account_that_is_missing_ends_the_job_at_once(life: House) -> None:
+    runtime = {"image": "none", "serviceAccountName": "nobody"}
+    life.submit(quick_job("nameless", steps=5, gang=on_life(), runtime=runtime))
+    status = life.reaches("nameless", "Failed", 60)
+    assert status["lastFailure"]["cause"] == "user_error"
+    assert 'serviceaccount "nobody" not found' in status["because"]
+    assert not status["gang"].get("nodes")
+    assert status["attempt"] == 1
 
 
 def test_suspend_and_resume(life: House) -> None:

@@ -150,7 +150,9 @@ class Attempt(Record):
     lost_steps: int = 0
     cause: Cause | None = None  # None while it lives, and when it ended well
     failed_step: int | None = None  # the last step of the rank that failed
-    outcome: Literal["running", "succeeded", "failed", "suspended", "cancelled", "preempted", "resized"] = "running"
+    outcome: Literal["running", "succeeded", "failed", "suspended", "cancelled", "preempted", "resized", "rejected"] = (
+        "running"
+    )
     message: str = ""
     seconds: dict[str, float] = {}
 

@@ -21,6 +21,7 @@ from tests.unit.core.seen import (
     write,
 )
 from tests.unit.core.test_core_admit import entry, fleet, four, holding
+from tests.unit.core.test_core_rejections import QUOTA, rejected
 from tests.unit.core.test_core_signals import signal
 from tests.unit.core.test_core_stalls import gang
 
@@ -31,7 +32,7 @@ from muster.operator.core.audit import audit
 from muster.operator.core.codes import OF_CAUSE, Code, code_of
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import Decision
-from muster.operator.core.observed import Observed
+from muster.operator.core.observed import Observed, Rejection
 
 
 def follow(seen: Observed, obedient: bool = True) -> list[Decision]:
@@ -121,6 +122,7 @@ def everything() -> list[Decision]:
     for code in (80, 81, 82, 83, 84, 1):
         failing = running(spec=generous)
         cases.append(follow(with_status(failing, failing.status, workers=(exited(0, code), crew()[1]))))
+    cases.append(follow(rejected(Rejection.TEMPORARY, QUOTA, after=20.0)))
     cases += [ends(80), asked(suspend=True), asked(cancel=True), asked(deleting=True)]
     preparing = starting()
 

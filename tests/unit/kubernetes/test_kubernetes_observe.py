@@ -6,11 +6,12 @@ import pytest
 from tests.unit.kubernetes.making import JOB_UID, ended, make_job, node_item, pod_item
 
 from muster.contract.signals import SignalKind, WorkerExit
-from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.core.observed import Rejection, Worker, WorkerState
 from muster.operator.kubernetes import observe
-from muster.operator.kubernetes.creation import Refused
+from muster.operator.kubernetes.creation import RejectedWorker
 from muster.operator.kubernetes.nodes import NodeFacts, Others, read_node
 from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.kubernetes.rejections import Rejected
 from muster.operator.kubernetes.settings import TOLERATIONS
 
 RUNNING = {"phase": "Running", "attempt": 1, "gang": {"wanted": 2, "nodes": ["node-0", "node-1"]}}
@@ -103,7 +104,7 @@ def test_an_end_that_was_told_before_the_node_fell_silent_stands() -> None:
 
 
 def test_what_the_api_server_refuses_is_a_worker_that_starts() -> None:
-    refused = Refused(1, 1, "node-1", "exceeded quota", 5.0)
+    refused = RejectedWorker(1, 1, "node-1", Rejected(Rejection.TEMPORARY, "exceeded quota", 5.0))
     workers = observe.workers(make_job(RUNNING), (pod(),), (refused,), lambda name: facts(), lambda pod: ())
     assert [(w.worker, w.state, w.reason) for w in workers] == [
         (0, WorkerState.RUNNING, ""),

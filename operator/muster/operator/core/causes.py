@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, SignalKind
 from muster.contract.status import Failure, JobStatus, Phase, Suspicion
-from muster.operator.core.observed import Observed, Worker, WorkerState
+from muster.operator.core.observed import Observed, Rejection, Worker, WorkerState
 from muster.operator.core.rank_reports import describe_positions, rank_reports
 from muster.operator.core.worker_summary import WorkerSummary
 
 # Kubernetes marks a node NotReady 40 to 50 s after its last heartbeat; waiting more than a few seconds on top buys
 # nothing (tolerationSeconds <= 10 is the advice), waiting none would act on a flap.
 UNREACHABLE_SECONDS = 10.0
+
+# What a job names (a service account, say) is often created together with it, and may come a moment later. Half of it
+# would fail jobs whose manifests were applied in one go; twice as long would keep nodes for a job that can't start.
+REJECTED_SECONDS = 5.0
 
 _STATED: dict[int, Cause] = {
     ExitCode.USER_ERROR: Cause.USER_ERROR,
@@ -118,6 +122,7 @@ def diagnose(summary: WorkerSummary) -> FailureDiagnosis | None:
         found += [diagnosis for diagnosis in late if diagnosis.failure.exit_code not in _TOLD_TO_STOP]
     found += _lost_nodes(summary)
     if not stopping:
+        found += _rejections(summary)
         found += _signals(summary.seen)
     return min(
         found,
@@ -211,6 +216,21 @@ def _lost_nodes(summary: WorkerSummary) -> Iterator[FailureDiagnosis]:
             message=message,
             worker=worker.worker,
             node=worker.node,
+        )
+        yield FailureDiagnosis(failure, strength(failure))
+
+
+def _rejections(summary: WorkerSummary) -> Iterator[FailureDiagnosis]:
+    """Workers that will never come to be as the job stands."""
+    for worker in summary.mine:
+        if worker.rejection is not Rejection.PERMANENT or summary.seen.now - worker.since < REJECTED_SECONDS:
+            continue
+        failure = Failure.model_construct(
+            cause=Cause.USER_ERROR,
+            attempt=worker.attempt,
+            at=worker.since,
+            message=f"worker {worker.worker} can't be created: {worker.reason}",
+            worker=worker.worker,
         )
         yield FailureDiagnosis(failure, strength(failure))
 

@@ -41,6 +41,7 @@ class Code(StrEnum):
     EVICTED = "Evicted"
     STORAGE_FAULT = "StorageFault"
     UNKNOWN_FAULT = "UnknownFault"
+    WORKERS_REJECTED = "WorkersRejected"  # a quota or the platform lets no worker exist: nobody's failure
     REGROWING = "Regrowing"  # nothing failed: capacity returned
     # Stopping, and then the phase that it leads to
     SUSPENDING = "Suspending"

@@ -33,6 +33,7 @@ from muster.operator.core.shutdown import (
     fail,
     finish,
     reason_to_release,
+    rejected,
     requeue,
     stop,
     sweep,
@@ -236,6 +237,10 @@ def starting(summary: WorkerSummary) -> Decision | None:
         # Another scheduler's queue may be long: that is no failure, however long.
         status = transition(summary, Code.AWAITING_SCHEDULER, waiting, gang=_gang(summary), suspicion=None)
         return _turn(summary, status, wake_after=LOOK_SECONDS)
+    if because := rejected(summary):
+        return _turn(
+            summary, transition(summary, Code.WORKERS_REJECTED, because, Phase.RESTARTING, ends_as=None, suspicion=None)
+        )
     stall = check_starting(summary, _begun_at(summary))
     if stall.confirmed and stall.suspicion is not None:
         diagnose_stall = diagnose_hang if stall.suspicion.rank is not None else diagnose_failed_rendezvous

@@ -22,6 +22,13 @@ class WorkerState(StrEnum):
     UNREACHABLE = "unreachable"  # its node does not answer, so nobody knows
 
 
+class Rejection(StrEnum):
+    """Why the world lets no process come to be for a worker that should exist."""
+
+    PERMANENT = "permanent"  # of what the job asks for: nothing changes until its user changes something
+    TEMPORARY = "temporary"  # a quota, or a part of the platform that is missing or does not answer
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One worker of one attempt, of this job's uid. A worker that is not listed is gone.
@@ -30,7 +37,8 @@ class Worker:
     rank order (for a very large gang it is enough to give rank 0's and the one that progressed last). removing: its
     removal has been asked for. reason: the world's own word for its state (OOMKilled, Evicted, Preempted, NodeLost,
     ImagePullBackOff); empty if there is none. since: when it came into this state. waiting: why another scheduler, such
-    as Kueue, has not placed it yet; empty once it has, or where Muster places it.
+    as Kueue, has not placed it yet; empty once it has, or where Muster places it. rejection: the world refuses to
+    let it come to be, for `reason`, since `since`.
     """
 
     worker: int
@@ -44,6 +52,7 @@ class Worker:
     reason: str = ""
     since: float = 0.0
     waiting: str = ""
+    rejection: Rejection | None = None
 
 
 @dataclass(frozen=True, slots=True)

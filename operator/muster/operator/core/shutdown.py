@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from muster.contract.signals import Cause
@@ -19,7 +19,7 @@ from muster.operator.core.budgets import (
 from muster.operator.core.causes import LEAVING, UNREACHABLE_SECONDS, FailureDiagnosis, diagnose, strength
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code, code_of
 from muster.operator.core.decision import ACTIONS_MAX, Action, RemoveWorker
-from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.core.observed import Rejection, Worker, WorkerState
 from muster.operator.core.transitions import NODES_KEPT, between_attempts, replace_last, transition
 from muster.operator.core.worker_summary import WorkerSummary
 
@@ -33,6 +33,9 @@ HUNG_SECONDS = 10.0
 OVERDUE_SECONDS = 60.0  # past its grace a worker should long be gone; then it is taken away without asking its node
 # Nodes are kept through a pause that is shorter than giving them up and asking again; a longer one would let them idle.
 HOLD_SECONDS_MAX = 60.0
+# A quota counts pods that are gone for a few seconds more, and an API server may be slow for as long. Whoever is still
+# rejected then gives the nodes back, and asks again after a pause that doubles, up to the backoff of the job.
+REJECTED_SECONDS, REJECTED_BACKOFF_SECONDS = 15.0, 15.0
 DRAIN_HOURS = 1.0  # a drained node is often back after a reboot
 
 _GRACE: dict[str, float] = {
@@ -145,6 +148,8 @@ def close(summary: WorkerSummary) -> JobStatus:
     failing = status.phase is Phase.RESTARTING or status.code in GIVEN_UP
     if failure is None or not failing:
         closed = _closed(summary, failure, False, status.ends_as, status.because)
+        if status.code == Code.WORKERS_REJECTED:
+            closed["retry_at"] = seen.now + _rejected_backoff_seconds(summary)
         return transition(summary, code_of(status.code), status.because, **closed)
     made_progress = progressed(summary)
     refused = refusal(seen.spec, status, failure, made_progress, seen.now)
@@ -188,11 +193,28 @@ def reason_to_release(summary: WorkerSummary, pause_seconds: float) -> str | Non
         return f"{status.because}; moving to the nodes that are held for it"
     if status.code == Code.REGROWING:
         return f"{status.because}; asking for nodes again"
+    if status.code == Code.WORKERS_REJECTED:
+        return f"{status.because}; asking again in {pause_seconds:.0f} s, the nodes are free for others meanwhile"
     if bad := unfit_nodes(summary):
         return f"{status.because}; node {min(bad)} can't be used again, asking for others"
     if pause_seconds > HOLD_SECONDS_MAX:
         return f"{status.because}; the nodes are free for others meanwhile"
     return None
+
+
+def rejected(summary: WorkerSummary) -> str:
+    """Why a starting gang should give its nodes back: workers have been refused for too long. Empty: they have not."""
+    for worker in summary.mine:
+        if worker.rejection is Rejection.TEMPORARY and summary.seen.now - worker.since >= REJECTED_SECONDS:
+            return f"worker {worker.worker} of attempt {worker.attempt} can't be created: {worker.reason}"
+    return ""
+
+
+def _rejected_backoff_seconds(summary: WorkerSummary) -> float:
+    """Doubled with each attempt in a row that was refused; the one that ends now is the last of them."""
+    before = list(takewhile(lambda attempt: attempt.outcome == "rejected", reversed(summary.status.attempts[:-1])))
+    most = summary.seen.spec.recovery.backoff_seconds_max
+    return min(most, REJECTED_BACKOFF_SECONDS * 2.0 ** min(len(before), 16))
 
 
 def own_failure(status: JobStatus) -> Failure | None:
@@ -251,7 +273,7 @@ def _closed(
         nodes=status.attempts[-1].nodes[:NODES_KEPT],
         cause=failure.cause if failure else None,
         failed_step=failure.step if failure else None,
-        outcome=_outcome(ends_as, failure),
+        outcome=_outcome(status, ends_as, failure),
         message=failure.message if failure else because,
     )
     if failure is None:
@@ -267,9 +289,11 @@ def _closed(
     }
 
 
-def _outcome(ends_as: Phase | None, failure: Failure | None) -> str:
+def _outcome(status: JobStatus, ends_as: Phase | None, failure: Failure | None) -> str:
     if failure is not None:
         return "preempted" if failure.cause in FREE else "failed"
+    if status.code == Code.WORKERS_REJECTED:
+        return "rejected"
     return _OUTCOMES.get(ends_as, "resized") if ends_as else "resized"
 
 

@@ -1,7 +1,8 @@
 """Makes the pods of an attempt exist, all of them at once or none.
 
 The core asks worker by worker; requests are gathered, so that a gang of 512 is not made one round trip after another.
-What the API server refuses (a quota, a missing service account) is tried again, and told until it works. A gang that
+What the API server refuses (a quota, a missing service account) is tried again, and told until it works or the core
+takes the order back. A gang that
 could be made only in part is taken back at once and made anew behind a gate, which is lifted when the last pod exists:
 so a gang holds nothing while it waits for its missing members, and one that nobody refuses needs no gate.
 """
@@ -19,10 +20,12 @@ from muster.kube import paths
 from muster.kube.client import METADATA, STRATEGIC, Client, Object
 from muster.kube.errors import ApiError
 from muster.operator.core.decision import CreateWorker
+from muster.operator.core.observed import Rejection
 from muster.operator.kubernetes.gangs.choice import gang_ref
-from muster.operator.kubernetes.gangs.protocol import Gang, GangRef
+from muster.operator.kubernetes.gangs.protocol import Gang, GangRef, Misnamed
 from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.kubernetes.rejections import Rejected, rejected
 from muster.operator.kubernetes.render import (
     CLAIMS_API,
     Site,
@@ -49,29 +52,27 @@ Attempt = tuple[str, int]  # job uid, attempt
 
 @dataclass(slots=True)
 class _Order:
-    """The workers of one attempt that should exist. refused: by worker, why it does not yet."""
+    """The workers of one attempt that should exist. rejected: by worker, why it does not yet."""
 
     workers: dict[int, CreateWorker] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    since: float = 0.0
+    rejected: dict[int, Rejected] = field(default_factory=dict)
 
-
-class _Refusal(str):
-    """Why the API server said no, as opposed to no answer, after which the pod may well be there."""
+    def reject(self, rejected: dict[int, Rejected]) -> None:
+        """These are rejected now, and no others."""
+        self.rejected = {worker: entry.first_seen(self.rejected.get(worker)) for worker, entry in rejected.items()}
 
 
 _TAKEN_BACK = "taken back until the whole gang can be made"
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A worker that should exist and does not. since: when it was first asked for."""
+class RejectedWorker:
+    """A worker that should exist and does not."""
 
     worker: int
     attempt: int
     node: str
-    why: str
-    since: float
+    rejected: Rejected
 
 
 class Creator:
@@ -109,7 +110,7 @@ class Creator:
     def order(self, uid: str, action: CreateWorker) -> None:
         """Let it exist. Returns at once."""
         key = (uid, action.attempt)
-        order = self._orders.setdefault(key, _Order(since=time.time()))
+        order = self._orders.setdefault(key, _Order())
         self._ordered.setdefault(uid, set()).add(action.attempt)
         order.workers.setdefault(action.worker, action)
         if key not in self._tasks:
@@ -119,14 +120,14 @@ class Creator:
         order = self._orders.get((uid, attempt))
         if order is not None:
             order.workers.pop(worker, None)
-            order.refused.pop(worker, None)
+            order.rejected.pop(worker, None)
 
-    def refused(self, uid: str) -> tuple[Refused, ...]:
+    def rejected(self, uid: str) -> tuple[RejectedWorker, ...]:
         return tuple(
-            Refused(worker, attempt, order.workers[worker].node, why, order.since)
+            RejectedWorker(worker, attempt, order.workers[worker].node, entry)
             for attempt in self._ordered.get(uid, ())
             if (order := self._orders.get((uid, attempt))) is not None
-            for worker, why in order.refused.items()
+            for worker, entry in order.rejected.items()
             if worker in order.workers
         )
 
@@ -176,7 +177,7 @@ class Creator:
                 if job is None or (job.status.attempt, job.status.phase) != (key[1], Phase.STARTING):
                     return
                 await self._make(job, order)
-                if not order.refused:
+                if not order.rejected:
                     return
                 self._enqueue(key[0])
                 await asyncio.sleep(pause)
@@ -196,8 +197,8 @@ class Creator:
         try:
             ref = gang_ref(job)
             await self._prepare(job, gang, ref)
-        except (OSError, Unrenderable) as error:
-            order.refused = dict.fromkeys(wanted, str(error)[:500] or repr(error))
+        except (OSError, Misnamed, Unrenderable) as error:
+            order.reject(dict.fromkeys(wanted, rejected(error, time.time())))
             return
         # What is there is not made again: even a refused request counts against a quota for a while.
         made = {pod.worker: pod for pod in self._pods.of(job.uid) if pod.attempt == ref.attempt and not pod.gone}
@@ -205,16 +206,19 @@ class Creator:
         gate = gang.gate if self._is_careful(job.namespace) and ref.size > 1 else None
         results = await asyncio.gather(*(self._make_one(job, gang, ref, action, gate) for action in absent))
         answers = {action.worker: result for action, result in zip(absent, results, strict=True)}
-        order.refused = {worker: why for worker, why in answers.items() if isinstance(why, str)}
         made |= {worker: pod for worker, pod in answers.items() if isinstance(pod, Pod)}
         taken = self._taken_back.get(job.uid, set())
-        order.refused |= {worker: _TAKEN_BACK for worker, pod in made.items() if pod.uid in taken}
+        back = Rejected(Rejection.TEMPORARY, _TAKEN_BACK, time.time())
+        order.reject(
+            {worker: entry for worker, entry in answers.items() if isinstance(entry, Rejected)}
+            | {worker: back for worker, pod in made.items() if pod.uid in taken}
+        )
         if gang.gate is None:
             return
-        if any(isinstance(why, _Refusal) for why in answers.values()):
+        if any(isinstance(entry, Rejected) and entry.answered for entry in answers.values()):
             self._careful[job.namespace] = time.monotonic() + CAREFUL_SECONDS
             await self._take_back(job, [pod for pod in made.values() if gang.gate not in pod.gates])
-        elif not order.refused and len(made) == job.status.gang.wanted:
+        elif not order.rejected and len(made) == job.status.gang.wanted:
             await self._lift(job, tuple(made.values()), gang.gate)
 
     def _is_careful(self, namespace: str) -> bool:
@@ -234,7 +238,9 @@ class Creator:
         held = (pod for pod in pods if not pod.deleting and job.status.gang.wanted > 1)
         await asyncio.gather(*(take(pod) for pod in held), return_exceptions=True)
 
-    async def _make_one(self, job: Job, gang: Gang, ref: GangRef, action: CreateWorker, gate: str | None) -> Pod | str:
+    async def _make_one(
+        self, job: Job, gang: Gang, ref: GangRef, action: CreateWorker, gate: str | None
+    ) -> Pod | Rejected:
         """The pod, or why there is none."""
         try:
             async with self._turn:  # also to render it: manifests that wait would be most of our memory
@@ -246,14 +252,12 @@ class Creator:
                 item = manifest | await self._client.create(path, manifest, METADATA if gang.places else "")
             if refusal := gang.refusal(item):
                 await self._client.delete(paths.core(job.namespace, "pods", item["metadata"]["name"]))
-                return refusal
+                return rejected(OSError(refusal), time.time())
             pod = read_pod(item)
-        except ApiError as error:
-            if error.reason != "AlreadyExists":
-                return _Refusal(error.message[:500])
-            return await self._found(job, action)
         except (OSError, Unrenderable) as error:
-            return f"{error}"[:500] or repr(error)
+            if isinstance(error, ApiError) and error.reason == "AlreadyExists":
+                return await self._found(job, action)
+            return rejected(error, time.time())
         assert pod is not None, "we made its labels"
         self._pods.keep(pod)
         return pod
@@ -268,14 +272,15 @@ class Creator:
         gang.decorate(manifest, ref)
         return manifest
 
-    async def _found(self, job: Job, action: CreateWorker) -> Pod | str:
+    async def _found(self, job: Job, action: CreateWorker) -> Pod | Rejected:
         """A pod of that name is there: ours, unless an earlier job of the same name has left it."""
         name = worker_name(job.name, action.attempt, action.worker)
         item = await self._client.get(paths.core(job.namespace, "pods", name))
         if (item["metadata"].get("labels") or {}).get(Label.JOB_UID) != job.uid:
-            return f"a pod named {name} is there that does not belong to this job; it has to go first"
+            why = f"a pod named {name} is there that does not belong to this job; it has to go first"
+            return rejected(OSError(why), time.time())
         pod = read_pod(item)
-        return pod if pod is not None else f"the pod {name} lost its labels; delete it"
+        return pod if pod is not None else rejected(OSError(f"the pod {name} lost its labels; delete it"), time.time())
 
     async def _prepare(self, job: Job, gang: Gang, ref: GangRef) -> None:
         """What must be there before the first pod: names, the fence's permission, the gang's own objects."""
@@ -329,10 +334,11 @@ class Creator:
                 if error.status != 404:
                     raise
                 served = error.reason == "NotFound" and "deviceclasses" in error.message
+                if served:
+                    where = f"spec.gang.deviceClasses.{request['name']}"
+                    raise Misnamed(f"{where}: this cluster has no DeviceClass named {name}") from error
                 raise OSError(
-                    f"spec.gang.deviceClasses.{request['name']}: this cluster has no DeviceClass named {name}"
-                    if served
-                    else f"spec.gang.deviceClasses: this cluster does not serve {CLAIMS_API} (Kubernetes 1.34)"
+                    f"spec.gang.deviceClasses: this cluster does not serve {CLAIMS_API} (Kubernetes 1.34)"
                 ) from error
         path = paths.group(CLAIMS_API, job.namespace, "resourceclaimtemplates")
         await self._make_sure(path, template, job.uid)

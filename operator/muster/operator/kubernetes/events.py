@@ -23,7 +23,7 @@ from muster.operator.runner import Listener
 QUEUED_MAX = 1_000
 NOTE_LENGTH_MAX = 1_024  # the API's own limit
 _API = "events.k8s.io/v1"
-_BAD = frozenset({*OF_CAUSE.values(), *GIVEN_UP, Code.DEADLINE_EXCEEDED}) - {
+_BAD = frozenset({*OF_CAUSE.values(), *GIVEN_UP, Code.DEADLINE_EXCEEDED, Code.WORKERS_REJECTED}) - {
     Code.PREEMPTED,
     Code.EVICTED,
 }

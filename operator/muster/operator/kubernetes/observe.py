@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from muster.contract.signals import Heartbeat, Signal, SignalKind, WorkerExit
 from muster.contract.status import Phase
 from muster.operator.core.observed import Worker, WorkerState
-from muster.operator.kubernetes.creation import Refused
+from muster.operator.kubernetes.creation import RejectedWorker
 from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.nodes import NodeFacts
 from muster.operator.kubernetes.pods import TRAINER, End, Pod
@@ -32,7 +32,7 @@ Environment = tuple[tuple[str, str], ...]  # the user's, whose values may be sec
 
 
 def workers(
-    job: Job, pods: tuple[Pod, ...], refused: tuple[Refused, ...], node_of: NodeOf,
+    job: Job, pods: tuple[Pod, ...], rejected: tuple[RejectedWorker, ...], node_of: NodeOf,
     beats: Callable[[Pod], tuple[Heartbeat, ...]],
     waiting: str = "",
 ) -> tuple[Worker, ...]:  # fmt: skip
@@ -43,9 +43,18 @@ def workers(
     seen = [_worker(job, pod, node_of, beats(pod), environment, waiting) for pod in pods if not pod.gone]
     there = {(worker.worker, worker.attempt) for worker in seen}
     seen += [
-        Worker(r.worker, r.attempt, r.node, WorkerState.STARTING, r.since, reason=r.why, since=r.since)
-        for r in refused
-        if (r.worker, r.attempt) not in there
+        Worker(
+            worker=entry.worker,
+            attempt=entry.attempt,
+            node=entry.node,
+            state=WorkerState.STARTING,
+            created_at=entry.rejected.since,
+            reason=redact(entry.rejected.why, dict(environment)),
+            since=entry.rejected.since,
+            rejection=entry.rejected.kind,
+        )
+        for entry in rejected
+        if (entry.worker, entry.attempt) not in there
     ]
     return tuple(sorted(seen, key=lambda worker: (worker.attempt, worker.worker)))
 

@@ -166,7 +166,7 @@ class KubernetesWorld:
             spec=job.spec,
             status=job.status,
             workers=observe.workers(
-                job, pods, self._creator.refused(uid), node_of, self.heartbeats.of, self._waiting(job, pods)
+                job, pods, self._creator.rejected(uid), node_of, self.heartbeats.of, self._waiting(job, pods)
             ),
             committed=committed,
             checkpoint_uri=folder,

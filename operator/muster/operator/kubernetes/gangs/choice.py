@@ -16,7 +16,7 @@ from muster.operator.kubernetes.gangs.builtin import Builtin
 from muster.operator.kubernetes.gangs.coscheduling import Coscheduling
 from muster.operator.kubernetes.gangs.kai import Kai
 from muster.operator.kubernetes.gangs.kueue import Kueue
-from muster.operator.kubernetes.gangs.protocol import Gang, GangRef, Unserved
+from muster.operator.kubernetes.gangs.protocol import Gang, GangRef, Misnamed, Unserved
 from muster.operator.kubernetes.gangs.volcano import Volcano
 from muster.operator.kubernetes.gangs.workload import WorkloadGang
 from muster.operator.kubernetes.jobs import Job
@@ -86,7 +86,7 @@ class Gangs:
         try:
             path = gang.status_path(gang_ref(job))
             group = await self._client.get(path) if path else None
-        except Unserved:
+        except (Unserved, Misnamed):
             return
         except OSError as error:
             if not isinstance(error, ApiError) or error.status != 404:

@@ -7,7 +7,7 @@ the pods name it from the start.
 from __future__ import annotations
 
 from muster.kube.client import Object
-from muster.operator.kubernetes.gangs.protocol import GangRef, Item, Unserved, condition, pod_group, scheduler_words
+from muster.operator.kubernetes.gangs.protocol import GangRef, Item, Misnamed, condition, pod_group, scheduler_words
 from muster.operator.kubernetes.pods import Pod
 
 API = "scheduling.run.ai/v2alpha2"
@@ -24,7 +24,7 @@ class Kai:
 
     def objects(self, gang: GangRef) -> tuple[Item, ...]:
         if not gang.queue:
-            raise Unserved("KAI schedules nothing without a queue: name one in spec.gang.scheduler.queue")
+            raise Misnamed("KAI schedules nothing without a queue: name one in spec.gang.scheduler.queue")
         spec: Object = {"minMember": gang.size, "queue": gang.queue}
         if gang.spec.priority_class_name:
             spec["priorityClassName"] = gang.spec.priority_class_name

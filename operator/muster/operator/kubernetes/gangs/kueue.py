@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from muster.kube import paths
 from muster.kube.client import Object
-from muster.operator.kubernetes.gangs.protocol import GangRef, Item, Unserved, condition, unplaced
+from muster.operator.kubernetes.gangs.protocol import GangRef, Item, Misnamed, Unserved, condition, unplaced
 from muster.operator.kubernetes.pods import Pod
 
 API_GROUP = "kueue.x-k8s.io"
@@ -36,7 +36,7 @@ class Kueue:
         if self.version is None:
             raise Unserved("Kueue is not installed in this cluster (no kueue.x-k8s.io API)")
         if not gang.queue:
-            raise Unserved(
+            raise Misnamed(
                 f"no queue is named: label the job {QUEUE}, or name it in spec.gang.scheduler.queue (a LocalQueue)"
             )
         return ()

@@ -15,6 +15,10 @@ class Unserved(OSError):
     """What the gang needs is not installed in this cluster, or not switched on; the message says what."""
 
 
+class Misnamed(ValueError):
+    """The job names what is not in this cluster, or does not name what it has to; the message says what."""
+
+
 @dataclass(frozen=True, slots=True)
 class GangRef:
     """One gang that asks for nodes together. group: the name under which its scheduler knows it, the same while the job
@@ -55,7 +59,7 @@ class Gang(Protocol):
     gate: str | None  # behind which pods are made where some were refused; lifted from the whole gang together
 
     def objects(self, gang: GangRef) -> tuple[Item, ...]:
-        """What must exist before the pods, in this order. Raises Unserved."""
+        """What must exist before the pods, in this order. Raises Unserved, Misnamed."""
 
     def decorate(self, pod: Object, gang: GangRef) -> None:
         """Make the pod one of the gang."""
