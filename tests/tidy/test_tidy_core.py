@@ -11,8 +11,9 @@ CORE = "operator/muster/operator/core"
 # Everything the core may import. More needs an argument: the simulation replays decisions by seed.
 ALLOWED_IMPORTS = {
     "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions",
-    "functools", "hashlib", "heapq", "itertools", "math", "muster.contract", "muster.operator.core", "operator",
-    "pydantic", "re", "statistics", "string", "textwrap", "types", "typing", "typing_extensions",
+    "functools", "hashlib", "heapq", "itertools", "math", "muster.contract", "muster.operator.core",
+    "muster.operator.pacing", "operator", "pydantic", "re", "statistics", "string", "textwrap", "types", "typing",
+    "typing_extensions",
 }  # fmt: skip
 # `hash` and `id` differ from one process to the next; the others reach outside.
 FORBIDDEN_CALLS = {

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 from muster.contract.status import JobStatus, Phase
@@ -17,18 +18,23 @@ from muster.operator.core.decision import ACTIONS_MAX, Action, Decision
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import Observed, Reservation, Wait
 from muster.operator.core.work_queue import WorkQueue
+from muster.operator.pacing import (
+    ADMISSION_SECONDS,
+    IDLE_ADMISSION_SECONDS,
+    PASSING_WORDS_PER_SECOND,
+    PASSING_WORDS_SECONDS,
+    PASSING_WORDS_SECONDS_MAX,
+    RESYNC_RETRY_SECONDS,
+    RESYNC_SECONDS,
+    WAIT_TEXT_SECONDS,
+    WAIT_TEXTS_PER_SECOND,
+    WORKERS_PER_SECOND,
+    WORKERS_SECONDS_MAX,
+)
 from muster.operator.world import FLEET, Conflict, NotFound, World
 
-ADMISSION_SECONDS = 15.0  # how often a queue is looked at without news: node reads may lag, limits may change
-IDLE_ADMISSION_SECONDS = 60.0  # the same while nobody waits: running gangs may be able to grow
-WAIT_TEXT_SECONDS = 30.0  # a queued job's words change at most so often, unless their code changes …
-WAIT_TEXTS_PER_SECOND = 20.0  # … and those of a long queue so many at a time: each is a write of a status
-# So long words about a gang on its way up wait before they are written: mostly the next phase makes them moot. They
-# wait longer where many gangs are on their way; those that name some trouble wait only so long after the last write.
-PASSING_WORDS_SECONDS, PASSING_WORDS_SECONDS_MAX, PASSING_WORDS_PER_SECOND = 5.0, 60.0, 4.0
-# Gangs whose workers are being made or removed, looked at without news: so many a second, and each once in so long.
-WORKERS_PER_SECOND, WORKERS_SECONDS_MAX = 10.0, 30.0
-RESYNC_SECONDS = 300.0  # how often every job is looked at, whatever was heard
+TROUBLE_LENGTH_MAX = 500
+FAILURES_SAID = 3  # in a row, within the first second; fewer pass by themselves and would only make noise
 
 
 class Listener:
@@ -62,6 +68,7 @@ class Runner:
         self._told: dict[str, tuple[Wait, float]] = {}  # what each queued job was last told, and when (ticks)
         self._wrote: dict[str, float] = {}  # when a job's status was last written, or the job first seen (ticks)
         self._passing: dict[str, float] = {}  # since when a job has words that wait (ticks)
+        self._failures: dict[str, int] = {}  # passes in a row that could not carry out what they decided
         self._distrusted: set[str] = set()  # a conflict showed that what we see lags behind
 
     def enqueue(self, key: str, ticks: float) -> None:
@@ -108,10 +115,31 @@ class Runner:
                 self.queue.enqueue(FLEET, ticks)
             return 0.0
         self._passing.pop(uid, None)
-        for action in decision.actions:
-            await self.world.apply(uid, action)
-            self.listener.applied(uid, action)
+        await self._apply(seen, decision)
         return self._wake_after(decision)
+
+    async def _apply(self, seen: Observed, decision: Decision) -> None:
+        """Carry out the actions; what keeps failing is said in the status."""
+        try:
+            for action in decision.actions:
+                await self.world.apply(seen.uid, action)
+                self.listener.applied(seen.uid, action)
+        except (Conflict, NotFound):
+            raise
+        except Exception as error:
+            self._failures[seen.uid] = self._failures.get(seen.uid, 0) + 1
+            if self._failures[seen.uid] >= FAILURES_SAID:
+                await self._state_trouble(replace(seen, trouble=f"{error}"[:TROUBLE_LENGTH_MAX] or repr(error)))
+            raise
+        self._failures.pop(seen.uid, None)
+
+    async def _state_trouble(self, seen: Observed) -> None:
+        decision = decide(seen)
+        if decision.status == seen.status or audit(seen, decision):
+            return
+        with contextlib.suppress(Conflict, NotFound):  # the next pass sees why
+            await self.world.write_status(seen.uid, decision.status, seen.version)
+            self.listener.wrote(seen, decision)
 
     async def admission(self, ticks: float) -> float:
         """One pass over the queue: who gets which nodes. Granted in one compare-and-swap of all reservations."""
@@ -192,6 +220,7 @@ class Runner:
         self._wrote.pop(uid, None)
         self._passing.pop(uid, None)
         self._waits.pop(uid, None)
+        self._failures.pop(uid, None)
         self._told.pop(uid, None)
 
 
@@ -250,8 +279,8 @@ async def serve(runner: Runner, workers: int = 8) -> None:
             try:
                 await runner.resync(loop.time())
             except Exception as error:
-                runner.listener.failed(FLEET, error, RETRY_AFTER_RESYNC_SECONDS)
-                await asyncio.sleep(RETRY_AFTER_RESYNC_SECONDS)
+                runner.listener.failed(FLEET, error, RESYNC_RETRY_SECONDS)
+                await asyncio.sleep(RESYNC_RETRY_SECONDS)
                 continue
             news.set()
             await asyncio.sleep(RESYNC_SECONDS)
@@ -284,6 +313,3 @@ async def serve(runner: Runner, workers: int = 8) -> None:
         group.create_task(watch())
         group.create_task(resync())
         group.create_task(dispatch(group))
-
-
-RETRY_AFTER_RESYNC_SECONDS = 5.0

@@ -10,6 +10,7 @@ from tests.unit.core.seen import (
     crew,
     exited,
     gone,
+    granted,
     observed,
     running,
     settled,
@@ -122,6 +123,7 @@ def everything() -> list[Decision]:
     for code in (80, 81, 82, 83, 84, 1):
         failing = running(spec=generous)
         cases.append(follow(with_status(failing, failing.status, workers=(exited(0, code), crew()[1]))))
+    cases.append(follow(observed(reservations=(granted(),), commits_unreadable="s3://ckpt does not answer")))
     cases.append(follow(rejected(Rejection.TEMPORARY, QUOTA, after=20.0)))
     cases += [ends(80), asked(suspend=True), asked(cancel=True), asked(deleting=True)]
     preparing = starting()

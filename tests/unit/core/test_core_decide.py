@@ -32,10 +32,11 @@ from muster.contract.signals import Cause, TrainerPhase
 from muster.contract.status import GoodputState, Phase
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
-from muster.operator.core.decide import LOOK_SECONDS, decide
+from muster.operator.core.decide import decide
 from muster.operator.core.decision import CreateWorker, Decision, RemoveJob, RemoveWorker
 from muster.operator.core.observed import Observed, Wait
 from muster.operator.core.shutdown import FAILURE_SECONDS, STOP_SECONDS
+from muster.operator.pacing import LOOK_SECONDS
 
 
 def check(seen: Observed) -> Decision:

@@ -30,7 +30,8 @@ from muster.operator.core.codes import Code
 from muster.operator.core.decision import Action, Decision
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import Observed, Reservation
-from muster.operator.core.work_queue import RETRY_SECONDS, RETRY_SECONDS_MAX, WorkQueue
+from muster.operator.core.work_queue import WorkQueue
+from muster.operator.pacing import RETRY_SECONDS, RETRY_SECONDS_MAX
 from muster.operator.runner import Listener, Runner, serve
 from muster.operator.world import FLEET, Conflict, Reservations
 
@@ -338,3 +339,22 @@ def test_admission_is_a_key_like_any_other() -> None:
     assert notes.errors == [f"{FLEET}: down"]
     drive(runner.turn(RETRY_SECONDS))
     assert world.held
+
+
+def test_what_keeps_failing_is_said_in_the_status_and_a_cancel_is_still_obeyed() -> None:
+    world, _, runner = make(starting())
+    world.errors["apply"] = [OSError("No space left on device")] * 4
+    runner.enqueue(UID, 0.0)
+    now = 0.0
+    for _ in range(4):
+        assert drive(runner.turn(now))
+        now = runner.queue.next_at() or now
+    assert world.seen is not None
+    assert "can't be created: No space left on device" in world.seen.status.because
+    assert sum(call[0] == "write_status" for call in world.calls) == 1, "said once"
+    world.errors["apply"] = [OSError("No space left on device")] * 40
+    world.seen = replace(world.seen, spec=world.seen.spec.model_copy(update={"cancel": True}))
+    for _ in range(8):
+        drive(runner.turn(now))
+        now = runner.queue.next_at() or now
+    assert world.seen.status.phase is Phase.CANCELLED

@@ -11,9 +11,10 @@ from tests.unit.kubernetes.making import JOB_UID, pod_item
 
 from muster.contract.signals import Heartbeat
 from muster.contract.status import Phase
-from muster.operator.kubernetes.heartbeats import ALARMED_SECONDS, OTHERS_PER_SECOND, RUNNING_SECONDS, Heartbeats
+from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.pacing import ASK_ALARMED_SECONDS, ASK_OTHERS_PER_SECOND, ASK_RUNNING_SECONDS
 
 
 @dataclass
@@ -83,14 +84,14 @@ def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
 
 
 async def test_the_first_worker_is_asked_most_and_the_others_as_the_fleet_allows(gang: Gang) -> None:
-    gang.heartbeats._others_seconds = 3 * RUNNING_SECONDS
+    gang.heartbeats._others_seconds = 3 * ASK_RUNNING_SECONDS
     asked = []
     for _ in range(8):
         asked.append(await gang.ask())
         assert await gang.ask() == [], "not before it is due"
-        gang.now += RUNNING_SECONDS
+        gang.now += ASK_RUNNING_SECONDS
     assert asked == [[0], [0], [0], [0, 1, 2], [0], [0], [0, 1, 2], [0]]
-    assert OTHERS_PER_SECOND * RUNNING_SECONDS >= 200, "a small fleet is asked whole, each time"
+    assert ASK_OTHERS_PER_SECOND * ASK_RUNNING_SECONDS >= 200, "a small fleet is asked whole, each time"
 
 
 @pytest.mark.parametrize(
@@ -108,16 +109,16 @@ async def test_all_are_asked_when_something_is_wrong(
     await gang.ask()
     gang.told.clear()
     gang.facts, gang.silent = facts, silent
-    gang.now += RUNNING_SECONDS
+    gang.now += ASK_RUNNING_SECONDS
     assert await gang.ask() == [0, 1, 2]
     if facts:
         assert gang.told == [JOB_UID], "and the operator looks at once"
-        gang.now += ALARMED_SECONDS
+        gang.now += ASK_ALARMED_SECONDS
         assert await gang.ask() == [0, 1, 2]
         gang.facts = {}
-        gang.now += ALARMED_SECONDS
+        gang.now += ASK_ALARMED_SECONDS
         await gang.ask()
-        gang.now += ALARMED_SECONDS
+        gang.now += ASK_ALARMED_SECONDS
         assert await gang.ask() == [], "the alarm is over"
 
 
@@ -126,7 +127,7 @@ async def test_that_a_process_is_stopped_is_news_of_an_old_heartbeat(gang: Gang)
     await gang.ask()
     then = gang.now
     gang.facts = {1: {"at": then, "stopped": True}}
-    gang.now += RUNNING_SECONDS
+    gang.now += ASK_RUNNING_SECONDS
     await gang.ask()
     beat = gang.beats()[1]
     assert (beat.stopped, beat.at) == (True, then)
@@ -139,6 +140,6 @@ async def test_a_worker_that_does_not_answer_no_longer_calls_a_process_stopped(g
     await gang.ask()
     assert gang.beats()[1].stopped
     gang.silent = {1}
-    gang.now += RUNNING_SECONDS
+    gang.now += ASK_RUNNING_SECONDS
     await gang.ask()
     assert not gang.beats()[1].stopped

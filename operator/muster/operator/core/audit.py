@@ -100,6 +100,8 @@ def _attempt_start(seen: Observed, decision: Decision) -> Iterator[str]:
     if not _gone(seen) or not _closed(before) or not decision.trusts_absence:
         yield f"starts attempt {after.attempt} while attempt {before.attempt} may be there"
     committed = seen.committed.step if seen.committed else 0
+    if before.checkpoint is not None and (seen.committed is None or seen.commits_unreadable):
+        yield f"begins anew although step {before.checkpoint.step} was committed"
     if after.resume_step != committed:
         yield f"resumes from step {after.resume_step} although {committed} is the newest commit"
     if after.phase is not Phase.STARTING:

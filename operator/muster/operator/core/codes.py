@@ -20,6 +20,7 @@ class Code(StrEnum):
     NAMESPACE_LIMIT = "NamespaceLimit"  # the namespace's accelerators are all in use
     BEHIND_EARLIER_GANG = "BehindEarlierGang"  # would fit, but the nodes are kept for a gang that has waited long
     AWAITING_SCHEDULER = "AwaitingScheduler"  # another scheduler (Kueue …) admits it
+    AWAITING_COMMITS = "AwaitingCommits"  # from which commit to resume can't be told; nothing begins anew instead
     BACKING_OFF = "BackingOff"  # a pause before the next attempt (also in Restarting, where the nodes are kept)
     # Starting
     AWAITING_REMOVAL = "AwaitingRemoval"  # workers of an earlier attempt are still there

@@ -25,13 +25,16 @@ from muster.operator.core.decision import ACTIONS_MAX, Action, CreateWorker, Dec
 from muster.operator.core.goodput import active_seconds
 from muster.operator.core.observed import Observed, Reservation, WorkerState
 from muster.operator.core.shutdown import (
+    AWAIT_COMMITS_SECONDS,
     amend,
+    await_commits,
     checkpoint_status,
     clear,
     close,
     end,
     fail,
     finish,
+    reason_not_to_resume,
     reason_to_release,
     rejected,
     requeue,
@@ -47,9 +50,10 @@ from muster.operator.core.transitions import (
     transition_with_progress,
 )
 from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
+from muster.operator.pacing import LOOK_SECONDS, MORE_SECONDS
 
-MORE_SECONDS = 0.2  # between two parts of many actions: about what a watch takes to show the first
-LOOK_SECONDS = 5.0  # how often a gang that starts, runs or stops is looked at without news
+# A gang says that its first step (which compiles, reads cold data, or shares its cores) has taken so many minutes.
+FIRST_STEP_MINUTES = (1, 2, 5, 10, 20, 30, 60)
 
 Rule = Callable[[WorkerSummary], Decision | None]
 
@@ -178,6 +182,8 @@ def queued(summary: WorkerSummary) -> Decision | None:
             capacity=granted.capacity,
             instance_type=granted.instance_type,
         )
+        if because := reason_not_to_resume(summary):
+            return _turn(summary, await_commits(summary, because), trusts_absence=True)
         return _turn(summary, _start_attempt(summary, gang), trusts_absence=True)
     if seen.wait is not None:
         return _turn(summary, transition(summary, code_of(seen.wait.code), seen.wait.because))
@@ -198,6 +204,12 @@ def restart_pending(summary: WorkerSummary) -> Decision | None:
         return _turn(summary, requeue(summary, because), trusts_absence=True)
     if pause > 0:
         return _stay(summary, wake_after=pause)
+    if because := reason_not_to_resume(summary):
+        if status.code == Code.AWAITING_COMMITS:
+            return _turn(summary, await_commits(summary, because), trusts_absence=True)
+        retry_at = seen.now + AWAIT_COMMITS_SECONDS
+        waiting = transition(summary, Code.AWAITING_COMMITS, because, retry_at=retry_at)
+        return _turn(summary, waiting, trusts_absence=True)
     return _turn(summary, _start_attempt(summary, status.gang), trusts_absence=True)
 
 
@@ -249,6 +261,8 @@ def starting(summary: WorkerSummary) -> Decision | None:
     if summary.missing:
         said = summary.status.because if summary.status.code == Code.CREATING_WORKERS else ""
         because = said or f"creating {plural(len(summary.missing), 'worker')} of attempt {summary.status.attempt} again"
+        if trouble := summary.seen.trouble:
+            because = f"workers of attempt {summary.status.attempt} can't be created: {trouble}"
         actions = tuple(_create(summary, index) for index in summary.missing[:ACTIONS_MAX])
         status = transition(summary, Code.CREATING_WORKERS, because, **updates)
         return _turn(summary, status, actions, LOOK_SECONDS)
@@ -386,7 +400,16 @@ def _activity(summary: WorkerSummary, stall: Stall) -> tuple[Code, str]:
     preparing = beat is not None and beat.phase in (TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOAD)
     if preparing and summary.status.code != Code.TRAINING:
         return Code.PREPARING, f"preparing data and loading state on {where}"
-    return Code.TRAINING, f"training on {where}"
+    return Code.TRAINING, f"training on {where}{_slow_first_step(summary)}"
+
+
+def _slow_first_step(summary: WorkerSummary) -> str:
+    """Said in minutes that are passed, so that the words change seldom: each change is a write of the status."""
+    beat = summary.beat
+    if beat is None or beat.phase is not TrainerPhase.STEP or beat.last_step is not None:
+        return ""
+    passed = max((minutes for minutes in FIRST_STEP_MINUTES if beat.at - beat.progressed_at >= minutes * 60), default=0)
+    return f"; the first step has taken more than {passed} min so far" if passed else ""
 
 
 def _only_said(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> bool:

@@ -98,8 +98,9 @@ class Observed:
     """A snapshot of one job.
 
     version: of the object, for compare-and-swap. fresh: read from the source for this observation, workers and
-    commits included; else any part may lag behind, each by its own time. committed: None when no commit exists (a store
-    that does not answer is an error, not None). nodes_unfit: those of status.gang.nodes that are gone, not ready or
+    commits included; else any part may lag behind, each by its own time. committed: None when no commit exists,
+    or when nothing is known of them: then commits_unreadable says why. trouble: why what was decided can't be
+    carried out; empty if it can. nodes_unfit: those of status.gang.nodes that are gone, not ready or
     being drained. reservations: this job's. wait: what the last admission pass said, if it gave
     nothing. notes: what the next attempt's words should say beside its nodes.
     """
@@ -117,12 +118,14 @@ class Observed:
     status: JobStatus
     workers: tuple[Worker, ...] = ()
     committed: Committed | None = None
+    commits_unreadable: str = ""
     checkpoint_uri: str = ""  # the job's own folder: <spec.checkpoint.uri>/<uid>
     signals: tuple[Signal, ...] = ()
     nodes_unfit: tuple[str, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     wait: Wait | None = None
     notes: tuple[str, ...] = ()
+    trouble: str = ""
 
 
 OBSERVED = TypeAdapter(Observed)

@@ -36,6 +36,8 @@ HOLD_SECONDS_MAX = 60.0
 # A quota counts pods that are gone for a few seconds more, and an API server may be slow for as long. Whoever is still
 # rejected then gives the nodes back, and asks again after a pause that doubles, up to the backoff of the job.
 REJECTED_SECONDS, REJECTED_BACKOFF_SECONDS = 15.0, 15.0
+# A store that fails for a moment should not cost a gang its nodes, one that is down should not keep them.
+AWAIT_COMMITS_SECONDS = 15.0
 DRAIN_HOURS = 1.0  # a drained node is often back after a reboot
 
 _GRACE: dict[str, float] = {
@@ -186,6 +188,32 @@ def requeue(summary: WorkerSummary, because: str) -> JobStatus:
     return transition(summary, code, because, Phase.QUEUED, **released(summary.status), queued_at=summary.seen.now)
 
 
+def reason_not_to_resume(summary: WorkerSummary) -> str:
+    """Why it can't be told from which commit the next attempt resumes; empty if it can."""
+    seen, known = summary.seen, summary.status.checkpoint
+    if seen.commits_unreadable:
+        return f"the next attempt waits, for the job's commits can't be read: {seen.commits_unreadable}"
+    if seen.committed is None and known is not None:
+        return (
+            f"the next attempt waits: step {known.step} was committed, and no commit is found in {seen.checkpoint_uri} "
+            "now; put the folder back, or clone the job to begin anew"
+        )
+    return ""
+
+
+def await_commits(summary: WorkerSummary, because: str) -> JobStatus:
+    """No attempt begins before it is known where it resumes, and no nodes are held meanwhile."""
+    return transition(
+        summary,
+        Code.AWAITING_COMMITS,
+        because,
+        Phase.QUEUED,
+        **released(summary.status),
+        retry_at=summary.seen.now + AWAIT_COMMITS_SECONDS,
+        queued_at=summary.status.queued_at if summary.status.phase is Phase.QUEUED else summary.seen.now,
+    )
+
+
 def reason_to_release(summary: WorkerSummary, pause_seconds: float) -> str | None:
     """Why the nodes of the attempt that ended should not carry the next one; None: they should."""
     status = summary.status
@@ -225,7 +253,7 @@ def own_failure(status: JobStatus) -> Failure | None:
 
 def progressed(summary: WorkerSummary) -> bool:
     """The current attempt made a new commit."""
-    return summary.seen.committed is not None and summary.seen.committed.step > summary.status.resume_step
+    return summary.committed_step > summary.status.resume_step
 
 
 def checkpoint_status(summary: WorkerSummary) -> CheckpointStatus | None:

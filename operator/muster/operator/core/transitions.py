@@ -11,10 +11,10 @@ from muster.operator.core.codes import Code
 from muster.operator.core.conditions import phase_conditions
 from muster.operator.core.goodput import book, lose, opened, rest_of_phase
 from muster.operator.core.worker_summary import WorkerSummary
+from muster.operator.pacing import PROGRESS_SECONDS
 
 ATTEMPTS_KEPT = 50
 NODES_KEPT = 16  # of an attempt that is over; a status must fit in etcd
-PROGRESS_SECONDS = 4.5  # between two writes that only report progress
 
 
 def transition(
@@ -123,9 +123,9 @@ def _books(summary: WorkerSummary, phase: Phase, attempts: tuple[Attempt, ...]) 
         told["last_step"] = beat.last_step.step
         told["first_step_at"] = current.first_step_at or _first_step_at(beat)
     if current.ended_at is not None:
-        current = reaching(current.model_copy(update=told), _committed_step(summary))
+        current = reaching(current.model_copy(update=told), summary.committed_step)
         told["last_step"] = current.last_step
-        booked, told["lost_steps"] = lose(booked, current, _committed_step(summary))
+        booked, told["lost_steps"] = lose(booked, current, summary.committed_step)
     told["seconds"] = booked.attempt_seconds
     return {"ledger": booked.account, "attempts": replace_last(attempts, **told)}
 
@@ -149,7 +149,3 @@ def _is_old(status: JobStatus, step: StepRecord) -> bool:
     """A cached read may show an earlier heartbeat than the one before it did."""
     last = status.attempts[-1].last_step if status.attempts else None
     return last is not None and step.step < last
-
-
-def _committed_step(summary: WorkerSummary) -> int:
-    return summary.seen.committed.step if summary.seen.committed else 0

@@ -8,8 +8,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-RETRY_SECONDS = 0.25
-RETRY_SECONDS_MAX = 60.0
+from muster.operator.pacing import RETRY_SECONDS, RETRY_SECONDS_MAX
 
 
 @dataclass

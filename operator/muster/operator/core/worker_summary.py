@@ -32,6 +32,14 @@ class WorkerSummary:
         return self.seen.status.gang
 
     @property
+    def committed_step(self) -> int:
+        """The step of the newest commit, 0 if there is none; as it was last known where commits can't be read."""
+        if self.seen.committed is not None:
+            return self.seen.committed.step
+        known = self.seen.status.checkpoint
+        return known.step if known is not None and self.seen.commits_unreadable else 0
+
+    @property
     def empty(self) -> bool:
         """Nobody is left of the current attempt or any before it."""
         return not self.mine and not self.older

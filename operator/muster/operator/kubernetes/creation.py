@@ -37,13 +37,8 @@ from muster.operator.kubernetes.render import (
     render_service,
     require_node_affinity,
 )
+from muster.operator.pacing import CAREFUL_SECONDS, CREATE_AT_ONCE, CREATE_RETRY_SECONDS, CREATE_RETRY_SECONDS_MAX
 
-RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 30.0
-# Where a pod was refused lately, another may be: gangs of that namespace are made behind their gate for so long.
-CAREFUL_SECONDS = 600.0
-# Pods of all gangs that are being made at the same moment. Fewer than the client's connections: a gang that is
-# complete must not wait with its status until all the others are made, too.
-AT_ONCE = 32
 TAKE_BACK_SECONDS = 5.0  # grace of a pod that is taken back; it has not met the others, so there is nothing to commit
 WORKER_ROLE = "muster-worker"  # a ClusterRole of the chart: get TrainingJobs, nothing else
 
@@ -100,7 +95,7 @@ class Creator:
         self._ready_jobs: set[str] = set()  # whose service is there
         self._ready_namespaces: set[str] = set()
         self._first = asyncio.Lock()
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turn = asyncio.Semaphore(CREATE_AT_ONCE)
         self._groups: set[tuple[str, str]] = set()  # (job uid, group) whose objects are there
         self._lifting: set[Attempt] = set()
         self._careful: dict[str, float] = {}  # namespace → until when (monotonic)
@@ -170,7 +165,7 @@ class Creator:
     async def _carry_out(self, key: Attempt) -> None:
         """Until all exist, or nobody wants them any more."""
         await asyncio.sleep(0)  # let the rest of the gang be asked for
-        pause = RETRY_SECONDS
+        pause = CREATE_RETRY_SECONDS
         try:
             while (order := self._orders[key]).workers:
                 job = self._jobs.get(key[0])
@@ -181,7 +176,7 @@ class Creator:
                     return
                 self._enqueue(key[0])
                 await asyncio.sleep(pause)
-                pause = min(RETRY_SECONDS_MAX, 2 * pause)
+                pause = min(CREATE_RETRY_SECONDS_MAX, 2 * pause)
         finally:
             self._orders.pop(key, None)
             self._tasks.pop(key, None)

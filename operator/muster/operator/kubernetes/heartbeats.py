@@ -22,12 +22,16 @@ from muster.operator.core.stalls import alarming
 from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods
 from muster.operator.kubernetes.render import REPORT_PORT
+from muster.operator.pacing import (
+    ASK_ALARMED_SECONDS,
+    ASK_ANSWER_SECONDS,
+    ASK_AT_ONCE,
+    ASK_OTHERS_PER_SECOND,
+    ASK_ROUND_SECONDS,
+    ASK_RUNNING_SECONDS,
+    ASK_STARTING_SECONDS,
+)
 
-STARTING_SECONDS, RUNNING_SECONDS, ALARMED_SECONDS = 1.0, 4.0, 1.0  # between two questions
-OTHERS_PER_SECOND = 50.0  # workers that are not the first of their gang, over all gangs
-ROUND_SECONDS = 0.25
-ANSWER_SECONDS = 3.0
-AT_ONCE = 64
 ANSWER_BYTES_MAX = 4_000_000
 
 
@@ -47,9 +51,9 @@ class Heartbeats:
         self._heard: dict[str, dict[int, _Heard]] = {}  # pod uid → rank → newest
         self._due: dict[str, float] = {}  # job uid → when to ask again (monotonic)
         self._others_due: dict[str, float] = {}  # the same for all of its workers
-        self._others_seconds = RUNNING_SECONDS
+        self._others_seconds = ASK_RUNNING_SECONDS
         self._asking: set[str] = set()
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turn = asyncio.Semaphore(ASK_AT_ONCE)
         self._errors: dict[str, str] = {}  # pod uid → why it did not answer
 
     def of(self, pod: Pod) -> tuple[Heartbeat, ...]:
@@ -71,8 +75,8 @@ class Heartbeats:
                 task = asyncio.create_task(self._ask_gang(job, mine))
                 task.add_done_callback(lambda _, uid=job.uid: self._asking.discard(uid))  # type: ignore[misc]
             self._sweep()
-            self._others_seconds = max(RUNNING_SECONDS, len(self._pods) / OTHERS_PER_SECOND)
-            await asyncio.sleep(ROUND_SECONDS)
+            self._others_seconds = max(ASK_RUNNING_SECONDS, len(self._pods) / ASK_OTHERS_PER_SECOND)
+            await asyncio.sleep(ASK_ROUND_SECONDS)
 
     def _is_due(self, job: Job, now: float) -> bool:
         if job.status.phase not in (Phase.STARTING, Phase.RUNNING) or job.uid in self._asking:
@@ -83,7 +87,7 @@ class Heartbeats:
         """The gang, if there is anybody to ask."""
         mine = [pod for pod in self._pods.of(job.uid) if pod.attempt == job.status.attempt]
         running_phase = job.status.phase is Phase.RUNNING
-        self._due[job.uid] = now + (RUNNING_SECONDS if running_phase else STARTING_SECONDS)
+        self._due[job.uid] = now + (ASK_RUNNING_SECONDS if running_phase else ASK_STARTING_SECONDS)
         there = sum(1 for pod in mine if pod.running_since or pod.over)
         if not any(map(_answers, mine)) or (not running_phase and there < job.status.gang.wanted):
             return None  # whoever is there waits for the others and has nothing to tell
@@ -95,7 +99,7 @@ class Heartbeats:
         first, *others = running
         answers = [await self._ask(first)]
         if alarmed := any(self._alarm(mine)):
-            self._due[job.uid] = now + ALARMED_SECONDS
+            self._due[job.uid] = now + ASK_ALARMED_SECONDS
         if not answers[0] or alarmed or now >= self._others_due.setdefault(job.uid, now + self._others_seconds):
             self._others_due[job.uid] = now + self._others_seconds
             answers += await asyncio.gather(*(self._ask(pod) for pod in others))
@@ -114,7 +118,7 @@ class Heartbeats:
     async def _ask(self, pod: Pod) -> bool:
         """Whether it answered."""
         try:
-            async with self._turn, asyncio.timeout(ANSWER_SECONDS):
+            async with self._turn, asyncio.timeout(ASK_ANSWER_SECONDS):
                 document = from_json(await _fetch(pod.ip, self._port))
             entries = document["heartbeats"] if document["jobUid"] == pod.job_uid else ()
         except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:

@@ -18,9 +18,7 @@ from muster.kube.errors import ApiError
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.kubernetes.gangs.choice import release_pod
 from muster.operator.kubernetes.pods import Pod, Pods
-
-REPEAT_SECONDS = 30.0  # a deletion whose effect was not seen so long is asked for again; a watch may lag that much
-AT_ONCE = 32  # deletions of all gangs at the same moment; statuses need connections, too
+from muster.operator.pacing import REMOVE_AT_ONCE, REMOVE_REPEAT_SECONDS
 
 
 @dataclass(slots=True)
@@ -35,7 +33,7 @@ class Remover:
         self._client, self._pods, self._on_error = client, pods, on_error
         self._batches: dict[tuple[str, int], _Batch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turn = asyncio.Semaphore(REMOVE_AT_ONCE)
         self._asked: dict[str, tuple[float, float]] = {}  # pod uid → (grace, when it was answered; infinite: not yet)
         self._swept_at = time.monotonic()
 
@@ -51,8 +49,8 @@ class Remover:
 
     async def _flush(self, key: tuple[str, int]) -> None:
         await asyncio.sleep(0)  # let the rest of the gang be named
-        if (now := time.monotonic()) - self._swept_at >= REPEAT_SECONDS:
-            self._asked = {uid: told for uid, told in self._asked.items() if now - told[1] < REPEAT_SECONDS}
+        if (now := time.monotonic()) - self._swept_at >= REMOVE_REPEAT_SECONDS:
+            self._asked = {uid: told for uid, told in self._asked.items() if now - told[1] < REMOVE_REPEAT_SECONDS}
             self._swept_at = now
         workers = self._batches.pop(key).workers
         mine = [pod for pod in self._pods.of(key[0]) if pod.attempt == key[1] and not pod.gone]
@@ -68,7 +66,7 @@ class Remover:
 
     def _is_due(self, pod: Pod, grace: float) -> bool:
         before = self._asked.get(pod.uid)
-        if before is not None and before[0] <= grace and time.monotonic() - before[1] < REPEAT_SECONDS:
+        if before is not None and before[0] <= grace and time.monotonic() - before[1] < REMOVE_REPEAT_SECONDS:
             return False
         self._asked[pod.uid] = (grace, math.inf)
         return True

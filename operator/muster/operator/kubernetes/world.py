@@ -17,10 +17,11 @@ from muster.kube import paths
 from muster.kube.client import METADATA, METADATA_LIST, Client, Object
 from muster.kube.errors import ApiError
 from muster.kube.watch import SILENCE_SECONDS, Reflector
-from muster.operator.commits import Commits, CommitsUnreadable
+from muster.operator.commit_lookup import CommitLookup, KnownCommits
+from muster.operator.commits import Commits, CommitSeen, CommitsUnreadable
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.observed import Committed, Observed, Reservation
+from muster.operator.core.observed import Observed, Reservation
 from muster.operator.kubernetes import observe
 from muster.operator.kubernetes.creation import Creator
 from muster.operator.kubernetes.gangs.choice import Gangs
@@ -33,15 +34,18 @@ from muster.operator.kubernetes.removal import Remover
 from muster.operator.kubernetes.render import REPORT_PORT, SCHEDULER_LABEL, Site, Unrenderable, checkpoint_folder
 from muster.operator.kubernetes.reservations import ReservationStore
 from muster.operator.kubernetes.slices import Slices
+from muster.operator.pacing import (
+    ADMISSION_SECONDS_MAX,
+    ADMISSION_SHARE,
+    COMMITS_SECONDS,
+    EVENT_SECONDS,
+    EVENT_SECONDS_MAX,
+    EVENTS_PER_SECOND,
+    LATE_LOOKS,
+    LATE_SECONDS,
+    LATER_SECONDS,
+)
 from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unreadable
-
-COMMITS_SECONDS = 60.0  # how old a listing of commits may be where nothing tells of a new one
-ADMISSION_SHARE = 0.1  # of the time may be spent on reading the fleet afresh
-ADMISSION_SECONDS_MAX = 3.0
-LATE_SECONDS, LATE_LOOKS = 0.1, 10  # how long a list that is newer than the watch waits for it
-NEWS_SECONDS, NEWS_SECONDS_MAX = 0.15, 2.0  # how long news waits for more of the same job …
-LATER_SECONDS = 5.0
-NEWS_PER_SECOND = 50.0  # … and longer where there is much: so many jobs and no more are looked at
 
 
 class KubernetesWorld:
@@ -81,7 +85,8 @@ class KubernetesWorld:
         )
         self._remover = Remover(client, self.pods, on_error)
         self._commits = Commits()
-        self._committed: dict[str, tuple[float, Committed | None]] = {}  # job uid → when listed, newest
+        self._lookup = CommitLookup(self._list_commits)
+        self._committed: dict[str, tuple[float, KnownCommits]] = {}  # job uid → when listed, newest
         self._overtaken: set[str] = set()  # jobs whose write was refused: they changed, and the watch has not said how
         self._fleet_read: tuple[float, float] = (0.0, 0.0)  # when last (monotonic), seconds that it took afresh
         self._reflectors = [
@@ -144,7 +149,7 @@ class KubernetesWorld:
         pods = await self._read_pods(job) if fresh and job.status.attempt else self.pods.of(uid)
         pods = self._creator.as_made(job, pods)
         # After the object and its workers: who is seen gone can commit nothing more.
-        committed = await self._committed_in(job, folder, pods, fresh)
+        known = await self._committed_in(job, folder, pods, fresh)
         gang = self.gangs.of(job)
         if not fresh:
             self._creator.reconcile(job, pods)
@@ -168,7 +173,8 @@ class KubernetesWorld:
             workers=observe.workers(
                 job, pods, self._creator.rejected(uid), node_of, self.heartbeats.of, self._waiting(job, pods)
             ),
-            committed=committed,
+            committed=known.committed,
+            commits_unreadable=known.unreadable,
             checkpoint_uri=folder,
             signals=observe.signals(job, (*pods, *self._left(uid, pods)), node_of),
             nodes_unfit=observe.unfit_nodes(job, node_of) if gang.places else job.status.gang.nodes if lost else (),
@@ -249,7 +255,7 @@ class KubernetesWorld:
         """Let the job be looked at a moment later: pods of a gang come up one by one, and one look sees several."""
         if key not in self._told:
             self._told.add(key)
-            pause = min(NEWS_SECONDS_MAX, max(NEWS_SECONDS, len(self._told) / NEWS_PER_SECOND))
+            pause = min(EVENT_SECONDS_MAX, max(EVENT_SECONDS, len(self._told) / EVENTS_PER_SECOND))
             asyncio.get_running_loop().call_later(pause, self._news.put_nowait, key)
 
     def _enqueue_later(self, key: str) -> None:
@@ -274,6 +280,7 @@ class KubernetesWorld:
         self.pods.forget_leaving(uid)
         self._overtaken.discard(uid)
         self._committed.pop(uid, None)
+        self._lookup.forget(uid)
 
     # --- reads ---
 
@@ -333,17 +340,17 @@ class KubernetesWorld:
         self._fleet_read = (time.monotonic(), time.monotonic() - began)
         return lambda job: job.uid in found or int(job.version) > version
 
-    async def _committed_in(self, job: Job, folder: str, pods: tuple[Pod, ...], fresh: bool) -> Committed | None:
+    async def _committed_in(self, job: Job, folder: str, pods: tuple[Pod, ...], fresh: bool) -> KnownCommits:
         """Listing costs a request to the store, so it waits for a sign that there is something new."""
-        listed_at, known = self._committed.get(job.uid, (-1e9, None))
+        listed_at, known = self._committed.get(job.uid, (-1e9, KnownCommits()))
         beats = (beat for pod in pods for beat in observe.last_heartbeat(pod) or self.heartbeats.of(pod))
         told = max((beat.last_commit_step or 0 for beat in beats), default=0)
-        begun = job.status.attempt > 0
-        if not begun or (
-            not fresh and told <= (known.step if known else 0) and time.monotonic() - listed_at < COMMITS_SECONDS
-        ):
+        if not job.status.attempt:
             return known
-        found = await asyncio.to_thread(self._list_commits, job, folder)
+        is_news = told > (known.committed.step if known.committed else 0)
+        if not fresh and not is_news and time.monotonic() - listed_at < COMMITS_SECONDS:
+            return known
+        found = await self._lookup.look(job.uid, folder)
         self._committed[job.uid] = (time.monotonic(), found)
         return found
 
@@ -352,18 +359,14 @@ class KubernetesWorld:
         here = {pod.uid for pod in pods if not pod.over}
         return tuple(pod for pod in self.pods.leaving(uid) if pod.uid not in here)
 
-    def _list_commits(self, job: Job, folder: str) -> Committed | None:
-        base = (job.spec.checkpoint.uri or self._site.checkpoint_uri).removeprefix("file://")
+    def _list_commits(self, folder: str) -> tuple[CommitSeen, ...]:
+        base = folder.removeprefix("file://").rpartition("/")[0]
         if "://" not in base and not Path(base).is_dir():
             raise CommitsUnreadable(
                 f"the checkpoint folder {base} can't be seen by the operator, so no commit of the job can be found; "
                 "mount its volume into the operator too, or use an s3:// address"
             )
-        commits = self._commits.read(folder)
-        if not commits:
-            return None
-        best = [commit.step for commit in commits if commit.best]
-        return Committed(commits[-1].step, commits[-1].committed_at, best[-1] if best else None)
+        return self._commits.read(folder)
 
     def _waiting(self, job: Job, pods: tuple[Pod, ...]) -> str:
         """Why another scheduler has not placed the starting gang."""

@@ -19,7 +19,8 @@ import psutil
 
 from muster.contract.layout import State
 from muster.operator.core.fleet import Node
-from muster.operator.local.processes import WorkerRecord, write_whole
+from muster.operator.local.files import read_regular, write_whole
+from muster.operator.local.processes import WorkerRecord
 from muster.operator.settings import cores
 
 POOL = "local"
@@ -71,7 +72,7 @@ def rendezvous_port(state: State, job_uid: str, attempt: int) -> int:
     """The port on which this attempt's workers meet: chosen free by the first who asks, then the same for all."""
     path = state.attempt(job_uid, attempt) / RENDEZVOUS
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads(path.read_text())["port"])
+        return int(json.loads(read_regular(path))["port"])
     path.parent.mkdir(parents=True, exist_ok=True)
     port = next(free_ports(f"{job_uid}/{attempt}"))
     write_whole(path, json.dumps({"port": port}))

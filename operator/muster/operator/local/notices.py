@@ -15,6 +15,7 @@ from muster.contract.notices import MACHINE, NodeNotices, Notice, Remedy
 from muster.contract.signals import Signal
 from muster.contract.status import JobStatus, Phase
 from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.local.files import read_regular
 
 Stamp = tuple[int, int, int]
 _LIVING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
@@ -49,7 +50,7 @@ class Notices:
             stamp = _stamp(path.stat())
             known = self._read.get(node)
             if known is None or known[0] != stamp:
-                known = self._read[node] = (stamp, NodeNotices.model_validate_json(path.read_bytes()).notices)
+                known = self._read[node] = (stamp, NodeNotices.model_validate_json(read_regular(path)).notices)
             return known[1]
         except (OSError, ValidationError):
             return ()

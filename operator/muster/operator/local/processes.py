@@ -13,7 +13,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pydantic import ValidationError
 from muster.contract.base import Many, Record, dump_json
 from muster.contract.layout import State
 from muster.contract.names import EXIT_RECORD, LOG, Env
+from muster.operator.local.files import open_to_append, read_regular, write_whole
 
 RECORD = "worker.json"  # WorkerRecord, by whoever started the worker
 CLAIM = "claim"  # locked by the launcher as long as it lives
@@ -91,7 +91,7 @@ def start(
             return None
         if not mine:
             raise BlockingIOError(f"{folder / CLAIM} is locked, but nothing carries the marks of {key} yet: ask again")
-        with open(folder / LOG, "ab") as log:
+        with os.fdopen(open_to_append(folder / LOG), "ab") as log:
             process = subprocess.Popen(
                 list(command),
                 cwd=folder,
@@ -208,7 +208,7 @@ def mark_removed(state: State, key: WorkerKey) -> None:
 
 def read_record(state: State, key: WorkerKey) -> WorkerRecord | None:
     try:
-        return WorkerRecord.model_validate_json((key.folder(state) / RECORD).read_bytes())
+        return WorkerRecord.model_validate_json(read_regular(key.folder(state) / RECORD))
     except (OSError, ValidationError):
         return None
 
@@ -259,19 +259,6 @@ def kill_all(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace the file in one step, so that no reader sees a half."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 # Launchers that this process started and has not collected yet, and how the collected ones ended.

@@ -16,7 +16,8 @@ from muster.contract.layout import State
 from muster.contract.names import EXIT_RECORD, LOG, ExitCode
 from muster.contract.signals import Heartbeat, WorkerExit
 from muster.local.processes import is_stopped
-from muster.operator.local.processes import WorkerKey, write_whole
+from muster.operator.local.files import open_regular, open_to_append, read_regular, write_whole
+from muster.operator.local.processes import WorkerKey
 from muster.operator.redaction import redact
 
 LOG_TAIL_BYTES = 4_096
@@ -74,7 +75,7 @@ class Heartbeats:
 
     def _parse(self, key: WorkerKey, name: str, stamp: tuple[int, int, int], previous: _Read | None) -> _Read:
         try:
-            beat = Heartbeat.model_validate_json((key.folder(self._state) / name).read_bytes())
+            beat = Heartbeat.model_validate_json(read_regular(key.folder(self._state) / name))
         except (OSError, ValidationError):
             beat = None
         if beat is None or beat.attempt != key.attempt or name != f"rank-{beat.rank}.json":
@@ -101,7 +102,7 @@ class Heartbeats:
 def read_exit(state: State, key: WorkerKey) -> WorkerExit | None:
     """What the launcher left behind, if anything readable."""
     try:
-        ended = WorkerExit.model_validate_json((key.folder(state) / EXIT_RECORD).read_bytes())
+        ended = WorkerExit.model_validate_json(read_regular(key.folder(state) / EXIT_RECORD))
     except (OSError, ValidationError):
         return None
     return ended
@@ -142,14 +143,14 @@ def note(state: State, key: WorkerKey, line: str) -> None:
     """Say something in the worker's own log, where its user looks."""
     folder = key.folder(state)
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOG, "a") as log:
+    with os.fdopen(open_to_append(folder / LOG), "a") as log:
         log.write(f"{line}\n")
 
 
 def log_tail(path: Path, size: int = LOG_TAIL_BYTES) -> str:
     """The last lines of a log, whole ones, at most `size` bytes."""
     try:
-        with open(path, "rb") as log:
+        with os.fdopen(open_regular(path), "rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(0, end - size))
             text = log.read().decode(errors="replace")

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,12 +19,14 @@ from muster.contract.spec import TrainingJob
 from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster, NotFound
 from muster.local.metric_pages import gathered
+from muster.operator.commit_lookup import CommitLookup
 from muster.operator.commits import Commits
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.observed import Committed, Observed, Reservation, WorkerState
+from muster.operator.core.observed import Observed, Reservation, WorkerState
 from muster.operator.local import processes
 from muster.operator.local.environment import checkpoint_folder, ignored, worker_environment
+from muster.operator.local.files import write_whole
 from muster.operator.local.nodes import VirtualNodes, rendezvous_port
 from muster.operator.local.notices import Notices
 from muster.operator.local.processes import WorkerKey, WorkerRecord
@@ -56,7 +59,7 @@ class LocalWorld:
         self.state = State(root)
         self.cluster = LocalCluster(self.state.cluster)
         self._nodes, self._command, self._reads_only = nodes, worker_command, reads_only
-        self._commits = Commits()
+        self._commits = CommitLookup(Commits().read)
         self._clock = clock
         heartbeats = self._heartbeats = Heartbeats(self.state, clock)
         self._notices = Notices(self.state.notices)
@@ -78,7 +81,14 @@ class LocalWorld:
     async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
         under_way = self._removals.under_way()
         seen = await asyncio.to_thread(self._observe, uid, fresh, under_way)
-        if seen is not None and not self._reads_only:
+        if seen is None:
+            self._commits.forget(uid)
+            return None
+        if seen.status.attempt:
+            # After the object and its workers: who is seen gone can commit nothing more.
+            known = await self._commits.look(uid, seen.checkpoint_uri)
+            seen = replace(seen, committed=known.committed, commits_unreadable=known.unreadable)
+        if not self._reads_only:
             for worker in seen.workers:
                 if worker.state == WorkerState.RUNNING:
                     self._follow(WorkerKey(uid, worker.attempt, worker.worker))
@@ -179,7 +189,6 @@ class LocalWorld:
         meta, status = job.metadata, job.status
         folder = checkpoint_folder(self.state, job.spec, uid)
         environment = {variable.name: variable.value for variable in job.spec.runtime.env}
-        # After the object and before the commits: who is seen gone can commit nothing more.
         workers = self._workers.of_job(uid, environment, removing, fresh)
         unfit = self._notices.unfit(status.gang.nodes)
         return Observed(
@@ -194,7 +203,6 @@ class LocalWorld:
             spec=job.spec,
             status=status,
             workers=workers,
-            committed=self._committed(folder),
             checkpoint_uri=folder,
             signals=self._notices.signals(status, workers),
             nodes_unfit=tuple(n for n in status.gang.nodes if n in unfit or n not in self._nodes.names()),
@@ -208,13 +216,6 @@ class LocalWorld:
         except ValidationError as error:
             where = f"job {uid} in {self.state.cluster}"
             raise Unreadable(f"{where} can't be understood, was it written by a newer Muster? {error}") from error
-
-    def _committed(self, folder: str) -> Committed | None:
-        commits = self._commits.read(folder)
-        if not commits:
-            return None
-        best = [commit.step for commit in commits if commit.best]
-        return Committed(commits[-1].step, commits[-1].committed_at, best[-1] if best else None)
 
     def _create(self, uid: str, action: CreateWorker) -> WorkerRecord | None:
         job = self._read(uid)
@@ -296,7 +297,7 @@ class ReservationFile:
             raise Conflict(f"the reservations are at version {self.read().version}, not {version}")
         following = Reservations(entries, str(int(version) + 1))
         document = b'{"version":"%s","entries":%s}' % (following.version.encode(), _ENTRIES.dump_json(entries))
-        processes.write_whole(self._path, document.decode())
+        write_whole(self._path, document.decode())
         self._known = following
 
     def _load(self) -> Reservations:

@@ -22,8 +22,8 @@ from muster.operator.kubernetes.gangs.workload import WorkloadGang
 from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.pods import Pod
 from muster.operator.kubernetes.render import owner_reference
+from muster.operator.pacing import GROUP_RUNNING_SECONDS, GROUP_WAITING_SECONDS
 
-WAITING_SECONDS, RUNNING_SECONDS = 3.0, 15.0  # between two looks at a group
 _HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
 
 
@@ -66,7 +66,7 @@ class Gangs:
         if gang.places or job.uid in self._tasks:
             return
         if job.status.phase in _HOLDING:
-            pause = RUNNING_SECONDS if job.status.phase is Phase.RUNNING else WAITING_SECONDS
+            pause = GROUP_RUNNING_SECONDS if job.status.phase is Phase.RUNNING else GROUP_WAITING_SECONDS
             if time.monotonic() - self._looked.get(job.uid, -1e9) >= pause:
                 self._start(job, self._look(job, gang))
         elif job.status.attempt and self._released.get(job.uid) != job.status.reservation:

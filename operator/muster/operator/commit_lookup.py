@@ -1,0 +1,95 @@
+"""What is known of a job's commits, without ever waiting long for its store.
+
+A checkpoint address is the user's: its store may hang (a dead mount, a FIFO), fail, or hold what nobody can read. Each
+look runs in a daemon thread of its own, so that it holds up neither another job nor the end of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from muster.operator.commits import CommitSeen
+from muster.operator.core.observed import Committed
+from muster.operator.pacing import COMMITS_ANSWER_SECONDS
+
+WHY_LENGTH_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCommits:
+    """committed: the newest; None where there is none. unreadable: why nothing is known; then committed is None."""
+
+    committed: Committed | None = None
+    unreadable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hanging:
+    thread: threading.Thread
+    since: float  # monotonic
+
+
+class CommitLookup:
+    """read: lists the commits of a folder, ascending by step; may block for ever, and raise anything."""
+
+    def __init__(
+        self, read: Callable[[str], tuple[CommitSeen, ...]], seconds_max: float = COMMITS_ANSWER_SECONDS
+    ) -> None:
+        self._read, self._seconds_max = read, seconds_max
+        self._hanging: dict[str, _Hanging] = {}
+
+    async def look(self, uid: str, folder: str) -> KnownCommits:
+        """The job's commits now. Never raises; returns within `seconds_max`, at once while an earlier look hangs."""
+        if (hanging := self._hanging.get(uid)) is not None:
+            if hanging.thread.is_alive():
+                return _silent(folder, time.monotonic() - hanging.since)
+            del self._hanging[uid]
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[KnownCommits] = loop.create_future()
+
+        def tell(known: KnownCommits) -> None:
+            if not answer.done():
+                answer.set_result(known)
+
+        def work() -> None:
+            known = self._known(folder)
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(tell, known)
+
+        thread, began = threading.Thread(target=work, name=f"commits of {uid}", daemon=True), time.monotonic()
+        thread.start()
+        try:
+            async with asyncio.timeout(self._seconds_max):
+                return await answer
+        except TimeoutError:
+            self._hanging[uid] = _Hanging(thread, began)
+            return _silent(folder, self._seconds_max)
+
+    def forget(self, uid: str) -> None:
+        self._hanging.pop(uid, None)
+
+    def _known(self, folder: str) -> KnownCommits:
+        try:
+            return KnownCommits(newest(self._read(folder)))
+        except Exception as error:  # whatever lies in a job's folder must not keep its user from cancelling
+            words = str(error) if isinstance(error, OSError) else f"{folder}: {type(error).__name__}: {error}"
+            return KnownCommits(unreadable=words[:WHY_LENGTH_MAX] or repr(error))
+
+
+def newest(commits: tuple[CommitSeen, ...]) -> Committed | None:
+    if not commits:
+        return None
+    best = [commit.step for commit in commits if commit.best]
+    return Committed(commits[-1].step, commits[-1].committed_at, best[-1] if best else None)
+
+
+def _silent(folder: str, seconds: float) -> KnownCommits:
+    """In words that stay the same from look to look, for each change is a write of the status."""
+    minutes = int(seconds // 60)
+    for_long = f"{minutes} min" if minutes else "several seconds"
+    return KnownCommits(unreadable=f"the checkpoint folder {folder} has not answered for {for_long}")

@@ -1,0 +1,78 @@
+"""What hangs or misleads in one job's folder holds up neither another job nor the end of the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from muster.contract.layout import State
+from muster.operator.commit_lookup import CommitLookup, KnownCommits
+from muster.operator.commits import CommitSeen
+from muster.operator.core.observed import Committed
+from muster.operator.local.files import open_to_append, read_regular
+from muster.operator.local.processes import WorkerKey, read_record
+from muster.operator.local.reading import Heartbeats, log_tail, read_exit
+
+COMMIT = CommitSeen(step=7, attempt=1, committed_at=5.0, best=False)
+
+
+def test_a_store_that_hangs_is_told_in_time_and_not_asked_twice() -> None:
+    release, asked = threading.Event(), []
+
+    def read(folder: str) -> tuple[CommitSeen, ...]:
+        asked.append(folder)
+        if "dead" in folder:
+            release.wait(30.0)
+        return (COMMIT,)
+
+    async def main() -> None:
+        lookup = CommitLookup(read, seconds_max=0.2)
+        began = time.monotonic()
+        hangs, well = await asyncio.gather(lookup.look("a", "/dead/a"), lookup.look("b", "/live/b"))
+        assert "/dead/a has not answered" in hangs.unreadable
+        assert well == KnownCommits(Committed(7, 5.0))
+        assert (await lookup.look("a", "/dead/a")).unreadable
+        assert time.monotonic() - began < 5.0
+        assert asked.count("/dead/a") == 1, "one thread at most waits for it"
+        release.set()
+        for thread in [thread for thread in threading.enumerate() if thread.name == "commits of a"]:
+            await asyncio.to_thread(thread.join, 5.0)
+        assert (await lookup.look("a", "/dead/a")).committed == Committed(7, 5.0), "it answers again"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [RecursionError("too deep"), OSError("no such bucket"), KeyError("step")])
+def test_whatever_a_reading_raises_is_a_reason(error: Exception) -> None:
+    def read(folder: str) -> tuple[CommitSeen, ...]:
+        raise error
+
+    known = asyncio.run(CommitLookup(read).look("a", "/ckpt/a"))
+    assert known.committed is None
+    assert str(error.args[0]) in known.unreadable
+
+
+def test_a_fifo_a_link_or_a_giant_in_place_of_a_workers_file_is_no_news(tmp_path: Path) -> None:
+    state, key = State(tmp_path), WorkerKey("job", 1, 0)
+    folder = key.folder(state)
+    folder.mkdir(parents=True)
+    (tmp_path / "secret").write_text("{}")
+    for name in ("rank-0.json", "exit.json", "worker.json", "log", "rank-1.json"):
+        path = folder / name
+        path.symlink_to(tmp_path / "secret") if name == "rank-1.json" else os.mkfifo(path)
+    assert Heartbeats(state).read(key) == ()
+    assert read_exit(state, key) is None
+    assert read_record(state, key) is None
+    assert log_tail(folder / "log") == ""
+    for refused in (lambda: read_regular(folder / "log"), lambda: open_to_append(folder / "log")):
+        with pytest.raises(OSError, match="log|No such device"):
+            refused()
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * 11)
+    with pytest.raises(OSError, match="larger than 10 bytes"):
+        read_regular(large, bytes_max=10)
