@@ -70,7 +70,7 @@ def test_a_fifo_a_link_or_a_giant_in_place_of_a_workers_file_is_no_news(tmp_path
     assert read_record(state, key) is None
     assert log_tail(folder / "log") == ""
     for refused in (lambda: read_regular(folder / "log"), lambda: open_to_append(folder / "log")):
-        with pytest.raises(OSError, match="log|No such device"):
+        with pytest.raises(OSError, match="log"):
             refused()
     large = tmp_path / "large"
     large.write_bytes(b"x" * 11)
