@@ -74,7 +74,7 @@ def test_a_batch_that_the_gang_can_not_divide_fails_with_its_path(cluster: House
 
 def test_a_gang_larger_than_any_pool(cluster: House) -> None:
     cluster.submit(quick_job("huge", nodes=64, gang={"instanceTypes": ["input"]}))
-    status = told(cluster, "huge", "gang needs 64 nodes; the largest pool has 4 such nodes")
+    status = told(cluster, "huge", "gang needs 64 nodes with 1 CPU and 1 GiB each; the largest pool has 4 such nodes")
     assert (status["phase"], status["code"]) == ("Queued", "GangTooLarge")
     cancel(cluster, "huge")
 

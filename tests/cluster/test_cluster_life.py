@@ -47,7 +47,8 @@ def test_a_gang_waits_for_capacity_and_starts_as_one(life: House) -> None:
     uid = life.submit(quick_job("waits", steps=10, gang=on_life(resources=big)))
 
     def waits() -> bool:
-        return life.status("waits").get("because") == "gang needs 2 nodes, 1 free in pool life"
+        why = "gang needs 2 nodes with 6 CPUs and 1 GiB each, 1 free in pool life; held by team/holds 2 nodes"
+        return str(life.status("waits").get("because")).startswith(why)
 
     eventually(waits, "the reason of the wait")
     assert life.pods("waits") == []

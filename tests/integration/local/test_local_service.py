@@ -104,7 +104,8 @@ def test_a_job_that_does_not_fit_waits_and_says_why(house: House) -> None:
     waits = eventually(
         lambda: (why := house.status(third)).code == "AwaitingCapacity" and why.because, "the third to say why it waits"
     )
-    assert waits == "gang needs 2 nodes, none is free"
+    assert waits.startswith("gang needs 2 nodes, none is free; held by default/job-")
+    assert waits.count(" 2 nodes") == 3, "its own need, and what each of the two holds"
     eventually(lambda: house.status(large).code == "GangTooLarge", "the large one to say why it waits")
     assert house.status(large).because == "gang needs 8 nodes; the largest pool has 4 such nodes"
     house.set_spec(running[0], cancel=True)

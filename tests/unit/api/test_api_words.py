@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from muster.api.jobs.clone import merge_patch
 from muster.api.paging import cursor_of, seq_of
 from muster.api.settings import Settings, is_loopback
 from muster.api.why.advice import advice
+from muster.contract.names import ExitCode
 from muster.contract.signals import Cause
 from muster.contract.status import Attempt, CheckpointStatus, Failure, JobStatus, Phase
 
@@ -71,6 +73,48 @@ def test_there_is_advice_for_every_state_and_cause() -> None:
             phase == Phase.RESTARTING and failure is None
         )
         assert bool(found) != running, (phase, cause)
+
+
+NO_MORE = "NodeTooSmall"
+KILLED = Failure(cause=Cause.OUT_OF_MEMORY, attempt=1, at=1.0, message="worker 0 on a: OOMKilled", exit_code=137)
+TOLD = KILLED.model_copy(update={"exit_code": int(ExitCode.OUT_OF_MEMORY)})
+
+
+@pytest.mark.parametrize(
+    ("status", "spec", "told", "untold"),
+    [
+        (
+            JobStatus(code=NO_MORE, because="x; gang.resources.cpu is 64 and the largest node has 8"),
+            {},
+            ["gang.resources.cpu"],
+            ["gpusPerNode", "memory", "gang.nodes"],
+        ),
+        (
+            JobStatus(phase=Phase.FAILED, code="BudgetSpent", last_failure=KILLED),
+            {"gang": {"nodes": 1, "resources": {"memory": "200Mi"}}},
+            ["larger gang.resources.memory", "200Mi"],
+            ["microBatch", "fsdp"],
+        ),
+        (
+            JobStatus(phase=Phase.FAILED, code="BudgetSpent", last_failure=TOLD),
+            {"gang": {"nodes": 1}, "training": {"batch": {"microBatch": 1}}},
+            ["activationCheckpointing"],
+            ["microBatch", "fsdp", "gang.resources"],
+        ),
+        (
+            JobStatus(phase=Phase.FAILED, code="BudgetSpent", last_failure=TOLD),
+            {"gang": {"nodes": 2}, "training": {"batch": {"microBatch": 4}, "parallel": {"shard": "ddp"}}},
+            ["smaller training.batch.microBatch", "fsdp", "activationCheckpointing"],
+            ["gang.resources"],
+        ),
+    ],
+)
+def test_advice_is_derived_from_the_limit_that_was_hit(
+    status: JobStatus, spec: dict[str, Any], told: list[str], untold: list[str]
+) -> None:
+    found = " ".join(advice(status, suspend=False, cancel=False, handed_over=True, ahead=0, spec=spec))
+    assert all(word in found for word in told), found
+    assert not any(word in found for word in untold), found
 
 
 def test_a_job_that_is_being_cancelled_needs_nothing() -> None:

@@ -128,7 +128,51 @@ def test_a_gang_that_can_never_fit_says_so_and_keeps_nothing() -> None:
     assert plan.waits["huge"].because == "gang needs 9 nodes with 8 GPUs each; the largest pool has 4 such nodes"
     assert "small" in {e.uid for e in plan.entries}
     dense = summary("dense", spec(gang={"nodes": 1, "gpusPerNode": 16}))
-    assert waits(fleet(four(), [dense])) == {"dense": Code.GANG_TOO_LARGE}
+    plan = admit(fleet(four(), [dense]), ())
+    assert plan.waits["dense"].code == Code.NODE_TOO_SMALL
+    assert plan.waits["dense"].because == (
+        "gang needs 1 node with 16 GPUs each; gang.gpusPerNode is 16 and the largest node has 8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("resources", "words"),
+    [
+        ({"cpu": "64"}, "gang.resources.cpu is 64 and the largest node has 8"),
+        ({"memory": "900Gi"}, "gang.resources.memory is 900 GiB and the largest node has 15.5 GiB"),
+        (
+            {"cpu": "64", "memory": "900Gi"},
+            "gang.resources.cpu is 64 and the largest node has 8; "
+            "gang.resources.memory is 900 GiB and the largest node has 15.5 GiB",
+        ),
+    ],
+)
+def test_the_limit_that_was_hit_is_named(resources: dict[str, str], words: str) -> None:
+    small = replace(node("a"), gpus=0, cpus=8.0, memory_bytes=int(15.5 * 2**30))
+    job = summary("job", spec(gang={"nodes": 1, "resources": resources}))
+    wait = admit(fleet([small], [job]), ()).waits["job"]
+    assert wait.code == Code.NODE_TOO_SMALL
+    assert wait.because.endswith(words)
+
+
+def test_who_holds_how_much_is_named_for_gpus_cpus_and_memory_alike() -> None:
+    nodes = [replace(node(name), gpus=0, cpus=2.0, memory_bytes=4 * 2**30) for name in "abcd"]
+    needs = spec(gang={"nodes": 1, "resources": {"cpu": 2}})
+    held = (
+        replace(entry("first", "a", "b", gpus=0), cpus=1.4, memory_bytes=2**30),
+        replace(entry("second", "c", gpus=0), cpus=1.0, memory_bytes=2**29),
+    )
+    others = (Reservation("others/d", 0, "", ("d",), "", "", 0, 0.5, 0),)
+    jobs = [holding("first", "a", "b"), holding("second", "c"), summary("waits", needs)]
+    wait = admit(replace(fleet(nodes, jobs), others=others), held).waits["waits"]
+    assert wait.because == (
+        "gang needs 1 node with 2 CPUs each, none is free; held by team/first 2 nodes (2.8 CPUs and 2 GiB), "
+        "team/second 1 node (1 CPU and 512 MiB), pods of others 1 node (0.5 CPUs)"
+    )
+    away = [replace(each, ready=False) for each in nodes]
+    assert admit(fleet(away, [summary("waits", needs)]), ()).waits["waits"].because == (
+        "gang needs 1 node with 2 CPUs each, none is free; 4 nodes not ready"
+    )
 
 
 def test_namespace_limits() -> None:
@@ -175,7 +219,7 @@ def test_instance_types_and_resources() -> None:
     wanted = spec(gang={"nodes": 2, "gpusPerNode": 8, "instanceTypes": ["p5"]})
     assert placed(fleet(nodes, [summary("job", wanted)])) == {"job": ("b", "c")}
     greedy = spec(gang={"nodes": 1, "gpusPerNode": 8, "resources": {"cpu": 65}})
-    assert waits(fleet(nodes, [summary("job", greedy)])) == {"job": Code.GANG_TOO_LARGE}
+    assert waits(fleet(nodes, [summary("job", greedy)])) == {"job": Code.NODE_TOO_SMALL}
     assert shape_of(spec(gang={"resources": {"cpu": "500m", "memory": "2Gi"}})) == Shape(0, 0.5, 2**31)
     assert [quantity(text) for text in (None, "90", "500m", "900Gi", "1.5k")] == [0.0, 90.0, 0.5, 900 * 2.0**30, 1500.0]
 

@@ -143,6 +143,7 @@ def waits() -> dict[str, str]:
         summary("huge", spec(gang={"nodes": 9, "gpusPerNode": 8})),
         summary("rack", spec(gang={"nodes": 2, "gpusPerNode": 8} | rack)),
         summary("poor", namespace="poor"),
+        summary("dense", spec(gang={"nodes": 1, "gpusPerNode": 80})),
         summary("kueue", spec(gang={"nodes": 2, "gpusPerNode": 8, "scheduler": {"kind": "kueue"}})),
     ]
     plan = admit(fleet(four(), jobs, limits={"poor": 4}), (entry("there", "a", "b"),))

@@ -20,6 +20,7 @@ from muster.contract.status import STATUS_VERSION, Phase
 from muster.contract.text import plural
 from muster.operator.core.budgets import capacity_order, is_excluded, remaining_backoff_seconds
 from muster.operator.core.codes import Code
+from muster.operator.core.explain_wait import Holders, limits_hit, need
 from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
@@ -50,7 +51,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     limits = _Limits(fleet, entries)
     waits: dict[str, Wait] = {}
     starving: list[Ask] = []
-    possible, claims = _Possible(fleet), 0
+    explained, claims = _Explained(fleet, entries), 0
     for job in queue:
         if job.status.phase is Phase.RESTARTING:
             if (place := _replacement(fleet, job, space, limits)) is not None:
@@ -69,7 +70,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
             entries.append(_reservation(fleet, job, place, job.status.reservation))
             limits.hold(job, len(place.nodes))
             continue
-        waits[job.uid] = _wait(fleet, job, ask, allowed, space, limits, possible)
+        waits[job.uid] = _wait(job, ask, allowed, space, limits, explained)
         if waits[job.uid].code in (Code.AWAITING_CAPACITY, Code.BEHIND_EARLIER_GANG):
             starving.append(allowed)
             if fleet.now - (job.status.queued_at or fleet.now) >= BACKFILL_SECONDS and claims < CLAIMS_MAX:
@@ -223,49 +224,48 @@ class _Limits:
         self._held[namespace] = self._held.get(namespace, 0) + gpus
 
 
-class _Possible:
-    """largest_possible, once per shape: many jobs in a queue are alike."""
+class _Explained:
+    """What waits are explained by, worked out once per shape: many jobs in a queue are alike."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._known: dict[tuple[Shape, str | None], int] = {}
+    def __init__(self, fleet: Fleet, entries: list[Reservation]) -> None:
+        self.fleet, self.holders = fleet, Holders(fleet, entries)
+        self._possible: dict[tuple[Shape, str | None], int] = {}
 
-    def nodes(self, ask: Ask) -> int:
+    def possible(self, ask: Ask) -> int:
+        """largest_possible of the whole fleet."""
         key = (ask.shape, ask.required)
-        if key not in self._known:
-            self._known[key] = largest_possible(self._fleet.nodes, ask)
-        return self._known[key]
+        if key not in self._possible:
+            self._possible[key] = largest_possible(self.fleet.nodes, ask)
+        return self._possible[key]
 
 
-def _wait(
-    fleet: Fleet, job: JobSummary, ask: Ask, allowed: Ask, space: Space, limits: _Limits, empty_fleet: _Possible
-) -> Wait:
+def _wait(job: JobSummary, ask: Ask, allowed: Ask, space: Space, limits: _Limits, explained: _Explained) -> Wait:
     size, gpus = ask.sizes[-1], ask.shape.gpus
-    needs = f"gang needs {plural(size, 'node')}" + (f" with {gpus} GPUs each" if gpus else "")
+    needs = need(ask.shape, size)
     if not allowed.sizes:
-        left, limit = max(0, limits.left(job.namespace) or 0), fleet.limits[job.namespace]
+        left, limit = max(0, limits.left(job.namespace) or 0), explained.fleet.limits[job.namespace]
         return Wait(
             Code.NAMESPACE_LIMIT,
             f"gang needs {size * gpus} GPUs, {left} of the {limit} that namespace {job.namespace} may hold are left",
         )
     free, pool = space.free(allowed)
-    possible = empty_fleet.nodes(ask)
+    possible = explained.possible(ask)
     if possible < size:
-        anywhere = empty_fleet.nodes(Ask(ask.shape, ask.sizes)) if ask.required else possible
+        anywhere = explained.possible(Ask(ask.shape, ask.sizes)) if ask.required else possible
         if anywhere >= size:
             because = f"{needs} that share one value of {ask.required}; the largest such group has {possible}"
             return Wait(Code.TOPOLOGY_UNSATISFIABLE, because)
-        return Wait(
-            Code.GANG_TOO_LARGE, f"{needs}; the largest pool has {possible} such node{'' if possible == 1 else 's'}"
-        )
+        if hit := limits_hit(ask.shape, explained.fleet.nodes):
+            return Wait(Code.NODE_TOO_SMALL, f"{needs}; {hit}")
+        return Wait(Code.GANG_TOO_LARGE, f"{needs}; the largest pool has {plural(possible, 'such node')}")
     if free + space.kept_back(allowed) >= size and free < size:
         return Wait(
             Code.BEHIND_EARLIER_GANG, f"{needs}; {free} free, the others are kept for a gang that has waited longer"
         )
     within = f", but not within one {ask.required}" if ask.required and free >= size else ""
-    return Wait(
-        Code.AWAITING_CAPACITY, f"{needs}, {free} free in pool {pool}{within}" if pool else f"{needs}, none is free"
-    )
+    there = f"{free} free in pool {pool}{within}" if pool else "none is free"
+    held = "" if within else explained.holders.words(ask.shape, pool)
+    return Wait(Code.AWAITING_CAPACITY, f"{needs}, {there}" + (f"; {held}" if held else ""))
 
 
 def _growth(

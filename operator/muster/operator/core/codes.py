@@ -16,6 +16,7 @@ class Code(StrEnum):
     AWAITING_ADMISSION = "AwaitingAdmission"  # in the queue, not yet considered
     AWAITING_CAPACITY = "AwaitingCapacity"  # would fit an empty fleet, does not fit this one
     GANG_TOO_LARGE = "GangTooLarge"  # would not fit an empty fleet
+    NODE_TOO_SMALL = "NodeTooSmall"  # one worker asks for more than any node has
     TOPOLOGY_UNSATISFIABLE = "TopologyUnsatisfiable"  # no topology domain is large enough
     NAMESPACE_LIMIT = "NamespaceLimit"  # the namespace's accelerators are all in use
     BEHIND_EARLIER_GANG = "BehindEarlierGang"  # would fit, but the nodes are kept for a gang that has waited long

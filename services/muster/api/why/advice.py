@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from muster.contract.names import ExitCode
 from muster.contract.signals import Cause
-from muster.contract.status import JobStatus, Phase
+from muster.contract.status import Failure, JobStatus, Phase
 
 _BY_CAUSE: Mapping[Cause, tuple[str, ...]] = {
     Cause.USER_ERROR: (
         "Read the message and the end of the log: the job itself is wrong, so it is not restarted.",
         "Put it right and submit it again, or clone it with the change.",
     ),
-    Cause.OUT_OF_MEMORY: (
-        "Clone the job with a smaller training.batch.microBatch; tokensPerStep and so the result stay the same.",
-        "Or set training.parallel.shard: fsdp, or training.parallel.activationCheckpointing: full.",
-    ),
+    Cause.OUT_OF_MEMORY: ("Clone the job with a shorter training.data.sequenceLength, or train a smaller model.",),
     Cause.NUMERIC: (
         "Look at the loss before the failure (metrics): a rise points to the learning rate, a single jump to the data.",
         "Clone the job with a lower training.optimizer.lr or more warm-up; with fp16, try bf16.",
@@ -39,9 +38,17 @@ _BY_CAUSE: Mapping[Cause, tuple[str, ...]] = {
 }
 
 
+# Fields of a job in the reason of NodeTooSmall.
+_LIMITS = re.compile(r"gang\.(?:gpusPerNode|resources\.cpu|resources\.memory)")
 # The operator's codes that ask for something other than what their phase or cause does.
 _BY_CODE: Mapping[str, tuple[str, ...]] = {
     "GangTooLarge": ("Clone the job with fewer gang.nodes or gpusPerNode: this gang would not fit an empty fleet.",),
+    "NodeTooSmall": ("Clone the job and ask for less per node: no node of this cluster has what the reason names.",),
+    "WorkersRejected": ("Read the reason: a quota or a part of the platform refuses the pods; it is tried again.",),
+    "AwaitingCommits": (
+        "See that the operator reaches the checkpoint address, and that the job's folder is where it was.",
+        "It is looked for again by itself; to begin anew, clone the job.",
+    ),
     "TopologyUnsatisfiable": ("Clone the job with topology.preferred instead of required, or with fewer nodes.",),
     "NamespaceLimit": ("Wait until another job of the namespace ends, or ask for a higher limit.",),
     "AwaitingScheduler": ("Look at the queue of the scheduler that spec.gang.scheduler names: it admits the gang.",),
@@ -61,7 +68,15 @@ _BY_CODE: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def advice(status: JobStatus, *, suspend: bool, cancel: bool, handed_over: bool, ahead: int) -> list[str]:
+def advice(
+    status: JobStatus,
+    *,
+    suspend: bool,
+    cancel: bool,
+    handed_over: bool,
+    ahead: int,
+    spec: Mapping[str, Any] | None = None,
+) -> list[str]:
     """Next steps, the most useful first; empty when nothing needs to be done."""
     if cancel and not status.phase.terminal:
         return ["Nothing: the job is being cancelled and ends when its last worker is gone."]
@@ -69,12 +84,14 @@ def advice(status: JobStatus, *, suspend: bool, cancel: bool, handed_over: bool,
         return ["Nothing yet: the job is stored and is being handed to the operator. If this stays, look at /readyz."]
     if status.phase == Phase.SUSPENDED or suspend:
         return ["Resume the job when it should go on: POST /api/v1/jobs/{id}:resume (`muster resume`)."]
+    if status.code == "NodeTooSmall" and (fields := _LIMITS.findall(status.because)):
+        return [f"Clone the job with a smaller {' and '.join(fields)}: no node has that much."]
     if status.code in _BY_CODE:
         return list(_BY_CODE[status.code])
     if status.phase == Phase.FAILED:
-        return _failed(status)
+        return _failed(status, spec or {})
     if status.phase == Phase.RESTARTING and status.last_failure is not None:
-        return ["Nothing now: the job restarts by itself.", *_BY_CAUSE[status.last_failure.cause]]
+        return ["Nothing now: the job restarts by itself.", *_by_failure(status.last_failure, spec or {})]
     if status.phase == Phase.QUEUED:
         return _queued(status, ahead)
     if status.phase == Phase.SUCCEEDED:
@@ -84,10 +101,41 @@ def advice(status: JobStatus, *, suspend: bool, cancel: bool, handed_over: bool,
     return []
 
 
-def _failed(status: JobStatus) -> list[str]:
+def _by_failure(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
+    return _out_of_memory(failure, spec) if failure.cause == Cause.OUT_OF_MEMORY else list(_BY_CAUSE[failure.cause])
+
+
+def _out_of_memory(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
+    """By the limit that was hit: the container's memory, or the device's; and only what this job has left to change."""
+    gang, training = spec.get("gang") or {}, spec.get("training") or {}
+    memory = (gang.get("resources") or {}).get("memory")
+    if failure.exit_code != ExitCode.OUT_OF_MEMORY:  # the kernel killed it: the container's limit, or the node's memory
+        if memory:
+            return [
+                f"Clone the job with a larger gang.resources.memory: the worker was killed at its limit of {memory}."
+            ]
+        return [
+            "Clone the job with gang.resources.memory set to what a worker needs, so that it goes to a node with it."
+        ]
+    found = []
+    if (training.get("batch") or {}).get("microBatch", 1) > 1:
+        found.append(
+            "Clone the job with a smaller training.batch.microBatch; tokensPerStep and so the result stay the same."
+        )
+    parallel, nodes = training.get("parallel") or {}, gang.get("nodes", 1)
+    least = nodes.get("min", 1) if isinstance(nodes, dict) else nodes
+    ranks = int(least) * int(gang.get("gpusPerNode") or gang.get("processesPerNode") or 1)
+    if ranks > 1 and parallel.get("shard", "auto") in ("ddp", "zero2"):
+        found.append("Or set training.parallel.shard: fsdp, which divides weights and optimizer over the ranks.")
+    if parallel.get("activationCheckpointing", "none") != "full":
+        found.append("Or set training.parallel.activationCheckpointing: full, which trades compute for memory.")
+    return found or list(_BY_CAUSE[Cause.OUT_OF_MEMORY])
+
+
+def _failed(status: JobStatus, spec: Mapping[str, Any]) -> list[str]:
     if status.last_failure is None:
         return ["Read the reason, put the job right and clone it: POST /api/v1/jobs/{id}:clone (`muster clone`)."]
-    found = list(_BY_CAUSE[status.last_failure.cause])
+    found = _by_failure(status.last_failure, spec)
     if status.checkpoint is not None and status.last_failure.cause != Cause.USER_ERROR:
         found.append(
             f"The commit of step {status.checkpoint.step} is kept: training.model.from starts a new job from it."

@@ -82,8 +82,11 @@ async def why(services: ServicesDependency, job_id: JobId) -> JSONResponse:
 
 def _document(row: JobRow, queue: dict[str, int] | None, ahead: int) -> dict[str, Any]:
     status, raw = status_of(row.status), row.status
-    flags = {"suspend": bool(row.spec.get("suspend")), "cancel": bool(row.spec.get("cancel"))}
-    handed_over = row.relayed_version >= row.spec_version
+    flags: dict[str, Any] = {
+        "suspend": bool(row.spec.get("suspend")),
+        "cancel": bool(row.spec.get("cancel")),
+        "handed_over": row.relayed_version >= row.spec_version,
+    }
     return {
         "id": row.id,
         "name": row.name,
@@ -96,5 +99,5 @@ def _document(row: JobRow, queue: dict[str, int] | None, ahead: int) -> dict[str
         "lastFailure": raw.get("lastFailure"),
         "retryAt": raw.get("retryAt"),
         "restarts": raw.get("restarts") or Restarts().model_dump(mode="json", by_alias=True),
-        "next": unreadable(raw) if status is None else advice(status, **flags, handed_over=handed_over, ahead=ahead),
+        "next": unreadable(raw) if status is None else advice(status, **flags, ahead=ahead, spec=row.spec),
     }
