@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from muster.contract.text import plural
@@ -32,8 +32,9 @@ class _Held:
 class Holders:
     """Who holds how much of the nodes that a shape fits; worked out once per shape and pool."""
 
-    def __init__(self, fleet: Fleet, entries: Iterable[Reservation]) -> None:
-        self._nodes, self._entries = fleet.nodes, (*entries, *fleet.others)
+    def __init__(self, fleet: Fleet, entries: list[Reservation]) -> None:
+        """entries: with those that are added to it while the queue is gone through."""
+        self._nodes, self._entries, self._others = fleet.nodes, entries, fleet.others
         self._names = {job.uid: f"{job.namespace}/{job.name}" for job in fleet.jobs}
         self._known: dict[tuple[Shape, str], str] = {}
 
@@ -44,7 +45,7 @@ class Holders:
         return self._known[shape, pool]
 
     def _work_out(self, shape: Shape, pool: str) -> str:
-        fitting = [node for node in self._nodes if shape.fits(node) and pool in ("", node.pool)]
+        fitting = [node for node in self._nodes if shape.carried_by(node) and pool in ("", node.pool)]
         held = sorted(self._held({node.name for node in fitting}), key=_size, reverse=True)
         parts = [f"held by {', '.join(map(str, held[:HOLDERS_NAMED_MAX]))}"] if held else []
         if len(held) > HOLDERS_NAMED_MAX:
@@ -55,7 +56,7 @@ class Holders:
 
     def _held(self, names: set[str]) -> Iterator[_Held]:
         found: dict[str, _Held] = {}
-        for entry in self._entries:
+        for entry in (*self._entries, *self._others):
             count = len(names.intersection(entry.nodes))
             if count:
                 who = self._names.get(entry.uid, OTHERS)
@@ -78,15 +79,15 @@ def need(shape: Shape, size: int) -> str:
 
 def limits_hit(shape: Shape, nodes: tuple[Node, ...]) -> str:
     """What a worker asks for that no node has, by the job's field that says so; empty if some node could carry it."""
-    if not nodes or any(shape.fits(node) for node in nodes):
+    if not nodes or any(shape.carried_by(node) for node in nodes):
         return ""
-    kinds = {node.instance_type for node in nodes}
-    if shape.instance_types and not kinds.intersection(shape.instance_types):
-        return f"no node is of gang.instanceTypes {', '.join(shape.instance_types)}"
+    open_to_it = [node for node in nodes if shape.allows(node)]
+    if not open_to_it:
+        return "no node is open to it by gang.instanceTypes, its node selector, affinity and tolerations"
     asked = (
-        ("gang.gpusPerNode", shape.gpus, max(node.gpus for node in nodes), "{:g}"),
-        ("gang.resources.cpu", shape.cpus, max(node.cpus for node in nodes), "{:g}"),
-        ("gang.resources.memory", shape.memory_bytes, max(node.memory_bytes for node in nodes), ""),
+        ("gang.gpusPerNode", shape.gpus, max(node.gpus for node in open_to_it), "{:g}"),
+        ("gang.resources.cpu", shape.cpus, max(node.cpus for node in open_to_it), "{:g}"),
+        ("gang.resources.memory", shape.memory_bytes, max(node.memory_bytes for node in open_to_it), ""),
     )
     found = [
         f"{field} is {_number(want, form)} and the largest node has {_number(most, form)}"
