@@ -11,6 +11,7 @@ SOURCE_ROOTS = ("services", "operator", "trainer_image")
 SHARED = {
     "documents": ("api", "agent", "cli", "operator"),
     "kube": ("api", "agent", "operator"),
+    "storage": ("api", "operator", "trainer"),
     "local": ("api", "cli", "operator", "trainer"),
 }
 ROOMS = ("contract", *SHARED, "api", "cli", "agent", "operator", "trainer")

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from muster.operator.commits import CommitSeen
+from muster.contract.base import UserError
 from muster.operator.core.observed import Committed
 from muster.operator.pacing import COMMITS_ANSWER_SECONDS
+from muster.storage.errors import StorageError
+from muster.storage.listing import CommitSummary
 
 WHY_LENGTH_MAX = 500
 
@@ -38,7 +40,7 @@ class CommitLookup:
     """read: lists the commits of a folder, ascending by step; may block for ever, and raise anything."""
 
     def __init__(
-        self, read: Callable[[str], tuple[CommitSeen, ...]], seconds_max: float = COMMITS_ANSWER_SECONDS
+        self, read: Callable[[str], tuple[CommitSummary, ...]], seconds_max: float = COMMITS_ANSWER_SECONDS
     ) -> None:
         self._read, self._seconds_max = read, seconds_max
         self._hanging: dict[str, _Hanging] = {}
@@ -77,11 +79,12 @@ class CommitLookup:
         try:
             return KnownCommits(newest(self._read(folder)))
         except Exception as error:  # whatever lies in a job's folder must not keep its user from cancelling
-            words = str(error) if isinstance(error, OSError) else f"{folder}: {type(error).__name__}: {error}"
+            named = isinstance(error, StorageError | UserError)
+            words = str(error) if named else f"{folder}: {type(error).__name__}: {error}"
             return KnownCommits(unreadable=words[:WHY_LENGTH_MAX] or repr(error))
 
 
-def newest(commits: tuple[CommitSeen, ...]) -> Committed | None:
+def newest(commits: tuple[CommitSummary, ...]) -> Committed | None:
     if not commits:
         return None
     best = [commit.step for commit in commits if commit.best]

@@ -25,6 +25,10 @@ M = TypeVar("M", bound=BaseModel)
 Many = Annotated[tuple[T, ...], Field(strict=False)]
 
 
+class UserError(Exception):
+    """The job or the command asks for something impossible. The message says where, why, and what to change."""
+
+
 class Spec(BaseModel):
     """What a person writes: camelCase keys, no unknown ones, no silent conversion (`"2"` is not 2, `true` is not 1)."""
 

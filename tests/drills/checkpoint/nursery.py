@@ -26,8 +26,8 @@ def main() -> int:
     import torch.distributed.checkpoint.state_dict
     import torch.distributed.fsdp  # noqa: F401
 
+    import muster.storage.s3_store
     import muster.trainer.checkpoint.loader
-    import muster.trainer.checkpoint.s3_store
     import muster.trainer.checkpoint.saver  # noqa: F401
 
     for line in sys.stdin:

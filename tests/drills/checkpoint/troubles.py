@@ -18,11 +18,12 @@ from tests.drills.checkpoint.faulty_proxy import FAULTS, Plan
 from tests.drills.checkpoint.gangs import Life, Meeting, Nursery
 from tests.drills.checkpoint.scorecard import Scorecard
 
+from muster.contract.address import parse_address
 from muster.contract.checkpoint import QUARANTINE, commit_key, step_name
+from muster.storage.s3_store import S3Store
+from muster.storage.settings import S3Settings
+from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.commits import steps_in
-from muster.trainer.checkpoint.s3_settings import S3Settings
-from muster.trainer.checkpoint.s3_store import S3Store
-from muster.trainer.checkpoint.store import Store, open_store
 
 REFUSALS = (
     (403, "AccessDenied"),
@@ -105,7 +106,7 @@ class Drill:
     def store(self, folder: str) -> Store:
         if self.endpoint is None:
             return open_store(folder)
-        return S3Store(folder, S3Settings(endpoint=self.endpoint, addressing="path", retry_seconds=10))
+        return S3Store(parse_address(folder), S3Settings(endpoint=self.endpoint, addressing="path", retry_seconds=10))
 
     def commits(self, folder: str) -> list[int]:
         return list(steps_in(self.store(folder)))

@@ -23,8 +23,8 @@ from tests.polling import eventually
 
 from muster.contract.signals import Cause
 from muster.contract.status import JobStatus, Phase
+from muster.storage.store import open_store
 from muster.trainer.checkpoint.commits import commit_in
-from muster.trainer.checkpoint.store import open_store
 from muster.trainer.checkpoint.verify import verify
 
 GANGS = (2, 1)  # workers of each job; they are struck independently of each other

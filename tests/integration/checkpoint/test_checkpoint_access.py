@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 import pytest
 from tests.s3_servers import BUCKET, KEYS, S3Server
 
-from muster.trainer.checkpoint.checksum import PART_BYTES
-from muster.trainer.checkpoint.retry import Retry
-from muster.trainer.checkpoint.s3_settings import S3Settings, s3_client
-from muster.trainer.checkpoint.s3_store import S3Store
-from muster.trainer.checkpoint.store import StoreError
+from muster.contract.address import parse_address
+from muster.storage.checksum import PART_BYTES
+from muster.storage.errors import StoreError
+from muster.storage.retry import Retry
+from muster.storage.s3_store import S3Store
+from muster.storage.settings import S3Settings, s3_client
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 ROLE = "arn:aws:iam::123456789012:role/trainer"
@@ -46,7 +47,7 @@ def keys(environment: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def store_at(url: str, bucket: str = BUCKET, **settings: Any) -> S3Store:
     made = S3Settings(endpoint=url, addressing="path", streams=2, **settings)
-    return S3Store(f"s3://{bucket}/{uuid.uuid4().hex}", made, Retry(0.5))
+    return S3Store(parse_address(f"s3://{bucket}/{uuid.uuid4().hex}"), made, Retry(0.5))
 
 
 def requests_of(store: S3Store) -> list[tuple[str, dict[str, str]]]:

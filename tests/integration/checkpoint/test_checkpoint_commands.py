@@ -67,7 +67,7 @@ def test_people_get_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["ls", str(folder)]) == 0
     assert "step         3" in capsys.readouterr().out
     assert main(["ls", "gs://somewhere"]) == ExitCode.USER_ERROR
-    assert capsys.readouterr().err.startswith("error: checkpoint address 'gs://somewhere' has an unknown scheme")
+    assert capsys.readouterr().err.startswith("error: 'gs://somewhere': nothing reads gs://")
 
 
 def test_it_starts_without_torch(tmp_path: Path) -> None:

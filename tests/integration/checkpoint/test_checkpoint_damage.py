@@ -13,6 +13,9 @@ from tests.integration.checkpoint import gang
 from tests.integration.checkpoint.one_rank import trained
 
 from muster.contract.checkpoint import QUARANTINE, commit_key, step_name
+from muster.storage.checksum import PART_BYTES
+from muster.storage.errors import StoreError
+from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import (
     CheckpointError,
     DamagedCommit,
@@ -22,12 +25,9 @@ from muster.trainer.checkpoint import (
     newest_readable,
     resume,
 )
-from muster.trainer.checkpoint.checksum import PART_BYTES
 from muster.trainer.checkpoint.commits import commit_in
-from muster.trainer.checkpoint.file_store import FileStore
 from muster.trainer.checkpoint.node_cache import NodeCache
 from muster.trainer.checkpoint.readers import being_read, reading
-from muster.trainer.checkpoint.store import StoreError
 from muster.trainer.errors import StorageError
 
 DAMAGES = 200

@@ -20,8 +20,8 @@ from muster.contract.base import dump
 from muster.contract.checkpoint import Slice
 from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
+from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import Saver
-from muster.trainer.checkpoint.file_store import FileStore
 from muster.trainer.convert import hugging_face
 from muster.trainer.convert.export import export, main, to_bf16
 from muster.trainer.convert.pieces import runs_of

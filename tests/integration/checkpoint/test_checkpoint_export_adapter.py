@@ -21,8 +21,8 @@ from muster.contract.base import dump
 from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
 from muster.contract.training import Adapter
+from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import Saver
-from muster.trainer.checkpoint.file_store import FileStore
 from muster.trainer.convert import hugging_face, merge
 from muster.trainer.convert.export import export, main
 from muster.trainer.errors import UserError

@@ -13,16 +13,17 @@ import pytest
 from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.s3_servers import Missing, S3Server, rclone_server
 
+from muster.contract.address import parse_address
 from muster.contract.spec import Keep
-from muster.trainer.checkpoint import s3_settings
-from muster.trainer.checkpoint.checksum import PART_BYTES, combine, crc32, parts_of
+from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
+from muster.storage.errors import NotFound, StoreError, Truncated
+from muster.storage.file_store import FileStore
+from muster.storage.retry import Retry
+from muster.storage.s3_probe import Server
+from muster.storage.s3_store import S3Store, upload_part_bytes
+from muster.storage.settings import S3Settings
+from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.collect import collect
-from muster.trainer.checkpoint.file_store import FileStore
-from muster.trainer.checkpoint.retry import Retry
-from muster.trainer.checkpoint.s3_probe import Server
-from muster.trainer.checkpoint.s3_settings import S3Settings
-from muster.trainer.checkpoint.s3_store import S3Store, upload_part_bytes
-from muster.trainer.checkpoint.store import NotFound, Store, StoreError, Truncated, open_store
 from muster.trainer.errors import UserError
 
 SERVERS = {
@@ -42,7 +43,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def s3_store(url: str, retry: Retry | None = None) -> S3Store:
     settings = S3Settings(endpoint=url, addressing="path", streams=4)
-    return S3Store(f"s3://checkpoints/{uuid.uuid4().hex}", settings, retry or Retry(5))
+    return S3Store(parse_address(f"s3://checkpoints/{uuid.uuid4().hex}"), settings, retry or Retry(5))
 
 
 @pytest.fixture(params=["folder", "rclone", "moto", "silent", "like-aws"])
@@ -204,7 +205,7 @@ def test_a_store_that_is_slow_but_goes_on_is_not_given_up(
     keys: None, rclone_s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body that takes longer than the time within which something must move."""
-    monkeypatch.setattr(s3_settings, "READ_SECONDS_MAX", 5.5)
+    monkeypatch.setattr("muster.storage.settings.READ_SECONDS_MAX", 5.5)
     plan = Plan()
     with faulty_proxy(rclone_s3.url, plan) as url:
         store = s3_store(url, Retry(0.1))
@@ -312,9 +313,10 @@ def test_no_key_leads_out_of_the_folder(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("gs://bucket/x", "has an unknown scheme"),
+        ("gs://bucket/x", "nothing reads gs://"),
         ("s3:///x", "names no bucket"),
-        ("file://server/x", "names the host 'server'"),
+        ("file://server/x", "has three slashes"),
+        ("https://host/x", "is no folder"),
     ],
 )
 def test_an_address_that_can_not_be_is_refused(uri: str, says: str) -> None:

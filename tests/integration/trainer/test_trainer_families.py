@@ -17,7 +17,7 @@ from muster.contract.base import parse
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord
 from muster.contract.training import TrainingConfig
-from muster.trainer.checkpoint.file_store import FileStore
+from muster.storage.file_store import FileStore
 from muster.trainer.convert.export import export
 from muster.trainer.convert.generate import load_model
 from muster.trainer.data import Dataset, load_tokenizer, open_data

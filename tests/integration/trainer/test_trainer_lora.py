@@ -19,8 +19,8 @@ from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord
 from muster.contract.spec import Keep
 from muster.contract.training import TrainingConfig
+from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import Saver, load
-from muster.trainer.checkpoint.file_store import FileStore
 from muster.trainer.convert.export import export
 from muster.trainer.convert.generate import load_model
 from muster.trainer.models.adapter import is_part

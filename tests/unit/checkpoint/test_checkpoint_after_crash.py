@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from muster.contract.spec import Keep
+from muster.storage.store import open_store
 from muster.trainer.checkpoint import snapshot
 from muster.trainer.checkpoint.channel import Channel
 from muster.trainer.checkpoint.coordinator import Coordinator, Job
 from muster.trainer.checkpoint.emergency_save import AFTER_CRASH_SECONDS_MAX, worth_a_commit
 from muster.trainer.checkpoint.memory import SharedMemory
-from muster.trainer.checkpoint.store import open_store
 
 
 def test_an_order_is_left_only_while_the_bytes_are_whole() -> None:

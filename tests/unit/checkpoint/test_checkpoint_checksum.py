@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.trainer.checkpoint.checksum import combine, crc32, parts_of, whole_file
+from muster.storage.checksum import combine, crc32, parts_of, whole_file
 
 
 @given(data=st.binary(max_size=2_000), part_bytes=st.integers(1, 300))

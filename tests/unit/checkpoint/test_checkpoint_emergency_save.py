@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.trainer.checkpoint.checksum import PART_BYTES
+from muster.storage.checksum import PART_BYTES
 from muster.trainer.checkpoint.emergency_save import Plan, Standing, in_flight_seconds, new_seconds, plan
 from muster.trainer.checkpoint.policy import PRIOR_SAVE_SECONDS
 

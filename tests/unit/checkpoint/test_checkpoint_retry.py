@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.trainer.checkpoint.retry import FIRST_WAIT_SECONDS, WAIT_SECONDS_MAX, Retry
+from muster.storage.retry import FIRST_WAIT_SECONDS, WAIT_SECONDS_MAX, Retry
 
 
 class Clock:

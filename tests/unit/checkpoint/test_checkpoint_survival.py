@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 from muster.contract.checkpoint import Commit, DataCursor, FileEntry, shard_key
 from muster.contract.spec import Keep
-from muster.trainer.checkpoint.checksum import crc32
+from muster.storage.checksum import crc32
+from muster.storage.errors import NotFound
+from muster.storage.store import Object
 from muster.trainer.checkpoint.collect import collect
 from muster.trainer.checkpoint.commits import commit_in, publish, steps_in
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.quarantine import quarantine
 from muster.trainer.checkpoint.readers import being_read, pin, pinned, reading, unpin
-from muster.trainer.checkpoint.store import NotFound, Object
 
 SEQUENCES = 10_000
 
@@ -63,7 +64,9 @@ class ModelStore:
         into[:] = self.read(key)[start : start + len(into)]
 
     def objects(self, prefix: str) -> Iterator[Object]:
-        yield from [Object(k, len(v), 0.0) for k, v in sorted(self.objects_by_key.items()) if k.startswith(prefix)]
+        yield from [
+            Object(k, len(v), 0.0, crc32(v)) for k, v in sorted(self.objects_by_key.items()) if k.startswith(prefix)
+        ]
 
     def delete(self, key: str) -> None:
         self._change()

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from tests.s3_servers import moto_server
 
+from muster.contract.address import AddressError, parse_address
 from muster.contract.checkpoint import Commit, DataCursor, sealed
-from muster.operator.commits import Commits, CommitSeen, CommitsUnreadable
+from muster.operator.commit_lookup import newest
+from muster.operator.core.observed import Committed
+from muster.storage.errors import StoreError
+from muster.storage.file_store import FileStore
+from muster.storage.listing import CommitListing, CommitSummary
 
 
-def document(step: int, attempt: int = 1, best: bool = False, at: float = 5.0) -> bytes:
-    return json.dumps({"step": step, "attempt": attempt, "committedAt": at, "best": best, "tensors": {}}).encode()
+def commit(step: int, attempt: int = 1, best: bool = False) -> Commit:
+    return Commit(
+        job="tiny", job_uid="uid-1", attempt=attempt, step=step, committed_at=5.0, world_size=2, files=(), tensors={},
+        cursor=DataCursor(seed=0, epoch=0, sample=5), config={"lr": 0.25}, architecture={}, best=best,
+        metrics={"loss": 2.5},
+    )  # fmt: skip
 
 
 def put(folder: Path, step: int, content: bytes) -> None:
@@ -25,80 +32,82 @@ def put(folder: Path, step: int, content: bytes) -> None:
     os.replace(path.with_suffix(".tmp"), path)
 
 
-def test_commits_are_read_in_the_order_of_their_steps(tmp_path: Path) -> None:
-    commits, folder = Commits(), f"file://{tmp_path}"
-    assert commits.read(folder) == ()
+def steps(folder: str, listing: CommitListing | None = None) -> list[int]:
+    return [seen.step for seen in (listing or CommitListing()).read(parse_address(folder))]
+
+
+def test_commits_are_listed_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    listing, folder = CommitListing(), parse_address(f"file://{tmp_path}")
+    assert listing.read(folder) == ()
     for step in (1200, 5, 123_456_789):
-        put(tmp_path, step, document(step, best=step == 5))
-    assert commits.read(folder) == (
-        CommitSeen(5, 1, 5.0, best=True),
-        CommitSeen(1200, 1, 5.0, best=False),
-        CommitSeen(123_456_789, 1, 5.0, best=False),
-    )
-    assert commits.read(str(tmp_path)) == commits.read(folder)
+        put(tmp_path, step, sealed(commit(step, best=step == 5)))
+    assert listing.read(folder)[0] == CommitSummary(5, 1, 5.0, 2, 0, {"loss": 2.5}, best=True, bytes=0, files=0)
+    assert steps(str(tmp_path), listing) == steps(f"file://{tmp_path}", listing) == [5, 1200, 123_456_789]
+    assert newest(listing.read(folder)) == Committed(123_456_789, 5.0, 5)
     (tmp_path / "commits" / "step-00000005.json").unlink()
-    assert [commit.step for commit in commits.read(folder)] == [1200, 123_456_789]
+    assert steps(f"file://{tmp_path}", listing) == [1200, 123_456_789]
 
 
 def test_each_commit_is_read_once_and_a_replaced_one_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits, folder, reads = Commits(), f"file://{tmp_path}", []
-    real = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path.name) or real(path))
-    put(tmp_path, 5, document(5, attempt=1))
-    assert commits.read(folder) == commits.read(folder)
-    assert reads == ["step-00000005.json"]
-    put(tmp_path, 5, document(5, attempt=2))
-    assert [commit.attempt for commit in commits.read(folder)] == [2]
+    listing, folder, reads = CommitListing(), parse_address(f"file://{tmp_path}"), []
+    real = FileStore.read
+    monkeypatch.setattr(FileStore, "read", lambda store, key, cap: reads.append(key) or real(store, key, cap))
+    put(tmp_path, 5, sealed(commit(5)))
+    put(tmp_path, 6, b"{")
+    assert listing.read(folder) == listing.read(folder)
+    assert reads == ["commits/step-00000005.json", "commits/step-00000006.json"]
+    put(tmp_path, 5, sealed(commit(5, attempt=2)))
+    assert [seen.attempt for seen in listing.read(folder)] == [2]
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"step": 6}', document(7)], ids=["", "{", "[]", "few", "other"]
+    "content",
+    [b"", b"{", b"[]", b'{"step": 6}', sealed(commit(7)), sealed(commit(6)).replace(b"0.25", b"0.75")],
+    ids=["", "{", "[]", "few", "other", "changed"],
 )
 def test_what_is_no_commit_does_not_count(tmp_path: Path, content: bytes) -> None:
-    put(tmp_path, 5, document(5))
+    put(tmp_path, 5, sealed(commit(5)))
     put(tmp_path, 6, content)
     (tmp_path / "commits" / "notes.txt").write_text("hello")
-    assert [commit.step for commit in Commits().read(f"file://{tmp_path}")] == [5]
+    assert steps(f"file://{tmp_path}") == [5]
 
 
-def test_a_commit_that_was_changed_does_not_count(tmp_path: Path) -> None:
-    whole = Commit(
-        job="tiny", job_uid="uid-1", attempt=1, step=5, committed_at=5.0, world_size=2, files=(), tensors={},
-        cursor=DataCursor(seed=0, epoch=0, sample=5), config={"lr": 0.25}, architecture={},
-    )  # fmt: skip
-    put(tmp_path, 5, sealed(whole))
-    put(tmp_path, 6, sealed(whole.model_copy(update={"step": 6})).replace(b"0.25", b"0.75"))
-    put(tmp_path, 7, document(7)[:-1] + b', "version": 99, "seal": "of another kind"}')
-    assert [commit.step for commit in Commits().read(f"file://{tmp_path}")] == [5, 7]
+def test_what_is_no_file_neither_counts_nor_hangs(tmp_path: Path) -> None:
+    put(tmp_path, 5, sealed(commit(5)))
+    folder = tmp_path / "commits"
+    os.mkfifo(folder / "step-00000006.json")
+    (folder / "step-00000007.json").symlink_to("step-00000007.json")
+    (folder / "step-00000008.json").symlink_to("/dev/zero")
+    (folder / "step-00000009.json").mkdir()
+    with open(folder / "step-00000010.json", "wb") as file:
+        file.truncate(1 << 40)
+    assert steps(f"file://{tmp_path}") == [5]
 
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "commits").write_text("a file")
-    with pytest.raises(CommitsUnreadable, match=r"can't list the commits in .*: Not a directory"):
-        Commits().read(f"file://{tmp_path}")
+    with pytest.raises(StoreError, match="can't list it: a part of the path is a file"):
+        CommitListing().read_at(f"file://{tmp_path}")
 
 
 def test_an_address_of_another_kind_is_named() -> None:
-    with pytest.raises(CommitsUnreadable, match=r"gs://bucket/x: checkpoints lie under file:// or s3://, not gs://"):
-        Commits().read("gs://bucket/x")
+    with pytest.raises(AddressError, match="nothing reads gs://"):
+        CommitListing().read_at("gs://bucket/x")
 
 
 def test_commits_in_s3(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ThreadedMotoServer(port=0)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        client = boto3.client("s3")
+    with moto_server() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        client = server.client()
         client.create_bucket(Bucket="ckpt")
-        commits = Commits()
-        assert commits.read("s3://ckpt/team/uid-1") == ()
+        listing = CommitListing()
+        assert steps("s3://ckpt/team/uid-1", listing) == []
         for step in (10, 20):
-            client.put_object(Bucket="ckpt", Key=f"team/uid-1/commits/step-{step:08d}.json", Body=document(step))
+            body = sealed(commit(step))
+            client.put_object(Bucket="ckpt", Key=f"team/uid-1/commits/step-{step:08d}.json", Body=body)
         client.put_object(Bucket="ckpt", Key="team/uid-1/commits/step-00000030.json", Body=b"{")
-        client.put_object(Bucket="ckpt", Key="team/uid-10/commits/step-00000099.json", Body=document(99))
-        assert [commit.step for commit in commits.read("s3://ckpt/team/uid-1")] == [10, 20]
-        with pytest.raises(CommitsUnreadable, match=r"can't list s3://nowhere/uid-1/commits/: .*NoSuchBucket"):
-            commits.read("s3://nowhere/uid-1")
-    finally:
-        server.stop()
+        client.put_object(Bucket="ckpt", Key="team/uid-10/commits/step-00000099.json", Body=sealed(commit(99)))
+        assert steps("s3://ckpt/team/uid-1", listing) == [10, 20]
+        with pytest.raises(StoreError, match=r"s3://nowhere/uid-1/commits/: can't list it: the bucket does not exist"):
+            steps("s3://nowhere/uid-1", listing)

@@ -12,19 +12,19 @@ import pytest
 
 from muster.contract.layout import State
 from muster.operator.commit_lookup import CommitLookup, KnownCommits
-from muster.operator.commits import CommitSeen
 from muster.operator.core.observed import Committed
 from muster.operator.local.files import open_to_append, read_regular
 from muster.operator.local.processes import WorkerKey, read_record
 from muster.operator.local.reading import Heartbeats, log_tail, read_exit
+from muster.storage.listing import CommitSummary
 
-COMMIT = CommitSeen(step=7, attempt=1, committed_at=5.0, best=False)
+COMMIT = CommitSummary(7, 1, 5.0, world_size=1, tokens=0, metrics={}, best=False, bytes=0, files=0)
 
 
 def test_a_store_that_hangs_is_told_in_time_and_not_asked_twice() -> None:
     release, asked = threading.Event(), []
 
-    def read(folder: str) -> tuple[CommitSeen, ...]:
+    def read(folder: str) -> tuple[CommitSummary, ...]:
         asked.append(folder)
         if "dead" in folder:
             release.wait(30.0)
@@ -49,7 +49,7 @@ def test_a_store_that_hangs_is_told_in_time_and_not_asked_twice() -> None:
 
 @pytest.mark.parametrize("error", [RecursionError("too deep"), OSError("no such bucket"), KeyError("step")])
 def test_whatever_a_reading_raises_is_a_reason(error: Exception) -> None:
-    def read(folder: str) -> tuple[CommitSeen, ...]:
+    def read(folder: str) -> tuple[CommitSummary, ...]:
         raise error
 
     known = asyncio.run(CommitLookup(read).look("a", "/ckpt/a"))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.model_families import FAMILIES, config_of, write_model
 
-from muster.trainer.checkpoint.file_store import FileStore
-from muster.trainer.checkpoint.store import NotFound, Truncated
+from muster.storage.errors import NotFound, Truncated
+from muster.storage.file_store import FileStore
 from muster.trainer.models import self_test
 from muster.trainer.models.folder import open_folder
 from muster.trainer.models.transformers_model import TransformersModel, from_commit, from_folder

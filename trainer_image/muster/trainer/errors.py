@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from muster.contract.base import UserError
 from muster.contract.names import ExitCode
+from muster.storage.errors import StorageError
 from muster.trainer.fence import StaleAttempt
 
 __all__ = ["NumericError", "OutOfMemory", "PeerLost", "StaleAttempt", "StorageError", "UserError", "exit_code"]
 
 
-class UserError(Exception):
-    """The job asks for something impossible. The message says where, why, and what to change."""
-
-
 class NumericError(Exception):
     """The loss or a gradient is not a finite number. The message names the step."""
-
-
-class StorageError(Exception):
-    """Checkpoint or data storage failed: full, not writable, unreachable, or its bytes did not verify."""
 
 
 class OutOfMemory(Exception):

@@ -9,6 +9,7 @@ import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
+from muster.contract.address import AddressError, job_folder
 from muster.contract.base import dump, dump_json
 from muster.contract.names import GROUP, KIND, VERSION, Env, Label, worker_name
 from muster.contract.notices import NOTICES_ENV
@@ -88,7 +89,10 @@ def checkpoint_folder(job: Job, site: Site) -> str:
         )
     if job.status.checkpoint is not None and job.status.checkpoint.uri:
         return job.status.checkpoint.uri  # whatever became of labels and defaults since
-    return f"{uri.rstrip('/')}/{job.id}"
+    try:
+        return str(job_folder(uri, job.id))
+    except AddressError as error:
+        raise Unrenderable(f"spec.checkpoint.uri: {error}") from None
 
 
 def render_service(job: Job) -> Object:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
+from muster.contract.address import parse_address
 from muster.contract.base import dump
 from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
 from muster.contract.status import Condition, JobStatus, Phase
@@ -18,7 +18,6 @@ from muster.kube.client import METADATA, METADATA_LIST, Client, Object
 from muster.kube.errors import ApiError
 from muster.kube.watch import SILENCE_SECONDS, Reflector
 from muster.operator.commit_lookup import CommitLookup, KnownCommits
-from muster.operator.commits import Commits, CommitSeen, CommitsUnreadable
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Observed, Reservation
@@ -46,6 +45,8 @@ from muster.operator.pacing import (
     LATER_SECONDS,
 )
 from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unreadable
+from muster.storage.errors import StoreError
+from muster.storage.listing import CommitListing, CommitSummary
 
 
 class KubernetesWorld:
@@ -84,7 +85,7 @@ class KubernetesWorld:
             self._enqueue_later,
         )
         self._remover = Remover(client, self.pods, on_error)
-        self._commits = Commits()
+        self._commits = CommitListing()
         self._lookup = CommitLookup(self._list_commits)
         self._committed: dict[str, tuple[float, KnownCommits]] = {}  # job uid → when listed, newest
         self._overtaken: set[str] = set()  # jobs whose write was refused: they changed, and the watch has not said how
@@ -359,14 +360,14 @@ class KubernetesWorld:
         here = {pod.uid for pod in pods if not pod.over}
         return tuple(pod for pod in self.pods.leaving(uid) if pod.uid not in here)
 
-    def _list_commits(self, folder: str) -> tuple[CommitSeen, ...]:
-        base = folder.removeprefix("file://").rpartition("/")[0]
-        if "://" not in base and not Path(base).is_dir():
-            raise CommitsUnreadable(
-                f"the checkpoint folder {base} can't be seen by the operator, so no commit of the job can be found; "
-                "mount its volume into the operator too, or use an s3:// address"
+    def _list_commits(self, folder: str) -> tuple[CommitSummary, ...]:
+        address = parse_address(folder)
+        if address.scheme == "file" and not address.local.parent.is_dir():
+            raise StoreError(
+                f"the checkpoint folder {address.local.parent} can't be seen by the operator, so no commit of the job "
+                "can be found; mount its volume into the operator too, or use an s3:// address"
             )
-        return self._commits.read(folder)
+        return self._commits.read(address)
 
     def _waiting(self, job: Job, pods: tuple[Pod, ...]) -> str:
         """Why another scheduler has not placed the starting gang."""

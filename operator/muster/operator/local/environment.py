@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from muster.contract.address import job_folder
 from muster.contract.base import dump_json
 from muster.contract.layout import State
 from muster.contract.names import Env
@@ -77,4 +78,4 @@ def ignored(runtime: Runtime) -> tuple[str, ...]:
 
 def checkpoint_folder(state: State, spec: JobSpec, uid: str) -> str:
     """The job's own folder under its checkpoint address, or under the state folder's where it names none."""
-    return f"{(spec.checkpoint.uri or f'file://{state.checkpoints}').rstrip('/')}/{uid}"
+    return str(job_folder(spec.checkpoint.uri or str(state.checkpoints), uid))

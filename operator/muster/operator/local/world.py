@@ -20,7 +20,6 @@ from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster, NotFound
 from muster.local.metric_pages import gathered
 from muster.operator.commit_lookup import CommitLookup
-from muster.operator.commits import Commits
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Observed, Reservation, WorkerState
@@ -35,6 +34,7 @@ from muster.operator.local.removal import Removals
 from muster.operator.local.watch import Watch
 from muster.operator.local.workers import Workers
 from muster.operator.world import Conflict, Reservations, Unreadable
+from muster.storage.listing import CommitListing
 
 _ENTRIES = TypeAdapter(tuple[Reservation, ...])
 
@@ -59,7 +59,7 @@ class LocalWorld:
         self.state = State(root)
         self.cluster = LocalCluster(self.state.cluster)
         self._nodes, self._command, self._reads_only = nodes, worker_command, reads_only
-        self._commits = CommitLookup(Commits().read)
+        self._commits = CommitLookup(CommitListing().read_at)
         self._clock = clock
         heartbeats = self._heartbeats = Heartbeats(self.state, clock)
         self._notices = Notices(self.state.notices)

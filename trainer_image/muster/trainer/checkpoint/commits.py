@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from muster.contract.checkpoint import COMMITS, Commit, commit_key, parse_commit, sealed, step_of_commit_key
+from muster.storage.errors import NotFound
+from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit
-from muster.trainer.checkpoint.store import NotFound, Store, open_store
 from muster.trainer.errors import StaleAttempt
 
 

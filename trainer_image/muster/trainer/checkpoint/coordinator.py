@@ -14,12 +14,13 @@ from typing import Any
 
 from muster.contract.checkpoint import Commit, FileEntry, Slice, TensorEntry, attempt_prefix
 from muster.contract.spec import Keep
+from muster.storage.errors import StoreError
+from muster.storage.store import Store
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.collect import collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.failures import CheckpointError
-from muster.trainer.checkpoint.store import Store, StoreError
 from muster.trainer.errors import StaleAttempt
 from muster.trainer.fence import FenceUnreachable, confirm
 

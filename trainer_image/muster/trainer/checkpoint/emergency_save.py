@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from muster.trainer.checkpoint.checksum import PART_BYTES
+from muster.storage.checksum import PART_BYTES
 from muster.trainer.checkpoint.policy import PRIOR_SAVE_SECONDS
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX
 

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from muster.contract.checkpoint import Commit, FileEntry
-from muster.trainer.checkpoint.checksum import parts_of, whole_file
+from muster.storage.checksum import parts_of, whole_file
+from muster.storage.errors import NotFound, StoreError, Truncated
+from muster.storage.store import Store
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.memory import take_pages
 from muster.trainer.checkpoint.node_cache import NodeCache
 from muster.trainer.checkpoint.shard_file import header_bytes, read_header
-from muster.trainer.checkpoint.store import NotFound, Store, StoreError, Truncated
 
 READS_OF_THE_STORE = 2  # a part that is wrong once may have been damaged on its way; wrong twice, it is damaged
 

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from muster.contract.checkpoint import Commit, Slice, commit_key, sealed
+from muster.storage.errors import StoreError
+from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.chunks import Chunk
 from muster.trainer.checkpoint.commits import commit_in, parse, steps_in
 from muster.trainer.checkpoint.control_group import ControlGroup
@@ -21,7 +23,6 @@ from muster.trainer.checkpoint.node_memory import NodeMemory, SharedBuffer, shar
 from muster.trainer.checkpoint.quarantine import first_good
 from muster.trainer.checkpoint.readers import reading
 from muster.trainer.checkpoint.shard_file import ITEM_BYTES
-from muster.trainer.checkpoint.store import Store, StoreError, open_store
 from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors, trained_parameters
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}

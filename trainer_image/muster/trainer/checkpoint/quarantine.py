@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from muster.contract.checkpoint import QUARANTINE, Commit, commit_key, step_name
+from muster.storage.errors import NotFound, StoreError
+from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.commits import commit_in, steps_in
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit
-from muster.trainer.checkpoint.store import NotFound, Store, StoreError, open_store
 
 T = TypeVar("T")
 

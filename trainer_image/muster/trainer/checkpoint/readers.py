@@ -14,7 +14,8 @@ import uuid
 from collections.abc import Iterator
 
 from muster.contract.checkpoint import PINS, step_name
-from muster.trainer.checkpoint.store import Store, StoreError
+from muster.storage.errors import StoreError
+from muster.storage.store import Store
 
 READERS = "readers"
 READ_SECONDS_MAX = 3_600.0

@@ -17,9 +17,9 @@ import time
 import traceback
 from typing import Any, Protocol
 
+from muster.storage.settings import S3Settings, share_client
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.memory import SharedMemory
-from muster.trainer.checkpoint.s3_settings import S3Settings, share_client
 
 LIVES_PER_SAVE = 3
 

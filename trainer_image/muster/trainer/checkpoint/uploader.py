@@ -19,12 +19,13 @@ from typing import Any
 
 from muster.contract.checkpoint import shard_key
 from muster.contract.spec import Keep
+from muster.storage.errors import StoreError
+from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, Coordinator, Job
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.snapshot import left_in
-from muster.trainer.checkpoint.store import Store, StoreError, open_store
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, die_with_adopter, has_adopter, name_process
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from muster.contract.checkpoint import Commit
+from muster.storage.store import Store
 from muster.trainer.checkpoint.fetch import Part, Reader
-from muster.trainer.checkpoint.store import Store
 
 
 def verify(store: Store, commit: Commit, progress: Callable[[int, int], None] = lambda done, total: None) -> None:

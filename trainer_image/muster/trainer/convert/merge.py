@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from muster.contract.checkpoint import Commit
 from muster.contract.training import Adapter
-from muster.trainer.checkpoint.store import Store
+from muster.storage.store import Store
 from muster.trainer.convert.pieces import whole
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part, parts_of, weight_of

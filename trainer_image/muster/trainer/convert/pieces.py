@@ -10,9 +10,9 @@ from math import prod
 from typing import TypeVar
 
 from muster.contract.checkpoint import Commit, Slice
+from muster.storage.store import Store
 from muster.trainer.checkpoint.fetch import Part, Reader, Span
 from muster.trainer.checkpoint.shard_file import ITEM_BYTES
-from muster.trainer.checkpoint.store import Store
 
 T = TypeVar("T")
 

@@ -7,11 +7,12 @@ import time
 
 from muster.contract.signals import TrainerPhase
 from muster.contract.spec import Past
+from muster.storage.errors import StoreError
+from muster.storage.store import open_store
 from muster.trainer.checkpoint import Policy, SaveOutcome, Saver, TrainState
 from muster.trainer.checkpoint.commits import steps_in
 from muster.trainer.checkpoint.policy import History
 from muster.trainer.checkpoint.quarantine import quarantine
-from muster.trainer.checkpoint.store import StoreError, open_store
 from muster.trainer.config import Ranks
 from muster.trainer.errors import StorageError
 from muster.trainer.train.metrics import Metrics

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit
 from muster.contract.training import FromCommit, TrainingConfig
+from muster.storage.errors import NotFound, Truncated
+from muster.storage.store import open_store
 from muster.trainer.checkpoint import newest_readable, read_commit
-from muster.trainer.checkpoint.store import NotFound, Truncated, open_store
 from muster.trainer.config import Run
 from muster.trainer.data import Tokenizer, load_tokenizer, tokenizer_from_commit, tokenizer_of_folder
 from muster.trainer.errors import UserError

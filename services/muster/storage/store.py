@@ -1,4 +1,4 @@
-"""A folder of objects: the few questions that checkpoints ask of storage.
+"""A folder of objects: the few questions that Muster asks of storage.
 
 Keys are relative to the folder and use `/`. Whatever returns has happened durably; whatever fails raises StoreError,
 whose message names the place and the next step.
@@ -8,31 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
+from muster.contract.address import Address, AddressError, parse_address
 from muster.contract.checkpoint import FileEntry
-from muster.trainer.errors import StorageError, UserError
+from muster.storage.errors import StoreError
+from muster.storage.settings import S3Settings
 
-
-class StoreError(StorageError):
-    """Storage refused or failed, also after the store's own retries."""
-
-
-class NotFound(StoreError):
-    """There is no such object."""
-
-
-class Truncated(StoreError):
-    """An object ends before the bytes that were asked for."""
+SMALL_BYTES_MAX = 1 << 30  # of an object that is read whole: the COMMIT of a large model takes tens of MB
 
 
 @dataclass(frozen=True)
 class Object:
+    """modified_at: seconds since the epoch, by the store's clock. tag: changes whenever the bytes do."""
+
     key: str
     bytes: int
-    modified_at: float  # seconds since the epoch, by the store's clock
+    modified_at: float
+    tag: str
 
 
 def nobody(_: int) -> None:
@@ -65,11 +58,12 @@ class Store(Protocol):
     def replace(self, key: str, data: bytes) -> None:
         """Store a small object, in one go, whatever was there."""
 
-    def read(self, key: str) -> bytes:
-        """A small object whole. Raises NotFound."""
+    def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
+        """A small object whole. Raises NotFound, or TooLarge without reading it."""
 
-    def read_into(self, key: str, start: int, into: memoryview) -> None:
-        """Bytes [start, start + len(into)) of an object. Raises NotFound, Truncated."""
+    def read_into(self, key: str, start: int, into: memoryview, tag: str | None = None) -> None:
+        """Bytes [start, start + len(into)) of an object, of this `tag` if one is given. Raises NotFound, NotAFile,
+        Truncated, Replaced."""
 
     def objects(self, prefix: str) -> Iterator[Object]:
         """Objects whose key starts with `prefix`, in order of their keys."""
@@ -94,19 +88,18 @@ def expect_all(entries: Iterable[FileEntry], there: Mapping[str, int], uri: str)
             )
 
 
-def open_store(uri: str) -> Store:
-    """The store of a `file://` or `s3://` address, or of a plain path. Raises UserError for any other address."""
-    parts = urlsplit(uri)
-    if parts.scheme in ("", "file"):
-        from muster.trainer.checkpoint.file_store import FileStore
+def open_store(place: str | Address, settings: S3Settings | None = None) -> Store:
+    """The store of a folder: a `file://` or `s3://` address, or a plain path. Raises AddressError for any other.
 
-        if parts.netloc not in ("", "localhost"):
-            raise UserError(f"checkpoint address {uri!r} names the host {parts.netloc!r}; write file:///absolute/path")
-        return FileStore(Path(unquote(parts.path)).absolute())
-    if parts.scheme == "s3":
-        from muster.trainer.checkpoint.s3_store import S3Store
+    settings: of S3; None: as the environment has them.
+    """
+    address = parse_address(place) if isinstance(place, str) else place
+    if address.scheme == "file":
+        from muster.storage.file_store import FileStore
 
-        return S3Store(uri)
-    raise UserError(
-        f"checkpoint address {uri!r} has an unknown scheme; Muster reads file:///folder and s3://bucket/folder"
-    )
+        return FileStore(address.local.absolute())
+    if address.scheme == "s3":
+        from muster.storage.s3_store import S3Store
+
+        return S3Store(address, settings)
+    raise AddressError(f"{address}: is no folder; Muster keeps folders under file:///folder and s3://bucket/folder")

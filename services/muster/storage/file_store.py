@@ -6,14 +6,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from muster.contract.checkpoint import FileEntry
-from muster.trainer.checkpoint.checksum import PART_BYTES, combine, crc32, parts_of
-from muster.trainer.checkpoint.store import NotFound, Object, StoreError, Truncated, expect_all, nobody
+from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
+from muster.storage.errors import NotAFile, NotFound, Replaced, StoreError, TooLarge, Truncated
+from muster.storage.store import SMALL_BYTES_MAX, Object, expect_all, nobody
 
 _TEMPORARY = ".tmp-"
 _BUFFER_BYTES = 1 << 20
@@ -50,15 +52,14 @@ class FileStore:
 
     def verify(self, entry: FileEntry) -> None:
         path = self._path(entry.key)
-        with _explained(path, "read"):
-            size = path.stat().st_size
+        with _explained(path, "read"), _opened(path) as (file, about):
+            size = about.st_size
             if size != entry.bytes:
                 raise StoreError(f"{path}: holds {size} bytes, not {entry.bytes}; the disk lost what was written")
             found, buffer = 0, memoryview(bytearray(min(_BUFFER_BYTES, max(size, 1))))
-            with path.open("rb", buffering=0) as file:
-                for start, length in parts_of(size, _BUFFER_BYTES):
-                    _read_all(file.fileno(), start, buffer[:length], path)
-                    found = zlib.crc32(buffer[:length], found)
+            for start, length in parts_of(size, _BUFFER_BYTES):
+                _read_all(file, start, buffer[:length], path)
+                found = zlib.crc32(buffer[:length], found)
         if f"{found:08x}" != entry.checksum:
             raise StoreError(
                 f"{path}: reads back as checksum {found:08x}, not {entry.checksum}; the disk damaged what was written"
@@ -81,15 +82,21 @@ class FileStore:
         with _explained(path, "write"), self._written(path, data) as temporary:
             os.replace(temporary, path)
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
         path = self._path(key)
-        with _explained(path, "read"):
-            return path.read_bytes()
+        with _explained(path, "read"), _opened(path) as (file, about):
+            if about.st_size > bytes_max:
+                raise TooLarge(f"{path}: holds {about.st_size} bytes, more than the {bytes_max} that are read of it")
+            data = bytearray(about.st_size)
+            _read_all(file, 0, memoryview(data), path)
+            return bytes(data)
 
-    def read_into(self, key: str, start: int, into: memoryview) -> None:
+    def read_into(self, key: str, start: int, into: memoryview, tag: str | None = None) -> None:
         path = self._path(key)
-        with _explained(path, "read"), path.open("rb", buffering=0) as file:
-            _read_all(file.fileno(), start, into, path)
+        with _explained(path, "read"), _opened(path) as (file, about):
+            if tag is not None and _tag(about) != tag:
+                raise Replaced(f"{path}: was replaced while it was being read; start again when nobody writes to it")
+            _read_all(file, start, into, path)
 
     def objects(self, prefix: str) -> Iterator[Object]:
         folder = prefix.rpartition("/")[0]
@@ -160,8 +167,8 @@ class FileStore:
                 if entry.is_dir(follow_symlinks=False):
                     yield from self._walk(folder / entry.name, below)
                 elif _TEMPORARY not in entry.name:
-                    about = entry.stat()
-                    yield Object(below, about.st_size, about.st_mtime)
+                    about = entry.stat(follow_symlinks=not entry.is_symlink() or os.path.exists(entry.path))
+                    yield Object(below, about.st_size, about.st_mtime, _tag(about))
             except FileNotFoundError:
                 continue
 
@@ -187,6 +194,23 @@ def _read_all(file: int, start: int, into: memoryview, path: Path) -> None:
         if not count:
             raise Truncated(f"{path}: ends at byte {start}, {len(into)} bytes too early; it was truncated")
         into, start = into[count:], start + count
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """Descriptor and status of a regular file. Nothing else is opened for long: a FIFO would wait for its writer."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise NotAFile(f"{path}: is no regular file; remove it")
+        yield file, about
+    finally:
+        os.close(file)
+
+
+def _tag(about: os.stat_result) -> str:
+    return f"{about.st_ino}:{about.st_mtime_ns}:{about.st_size}"
 
 
 def _flush_folder(folder: Path) -> None:
@@ -223,6 +247,10 @@ def _explained(path: Path, doing: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise NotFound(f"{path}: there is no such file") from error
+    except IsADirectoryError as error:
+        raise NotAFile(f"{path}: is a folder; remove it") from error
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link to itself, a socket
+            raise NotAFile(f"{path}: is no regular file; remove it") from error
         advice = _ADVICE.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
         raise StoreError(f"{path}: can't {doing} it: {advice}") from error

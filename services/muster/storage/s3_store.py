@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from muster.contract.address import Address
 from muster.contract.checkpoint import FileEntry
-from muster.trainer.checkpoint.checksum import PART_BYTES, combine, crc32, parts_of
-from muster.trainer.checkpoint.retry import Retry
-from muster.trainer.checkpoint.s3_failures import Answer, ArrivedDamaged, judge
-from muster.trainer.checkpoint.s3_probe import Server, crc32_header, etag_is, etag_of_parts, md5, probe
-from muster.trainer.checkpoint.s3_settings import S3Settings, s3_client
-from muster.trainer.checkpoint.store import NotFound, Object, StoreError, Truncated, expect_all, nobody
-from muster.trainer.errors import UserError
+from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
+from muster.storage.errors import NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
+from muster.storage.retry import Retry
+from muster.storage.s3_failures import Answer, ArrivedDamaged, judge
+from muster.storage.s3_probe import Server, crc32_header, etag_is, etag_of_parts, md5, probe
+from muster.storage.settings import S3Settings, s3_client
+from muster.storage.store import SMALL_BYTES_MAX, Object, expect_all, nobody
 
 T = TypeVar("T")
 
@@ -27,17 +28,15 @@ PARTS_WANTED_MAX = 1_000  # S3 allows 10,000; fewer and larger ones cost fewer r
 
 
 class S3Store:
-    """address: `s3://bucket/folder`."""
+    """address: of an s3:// folder."""
 
-    def __init__(self, address: str, settings: S3Settings | None = None, retry: Retry | None = None) -> None:
-        bucket, _, folder = address.removeprefix("s3://").partition("/")
-        if not bucket:
-            raise UserError(f"checkpoint address {address!r} names no bucket; write s3://bucket/folder")
-        self._bucket, self._prefix = bucket, f"{folder.strip('/')}/" if folder.strip("/") else ""
+    def __init__(self, address: Address, settings: S3Settings | None = None, retry: Retry | None = None) -> None:
+        folder = address.path.strip("/")
+        self._bucket, self._prefix = address.host, f"{folder}/" if folder else ""
         self._settings = settings or S3Settings.from_environment(os.environ)
         self._retry = retry or Retry(self._settings.retry_seconds)
         self._doubtful: set[str] = set()  # keys that the server put together without showing that it did so rightly
-        self.uri = f"s3://{bucket}/{self._prefix}".rstrip("/")
+        self.uri = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
         self.streams = self._settings.streams
 
     @functools.cached_property
@@ -102,9 +101,12 @@ class S3Store:
     def replace(self, key: str, data: bytes) -> None:
         self._put(key, memoryview(data), crc32(data))
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
         def get() -> bytes:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._key(key))
+            if (size := answer["ContentLength"]) > bytes_max:
+                answer["Body"].close()
+                raise TooLarge(f"{self._where(key)}: holds {size} bytes, more than the {bytes_max} that are read")
             body: bytes = answer["Body"].read()
             if len(body) != answer["ContentLength"]:
                 raise EOFError(f"the answer ended after {len(body)} of {answer['ContentLength']} bytes")
@@ -112,14 +114,19 @@ class S3Store:
 
         return self._call(key, "read", get)
 
-    def read_into(self, key: str, start: int, into: memoryview) -> None:
-        if len(into):
-            self._call(key, "read", lambda: self._get_range(key, start, into))
+    def read_into(self, key: str, start: int, into: memoryview, tag: str | None = None) -> None:
+        if not len(into):
+            return
+        try:
+            self._call(key, "read", lambda: self._get_range(key, start, into, tag))
+        except FileExistsError:
+            raise Replaced(f"{self._where(key)}: was replaced while it was being read") from None
 
     def objects(self, prefix: str) -> Iterator[Object]:
         for page in self._pages(prefix, self._client.list_objects_v2, ("ContinuationToken",)):
             for entry in page.get("Contents", ()):
-                yield Object(entry["Key"][len(self._prefix) :], entry["Size"], entry["LastModified"].timestamp())
+                key, modified_at = entry["Key"][len(self._prefix) :], entry["LastModified"].timestamp()
+                yield Object(key, entry["Size"], modified_at, entry["ETag"])
 
     def delete(self, key: str) -> None:
         with contextlib.suppress(NotFound):
@@ -226,10 +233,9 @@ class S3Store:
 
         return self._call(key, "write", send), checked
 
-    def _get_range(self, key: str, start: int, into: memoryview) -> None:
-        answer = self._client.get_object(
-            Bucket=self._bucket, Key=self._key(key), Range=f"bytes={start}-{start + len(into) - 1}"
-        )
+    def _get_range(self, key: str, start: int, into: memoryview, tag: str | None) -> None:
+        wanted = {"Range": f"bytes={start}-{start + len(into) - 1}", **({"IfMatch": tag} if tag else {})}
+        answer = self._client.get_object(Bucket=self._bucket, Key=self._key(key), **wanted)
         if answer["ContentLength"] < len(into):
             raise Truncated(
                 f"{self._where(key)}: ends {len(into) - answer['ContentLength']} bytes too early; it was truncated"
@@ -318,7 +324,7 @@ class S3Store:
                 raise Truncated(f"{self._where(key)}: {verdict.words}; it was truncated") from error
             if verdict.answer is Answer.TAKEN:
                 raise FileExistsError(key) from error
-            kind = _Broken if verdict.answer is Answer.BROKEN else StoreError
+            kind = {Answer.BROKEN: _Broken, Answer.FINAL: Refused}.get(verdict.answer, StoreError)
             raise kind(f"{self._where(key)}: can't {doing} it: {verdict.words}") from error
 
 

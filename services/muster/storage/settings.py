@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from muster.trainer.errors import UserError
+from muster.contract.base import UserError
 
 CONNECT_SECONDS_MAX = 5
 READ_SECONDS_MAX = 30  # between two packets, not for a whole answer

@@ -1,0 +1,190 @@
+"""Where things lie: the one parser of addresses.
+
+    /data/books, ~/books, books                 a path, taken literally
+    file:///data/my%20books                     a path of this machine, percent-encoded (RFC 8089)
+    s3://bucket/folder                          everything after the bucket is the key, taken literally
+    https://host/file.jsonl                     a file of the web, for reading
+    hf://[datasets/]owner/name[@revision][/path]  a repository of the Hugging Face hub, for reading
+    builtin://python-stdlib                     data that every installation has
+
+No part of an address is cut off: `#` and `?` belong to a file's path and to a key, where a URL parser would end them.
+Two programs that read the same text always mean the same place, and `parse_address(str(address)) == address`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Literal
+from urllib.parse import quote, unquote_to_bytes
+
+from muster.contract.base import UserError
+
+Scheme = Literal["file", "s3", "https", "hf", "builtin"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_WEB_HOST = re.compile(r"[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
+_HUB = re.compile(
+    r"(?:(?P<kind>datasets|spaces|models)/)?(?P<repository>[\w.-]+/[\w.-]+)"
+    r"(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(?P<path>.*))?"
+)
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class AddressError(UserError, ValueError):
+    """Not an address, or not one for this purpose. The message names the address and says what to write."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """host: the bucket of s3, the host of https, else empty. path: of the file system (file), the key without its first
+    slash (s3), what follows the host (https) or the scheme (hf, builtin)."""
+
+    scheme: Scheme
+    host: str
+    path: str
+
+    def __str__(self) -> str:
+        if self.scheme != "file":
+            return f"{self.scheme}://{self.host}{'/' if self.host and self.path else ''}{self.path}"
+        return f"file://{quote(self.path)}" if self.path.startswith("/") else self.path
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rstrip("/").rpartition("/")[2]
+
+    @property
+    def local(self) -> Path:
+        """The path on this machine, `~` expanded. Only of a file address."""
+        assert self.scheme == "file", f"{self} is no path"
+        try:
+            return Path(self.path).expanduser()
+        except RuntimeError as error:
+            raise AddressError(f"{self.path}: {error}; write the path out") from None
+
+    @property
+    def is_absolute(self) -> bool:
+        """False for a path that counts from the working directory, which other processes do not share."""
+        return self.scheme != "file" or self.path.startswith(("/", "~"))
+
+    def child(self, name: str) -> Address:
+        """What is called `name` in this folder."""
+        return replace(self, path=f"{self.path.rstrip('/')}/{name}" if self.path else name)
+
+
+@dataclass(frozen=True)
+class HubPath:
+    """kind, revision: None where the address names none."""
+
+    kind: str | None
+    repository: str
+    revision: str | None
+    path: str
+
+
+def parse_address(text: str) -> Address:
+    """Raises AddressError for what is no address of a known scheme."""
+    _must_be_printable(text, text)
+    if not (match := _SCHEME.fullmatch(text)):
+        return _plain(text)
+    scheme, rest = match[1].lower(), match[2]
+    if scheme == "file":
+        return _file(text, rest)
+    if scheme == "s3":
+        return _s3(text, rest)
+    if scheme == "https":
+        host, _, path = rest.partition("/")
+        if "@" in host or not _WEB_HOST.fullmatch(host):
+            raise AddressError(f"{_shown(text)}: names no host, or more than a host; write https://host/path")
+        return Address("https", host.lower(), path)
+    if scheme == "hf":
+        if not _HUB.fullmatch(rest):
+            raise AddressError(
+                f"{_shown(text)}: names no repository; write hf://owner/name or hf://datasets/owner/name"
+            )
+        return Address("hf", "", rest)
+    if scheme == "builtin":
+        return Address("builtin", "", rest)
+    raise AddressError(
+        f"{_shown(text)}: nothing reads {scheme}://; there are file:///folder, s3://bucket/folder and, to read from, "
+        "https:// and hf://"
+    )
+
+
+def checkpoint_address(text: str) -> Address:
+    """The address of a folder that commits can be written to. Raises AddressError for any other."""
+    address = parse_address(text)
+    if address.scheme not in ("file", "s3") or (not address.path.startswith("/") and address.scheme == "file"):
+        raise AddressError(f"must be file:///an/absolute/path or s3://bucket/folder, not {_shown(text)}")
+    return address
+
+
+def job_folder(base: str, uid: str) -> Address:
+    """A job's own folder under a checkpoint address: `<base>/<uid>`. Raises AddressError."""
+    if not _UID.fullmatch(uid):
+        raise AddressError(f"{uid[:80]!r} is no uid of a job")
+    return checkpoint_address(base).child(uid)
+
+
+def hub_path(address: Address) -> HubPath:
+    """The parts of an hf:// address."""
+    match = _HUB.fullmatch(address.path)
+    assert match is not None, f"{address} is no address of the hub"
+    return HubPath(match["kind"], match["repository"], match["revision"], match["path"] or "")
+
+
+def _plain(text: str) -> Address:
+    if not text or ("://" in text and not text.startswith(("/", "~", "."))):
+        raise AddressError(f"{_shown(text)}: is neither a path nor an address")
+    return Address("file", "", _tidied(text))
+
+
+def _file(text: str, rest: str) -> Address:
+    host, slash, path = rest.partition("/")
+    if host.lower() not in ("", "localhost") or not slash:
+        raise AddressError(
+            f"{_shown(text)}: a file address is absolute and has three slashes, as in file:///data/books"
+        )
+    try:
+        decoded = unquote_to_bytes(slash + path).decode()
+    except UnicodeDecodeError:
+        raise AddressError(
+            f"{_shown(text)}: its percent-encoding is not of UTF-8; write %25 for a percent sign"
+        ) from None
+    _must_be_printable(decoded, text)
+    return Address("file", "", _tidied(decoded))
+
+
+def _tidied(path: str) -> str:
+    """Without empty parts and `.`; `..` is the file system's affair."""
+    return re.sub("^//", "/", str(PurePosixPath(path)))
+
+
+def _s3(text: str, rest: str) -> Address:
+    bucket, _, key = rest.partition("/")
+    if not bucket:
+        raise AddressError(f"{_shown(text)}: names no bucket; write s3://bucket/folder")
+    if not _BUCKET.fullmatch(bucket):
+        raise AddressError(f"{_shown(text)}: its first part is no name of a bucket; write s3://bucket/folder")
+    if {".", ".."} & set(key.split("/")):
+        raise AddressError(f"{_shown(text)}: has a part `.` or `..`, which S3 servers understand differently")
+    return Address("s3", bucket, key)
+
+
+def _must_be_printable(text: str, address: str) -> None:
+    """Line ends and NUL in a name are always a mistake, and a lone surrogate can't be written down."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise AddressError(f"{_shown(address)}: is not Unicode text") from None
+    if _CONTROL.search(text):
+        raise AddressError(f"{_shown(address)}: holds a control character")
+
+
+def _shown(text: str) -> str:
+    """No password that somebody put into an address."""
+    return repr(re.sub(r"(://)[^/@]*@", r"\1***@", text)[:200])

@@ -1,0 +1,39 @@
+"""How storage fails. The message names the place and the next step."""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """Checkpoint or data storage failed: full, not writable, unreachable, or its bytes did not verify."""
+
+
+class StoreError(StorageError):
+    """Storage refused or failed, also after the store's own retries."""
+
+
+class NotFound(StoreError):
+    """There is no such object."""
+
+
+class Truncated(StoreError):
+    """An object ends before the bytes that were asked for."""
+
+
+class UnfitObject(StoreError):
+    """What is there can't be an object of ours."""
+
+
+class NotAFile(UnfitObject):
+    """A FIFO, a device, a folder or a link that leads nowhere."""
+
+
+class TooLarge(UnfitObject):
+    """Larger than the caller is ready to read."""
+
+
+class Replaced(StoreError):
+    """The object is not the one any more that was listed."""
+
+
+class Refused(StoreError):
+    """Trying again changes nothing until a person does: no such bucket, no access, no credentials."""

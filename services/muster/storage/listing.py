@@ -1,0 +1,109 @@
+"""Which commits a job's folder holds, and what a list shows of each.
+
+A COMMIT never changes once it is written, so each is read once; one that was replaced has another tag.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import threading
+from dataclasses import dataclass
+
+from muster.contract.address import Address, parse_address
+from muster.contract.checkpoint import COMMITS, Commit, parse_commit, step_of_commit_key
+from muster.storage.errors import NotFound, UnfitObject
+from muster.storage.settings import S3Settings, share_client
+from muster.storage.store import Object, Store, open_store
+
+COMMIT_BYTES_MAX = 256 << 20
+RETRY_SECONDS = 10.0  # a request to S3 is tried again; whoever lists looks again soon, and others wait meanwhile
+
+
+@dataclass(frozen=True)
+class CommitSummary:
+    """committed_at: seconds since the epoch, by the committer's clock. tokens: trained until then. best: so marked when
+    it was committed. bytes: of all its files."""
+
+    step: int
+    attempt: int
+    committed_at: float
+    world_size: int
+    tokens: int
+    metrics: dict[str, float]
+    best: bool
+    bytes: int
+    files: int
+
+    @staticmethod
+    def of(commit: Commit) -> CommitSummary:
+        return CommitSummary(
+            step=commit.step,
+            attempt=commit.attempt,
+            committed_at=commit.committed_at,
+            world_size=commit.world_size,
+            tokens=commit.tokens,
+            metrics={name: value for name, value in commit.metrics.items() if math.isfinite(value)},
+            best=commit.best,
+            bytes=sum(file.bytes for file in commit.files),
+            files=len(commit.files),
+        )
+
+
+def steps_in(store: Store) -> tuple[int, ...]:
+    """Steps of the commits, ascending. Raises StoreError."""
+    return tuple(sorted(step for step, _ in _commit_objects(store)))
+
+
+class CommitListing:
+    """Lists the commits of any number of folders; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, CommitSummary | None]] = {}  # folder → tag → what was read
+        self._stores: dict[str, Store] = {}
+        self._opening = threading.Lock()
+
+    def read(self, folder: Address) -> tuple[CommitSummary, ...]:
+        """Ascending by step. What can't be read as a COMMIT is not one. Raises StoreError, AddressError."""
+        store, known = self.store(folder), self._known.get(str(folder), {})
+        found: dict[str, CommitSummary | None] = {}
+        for step, entry in _commit_objects(store):
+            tag = f"{entry.key}:{entry.tag}"
+            found[tag] = known[tag] if tag in known else _summary(store, step, entry)
+        self._known[str(folder)] = found
+        return tuple(sorted((seen for seen in found.values() if seen), key=lambda seen: seen.step))
+
+    def read_at(self, folder: str) -> tuple[CommitSummary, ...]:
+        """`read` of an address as it was written."""
+        return self.read(parse_address(folder))
+
+    def store(self, folder: Address) -> Store:
+        """The folder's store; all of S3 share one client, for each takes megabytes."""
+        with self._opening:
+            if (store := self._stores.get(str(folder))) is None:
+                settings = None
+                if folder.scheme == "s3":
+                    made = S3Settings.from_environment(os.environ)
+                    settings = dataclasses.replace(made, retry_seconds=min(made.retry_seconds, RETRY_SECONDS))
+                    share_client(settings)
+                store = self._stores[str(folder)] = open_store(folder, settings)
+            return store
+
+    def forget(self, folder: Address) -> None:
+        """The job is gone."""
+        self._known.pop(str(folder), None)
+        self._stores.pop(str(folder), None)
+
+
+def _commit_objects(store: Store) -> list[tuple[int, Object]]:
+    found = ((step_of_commit_key(entry.key), entry) for entry in store.objects(f"{COMMITS}/"))
+    return [(step, entry) for step, entry in found if step is not None]
+
+
+def _summary(store: Store, step: int, entry: Object) -> CommitSummary | None:
+    try:
+        commit = parse_commit(store.read(entry.key, COMMIT_BYTES_MAX))
+    except (NotFound, UnfitObject, ValueError):  # removed meanwhile, or none of ours
+        return None
+    return CommitSummary.of(commit) if commit.step == step else None

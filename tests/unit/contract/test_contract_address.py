@@ -1,0 +1,136 @@
+"""The same text is the same place for everybody, and a job's folder always ends with its uid."""
+
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from muster.contract.address import (
+    Address,
+    AddressError,
+    HubPath,
+    checkpoint_address,
+    hub_path,
+    job_folder,
+    parse_address,
+)
+
+UID = "8f1c9f0e-1111-4222-8333-abcdefabcdef"
+ODD = st.sampled_from(" %#?+&=;:@~*[]{}|\\'\"äß日🙂\u0301") | st.characters(blacklist_categories=["Cs", "Cc"])
+PARTS = st.sampled_from(["%20", "%2F", "%25", "100%", "a#b", "?x=1", "..", ".", "..."]) | st.text(ODD, max_size=8)
+PATHS = st.lists(PARTS, max_size=4).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(PATHS)
+@example("/tmp/my dir")
+@example("/tmp/ck#a")
+@example("/tmp/ck?x=1")
+@example("/tmp/100%/%41")
+@example("//server/share")
+def test_a_path_is_spelt_as_an_address_and_back(path: str) -> None:
+    plain = parse_address(path)
+    assert parse_address("file://" + quote(path)) == plain
+    assert parse_address(str(plain)) == plain
+    assert plain.local == Path("/" + path.lstrip("/"))
+    assert parse_address(plain.local.as_uri()) == plain
+
+
+@given(PATHS.map(lambda path: "file://" + path) | PATHS.map(lambda path: "s3://bucket" + path) | PATHS)
+@example("file:///tmp/ck#a")
+@example("file:///tmp/ck?x=1")
+@example("s3://bucket/a?b#c")
+@example("s3://bucket")
+def test_the_uid_is_always_the_last_part_of_a_jobs_folder(base: str) -> None:
+    try:
+        folder = job_folder(base, UID)
+    except AddressError:
+        # A name that is not UTF-8 behind its percent signs, a line end behind them, `..` in a key.
+        with pytest.raises(AddressError):
+            checkpoint_address(base)
+        return
+    assert folder.name == UID
+    assert folder != job_folder(base, UID[:-1] + "0")
+    again = parse_address(str(folder))
+    assert again == folder
+    if folder.scheme == "file":
+        assert folder.local.parent == parse_address(base).local
+    else:
+        assert folder.path.strip("/") == f"{base.removeprefix('s3://bucket').strip('/')}/{UID}".strip("/")
+
+
+@given(st.text())
+def test_any_text_is_an_address_or_refused_with_words(text: str) -> None:
+    for read in (parse_address, checkpoint_address):
+        try:
+            address = read(text)
+        except AddressError:
+            continue
+        assert parse_address(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("file:///a%20b/%2B+", Address("file", "", "/a b/++")),
+        ("file://localhost/a//b/./c/", Address("file", "", "/a/b/c")),
+        ("/a%20b", Address("file", "", "/a%20b")),
+        ("data/*.jsonl", Address("file", "", "data/*.jsonl")),
+        ("S3://bucket/a%20b/?x#y/", Address("s3", "bucket", "a%20b/?x#y/")),
+        ("s3://bucket", Address("s3", "bucket", "")),
+        ("https://Host.org:8443/a%20b?x=1", Address("https", "host.org:8443", "a%20b?x=1")),
+        ("builtin://python-stdlib", Address("builtin", "", "python-stdlib")),
+    ],
+)
+def test_what_an_address_means(text: str, means: Address) -> None:
+    assert parse_address(text) == means
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("hf://Qwen/Qwen3-0.6B", HubPath(None, "Qwen/Qwen3-0.6B", None, "")),
+        ("hf://datasets/a/b@refs/pr/3/x/y.jsonl", HubPath("datasets", "a/b", "refs/pr/3", "x/y.jsonl")),
+        ("hf://a/b@main/c", HubPath(None, "a/b", "main", "c")),
+    ],
+)
+def test_the_parts_of_a_hub_address(text: str, parts: HubPath) -> None:
+    assert hub_path(parse_address(text)) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("s3://", "names no bucket"),
+        ("s3:///x", "names no bucket"),
+        ("s3://key:secret@bucket/x", "no name of a bucket"),
+        ("s3://bucket/a/../b", "which S3 servers understand differently"),
+        ("file://data/books", "has three slashes"),
+        ("file://", "has three slashes"),
+        ("file:///a%00b", "control character"),
+        ("file:///a%ff", "not of UTF-8"),
+        ("http://host/x", "nothing reads http://"),
+        ("https://user:secret@host/x", "more than a host"),
+        ("hf://gpt2", "names no repository"),
+        ("gs://bucket/x", "nothing reads gs://"),
+        ("my data://x", "neither a path nor an address"),
+        ("", "neither a path nor an address"),
+    ],
+)
+def test_what_is_no_address_is_refused(text: str, says: str) -> None:
+    with pytest.raises(AddressError, match=says) as raised:
+        parse_address(text)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["ckpt", "~/ckpt", "https://host/x", "hf://a/b", "builtin://python-stdlib"])
+def test_commits_are_not_written_everywhere(text: str) -> None:
+    with pytest.raises(AddressError, match="must be file:///an/absolute/path or s3://bucket/folder"):
+        checkpoint_address(text)
+
+
+@pytest.mark.parametrize("uid", ["", ".", "..", "a/b", "a b", "-a"])
+def test_a_uid_that_is_no_name_makes_no_folder(uid: str) -> None:
+    with pytest.raises(AddressError, match="is no uid of a job"):
+        job_folder("s3://bucket/x", uid)
