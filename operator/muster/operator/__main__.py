@@ -70,6 +70,7 @@ def _run(words: Sequence[str]) -> int:
         print(f"muster-operator: {_words(error)}", file=sys.stderr)
         return BAD_USAGE
 
+    from muster.local.cluster import UnusableFile
     from muster.operator.local.claim import FolderTaken, FolderUnusable
     from muster.operator.local.service import PortTaken, operate
     from muster.operator.logs import set_up_logs
@@ -77,6 +78,9 @@ def _run(words: Sequence[str]) -> int:
     set_up_logs(settings.log_format, settings.log_level)
     try:
         operate(settings)
+    except UnusableFile as error:
+        print(f"muster-operator: {error}", file=sys.stderr)
+        return FOLDER_UNUSABLE
     except (FolderTaken, FolderUnusable, PortTaken) as error:
         print(f"muster-operator: {error}", file=sys.stderr)
         return {FolderTaken: FOLDER_TAKEN, FolderUnusable: FOLDER_UNUSABLE, PortTaken: PORT_TAKEN}[type(error)]

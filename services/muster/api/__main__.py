@@ -20,11 +20,14 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from muster.api.app import create_app
+from muster.api.connections import timed_protocol
 from muster.api.errors import ApiError
 from muster.api.hub import Hub
 from muster.api.log import set_up_logs
+from muster.api.migrate import NewerDatabase
 from muster.api.settings import Settings
 from muster.contract.redaction import redact
+from muster.local.cluster import UnusableFile
 
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 3
@@ -112,6 +115,7 @@ async def _serve(settings: Settings, listener: socket.socket, parent_pid: int | 
     app = create_app(settings)
     config = uvicorn.Config(
         app,
+        http=timed_protocol(settings.receive_seconds_max),  # type: ignore[arg-type]  # a class, or what makes one
         log_config=None,
         access_log=False,
         lifespan="off",  # entered here, so that a failure to start is one clear line
@@ -122,8 +126,10 @@ async def _serve(settings: Settings, listener: socket.socket, parent_pid: int | 
     async with contextlib.AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(app.router.lifespan_context(app))
+        except (UnusableFile, NewerDatabase) as error:
+            raise Refused(redact(str(error)), EXIT_UNAVAILABLE) from error
         except (SQLAlchemyError, OSError, ApiError, TimeoutError) as error:
-            raise Refused(_why_not(error), EXIT_UNAVAILABLE) from error
+            raise Refused(_why_not(settings, error), EXIT_UNAVAILABLE) from error
         except ValueError as error:
             raise Refused(redact(str(error)), EXIT_USAGE) from error
         if parent_pid is not None:
@@ -135,9 +141,14 @@ async def _serve(settings: Settings, listener: socket.socket, parent_pid: int | 
     return 0
 
 
-def _why_not(error: Exception) -> str:
+def _why_not(settings: Settings, error: Exception) -> str:
     lines = redact(str(error.__cause__ or error)).strip().splitlines()
     cause = lines[0] if lines else type(error).__name__
+    if "not a database" in cause or "malformed" in cause:
+        file = settings.layout.database
+        return f"the database {file} is damaged ({cause}): restore a backup, or move it away to begin a new history"
+    if "disk is full" in cause or "No space left" in cause:
+        return f"the disk of the database is full ({cause}): free some space and start again"
     return f"the database can't be opened: {cause}; check the state folder (--state) or MUSTER_API_DATABASE_URL"
 
 

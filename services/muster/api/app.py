@@ -28,7 +28,7 @@ from muster.api.jobs.repository import live_in_cluster
 from muster.api.logs import routes as logs
 from muster.api.metrics import routes as metrics
 from muster.api.metrics.steps import StepLogs
-from muster.api.middleware import BodyLimit, LoopbackGuard, RequestLog
+from muster.api.middleware import BodyLimits, LoopbackGuard, RequestLog
 from muster.api.migrate import migrate
 from muster.api.mirror import Mirror
 from muster.api.observability import Metrics
@@ -79,7 +79,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
     app.include_router(health.router)
     _answer_errors(app)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, bytes_max=settings.body_bytes_max)
+    app.add_middleware(BodyLimits, bytes_max=settings.body_bytes_max, seconds_max=settings.receive_seconds_max)
     if not settings.auth:
         app.add_middleware(LoopbackGuard)
     app.add_middleware(RequestLog, metrics=counted)
@@ -209,6 +209,8 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
     if error.status_code == 405:
         allowed = headers.get("Allow", headers.get("allow", ""))
         return ApiError("method_not_allowed", f"{path} does not know {method}; it knows {allowed}.", headers=headers)
+    if error.status_code == 408:
+        return ApiError("body_too_slow", str(error.detail), headers={**headers, "Connection": "close"})
     if error.status_code == 413:
         return ApiError("body_too_large", str(error.detail), headers={**headers, "Connection": "close"})
     return ApiError("invalid_document", f"The request can't be read: {error.detail}", headers=headers)

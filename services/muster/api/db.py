@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-from sqlalchemy import Dialect, Text, event
+from sqlalchemy import Dialect, Text, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.types import TypeDecorator
 
-from muster.api.errors import database_unavailable
+from muster.api.errors import database_unavailable, disk_full
 
 _WRITES = "muster_writes"
 
@@ -65,6 +65,15 @@ class Database:
             async with self._in_turn(), self._write() as session, session.begin():
                 yield session
 
+    async def probe(self) -> None:
+        """Raises ApiError when the database can't be read or, where that is cheap to find out, not be written."""
+        if not self.is_sqlite:
+            async with self.read() as session:
+                await session.execute(text("SELECT version FROM mirror"))
+            return
+        async with self.write() as session:  # a full disk shows only to who writes
+            await session.execute(text("UPDATE mirror SET version = version"))
+
     async def close(self) -> None:
         await self.engine.dispose()
 
@@ -91,7 +100,7 @@ class Database:
             raise
         except DBAPIError as error:
             if _is_outage(error):
-                raise database_unavailable() from error
+                raise (disk_full() if _is_full(error) else database_unavailable()) from error
             raise
         # What goes wrong while connecting comes from asyncpg as it is: SQLAlchemy wraps only what statements raise.
         except (
@@ -106,6 +115,11 @@ class Database:
             if not self.is_sqlite:
                 raise database_unavailable() from error
             raise
+
+
+def _is_full(error: DBAPIError) -> bool:
+    """SQLite's SQLITE_FULL, and PostgreSQL's disk_full."""
+    return "disk is full" in str(error.orig) or getattr(error.orig, "sqlstate", None) == "53100"
 
 
 def _is_outage(error: DBAPIError) -> bool:

@@ -50,6 +50,9 @@ KINDS: dict[str, Kind] = {
     "job_cancelling": Kind(
         409, "The job is being cancelled", "A cancelled job does not go on; `:clone` starts a new one like it."
     ),
+    "body_too_slow": Kind(
+        408, "The body came too slowly", "Send the whole body at once; nothing was done, so repeat the request."
+    ),
     "body_too_large": Kind(
         413, "The body is too large", "A job document is small; data belongs into files that it names."
     ),
@@ -107,6 +110,11 @@ def invalid_parameter(path: str, message: str, did_you_mean: str | None = None) 
 def invalid_token(faults: Sequence[Problem]) -> ApiError:
     """What was asked of a new token can't be had."""
     return ApiError("invalid_token", f"The token can't be made: {faults[0]}", errors=faults)
+
+
+def disk_full() -> ApiError:
+    detail = "The disk of the database is full, so nothing was changed. Free some space on it; nothing else is needed."
+    return ApiError("database_unavailable", detail, headers={"Retry-After": "30"})
 
 
 def database_unavailable() -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -20,7 +21,10 @@ from muster.api.settings import is_loopback
 log = structlog.get_logger("muster.api.request")
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_DRAIN_BYTES_MAX = 100_000_000
+# What a sender may still have on its way when the reply is there: longer than one that listens takes to notice, and
+# nothing that keeps a connection busy.
+_DRAIN_BYTES_MAX = 64_000_000
+_DRAIN_SECONDS_MAX = 2.0
 _QUIET = ("/healthz", "/readyz", "/metrics")
 
 
@@ -80,11 +84,23 @@ class BodyTooLarge(HTTPException):
         super().__init__(413, f"The body is larger than {limit:,} bytes.")
 
 
-class BodyLimit:
-    """Refuses a body over the limit without ever holding it."""
+class BodyTooSlow(HTTPException):
+    """Raised from `receive`."""
 
-    def __init__(self, app: ASGIApp, bytes_max: int) -> None:
-        self.app, self.bytes_max = app, bytes_max
+    def __init__(self, seconds: float) -> None:
+        super().__init__(408, f"The body did not arrive within {seconds:g} s.")
+
+
+class BodyLimits:
+    """Refuses a body that is too large or comes too slowly, without ever holding it.
+
+    A reply that does not wait for the body (it is too large, or the token is no good) ends the connection: what is
+    still on its way is thrown away for a moment, for a connection closed on a sender loses the reply that says why, and
+    no longer than that.
+    """
+
+    def __init__(self, app: ASGIApp, bytes_max: int, seconds_max: float) -> None:
+        self.app, self.bytes_max, self.seconds_max = app, bytes_max, seconds_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,34 +108,70 @@ class BodyLimit:
             return
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
+        waits = headers.get("expect", "").lower() == "100-continue"  # nothing is on its way until somebody asks for it
+        body = _Body(receive, send, self.bytes_max, self.seconds_max, on_its_way=not waits and _comes(headers))
         if length.isdigit() and int(length) > self.bytes_max:
-            if headers.get("expect", "").lower() != "100-continue":
-                await _drain(receive)
-            await _refuse(scope, send, ApiError("body_too_large", str(BodyTooLarge(self.bytes_max).detail)))
+            await _refuse(scope, body.send, ApiError("body_too_large", str(BodyTooLarge(self.bytes_max).detail)))
             return
-        taken = 0
-
-        async def receive_counted() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > self.bytes_max:
-                if message.get("more_body"):
-                    await _drain(receive)
-                raise BodyTooLarge(self.bytes_max)
-            return message
-
-        await self.app(scope, receive_counted, send)
+        await self.app(scope, body.receive, body.send)
 
 
-async def _drain(receive: Receive) -> None:
-    """Throw the rest away, chunk by chunk: a connection closed on a sender loses the reply that says why."""
-    drained = 0
-    while drained < _DRAIN_BYTES_MAX:
-        message = await receive()
-        drained += len(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body"):
-            return
+def _comes(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+class _Body:
+    """One request's body on its way to the app. on_its_way: there is more of it than the app has taken."""
+
+    def __init__(self, receive: Receive, send: Send, bytes_max: int, seconds_max: float, on_its_way: bool) -> None:
+        self._receive, self._send = receive, send
+        self._bytes_max, self._seconds_max = bytes_max, seconds_max
+        self._on_its_way = on_its_way
+        self._taken, self._complete = 0, False
+        self._deadline: float | None = None
+
+    async def receive(self) -> Message:
+        if self._complete:
+            return await self._receive()  # a disconnection, which a stream waits for as long as it lasts
+        loop = asyncio.get_running_loop()
+        self._deadline = self._deadline or loop.time() + self._seconds_max
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._next()
+        except TimeoutError:
+            raise BodyTooSlow(self._seconds_max) from None
+        if self._taken > self._bytes_max:
+            raise BodyTooLarge(self._bytes_max)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if not self._on_its_way:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["connection"] = "close"
+            await self._send(message)
+        elif message.get("more_body"):
+            await self._send(message)
+        else:
+            await self._send({**message, "more_body": True})
+            await self._throw_away()
+            await self._send({"type": "http.response.body", "body": b""})
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._taken += len(message.get("body", b""))
+        self._on_its_way = message["type"] == "http.request" and bool(message.get("more_body"))
+        self._complete = not self._on_its_way
+        return message
+
+    async def _throw_away(self) -> None:
+        taken = self._taken
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS_MAX):
+                while self._on_its_way and self._taken - taken < _DRAIN_BYTES_MAX:
+                    await self._next()
+        except TimeoutError:
+            pass
 
 
 class LoopbackGuard:

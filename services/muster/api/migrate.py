@@ -12,6 +12,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -38,7 +40,7 @@ def alembic_config(connection: Connection | None = None) -> Config:
 
 
 async def migrate(database: Database) -> None:
-    """Raises the database's own errors, and TimeoutError when another process migrates for longer than a minute."""
+    """Raises NewerDatabase, the database's own errors, and TimeoutError when another process takes over a minute."""
     if database.file is not None:
         database.file.parent.mkdir(parents=True, exist_ok=True)
         async with (
@@ -52,8 +54,20 @@ async def migrate(database: Database) -> None:
         await connection.run_sync(_upgrade)
 
 
+class NewerDatabase(Exception):
+    """The database was made by a newer Muster, whose tables this one does not know."""
+
+
 def _upgrade(connection: Connection) -> None:
-    command.upgrade(alembic_config(connection), "head")
+    config = alembic_config(connection)
+    script = ScriptDirectory.from_config(config)
+    known = {revision.revision for revision in script.walk_revisions()}
+    if unknown := set(MigrationContext.configure(connection).get_current_heads()) - known:
+        raise NewerDatabase(
+            f"the database is of a newer Muster (its revision {', '.join(sorted(unknown))} is unknown here): "
+            "start that version again, or restore the backup from before it"
+        )
+    command.upgrade(config, "head")
 
 
 async def _advisory_lock(connection: AsyncConnection) -> None:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from muster.contract.layout import State
+from muster.documents.document import BYTES_MAX
 from muster.documents.prices import checked_prices
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -39,7 +40,8 @@ class Settings(BaseSettings):
         5.0  # for a connection, a lock or a statement, before a request is refused with 503
     )
     checkpoint_uri: str | None = None
-    body_bytes_max: Annotated[int, Field(gt=0)] = 1_000_000
+    body_bytes_max: Annotated[int, Field(gt=0, le=BYTES_MAX)] = BYTES_MAX
+    receive_seconds_max: Seconds = 20.0  # for a request's headers, and again for its body, to arrive
     relay_seconds: Seconds = 1.0  # between looks for rows that another API process left
     mirror_seconds: Seconds = 0.2  # between looks at the cluster's version
     stream_ping_seconds: Seconds = 15.0

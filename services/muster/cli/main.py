@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -66,3 +67,15 @@ def main() -> None:
         # `muster ls | head`: the reader has seen enough. What is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:  # a full disk, a folder without rights, a damaged file: the world's fault, not ours
+        show_error(CliError(_words(error), code="machine"))
+        sys.exit(int(Exit.FAILED))
+
+
+def _words(error: OSError) -> str:
+    if error.errno is None:
+        return str(error)  # one of our own, in whole sentences
+    reason = (error.strerror or type(error).__name__).lower()
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason += ": free some space and repeat the command"
+    return f"{error.filename}: {reason}" if error.filename else reason

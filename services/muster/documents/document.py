@@ -16,6 +16,7 @@ from muster.contract.base import Problem
 # more than some tenths of a second. An honest job has some hundred values, eight levels deep; etcd takes 1.5 MB.
 BYTES_MAX = 1_000_000
 DEPTH_MAX = 64
+KEY_LENGTH_MAX = 400  # Kubernetes' longest have 317; a key is repeated in what is said about it
 VALUES_MAX = 20_000  # aliases followed: ten lines of YAML can stand for a billion values
 
 _INTEGER_MAX = 2**63 - 1
@@ -93,6 +94,13 @@ def check_text(text: str) -> str | None:
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
         return "a text with half a surrogate pair is not Unicode"
     return None
+
+
+def check_key(key: str) -> str | None:
+    """What is wrong with a key; None when nothing is."""
+    if len(key) > KEY_LENGTH_MAX:
+        return f"a key may have {KEY_LENGTH_MAX} characters, not {len(key):,}"
+    return check_text(key)
 
 
 def check_number(number: float, text: str) -> str | None:

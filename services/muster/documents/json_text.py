@@ -9,11 +9,13 @@ from typing import Any
 
 from muster.documents.document import (
     DEPTH_MAX,
+    KEY_LENGTH_MAX,
     VALUES_MAX,
     Document,
     DocumentError,
     Mark,
     Place,
+    check_key,
     check_number,
     check_text,
     line_of,
@@ -47,8 +49,8 @@ def read_json(text: str) -> Document:
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        raise ValueError("a key stands twice")
+    if len(mapping) < len(pairs) or any(len(key) > KEY_LENGTH_MAX for key in mapping):
+        raise ValueError("a key stands twice, or is too long")
     return mapping
 
 
@@ -103,6 +105,8 @@ class _Reader:
             if self.text[begin : begin + 1] != '"':
                 raise self.fault("expected a key in double quotes")
             key = self.string()
+            if wrong := check_key(key):
+                raise self.fault(wrong, begin)
             if key in data:
                 raise self.fault(f"the key {key[:100]!r} stands here and in line {marks[key].place.line}", begin)
             if not self.taken(":"):

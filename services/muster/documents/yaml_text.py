@@ -21,6 +21,7 @@ from muster.documents.document import (
     DocumentError,
     Mark,
     Place,
+    check_key,
     check_number,
     check_text,
     line_of,
@@ -214,6 +215,8 @@ class _Builder:
             raise self.fault(event, f"{shown} must be text; put it in quotes")
         if event.anchor is not None:
             raise self.fault(event, "a key can't be an anchor")
+        if wrong := check_key(event.value):
+            raise self.fault(event, wrong)
         return str(event.value)
 
     def scalar(self, event: Any) -> Any:

@@ -35,6 +35,13 @@ INSERT OR IGNORE INTO counter VALUES (0, 0);
 """
 
 
+_SCHEMA_VERSION = 1  # SQLite's user_version; 0 in a file of before it was written there
+
+
+class UnusableFile(OSError):
+    """The file can't be used as it is; the message says why and what to do."""
+
+
 class Conflict(Exception):
     """The object changed since it was read: read it again and decide anew."""
 
@@ -74,15 +81,31 @@ class RawChange:
 
 
 class LocalCluster:
-    """path: the SQLite file, made if absent. Any thread or process may use it: each thread has its own connection."""
+    """path: the SQLite file, made if absent. Any thread or process may use it: each thread has its own connection.
+
+    Raises UnusableFile for a damaged file, one of a newer Muster, and a full disk.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._threads = threading.local()
-        db = self._connection()
+        try:
+            self._prepare(self._connection())
+        except sqlite3.DatabaseError as error:
+            raise UnusableFile(_unusable(path, str(error))) from error
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
+        if version > _SCHEMA_VERSION:
+            raise UnusableFile(
+                f"{self.path} is of a newer Muster (its version is {version}, this one knows {_SCHEMA_VERSION}): "
+                "start that version, or name another folder with --state"
+            )
         db.execute("PRAGMA journal_mode=WAL")
         db.executescript(_SCHEMA)
+        if version < _SCHEMA_VERSION:
+            db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
     @property
     def fence(self) -> str:
@@ -217,6 +240,17 @@ class LocalCluster:
             if db.in_transaction:  # some failures of SQLite's have ended it already
                 db.execute("ROLLBACK")
             raise
+
+
+def _unusable(path: Path, cause: str) -> str:
+    if "disk is full" in cause:
+        return f"the disk of {path.parent} is full: free some space and start again"
+    if "not a database" in cause or "malformed" in cause:
+        return (
+            f"{path} is damaged ({cause}): restore it from a backup, or move it away to begin without its jobs; "
+            "their checkpoints stay where they are"
+        )
+    return f"{path} can't be opened ({cause}): check its permissions, its disk and who else uses it"
 
 
 def _next(db: sqlite3.Connection) -> int:

@@ -40,12 +40,12 @@ class Process:
 
 
 @contextlib.contextmanager
-def api(state: Path, *options: str, port: int = 0) -> Iterator[Process]:
+def api(state: Path, *options: str, port: int = 0, auth: bool = False) -> Iterator[Process]:
     state.mkdir(parents=True, exist_ok=True)
     log = state / "api.log"
     with log.open("a") as errors:
         process = subprocess.Popen(
-            [*COMMAND, "--state", str(state), "--port", str(port), "--no-auth", *options],
+            [*COMMAND, "--state", str(state), "--port", str(port), *([] if auth else ["--no-auth"]), *options],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -61,6 +61,7 @@ def test_what_the_standard_library_refuses_is_refused(text: str) -> None:
         (r'{"a": "\u0000"}', 1, 7, "a text with a NUL character"),
         (r'{"\u0000": 1}', 1, 2, "a text with a NUL character"),
         ('{"a": 1} x', 1, 10, "the document has ended"),
+        (f'{{"{"k" * 401}": 1}}', 1, 2, "a key may have 400 characters, not 401"),
         ("", 1, 1, "the document ends too early"),
         ("[" * 100_000, 1, DEPTH_MAX + 1, f"is nested deeper than {DEPTH_MAX} levels"),
         ("[" + "1," * VALUES_MAX + "1]", 1, 2 * VALUES_MAX, f"holds more than {VALUES_MAX:,} values"),

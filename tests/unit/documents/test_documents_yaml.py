@@ -97,6 +97,7 @@ def test_an_alias_is_a_copy() -> None:
         ("~: x\n", 1, 1, "the key ~ must be text"),
         ("a: &x [*x]\n", 1, 8, "an alias contains itself"),
         ("a: *nowhere\n", 1, 4, "found undefined alias 'nowhere'"),
+        (f"{'k' * 401}: 1\n", 1, 1, "a key may have 400 characters, not 401"),
         ("a: {<<: 3}\n", 1, 9, "<< merges mappings only"),
         ('a: "\\0"\n', 1, 4, "a text with a NUL character"),
         ("a: " + "[" * DEPTH_MAX, 1, 3 + DEPTH_MAX, f"is nested deeper than {DEPTH_MAX} levels"),

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from sqlalchemy import text
 
 from muster.api.errors import KINDS, ApiError
 from muster.api.openapi import problems, shown
@@ -70,8 +69,7 @@ async def readyz(services: ServicesDependency) -> JSONResponse:
 
 async def _database(services: Services) -> dict[str, Any]:
     try:
-        async with services.database.read() as session:
-            await session.execute(text("SELECT version FROM mirror"))
+        await services.database.probe()
     except ApiError as error:
         return {"ok": False, "detail": error.detail}
     return {"ok": True, "detail": ""}
