@@ -13,9 +13,9 @@ import pytest
 from tests.integration.api.platform import Platform, document, platform, until
 
 from muster.api.cluster import ApplyResult, DesiredJob, Local
-from muster.api.jobs.submission import parse_submission
 from muster.contract.layout import State
 from muster.contract.signals import Cause
+from muster.contract.spec import parse_job
 from muster.contract.status import Attempt, CheckpointStatus, ExcludedNode, Failure, Phase, Progress
 from muster.local.cluster import LocalCluster
 
@@ -180,7 +180,7 @@ async def test_a_status_of_a_newer_operator_is_kept_whole(here: Platform) -> Non
 
 
 async def test_a_job_made_in_the_cluster_is_imported(here: Platform) -> None:
-    submission = parse_submission(document("by-hand"))
+    submission = parse_job(document("by-hand"))
     uid = here.cluster.create("by-hand", "default", submission.spec, {"team": "nlp"}).metadata.uid
 
     async def ask() -> Any:
@@ -237,7 +237,7 @@ async def test_a_job_that_came_and_went_is_not_made_again(tmp_path: Path, databa
     async with platform(state, database_url=database_url) as here:
         await here.services.background.stop()
         uid = (await here.submit())["id"]
-    wish = DesiredJob(uid, "demo", "default", {}, parse_submission(document()).spec, seen=False)
+    wish = DesiredJob(uid, "demo", "default", {}, parse_job(document()).spec, seen=False)
     cluster = LocalCluster(State(state).cluster)
     assert [answer.outcome for answer in await Local(cluster).apply([wish])] == ["done"]
     job = cluster.get(uid)
@@ -255,7 +255,7 @@ async def test_a_name_that_a_live_stranger_holds_fails_the_job(tmp_path: Path, d
     async with platform(state, database_url=database_url) as here:
         await here.services.background.stop()
         uid = (await here.submit())["id"]
-        stranger = here.cluster.create("demo", "default", parse_submission(document()).spec, {}).metadata.uid
+        stranger = here.cluster.create("demo", "default", parse_job(document()).spec, {}).metadata.uid
     async with platform(state, database_url=database_url) as here:
         job = await here.phase(uid, "Failed")
         assert job["status"]["code"] == "NameTaken"

@@ -15,9 +15,9 @@ from tests.integration.api.platform import Platform, document, platform, until
 from muster.api.events.repository import event_values
 from muster.api.events.types import EventType, NewEvent
 from muster.api.jobs import repository
-from muster.api.jobs.submission import parse_submission
 from muster.api.tables import EventRow, JobRow, LabelRow
 from muster.contract.base import dump
+from muster.contract.spec import parse_job
 from muster.contract.status import JobStatus
 
 JOBS, BY_HTTP = 10_000, 200
@@ -25,7 +25,7 @@ JOBS, BY_HTTP = 10_000, 200
 
 async def store(here: Platform, count: int) -> list[str]:
     """As submissions leave them: one is made, the others are copies of it. What is tested is what comes after."""
-    spec, status = dump(parse_submission(document()).spec), dump(JobStatus(code="Submitted"))
+    spec, status = dump(parse_job(document()).spec), dump(JobStatus(code="Submitted"))
     created = NewEvent(EventType.JOB_CREATED, 1.0, "submitted")
     uids = [str(uuid.uuid4()) for _ in range(count)]
     async with here.services.database.write() as session:
