@@ -24,6 +24,7 @@ import torch
 from muster.contract.base import parse
 from muster.contract.checkpoint import DataCursor
 from muster.contract.training import Source, TrainingConfig
+from muster.trainer.config import DataParallel
 from muster.trainer.data import Dataset, Loader, Tokenizer, load_tokenizer, open_data
 from muster.trainer.data.packing import best_fit
 from muster.trainer.data.prepare import prepared
@@ -112,7 +113,7 @@ def configuration(length: int) -> TrainingConfig:
 
 def loader_steps(dataset: Dataset, samples: int, prefetch: int) -> Callable[[], object]:
     cursor = DataCursor(seed=dataset.seed, epoch=0, sample=0)
-    return Loader(dataset, cursor, samples, samples, 0, 1, "cpu", prefetch).next
+    return Loader(dataset, cursor, samples, samples, DataParallel(1, (0,)), "cpu", prefetch).next
 
 
 def crop_steps(folder: Path, length: int, samples: int) -> Callable[[], object]:
@@ -162,7 +163,7 @@ def step_seconds(step: Callable[[], object], seconds: float) -> float:
 def waiting(dataset: Dataset, samples: int, step: float) -> float:
     """Share of the time that next() blocks when each step computes for `step` seconds, outside of Python's lock."""
     cursor = DataCursor(seed=dataset.seed, epoch=0, sample=0)
-    loader = Loader(dataset, cursor, samples, samples, 0, 1, "cpu")
+    loader = Loader(dataset, cursor, samples, samples, DataParallel(1, (0,)), "cpu")
     loader.next()
     waited, began = 0.0, time.perf_counter()
     for _ in range(50):

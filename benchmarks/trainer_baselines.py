@@ -21,7 +21,7 @@ from muster.contract.training import TrainingConfig
 from muster.trainer.config import Ranks
 from muster.trainer.data import Dataset, Loader
 from muster.trainer.models.decoder import build
-from muster.trainer.train.tasks.next_token import scored, token_loss
+from muster.trainer.train.tasks.next_token import NextToken
 
 
 class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -53,14 +53,14 @@ class BareLoop:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=training.optimizer.lr, betas=training.optimizer.betas, fused=True
         )
-        self.loader = loader
+        self.objective, self.loader = NextToken(), loader
 
     def step(self) -> None:
         batch = self.loader.next()
         self.optimizer.zero_grad()
         for number, micro in enumerate(batch.micro, start=1):
             self.model.set_requires_gradient_sync(number == len(batch.micro))  # type: ignore[operator]
-            loss = token_loss(self.model, micro) / scored(micro) / len(batch.micro)
+            loss = self.objective.loss(self.model, micro) / self.objective.count(micro) / len(batch.micro)
             loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

@@ -128,28 +128,28 @@ def _rank(given: argparse.Namespace) -> None:
     import trainer_baselines  # beside this file
 
     from muster.contract.signals import TrainerPhase
-    from muster.trainer.config import read_ranks, read_run
+    from muster.trainer.config import data_parallel, read_ranks, read_run
     from muster.trainer.data import open_data
     from muster.trainer.launch.process_control import process_started_at
     from muster.trainer.models import sharding
     from muster.trainer.train import loop
     from muster.trainer.train.origin import find_origin
-    from muster.trainer.train.rank_state import Life
+    from muster.trainer.train.rank_state import RankState
 
     run, ranks = read_run(), read_ranks()
     device = sharding.choose_device(ranks)
     sharding.connect(device)
     origin = find_origin(run, print)
     data = open_data(run.training, origin.tokenizer, run.cache_dir, lambda line: None)
-    life = Life(run.worker_dir, run.attempt, ranks.rank, process_started_at())
-    life.watch()
-    life.enter(TrainerPhase.STEP)
+    rank_state = RankState(run.worker_dir, run.attempt, ranks.rank, process_started_at())
+    rank_state.heartbeats.start()
+    rank_state.activity.enter(TrainerPhase.STEP)
 
     def muster(shard: str) -> Callable[[], object]:
         asked = run.training.parallel.model_copy(update={"shard": shard})
         training = run.training.model_copy(update={"parallel": asked})
         layout = sharding.plan(origin.model, training, ranks, sharding.capacity(device, ranks))
-        trainer = loop.Trainer(run, ranks, life, origin, data, device, layout)
+        trainer = loop.Trainer(run, ranks, rank_state, origin, data, device, layout)
         loader = trainer.open_loader()
         return lambda: trainer.advance(loader)
 
@@ -159,8 +159,7 @@ def _rank(given: argparse.Namespace) -> None:
         _start(run.training.seed),
         run.training.samples_per_step(),
         run.training.batch.micro_batch,
-        ranks.rank,
-        ranks.world,
+        data_parallel(run.training, ranks),
         device,
     )
     bare = trainer_baselines.BareLoop(origin.architecture, run.training, ranks, theirs)

@@ -245,7 +245,7 @@ class JobSpec(Spec):
         """Every gang size from min to max must be able to divide the batch, or elasticity would change the result."""
         for nodes in range(self.gang.nodes.min, self.gang.nodes.max + 1):
             try:
-                self.training.accumulation(nodes * self.gang.ranks_per_node)
+                self.accumulation(nodes)
             except ValueError as error:
                 if nodes == self.gang.nodes.min:
                     raise ValueError(f"{error} (gang.nodes {nodes})") from None
@@ -253,9 +253,18 @@ class JobSpec(Spec):
 
     def gang_sizes(self) -> tuple[int, ...]:
         """The node counts, ascending, that min, max and the divisibility of the batch allow."""
-        per_pass = self.training.data.sequence_length * self.training.batch.micro_batch * self.gang.ranks_per_node
-        sizes = range(self.gang.nodes.min, self.gang.nodes.max + 1)
-        return tuple(n for n in sizes if self.training.batch.tokens_per_step % (per_pass * n) == 0)
+        return tuple(n for n in range(self.gang.nodes.min, self.gang.nodes.max + 1) if self._divides_the_batch(n))
+
+    def _divides_the_batch(self, nodes: int) -> bool:
+        try:
+            self.accumulation(nodes)
+        except ValueError:
+            return False
+        return True
+
+    def accumulation(self, nodes: int) -> int:
+        """Micro-steps per optimizer step on `nodes` nodes. Raises ValueError when the batch can't be divided."""
+        return self.training.accumulation(self.training.data_parallel_size(nodes * self.gang.ranks_per_node))
 
 
 # What a running job may change; everything else decides what is computed or where, and is fixed at submission.

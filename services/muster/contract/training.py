@@ -263,15 +263,23 @@ class TrainingConfig(Spec):
         return self
 
     def samples_per_step(self) -> int:
-        """Samples of one optimizer step over all ranks."""
+        """Samples of one optimizer step over the whole gang."""
         return self.batch.tokens_per_step // self.data.sequence_length
 
-    def accumulation(self, ranks: int) -> int:
-        """Micro-steps per optimizer step on `ranks` ranks. Raises ValueError when the batch can't be divided."""
-        per_pass = self.data.sequence_length * self.batch.micro_batch * ranks
+    def data_parallel_size(self, ranks: int) -> int:
+        """Into how many equal shares a gang of `ranks` ranks divides the samples of a step.
+
+        Every rank computes a share of its own, also where the weights are sharded. Ranks that computed one model
+        together (tensor or pipeline parallelism) would have one share between them.
+        """
+        return ranks
+
+    def accumulation(self, data_parallel_size: int) -> int:
+        """Micro-steps per optimizer step with so many shares. Raises ValueError when the batch can't be divided."""
+        per_pass = self.data.sequence_length * self.batch.micro_batch * data_parallel_size
         if self.batch.tokens_per_step % per_pass:
             raise ValueError(
-                f"training.batch.tokensPerStep {self.batch.tokens_per_step} can't be divided over {ranks} ranks: "
-                f"it must be a multiple of sequenceLength × microBatch × ranks = {per_pass}"
+                f"training.batch.tokensPerStep {self.batch.tokens_per_step} can't be divided over {data_parallel_size} "
+                f"ranks: it must be a multiple of sequenceLength × microBatch × ranks = {per_pass}"
             )
         return self.batch.tokens_per_step // per_pass

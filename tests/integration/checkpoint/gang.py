@@ -224,6 +224,7 @@ def samples(rank: int, ranks: int, cursor: Any) -> Any:
     import numpy as np
 
     from muster.contract.checkpoint import DataCursor
+    from muster.trainer.config import DataParallel
     from muster.trainer.data.loader import Loader
     from muster.trainer.data.packing import Sample
 
@@ -235,7 +236,7 @@ def samples(rank: int, ranks: int, cursor: Any) -> Any:
             return Sample(row, row, row, row)
 
     start = cursor or DataCursor(seed=0, epoch=0, sample=0)
-    return Loader(Numbered(), start, SAMPLES_PER_STEP, 1, rank, ranks, "cpu")
+    return Loader(Numbered(), start, SAMPLES_PER_STEP, 1, DataParallel(ranks, (rank,)), "cpu")
 
 
 if __name__ == "__main__":

@@ -14,18 +14,18 @@ from muster.trainer.config import Ranks, read_ranks, read_run
 from muster.trainer.data import Loader, StepBatch
 from muster.trainer.launch.process_control import process_started_at
 from muster.trainer.train import loop
-from muster.trainer.train.rank_state import Life
+from muster.trainer.train.rank_state import RankState
 
 
-def watched(life: Life, ranks: Ranks, path: Path, stop_after: int | None) -> type[Loader]:
+def watched(rank_state: RankState, ranks: Ranks, path: Path, stop_after: int | None) -> type[Loader]:
     class Watched(Loader):
         def next(self) -> StepBatch:
             batch = super().next()
-            step = life.step + 1
+            step = rank_state.step + 1
             with path.open("a") as file:
                 file.write(json.dumps({"step": step, "ids": batch.sample_ids}) + "\n")
             if step == stop_after and ranks.rank == ranks.world - 1:
-                life.stop_wanted = True
+                rank_state.stop_wanted = True
             return batch
 
     return Watched
@@ -39,9 +39,9 @@ def main() -> int:
         os.environ.update(part["environment"])
         run = read_run()
         run.worker_dir.mkdir(parents=True, exist_ok=True)
-        life = Life(run.worker_dir, run.attempt, ranks.rank, process_started_at())
-        loop.Loader = watched(life, ranks, run.worker_dir / f"samples-{ranks.rank}.jsonl", part["stop_after"])  # type: ignore[misc]
-        codes.append(int(loop.train(run, ranks, life)))
+        rank_state = RankState(run.worker_dir, run.attempt, ranks.rank, process_started_at())
+        loop.Loader = watched(rank_state, ranks, run.worker_dir / f"samples-{ranks.rank}.jsonl", part["stop_after"])  # type: ignore[misc]
+        codes.append(int(loop.train(run, ranks, rank_state)))
     if ranks.rank == 0:
         plan.with_suffix(".codes").write_text(json.dumps(codes))
     return 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.polling import eventually
 
 from muster.contract.checkpoint import DataCursor
+from muster.trainer.config import DataParallel
 from muster.trainer.data import Loader, Sample, StepBatch
 from muster.trainer.data.loader import advanced, dealt
 from muster.trainer.errors import UserError
@@ -83,7 +84,9 @@ def test_any_ranks_and_any_restarts_use_every_sample_once_in_one_order(
     used: list[int] = []
     for ranks, micro_batch, count in attempts:
         got = [
-            steps(Loader(dataset, cursor, 24, micro_batch, rank, ranks, "cpu", prefetch=rank % 3), count)
+            steps(
+                Loader(dataset, cursor, 24, micro_batch, DataParallel(ranks, (rank,)), "cpu", prefetch=rank % 3), count
+            )
             for rank in range(ranks)
         ]
         for per_rank in zip(*got, strict=True):
@@ -98,18 +101,33 @@ def test_any_ranks_and_any_restarts_use_every_sample_once_in_one_order(
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_the_deal_is_the_agreed_one(accumulation: int, micro_batch: int, ranks: int) -> None:
-    total = accumulation * micro_batch * ranks
-    for rank in range(ranks):
-        mine = dealt(total, micro_batch, rank, ranks)
-        assert len(mine) == total // ranks
+def test_the_deal_is_the_agreed_one(accumulation: int, micro_batch: int, size: int) -> None:
+    total = accumulation * micro_batch * size
+    for share in range(size):
+        mine = dealt(total, micro_batch, DataParallel(size, (share,)))
+        assert len(mine) == total // size
         for place, number in enumerate(mine):
-            assert number // (micro_batch * ranks) == place // micro_batch
-            assert (number // micro_batch) % ranks == rank
+            assert number // (micro_batch * size) == place // micro_batch
+            assert (number // micro_batch) % size == share
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 5))
+def test_every_sample_is_dealt_once_whoever_holds_the_shares(
+    data: st.DataObject, accumulation: int, micro_batch: int, size: int
+) -> None:
+    """Also where a rank has taken over a lost rank's share; its micro-batches stay those of one share each."""
+    holder = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
+    held = [tuple(share for share in range(size) if holder[share] == rank) for rank in range(3)]
+    total = accumulation * micro_batch * size
+    dealt_out = [dealt(total, micro_batch, DataParallel(size, shares)) for shares in held]
+    assert sorted(number for numbers in dealt_out for number in numbers) == list(range(total))
+    for numbers in dealt_out:
+        rows = [numbers[i : i + micro_batch] for i in range(0, len(numbers), micro_batch)]
+        assert all(len({number // micro_batch for number in row}) == 1 for row in rows)
 
 
 def test_a_batch_is_int64_tensors_with_the_padding_counted() -> None:
-    (batch,) = steps(Loader(Numbered(100), start(), 8, 2, 1, 2, "cpu"), 1)
+    (batch,) = steps(Loader(Numbered(100), start(), 8, 2, DataParallel(2, (1,)), "cpu"), 1)
     assert batch.sample_ids == (2, 3, 6, 7)
     assert [tuple(micro.tokens.shape) for micro in batch.micro] == [(2, T), (2, T)]
     assert torch.equal(batch.micro[0].labels, torch.tensor([[-2] * T, [-3] * T]))
@@ -123,7 +141,7 @@ def test_a_batch_is_int64_tensors_with_the_padding_counted() -> None:
 
 
 def test_a_step_may_cross_several_epochs() -> None:
-    first, second = steps(Loader(Numbered(3), start(), 8, 8, 0, 1, "cpu"), 2)
+    first, second = steps(Loader(Numbered(3), start(), 8, 8, DataParallel(1, (0,)), "cpu"), 2)
     assert first.sample_ids == tuple(range(8))
     assert first.cursor == DataCursor(seed=5, epoch=2, sample=2)
     assert second.sample_ids == tuple(range(8, 16))
@@ -131,21 +149,21 @@ def test_a_step_may_cross_several_epochs() -> None:
 
 def test_a_cursor_at_the_end_of_an_epoch_is_the_start_of_the_next() -> None:
     at_end = DataCursor(seed=5, epoch=1, sample=3)
-    (batch,) = steps(Loader(Numbered(3), at_end, 3, 1, 0, 1, "cpu"), 1)
+    (batch,) = steps(Loader(Numbered(3), at_end, 3, 1, DataParallel(1, (0,)), "cpu"), 1)
     assert batch.sample_ids == (6, 7, 8)
     assert batch.cursor == DataCursor(seed=5, epoch=3, sample=0)
 
 
 def test_prefetching_is_bounded() -> None:
     dataset = Numbered(1000)
-    loader = Loader(dataset, start(), 2, 1, 0, 1, "cpu", prefetch=3)
+    loader = Loader(dataset, start(), 2, 1, DataParallel(1, (0,)), "cpu", prefetch=3)
     loader.next()
     loader.close()
     assert len(dataset.asked) <= 2 * 4
 
 
 def test_what_fails_on_the_thread_is_raised_by_next() -> None:
-    loader = Loader(Numbered(100, fails_at=5), start(), 2, 1, 0, 1, "cpu")
+    loader = Loader(Numbered(100, fails_at=5), start(), 2, 1, DataParallel(1, (0,)), "cpu")
     assert loader.next().sample_ids == (0, 1)
     assert loader.next().sample_ids == (2, 3)
     with pytest.raises(OSError, match="Input/output error"):
@@ -155,7 +173,7 @@ def test_what_fails_on_the_thread_is_raised_by_next() -> None:
 
 def test_close_ends_the_thread() -> None:
     before = set(threading.enumerate())
-    loader = Loader(Numbered(100), start(), 2, 1, 0, 1, "cpu")
+    loader = Loader(Numbered(100), start(), 2, 1, DataParallel(1, (0,)), "cpu")
     (thread,) = set(threading.enumerate()) - before
     loader.close()
     loader.close()
@@ -165,7 +183,7 @@ def test_close_ends_the_thread() -> None:
 def test_close_does_not_wait_for_steps_that_have_not_begun() -> None:
     gate = threading.Event()
     dataset = Numbered(100, gate=gate)
-    loader = Loader(dataset, start(), 1, 1, 0, 1, "cpu", prefetch=3)
+    loader = Loader(dataset, start(), 1, 1, DataParallel(1, (0,)), "cpu", prefetch=3)
     closing = threading.Thread(target=loader.close)
     try:
         eventually(lambda: dataset.asked, "the thread to begin")
@@ -179,9 +197,9 @@ def test_close_does_not_wait_for_steps_that_have_not_begun() -> None:
 
 def test_a_step_that_cannot_be_divided_is_refused() -> None:
     with pytest.raises(UserError, match="a step of 8 samples can't be divided over 3 ranks × microBatch 2"):
-        Loader(Numbered(100), start(), 8, 2, 0, 3, "cpu")
+        Loader(Numbered(100), start(), 8, 2, DataParallel(3, (0,)), "cpu")
 
 
 def test_a_cursor_of_another_seed_is_refused() -> None:
     with pytest.raises(UserError, match="seed 6, the configuration's of seed 5"):
-        Loader(Numbered(100), DataCursor(seed=6, epoch=0, sample=0), 8, 2, 0, 1, "cpu")
+        Loader(Numbered(100), DataCursor(seed=6, epoch=0, sample=0), 8, 2, DataParallel(1, (0,)), "cpu")

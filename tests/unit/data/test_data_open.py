@@ -9,6 +9,7 @@ import pytest
 from tests.unit.data.making import chat_record, config, opened, write_jsonl, write_texts, write_tokenizer
 
 from muster.contract.checkpoint import DataCursor
+from muster.trainer.config import DataParallel
 from muster.trainer.data import Dataset, Loader, load_tokenizer, open_data
 from muster.trainer.errors import UserError
 
@@ -184,10 +185,10 @@ def test_ranks_come_and_go_without_changing_a_token(tmp_path: Path) -> None:
     start = cursor = DataCursor(seed=7, epoch=0, sample=0)
     pieced: list[list[int]] = []
     for ranks, micro_batch in ((2, 1), (1, 3), (3, 2)):
-        loaders = [Loader(train, cursor, 6, micro_batch, rank, ranks, "cpu") for rank in range(ranks)]
+        loaders = [Loader(train, cursor, 6, micro_batch, DataParallel(ranks, (rank,)), "cpu") for rank in range(ranks)]
         rows, cursor = tokens(loaders, 4)
         pieced += rows
-    whole, end = tokens([Loader(train, start, 6, 6, 0, 1, "cpu")], 12)
+    whole, end = tokens([Loader(train, start, 6, 6, DataParallel(1, (0,)), "cpu")], 12)
     assert pieced == whole
     assert cursor == end
     assert end.epoch > 0

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from muster.trainer.config import DataParallel
 from muster.trainer.data import Sample
 from muster.trainer.train.evaluation import Evaluator
+from muster.trainer.train.tasks.next_token import NextToken
 
 LENGTH = 6
 
@@ -55,7 +57,9 @@ def test_every_sample_is_scored_once(held_out: int, asked_for: int, micro_batch:
 
     for rank in range(ranks):
         model: Any = Scores()
-        evaluator = Evaluator(HeldOut(held_out), asked_for, micro_batch, rank, ranks, torch.device("cpu"))
+        evaluator = Evaluator(
+            HeldOut(held_out), asked_for, micro_batch, DataParallel(ranks, (rank,)), NextToken(0.1), torch.device("cpu")
+        )
         evaluator.run(model, remember, lambda rank=rank: rank == 0)  # type: ignore[misc]
         calls.append(model.calls)
         assert model.training
@@ -69,6 +73,6 @@ def test_every_sample_is_scored_once(held_out: int, asked_for: int, micro_batch:
 
 
 def test_the_mean_is_weighted_by_tokens_and_wishes_are_heard() -> None:
-    evaluator = Evaluator(HeldOut(4), 4, 2, 0, 1, torch.device("cpu"))
+    evaluator = Evaluator(HeldOut(4), 4, 2, DataParallel(1, (0,)), NextToken(0.1), torch.device("cpu"))
     assert evaluator.run(Scores(), lambda vector: vector.tolist(), lambda: True) == (30 / 10, True)
     assert evaluator.run(Scores(), lambda vector: vector.tolist(), lambda: False) == (30 / 10, False)

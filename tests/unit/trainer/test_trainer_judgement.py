@@ -22,9 +22,9 @@ from muster.trainer.files import write_whole
 from muster.trainer.launch.stack_dumps import DUMP_SIGNAL, STACKS, dump
 from muster.trainer.launch.verdict import hung_ranks
 from muster.trainer.train.deadlines import Deadlines
-from muster.trainer.train.loss_spike_guard import KNOWN_MIN, SKIPPED_IN_A_ROW_MAX, Numerics
-from muster.trainer.train.rank_state import Life
-from muster.trainer.train.straggler_timer import Pace, Stragglers
+from muster.trainer.train.loss_spike_guard import KNOWN_MIN, SKIPPED_IN_A_ROW_MAX, LossSpikeGuard
+from muster.trainer.train.rank_state import RankState
+from muster.trainer.train.straggler_timer import Stragglers, StragglerTimer
 
 # --- deadlines ---
 
@@ -50,10 +50,10 @@ def test_a_deadline_is_learnt_from_the_run() -> None:
 # --- numbers ---
 
 
-def usual(numerics: Numerics, seed: int = 1, steps: int = KNOWN_MIN, noise: float = 0.05) -> None:
+def usual(guard: LossSpikeGuard, seed: int = 1, steps: int = KNOWN_MIN, noise: float = 0.05) -> None:
     rng = random.Random(seed)
     for step in range(steps):
-        assert numerics.judge(2.5 + rng.gauss(0.0, noise), 1.0, step) == ""
+        assert guard.judge(2.5 + rng.gauss(0.0, noise), 1.0, step) == ""
 
 
 @pytest.mark.parametrize(
@@ -66,35 +66,35 @@ def usual(numerics: Numerics, seed: int = 1, steps: int = KNOWN_MIN, noise: floa
     ],
 )
 def test_a_bad_batch_is_skipped_and_a_good_one_forgives(loss: float, norm: float, why: str) -> None:
-    numerics = Numerics()
-    usual(numerics)
+    guard = LossSpikeGuard()
+    usual(guard)
     for _ in range(3):
         for _ in range(SKIPPED_IN_A_ROW_MAX):
-            assert numerics.judge(loss, norm, 70).startswith(why)
-        assert numerics.judge(2.5, 1.0, 71) == ""
+            assert guard.judge(loss, norm, 70).startswith(why)
+        assert guard.judge(2.5, 1.0, 71) == ""
     for _ in range(SKIPPED_IN_A_ROW_MAX):
-        numerics.judge(loss, norm, 80)
+        guard.judge(loss, norm, 80)
     with pytest.raises(NumericError, match="it is not the batch"):
-        numerics.judge(loss, norm, 81)
-    assert numerics.last_good_loss() == 2.5
+        guard.judge(loss, norm, 81)
+    assert guard.last_good_loss() == 2.5
 
 
 def test_noise_and_progress_are_no_spikes() -> None:
     for seed in range(20):
-        rng, numerics = random.Random(seed), Numerics()
+        rng, guard = random.Random(seed), LossSpikeGuard()
         for step in range(3_000):
             level = 2.0 + 6.0 * math.exp(-step / 300)
-            assert numerics.judge(level * math.exp(rng.gauss(0.0, 0.2)), 1.0, step) == ""
+            assert guard.judge(level * math.exp(rng.gauss(0.0, 0.2)), 1.0, step) == ""
 
 
 def test_a_resumed_run_judges_as_an_uninterrupted_one() -> None:
-    whole, resumed = Numerics(), Numerics()
+    whole, resumed = LossSpikeGuard(), LossSpikeGuard()
     usual(whole)
     whole.judge(9.0, 1.0, 65)
     resumed.restore(json.loads(json.dumps(whole.state())))
     assert resumed.state() == whole.state()
     assert resumed.judge(9.0, 1.0, 66) == whole.judge(9.0, 1.0, 66) != ""
-    Numerics().restore({})
+    LossSpikeGuard().restore({})
 
 
 # --- stragglers ---
@@ -174,13 +174,13 @@ def test_own_work_leaves_the_waits_out() -> None:
     model = Model()
     for layer in model.layers:
         layer.register_forward_pre_hook(gather, prepend=True)
-    pace = Pace(torch.device("cpu"), model, list(model.layers))
-    with pace.working():
+    timer = StragglerTimer(torch.device("cpu"), model, list(model.layers))
+    with timer.working():
         time.sleep(0.01)  # not a wait: is the work outside the layers
         model(torch.zeros(1))
     model(torch.zeros(1))  # a recomputation, or an evaluation
-    assert 0.05 <= pace.seconds() < 0.3
-    assert pace.seconds() == 0.0
+    assert 0.05 <= timer.seconds() < 0.3
+    assert timer.seconds() == 0.0
 
 
 # --- where a rank stands ---
@@ -190,15 +190,15 @@ import sys, threading, time
 from pathlib import Path
 from muster.contract.signals import TrainerPhase
 from muster.trainer.launch import stack_dumps
-from muster.trainer.train import rank_state
-rank_state.TELL_SHARE = 0.0
-life = rank_state.Life(Path(sys.argv[1]), 1, 0, time.time())
-life.watch()
+from muster.trainer.train import rank_state as state_module
+state_module.TELL_SHARE = 0.0
+rank_state = state_module.RankState(Path(sys.argv[1]), 1, 0, time.time())
+rank_state.heartbeats.start()
 stack_dumps.answer_dumps(Path(sys.argv[1]), 0)
-life.enter(TrainerPhase.STEP)
+rank_state.activity.enter(TrainerPhase.STEP)
 def the_collective():
     threading.Event().wait()
-life.does("backward")
+rank_state.activity.does("backward")
 the_collective()
 """
 
@@ -234,8 +234,8 @@ def beats(directory: Path, *ages: tuple[float, float]) -> None:
     """Heartbeats of ranks with a limit of 15 s: how old, and how long without progress when they were written."""
     now = time.time()
     for rank, (age, idle) in enumerate(ages):
-        life = Life(directory, 1, rank, now)
-        beat = life.heartbeat().model_copy(
+        rank_state = RankState(directory, 1, rank, now)
+        beat = rank_state.heartbeat().model_copy(
             update={
                 "phase": TrainerPhase.STEP,
                 "at": now - age,

@@ -15,7 +15,7 @@ from muster.contract.base import dump
 from muster.contract.checkpoint import Commit, DataCursor
 from muster.contract.names import Env
 from muster.contract.training import TrainingConfig
-from muster.trainer.config import Ranks, Run, accumulation, read_ranks, read_run
+from muster.trainer.config import DataParallel, Ranks, Run, data_parallel, read_ranks, read_run
 from muster.trainer.errors import OutOfMemory, UserError
 from muster.trainer.models import memory, sharding
 from muster.trainer.models.decoder_model import DecoderModel
@@ -98,9 +98,9 @@ def test_ranks_as_torchrun_says() -> None:
 
 
 def test_a_batch_that_cannot_be_divided_says_what_to_change() -> None:
-    assert accumulation(config(), 2) == 2
+    assert data_parallel(config(), ranks(2)) == DataParallel(size=2, shares=(0,))
     with pytest.raises(UserError, match=r"can't be divided over 3 ranks.*change tokensPerStep or microBatch"):
-        accumulation(config(), 3)
+        data_parallel(config(), ranks(3))
 
 
 # --- sharding ---

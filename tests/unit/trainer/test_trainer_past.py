@@ -10,7 +10,7 @@ from muster.contract.spec import CheckpointSpec, Past, past_of
 from muster.contract.status import Attempt, JobStatus
 from muster.trainer.config import Ranks
 from muster.trainer.train import checkpoint_scheduler
-from muster.trainer.train.rank_state import Life
+from muster.trainer.train.rank_state import RankState
 
 
 def test_the_past_is_what_the_status_remembers_of_attempts_that_are_over() -> None:
@@ -30,8 +30,8 @@ def test_a_job_that_fails_every_five_minutes_saves_soon(
     clock = SimpleNamespace(monotonic=lambda: clock.now, time=lambda: clock.now, now=1_000.0)
     monkeypatch.setattr(checkpoint_scheduler, "time", clock)
     ranks = Ranks(rank=0, local_rank=0, world=2, local_world=1)
-    life = Life(tmp_path, attempt=2, rank=0, started_at=0.0)
+    rank_state = RankState(tmp_path, attempt=2, rank=0, started_at=0.0)
     every = CheckpointSpec().every
-    saving = checkpoint_scheduler.CheckpointScheduler(None, every, past, ranks, life, None)  # type: ignore[arg-type]
+    saving = checkpoint_scheduler.CheckpointScheduler(None, every, past, ranks, rank_state, None)  # type: ignore[arg-type]
     clock.now += 120.0
     assert saving.due(10) is due

@@ -27,7 +27,7 @@ from muster.trainer.errors import (
 )
 from muster.trainer.launch.verdict import RankEnd, log_tail, read_end, root, worker_exit
 from muster.trainer.train.metrics import Metrics, StepLog
-from muster.trainer.train.rank_state import Life
+from muster.trainer.train.rank_state import RankState
 
 
 def record(step: int) -> StepRecord:
@@ -66,12 +66,12 @@ def test_a_gang_that_left_together_says_so(stop_wanted: bool) -> None:
 
 
 def test_the_heartbeat_tells_the_story(tmp_path: Path) -> None:
-    life = Life(tmp_path, attempt=2, rank=3, started_at=time.time() - 5)
-    life.enter(TrainerPhase.LOAD)
-    life.resumed(4, committed_at=900.0, best_step=2)
-    life.enter(TrainerPhase.STEP)
-    life.stepped(5, record(5))
-    life.beat()
+    rank_state = RankState(tmp_path, attempt=2, rank=3, started_at=time.time() - 5)
+    rank_state.activity.enter(TrainerPhase.LOAD)
+    rank_state.resumed(4, committed_at=900.0, best_step=2)
+    rank_state.activity.enter(TrainerPhase.STEP)
+    rank_state.stepped(record(5))
+    rank_state.heartbeats.beat()
     beat = read(tmp_path / "rank-3.json")
     assert (beat.attempt, beat.rank, beat.pid, beat.phase, beat.step) == (2, 3, os.getpid(), TrainerPhase.STEP, 5)
     assert (beat.last_commit_step, beat.last_commit_at, beat.best_step) == (4, 900.0, 2)
@@ -80,10 +80,10 @@ def test_the_heartbeat_tells_the_story(tmp_path: Path) -> None:
     assert beat.progressed_at == 1005.0
     assert beat.seconds.init >= 5
     evaluated = record(6).model_copy(update={"evaluation_loss": 2.0})
-    life.stepped(6, evaluated)
-    life.stepped(7, record(7))
-    life.committed(5, at=950.0, best=True, productive=0.0)
-    life.beat()
+    rank_state.stepped(evaluated)
+    rank_state.stepped(record(7))
+    rank_state.committed(5, at=950.0, best=True, productive=0.0)
+    rank_state.heartbeats.beat()
     beat = read(tmp_path / "rank-3.json")
     assert (beat.last_commit_step, beat.last_commit_at, beat.best_step) == (5, 950.0, 5)
     assert (beat.last_step, beat.last_evaluation) == (record(7), evaluated)
@@ -92,14 +92,14 @@ def test_the_heartbeat_tells_the_story(tmp_path: Path) -> None:
 
 def test_seconds_sum_to_the_wall_clock(tmp_path: Path) -> None:
     started = time.time() - 2
-    life = Life(tmp_path, attempt=1, rank=0, started_at=started)
-    life.enter(TrainerPhase.STEP)
-    with life.during(TrainerPhase.EVALUATION):
-        assert life.heartbeat().phase is TrainerPhase.EVALUATION
-    with life.waiting_for_data():
+    rank_state = RankState(tmp_path, attempt=1, rank=0, started_at=started)
+    rank_state.activity.enter(TrainerPhase.STEP)
+    with rank_state.activity.during(TrainerPhase.EVALUATION):
+        assert rank_state.heartbeat().phase is TrainerPhase.EVALUATION
+    with rank_state.activity.waiting_for_data():
         pass
     before = time.time() - started
-    seconds = life.seconds()
+    seconds = rank_state.activity.seconds()
     assert before <= sum(seconds.model_dump().values()) + 1e-3
     assert sum(seconds.model_dump().values()) <= time.time() - started + 1e-3
     assert seconds.init >= 2
@@ -110,14 +110,14 @@ LIVING = """
 import sys, time
 from pathlib import Path
 from muster.contract.signals import TrainerPhase
-from muster.trainer.train.rank_state import Life
-life = Life(Path(sys.argv[1]), 1, 0, time.time())
-life.watch()
-life.enter(TrainerPhase(sys.argv[2]))
+from muster.trainer.train.rank_state import RankState
+rank_state = RankState(Path(sys.argv[1]), 1, 0, time.time())
+rank_state.heartbeats.start()
+rank_state.activity.enter(TrainerPhase(sys.argv[2]))
 print("ready", flush=True)
 import threading
 lock = threading.Lock(); lock.acquire()
-while not life.stop_wanted:
+while not rank_state.stop_wanted:
     lock.acquire(timeout=0.05)
 print("stops at a boundary", flush=True)
 """
@@ -183,8 +183,8 @@ def test_step_lines_and_metrics(tmp_path: Path) -> None:
     log.close()
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 2
 
-    life = Life(tmp_path, attempt=2, rank=3, started_at=time.time())
-    metrics = Metrics(3, life.heartbeat)
+    rank_state = RankState(tmp_path, attempt=2, rank=3, started_at=time.time())
+    metrics = Metrics(3, rank_state.heartbeat)
     metrics.stepped(record(1), samples=2, own_data_wait=0.01)
     metrics.saved(1, 950.0, 0.5, 1234)
     text = generate_latest(metrics.registry).decode()
@@ -282,10 +282,10 @@ def test_a_rank_stopped_while_it_started() -> None:
 
 
 def test_what_a_rank_left_behind(tmp_path: Path) -> None:
-    life = Life(tmp_path, attempt=1, rank=0, started_at=time.time())
-    life.step = 12
-    life.fail(80, "no such file")
-    life.beat()
+    rank_state = RankState(tmp_path, attempt=1, rank=0, started_at=time.time())
+    rank_state.step = 12
+    rank_state.fail(80, "no such file")
+    rank_state.heartbeats.beat()
     now = time.time()
     assert read_end(tmp_path, 0, 80, now, since=0) == RankEnd(
         0,

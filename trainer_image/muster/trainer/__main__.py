@@ -15,7 +15,7 @@ from muster.trainer.config import Ranks, Run, read_ranks, read_run
 from muster.trainer.errors import PeerLost, exit_code, is_lost_peer, is_out_of_memory
 from muster.trainer.launch.process_control import die_with_parent, process_started_at
 from muster.trainer.launch.stack_dumps import answer_dumps
-from muster.trainer.train.rank_state import Life
+from muster.trainer.train.rank_state import RankState
 
 
 def main() -> int:
@@ -25,21 +25,21 @@ def main() -> int:
     directory = Path(os.environ.get(Env.WORKER_DIR) or ".")
     directory.mkdir(parents=True, exist_ok=True)
     attempt = os.environ.get(Env.ATTEMPT, "")
-    life = Life(directory, int(attempt) if attempt.isdecimal() else 1, ranks.rank, process_started_at())
-    life.watch()
+    rank_state = RankState(directory, int(attempt) if attempt.isdecimal() else 1, ranks.rank, process_started_at())
+    rank_state.heartbeats.start()
     answer_dumps(directory, ranks.rank)
     try:
         run = read_run()
-        code = _train()(run, ranks, life)  # torch is loaded after everything that can fail without it
+        code = _train()(run, ranks, rank_state)  # torch is loaded after everything that can fail without it
         if code != ExitCode.DONE:
-            code = life.fail(code, f"stopped at step {life.step} when asked to")
+            code = rank_state.fail(code, f"stopped at step {rank_state.step} when asked to")
     except BaseException as error:
-        code = _failed(life, error)
-    life.beat()
+        code = _failed(rank_state, error)
+    rank_state.heartbeats.beat()
     return code
 
 
-def _train() -> Callable[[Run, Ranks, Life], int]:
+def _train() -> Callable[[Run, Ranks, RankState], int]:
     """The training loop. Loading it makes a quarter of a million objects that never become garbage.
 
     Looking for some among them would cost a tenth of the start, and a pause now and then while all other ranks wait.
@@ -52,7 +52,7 @@ def _train() -> Callable[[Run, Ranks, Life], int]:
     return train
 
 
-def _failed(life: Life, error: BaseException) -> int:
+def _failed(rank_state: RankState, error: BaseException) -> int:
     """Leave word of the error; its exit code."""
     kind, text = type(error).__name__, str(error)
     code = exit_code(error)
@@ -64,8 +64,10 @@ def _failed(life: Life, error: BaseException) -> int:
     known = code != 1
     message = text if known else f"{kind}: {text}"
     trace = "".join(traceback.format_exception(error))
-    code = life.fail(code, message, trace)
-    print(f"rank {life.rank} ends with exit code {code}: {message if known else trace}", file=sys.stderr, flush=True)
+    code = rank_state.fail(code, message, trace)
+    print(
+        f"rank {rank_state.rank} ends with exit code {code}: {message if known else trace}", file=sys.stderr, flush=True
+    )
     return code
 
 

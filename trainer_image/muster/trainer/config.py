@@ -59,6 +59,19 @@ class Ranks:
         return max(1, self.world // self.local_world)
 
 
+@dataclass(frozen=True)
+class DataParallel:
+    """How the samples of a step are divided: into `size` equal shares, of which this rank computes those in `shares`.
+
+    A share is not a rank. Ranks that compute one model together hold the same share (`ranks_per_share` of them), and a
+    rank that takes over the work of a lost one holds two. Batches, evaluation and a step's sums know only shares.
+    """
+
+    size: int
+    shares: tuple[int, ...]
+    ranks_per_share: int = 1
+
+
 def read_run(environ: Mapping[str, str] = os.environ) -> Run:
     """The orders in the environment. Raises UserError naming the variable or the path of every fault."""
     config = _worker_config(_required(environ, Env.CONFIG))
@@ -91,12 +104,15 @@ def read_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
     )
 
 
-def accumulation(training: TrainingConfig, ranks: int) -> int:
-    """Micro-steps per optimizer step. Raises UserError when the batch can't be divided over the ranks."""
+def data_parallel(training: TrainingConfig, ranks: Ranks) -> DataParallel:
+    """The share of this rank at the start of a run. Raises UserError when the batch can't be divided."""
+    size = training.data_parallel_size(ranks.world)
     try:
-        return training.accumulation(ranks)
+        training.accumulation(size)
     except ValueError as error:
         raise UserError(f"{error}; change tokensPerStep or microBatch, or run another number of ranks") from None
+    ranks_per_share = ranks.world // size
+    return DataParallel(size, (ranks.rank // ranks_per_share,), ranks_per_share)
 
 
 def _worker_config(text: str) -> WorkerConfig:

@@ -251,8 +251,7 @@ def plan_document(draft: Draft, refusals: list[dict[str, str]]) -> dict[str, Any
         "ranksPerNode": ranks,
         "worldSize": {"min": sizes[0] * ranks, "max": sizes[-1] * ranks},
         "accumulation": [
-            {"nodes": nodes, "ranks": nodes * ranks, "microSteps": spec.training.accumulation(nodes * ranks)}
-            for nodes in sizes[:256]
+            {"nodes": nodes, "ranks": nodes * ranks, "microSteps": spec.accumulation(nodes)} for nodes in sizes[:256]
         ],
         "samplesPerStep": spec.training.samples_per_step(),
         "refusals": refusals,

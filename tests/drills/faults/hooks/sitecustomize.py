@@ -71,11 +71,12 @@ class Orders:
         return [order, order.get("passes", 1)]
 
 
-def faulty(objective):
-    """The trainer's `objective`, obeying orders."""
+def faulty(make_objective):
+    """The trainer's `make_objective`, whose objectives obey orders."""
 
     def with_faults(training):
-        honest, orders = objective(training), Orders()
+        objective, orders = make_objective(training), Orders()
+        honest = objective.loss
 
         def loss(model, batch):
             order = orders.next()
@@ -99,7 +100,8 @@ def faulty(objective):
             value = honest(model, batch)
             return value * order["by"] if kind == "scale" else value
 
-        return loss
+        objective.loss = loss
+        return objective
 
     return with_faults
 
@@ -130,7 +132,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
-            module.objective = faulty(module.objective)
+            module.make_objective = faulty(module.make_objective)
 
         spec.loader.exec_module = exec_module
         return spec

@@ -1,6 +1,6 @@
-"""Deals the samples of each step to the ranks, a little ahead of the training, on a thread of its own.
+"""Deals the samples of each step to the data-parallel shares, a little ahead of the training, on a thread of its own.
 
-A step's samples are the next samples_per_step of the data's one order. Which rank gets which is decided per step, so
+A step's samples are the next samples_per_step of the data's one order. Which share gets which is decided per step, so
 a run that stops at any cursor goes on under any number of ranks with the very next sample.
 """
 
@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from muster.contract.checkpoint import DataCursor
+from muster.trainer.config import DataParallel
+from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import PADDING, Sample
 from muster.trainer.errors import UserError
 
@@ -31,42 +33,24 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """int64 [micro_batch, T] each, on the device; see packing.Sample."""
-
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    positions: torch.Tensor
-    documents: torch.Tensor
-
-
-@dataclass(frozen=True)
 class StepBatch:
-    """One rank's share of one optimizer step.
+    """The part of one optimizer step's samples that this rank computes.
 
     cursor: where the data stands after this step. sample_ids: epoch × samples per epoch + index of each sample, in the
-    order of `micro`. wait_seconds: how long next() had to wait. tokens: inputs that are not padding.
+    order of `micro`. tokens: inputs that are not padding. wait_seconds: how long next() had to wait.
     """
 
-    micro: tuple[MicroBatch, ...]
-    cursor: DataCursor
-    sample_ids: tuple[int, ...]
-    wait_seconds: float
-    tokens: int
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    arrays: tuple[torch.Tensor, ...]  # int64 [4, micro_batch, T] each
+    micro: tuple[Batch, ...]
     cursor: DataCursor
     sample_ids: tuple[int, ...]
     tokens: int
+    wait_seconds: float = 0.0
 
 
-def dealt(samples_per_step: int, micro_batch: int, rank: int, ranks: int) -> list[int]:
-    """The numbers within a step that a rank gets, in order: sample i is of micro-step i // (micro_batch · ranks) and of
-    rank (i // micro_batch) % ranks."""
-    return [i for i in range(samples_per_step) if (i // micro_batch) % ranks == rank]
+def dealt(samples_per_step: int, micro_batch: int, division: DataParallel) -> list[int]:
+    """The numbers within a step of the samples in this rank's shares, in order: sample i is of micro-step
+    i // (micro_batch · size) and of share (i // micro_batch) % size."""
+    return [i for i in range(samples_per_step) if (i // micro_batch) % division.size in division.shares]
 
 
 def advanced(cursor: DataCursor, samples: int, samples_per_epoch: int) -> DataCursor:
@@ -87,15 +71,14 @@ class Loader:
         cursor: DataCursor,
         samples_per_step: int,
         micro_batch: int,
-        rank: int,
-        ranks: int,
+        division: DataParallel,
         device: torch.device | str,
         prefetch: int = 2,
     ) -> None:
-        if samples_per_step % (micro_batch * ranks):
+        if samples_per_step % (micro_batch * division.size):
             raise UserError(
-                f"a step of {samples_per_step} samples can't be divided over {ranks} ranks × microBatch {micro_batch}; "
-                "change training.batch or the number of ranks"
+                f"a step of {samples_per_step} samples can't be divided over {division.size} ranks × microBatch "
+                f"{micro_batch}; change training.batch or the number of ranks"
             )
         if cursor.seed != dataset.seed:
             raise UserError(
@@ -104,22 +87,22 @@ class Loader:
             )
         self._dataset, self._samples_per_step = dataset, samples_per_step
         self._micro_batch, self._device = micro_batch, torch.device(device)
-        self._mine = dealt(samples_per_step, micro_batch, rank, ranks)
+        self._mine = dealt(samples_per_step, micro_batch, division)
         self._cursor = advanced(cursor, 0, dataset.samples_per_epoch)
         self._prefetch = prefetch
-        self._waiting: deque[Future[_Prepared]] = deque()
+        self._waiting: deque[Future[StepBatch]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="loader")
         for _ in range(prefetch):
             self._ask()
 
     def next(self) -> StepBatch:
-        """The next step's share of this rank. What went wrong on the thread is raised here."""
+        """This rank's part of the next step, on the device. What went wrong on the thread is raised here."""
         began = time.perf_counter()
         self._ask()
         prepared = self._waiting.popleft().result()
         waited = time.perf_counter() - began
-        micro = tuple(MicroBatch(*array.to(self._device, non_blocking=True).unbind(0)) for array in prepared.arrays)
-        return StepBatch(micro, prepared.cursor, prepared.sample_ids, waited, prepared.tokens)
+        micro = tuple(batch.to(self._device) for batch in prepared.micro)
+        return replace(prepared, micro=micro, wait_seconds=waited)
 
     def close(self) -> None:
         """End the thread and wait for it. A second call does nothing."""
@@ -129,24 +112,15 @@ class Loader:
         self._waiting.append(self._thread.submit(self._prepare, self._cursor))
         self._cursor = advanced(self._cursor, self._samples_per_step, self._dataset.samples_per_epoch)
 
-    def _prepare(self, cursor: DataCursor) -> _Prepared:
+    def _prepare(self, cursor: DataCursor) -> StepBatch:
         per_epoch = self._dataset.samples_per_epoch
         at = [divmod(cursor.sample + number, per_epoch) for number in self._mine]
         samples = [self._dataset.sample(cursor.epoch + later, index) for later, index in at]
-        batches = [_stacked(samples[i : i + self._micro_batch]) for i in range(0, len(samples), self._micro_batch)]
+        rows = (samples[i : i + self._micro_batch] for i in range(0, len(samples), self._micro_batch))
         pin = self._device.type == "cuda"
-        return _Prepared(
-            arrays=tuple(torch.from_numpy(batch).pin_memory() if pin else torch.from_numpy(batch) for batch in batches),
+        return StepBatch(
+            micro=tuple(Batch.of(some, pin) for some in rows),
             cursor=advanced(cursor, self._samples_per_step, per_epoch),
             sample_ids=tuple((cursor.epoch + later) * per_epoch + index for later, index in at),
             tokens=sum(int(np.count_nonzero(sample.documents != PADDING)) for sample in samples),
         )
-
-
-def _stacked(samples: list[Sample]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """int64 [4, samples, T]: copied and widened in one go."""
-    stacked = np.empty((len(Sample._fields), len(samples), len(samples[0].tokens)), np.int64)
-    for row, sample in enumerate(samples):
-        for kind, values in enumerate(sample):
-            stacked[kind, row] = values
-    return stacked

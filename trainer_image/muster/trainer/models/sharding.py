@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
-from muster.trainer.config import Ranks, accumulation
+from muster.trainer.config import DataParallel, Ranks, data_parallel
 from muster.trainer.errors import OutOfMemory, UserError
 from muster.trainer.models import memory
 from muster.trainer.models.definition import ModelDefinition
@@ -93,9 +93,11 @@ def all_local(environ: Mapping[str, str] = os.environ) -> bool:
 class Layout:
     """The sharding in force, `auto` resolved. replicas: copies of the model; shards: ranks that share one copy.
 
-    hold_gradients: accumulate whole gradients without synchronising until the last micro-step.
+    division: of a step's samples. hold_gradients: accumulate whole gradients without synchronising until the last
+    micro-step.
     """
 
+    division: DataParallel
     shard: Shard
     replicas: int
     shards: int
@@ -109,40 +111,44 @@ class Layout:
 
 def plan(model: ModelDefinition, training: TrainingConfig, ranks: Ranks, capacity: int) -> Layout:
     """Decide the sharding. Raises UserError for an impossible hsdp, OutOfMemory when `auto` finds nothing that fits."""
-    size, steps = model.size(), accumulation(training, ranks.world)
+    division = data_parallel(training, ranks)
+    count, steps, size = division.size, training.accumulation(division.size), model.size()
     shard = training.parallel.shard
     if shard == "auto":
-        found = memory.lowest_that_fits(size, training, ranks.world, steps, capacity)
+        found = memory.lowest_that_fits(size, training, count, steps, capacity)
         if found is None:
-            need = memory.estimate(size, training, "fsdp", ranks.world, steps)
+            need = memory.estimate(size, training, "fsdp", count, steps)
             raise OutOfMemory(memory.advice(size, training, need, capacity, ranks.world))
         shard = found[0]
-    replicas = {"ddp": ranks.world, "hsdp": _replicas(training, ranks)}.get(shard, 1) if ranks.world > 1 else 1
-    shards = ranks.world // replicas
-    need = memory.estimate(size, training, shard, ranks.world if shard == "ddp" else shards, steps)
+    replicas = {"ddp": count, "hsdp": _replicas(training, ranks, count)}.get(shard, 1) if count > 1 else 1
+    shards = count // replicas
+    need = memory.estimate(size, training, shard, count if shard == "ddp" else shards, steps)
     fits = need.total + 4 * size.learning <= capacity * memory.USABLE
-    return Layout(shard, replicas, shards, hold_gradients=shard in ("ddp", "zero2") or fits, need=need)
+    return Layout(division, shard, replicas, shards, hold_gradients=shard in ("ddp", "zero2") or fits, need=need)
 
 
-def _replicas(training: TrainingConfig, ranks: Ranks) -> int:
+def _replicas(training: TrainingConfig, ranks: Ranks, size: int) -> int:
     replicas = training.parallel.replicas or ranks.nodes
-    if training.parallel.shard == "hsdp" and ranks.world > 1:
+    if training.parallel.shard == "hsdp" and size > 1:
         if replicas == 1:
             raise UserError(
                 "parallel.shard hsdp keeps a copy of the model per node, but there is one node: set parallel.replicas, "
                 "or choose fsdp"
             )
-        if ranks.world % replicas:
-            raise UserError(f"parallel.replicas {replicas} does not divide the {ranks.world} ranks; choose a divisor")
+        if size % replicas:
+            raise UserError(f"parallel.replicas {replicas} does not divide the {size} ranks; choose a divisor")
     return replicas
 
 
-class Spread:
-    """The model on this rank, spread as the layout says, with its initial weights.
+class ParallelModel:
+    """The model on this rank, replicated or sharded as the layout says, with its initial weights.
 
-    model: what to call. decoder: the same without DDP's wrapper, for names and state. values: false where a commit's
-    are loaded anyway. Gradients are averaged over the
-    ranks, so multiply a loss by `ranks.world` where a sum is wanted.
+    model: what to call. module: the same without DDP's wrapper, for names and state. division: of a step's samples.
+    replicated: every rank has all gradients after a backward pass. averaged_over: ranks that gradients are averaged
+    over, so multiply a loss by it where a sum is wanted. copies: ranks that hold the same part of the gradients.
+    layers: the repeated blocks, first to last, which are sharded, compiled and timed one by one.
+
+    values: false where a commit's are loaded anyway.
     """
 
     def __init__(
@@ -154,24 +160,25 @@ class Spread:
         device: torch.device,
         values: bool = True,
     ) -> None:
-        self.layout = layout
-        self.ranks = ranks
+        self.layout, self.device = layout, device
+        self.division = layout.division
+        self.averaged_over = ranks.world // layout.division.ranks_per_share
+        self.copies = layout.replicas
+        self.replicated = layout.shard == "ddp" and ranks.world > 1
         dtype = DTYPES[training.precision]
-        self.decoder = definition.build(dtype, training.parallel.activation_checkpointing)
-        self.layers = definition.layers(self.decoder)
-        self._by_fsdp = layout.shard != "ddp" or _needs_casting(definition, self.decoder, dtype)
+        self.module = definition.build(dtype, training.parallel.activation_checkpointing)
+        self.layers = definition.layers(self.module)
+        self._by_fsdp = layout.shard != "ddp" or _needs_casting(definition, self.module, dtype)
         if self._by_fsdp:
-            _shard(self.decoder, definition, layout, ranks, device, dtype)
-        definition.fill(self.decoder, device, training.seed, values)
+            _shard(self.module, definition, layout, device, dtype)
+        definition.fill(self.module, device, training.seed, values)
         if training.parallel.compile:
             for layer in self.layers:
                 layer.compile()
-        self.model: nn.Module = self.decoder
-        if not self._by_fsdp and ranks.world > 1:
-            self.model = _replicate(self.decoder, device, training.deterministic)
-        # A gradient's squares, added up over all ranks, are counted once per copy of the model.
-        self.copies = layout.replicas
-        self._parameters = list(self.decoder.parameters())
+        self.model: nn.Module = self.module
+        if self.replicated and not self._by_fsdp:
+            self.model = _replicate(self.module, device, training.deterministic)
+        self._parameters = list(self.module.parameters())
         self._now = (True, True)
 
     @contextmanager
@@ -181,11 +188,11 @@ class Spread:
         sync = last or not self.layout.hold_gradients
         if self._by_fsdp:
             if (sync, last) != self._now:  # these walk over all modules
-                self.decoder.set_requires_gradient_sync(sync)  # type: ignore[operator]
-                self.decoder.set_is_last_backward(last)  # type: ignore[operator]
+                self.module.set_requires_gradient_sync(sync)  # type: ignore[operator]
+                self.module.set_is_last_backward(last)  # type: ignore[operator]
                 self._now = (sync, last)
             yield
-        elif sync or self.ranks.world == 1:
+        elif sync or not self.replicated:
             yield
         else:
             with self.model.no_sync():  # type: ignore[operator]
@@ -207,7 +214,6 @@ def _shard(
     model: nn.Module,
     definition: ModelDefinition,
     layout: Layout,
-    ranks: Ranks,
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
@@ -219,7 +225,7 @@ def _shard(
     if layout.shard in ("hsdp", "ddp"):
         mesh = init_device_mesh(device.type, (layout.replicas, layout.shards), mesh_dim_names=("replicate", "shard"))
     else:
-        mesh = init_device_mesh(device.type, (ranks.world,), mesh_dim_names=("shard",))
+        mesh = init_device_mesh(device.type, (layout.shards,), mesh_dim_names=("shard",))
     half = dtype != torch.float32
     casts = half or any(p.dtype != dtype for p in model.parameters())
     options: dict[str, Any] = {

@@ -7,16 +7,12 @@ import time
 
 from muster.contract.signals import TrainerPhase
 from muster.contract.spec import Past
-from muster.storage.errors import StoreError
-from muster.storage.store import open_store
 from muster.trainer.checkpoint import Policy, SaveOutcome, Saver, TrainState
-from muster.trainer.checkpoint.commits import steps_in
 from muster.trainer.checkpoint.policy import History
-from muster.trainer.checkpoint.quarantine import quarantine
 from muster.trainer.config import Ranks
 from muster.trainer.errors import StorageError
 from muster.trainer.train.metrics import Metrics
-from muster.trainer.train.rank_state import Life
+from muster.trainer.train.rank_state import RankState
 
 # The grace before a kill is the killer's to give; this only bounds a storage that never answers.
 DRAIN_SECONDS = 900.0
@@ -26,19 +22,6 @@ FAILURES_BORNE = 2
 # Of the training time, for the copies in memory that a crash is committed from: every step, if a step is long enough.
 SNAPSHOT_SHARE_MAX = 0.01
 SKIPPED = "skipped:"
-
-
-def withdraw(folder: str, step: int, reason: str) -> bool:
-    """Set a commit aside though its bytes are good, if there is one before it. Whether that was done."""
-    try:
-        store = open_store(folder)
-        if steps_in(store)[0] >= step:
-            return False
-        quarantine(store, step, reason)
-    except (IndexError, StoreError) as error:
-        print(f"the commit of step {step} can't be set aside: {error}", file=sys.stderr, flush=True)
-        return False
-    return True
 
 
 class CheckpointScheduler:
@@ -51,11 +34,17 @@ class CheckpointScheduler:
         every: int | str,
         past: Past,
         ranks: Ranks,
-        life: Life,
+        rank_state: RankState,
         metrics: Metrics,
         snapshots: bool = False,
     ) -> None:
-        self._saver, self._policy, self._ranks, self._life, self._metrics = saver, Policy(every), ranks, life, metrics
+        self._saver, self._policy, self._ranks, self._rank_state, self._metrics = (
+            saver,
+            Policy(every),
+            ranks,
+            rank_state,
+            metrics,
+        )
         self._past, self._snapshots = past, snapshots
         self._started = (time.monotonic(), 0)
         self._saved: tuple[float, int] | None = None
@@ -87,9 +76,9 @@ class CheckpointScheduler:
     ) -> None:
         """Collective. Start to save; training goes on once the state is staged. The rest as for Saver.save."""
         self._saved = (time.monotonic(), state.step)
-        self._productive[state.step] = self._life.seconds().productive
+        self._productive[state.step] = self._rank_state.activity.seconds().productive
         self._pending += 1
-        with self._life.during(TrainerPhase.CHECKPOINT):
+        with self._rank_state.activity.during(TrainerPhase.CHECKPOINT):
             blocked = self._saver.save(state, emergency=emergency, seconds_left=seconds_left, terminating=terminating)
         self._blocked = [*self._blocked[-9:], blocked]
         self._metrics.checkpoint_blocked.observe(blocked)
@@ -101,7 +90,7 @@ class CheckpointScheduler:
 
     def snapshot(self, state: TrainState) -> None:
         """Keep the state in memory, on every rank alike."""
-        with self._life.taking_a_snapshot():
+        with self._rank_state.activity.taking_a_snapshot():
             seconds = self._saver.snapshot(state)
         self._snapshot_step, self._snapshot_seconds = state.step, [*self._snapshot_seconds[-2:], seconds]
 
@@ -154,7 +143,7 @@ class CheckpointScheduler:
             self._ever, self._failures = True, 0
             self._committed_step = max(self._committed_step, outcome.step)
             self._uploads = [*self._uploads[-9:], outcome.seconds]
-            self._life.committed(outcome.step, now, outcome.best, self._productive.pop(outcome.step, 0.0))
+            self._rank_state.committed(outcome.step, now, outcome.best, self._productive.pop(outcome.step, 0.0))
             self._metrics.saved(outcome.step, now, outcome.seconds, outcome.bytes)
         elif outcome.error and not outcome.error.startswith(SKIPPED):
             self._failures += 1

@@ -11,93 +11,73 @@ import torch
 from torch import Tensor, nn
 
 from muster.contract.training import EarlyStopping
-from muster.trainer.models.head import IGNORED
-from muster.trainer.train.tasks.next_token import scored, token_loss
-
-
-class Sample(Protocol):
-    @property
-    def tokens(self) -> Any: ...
-    @property
-    def labels(self) -> Any: ...
-    @property
-    def positions(self) -> Any: ...
-    @property
-    def documents(self) -> Any: ...
+from muster.trainer.config import DataParallel
+from muster.trainer.data.batch import Batch
+from muster.trainer.data.packing import IGNORED, Sample
+from muster.trainer.train.tasks.objective import Objective
 
 
 class HeldOut(Protocol):
+    """What the evaluation needs of a data set."""
+
     @property
     def samples_per_epoch(self) -> int: ...
     def sample(self, epoch: int, index: int) -> Sample: ...
 
 
-@dataclass(frozen=True)
-class EvaluationBatch:
-    """All [B, T] int64."""
-
-    tokens: Tensor
-    labels: Tensor
-    positions: Tensor
-    documents: Tensor
-
-
 class Evaluator:
-    """Scores the first `samples` held-out samples, dealt to the ranks in turn; every rank runs equally many batches,
-    filled up with unscored ones, because a sharded model's forward pass needs all ranks."""
+    """Scores the first `samples` held-out samples, dealt to the data-parallel shares in turn. Every rank runs equally
+    many batches, filled up with unscored rows, because a sharded model's forward pass needs all ranks."""
 
     def __init__(
-        self, held_out: HeldOut, samples: int, micro_batch: int, rank: int, ranks: int, device: torch.device
+        self,
+        held_out: HeldOut,
+        samples: int,
+        micro_batch: int,
+        division: DataParallel,
+        objective: Objective,
+        device: torch.device,
     ) -> None:
         self._held_out = held_out
         self._samples = min(samples, held_out.samples_per_epoch)
-        self._micro_batch, self._rank, self._ranks = micro_batch, rank, ranks
+        self._micro_batch, self._division, self._objective = micro_batch, division, objective
         self._device = device
-        self._batches: list[EvaluationBatch] = []
+        self._batches: list[Batch] = []
 
     @torch.no_grad()
     def run(
-        self, model: nn.Module, total: Callable[[Tensor], list[float]], asked: Callable[[], bool]
+        self, model: nn.Module, total: Callable[[Tensor], list[float]], stop_wanted: Callable[[], bool]
     ) -> tuple[float, bool]:
-        """The mean loss per scored token, without label smoothing; and whether any rank was `asked` for something.
+        """The mean held-out loss, and whether any rank was asked to stop meanwhile. Collective.
 
         total: adds a vector up over all ranks.
         """
         model.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         for batch in self._all():
-            sums[0] += token_loss(model, batch).double()
-            sums[1] += scored(batch).double()
+            sums[0] += self._objective.held_out_loss(model, batch).double()
+            sums[1] += self._objective.count(batch).double()
         model.train()
-        sums[2] = float(asked())
-        loss, tokens, wishes = total(sums)
-        return (loss / tokens if tokens else float("nan")), wishes > 0
+        sums[2] = float(stop_wanted())
+        loss, count, stops = total(sums)  # ranks of one share report the same, so their number cancels out
+        return (loss / count if count else float("nan")), stops > 0
 
-    def _all(self) -> Iterator[EvaluationBatch]:
+    def _all(self) -> Iterator[Batch]:
         if not self._batches:
-            own = list(range(self._rank, self._samples, self._ranks))
-            per_pass = self._micro_batch
-            passes = math.ceil(self._samples / (self._ranks * per_pass))
-            self._batches = [self._batch(own[n * per_pass : (n + 1) * per_pass]) for n in range(passes)]
+            for share in self._division.shares:
+                own = list(range(share, self._samples, self._division.size))
+                passes = math.ceil(self._samples / (self._division.size * self._micro_batch))
+                places = (slice(n * self._micro_batch, (n + 1) * self._micro_batch) for n in range(passes))
+                self._batches += [self._batch(own[place]) for place in places]
         for batch in self._batches:
-            yield EvaluationBatch(
-                *(
-                    part.to(self._device, non_blocking=True)
-                    for part in (batch.tokens, batch.labels, batch.positions, batch.documents)
-                )
-            )
+            yield batch.to(self._device)
 
-    def _batch(self, indices: list[int]) -> EvaluationBatch:
-        samples = [self._held_out.sample(0, index) for index in indices]
-        blanks = self._micro_batch - len(samples)
-        samples += [self._held_out.sample(0, 0)] * blanks
-        parts = {
-            name: torch.stack([torch.as_tensor(getattr(sample, name)).long() for sample in samples])
-            for name in ("tokens", "labels", "positions", "documents")
-        }
+    def _batch(self, indices: list[int]) -> Batch:
+        blanks = self._micro_batch - len(indices)
+        batch = Batch.of([self._held_out.sample(0, index) for index in [*indices, *[0] * blanks]])
         if blanks:
-            parts["labels"][-blanks:] = IGNORED
-        return EvaluationBatch(**parts)
+            batch.labels[-blanks:] = IGNORED
+        return batch
 
 
 @dataclass

@@ -24,7 +24,7 @@ SPIKE_SHARE = 0.25
 SKIPPED_IN_A_ROW_MAX = 3
 
 
-class Numerics:
+class LossSpikeGuard:
     """in_a_row: batches skipped up to now without a good one in between. skipped: in this job."""
 
     def __init__(self) -> None:

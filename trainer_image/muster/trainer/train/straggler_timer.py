@@ -34,15 +34,15 @@ RANKS_LISTENED_TO = 16  # the same
 STEPS_IGNORED = 3  # compilation, page caches
 
 
-class Pace:
-    """Times one rank's own work. decoder: where its weights are sharded, else None. Read `seconds` after the step's
-    wait for the device. moved: called at each begin and end of a layer, where the decoder is given.
+class StragglerTimer:
+    """Times one rank's own work. module: the model where its weights are sharded, else None. Read `seconds` after the
+    step's wait for the device. moved: called at each begin and end of a layer, where the module is given.
     """
 
     def __init__(
         self,
         device: torch.device,
-        decoder: nn.Module | None,
+        module: nn.Module | None,
         layers: Iterable[nn.Module] = (),
         moved: Callable[[], None] = lambda: None,
     ) -> None:
@@ -52,11 +52,11 @@ class Pace:
         self._elsewhere: list[tuple[Any, Any]] = []
         self._open: dict[int, Any] = {}
         self._working = False
-        if decoder is not None:
-            # FSDP's own hooks gather weights before a forward pass: its wait lies between the decoder's begin, told
+        if module is not None:
+            # FSDP's own hooks gather weights before a forward pass: its wait lies between the model's begin, told
             # before FSDP's hook, and the layer's, told after it.
-            decoder.register_forward_pre_hook(self._begin, prepend=True)
-            decoder.register_forward_hook(lambda module, *_: self._end(module, self._elsewhere))
+            module.register_forward_pre_hook(self._begin, prepend=True)
+            module.register_forward_hook(lambda module, *_: self._end(module, self._elsewhere))
             for layer in layers:
                 layer.register_forward_pre_hook(self._begin)
                 layer.register_forward_hook(lambda module, *_: self._end(module, self._own), prepend=True)

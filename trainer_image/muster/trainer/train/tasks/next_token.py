@@ -1,47 +1,34 @@
-"""What is minimised. Both tasks are next-token cross-entropy; they differ in which labels the data leaves scored."""
+"""Next-token cross-entropy: pretraining and supervised fine-tuning, which differ in the labels that the data masks."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Protocol
 
 from torch import Tensor, nn
 
 from muster.contract.training import TrainingConfig
-from muster.trainer.models.head import IGNORED
+from muster.trainer.data.batch import Batch
+from muster.trainer.data.packing import IGNORED
 
 
-class Batch(Protocol):
-    """What an objective reads of a micro-batch: all [B, T] integers; labels are shifted already, -100 is not scored."""
+class NextToken:
+    """smoothing: the share of each target that is spread over the whole vocabulary, while training only."""
 
-    @property
-    def tokens(self) -> Tensor: ...
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def positions(self) -> Tensor: ...
-    @property
-    def documents(self) -> Tensor: ...
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self.smoothing = smoothing
 
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return _summed(model, batch, self.smoothing)
 
-Objective = Callable[[nn.Module, Batch], Tensor]
+    def held_out_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return _summed(model, batch, 0.0)
 
-
-def objective(training: TrainingConfig) -> Objective:
-    """The training loss of a micro-batch, summed over its scored tokens."""
-    smoothing = training.label_smoothing
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return token_loss(model, batch, smoothing)
-
-    return loss
+    def count(self, batch: Batch) -> Tensor:
+        return (batch.labels != IGNORED).sum()
 
 
-def token_loss(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:
+def make_objective(training: TrainingConfig) -> NextToken:
+    return NextToken(training.label_smoothing)
+
+
+def _summed(model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
     out: Tensor = model(batch.tokens, batch.positions, batch.documents, batch.labels, smoothing)
     return out
-
-
-def scored(batch: Batch) -> Tensor:
-    """How many labels count, as an integer scalar on the device."""
-    return (batch.labels != IGNORED).sum()

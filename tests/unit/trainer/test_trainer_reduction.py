@@ -1,0 +1,60 @@
+"""The step's report: what ranks pack is what all of them read, by name, whatever the number of ranks and shares."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.trainer.config import Ranks
+from muster.trainer.train import reduction
+from muster.trainer.train.reduction import PackedReport, RankReport, Requests, StepReport
+
+wishes = st.builds(Requests, stop=st.booleans(), save=st.booleans(), snapshot=st.booleans())
+reports = st.builds(RankReport, st.integers(0, 10**9), wishes, st.integers(0, 1000).map(float))
+
+
+def packed(rank: int, world: int, own: RankReport, loss: float, count: int) -> PackedReport:
+    ranks = Ranks(rank, rank, world, world)
+    return reduction.pack_step_report(torch.tensor(loss), torch.tensor(count), own, ranks)
+
+
+@given(st.lists(st.tuples(reports, st.integers(0, 4096), st.integers(0, 9)), min_size=1, max_size=5), st.booleans())
+def test_all_ranks_read_what_each_packed(told: list[tuple[RankReport, int, int]], under_way: bool) -> None:
+    world = len(told)
+    vectors = [packed(rank, world, own, float(loss), count) for rank, (own, loss, count) in enumerate(told)]
+    total = torch.stack([report.vector for report in vectors]).sum(0)
+    square = torch.tensor(6.0, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        # The sum over ranks is made above; what is added to the vector before it is alike on every rank.
+        patch.setattr(reduction, "all_reduce_sum", lambda vector: vector.tolist())
+        summed = PackedReport(total, _Done() if under_way else None)  # type: ignore[arg-type]
+        report = reduction.all_reduce_step_report(summed, square, copies=1, ranks_per_share=1)
+    requests = [own.requests for own, _, _ in told]
+    assert report == StepReport(
+        loss=float(sum(loss for _, loss, _ in told)),
+        count=float(sum(count for _, _, count in told)),
+        tokens=sum(own.tokens for own, _, _ in told),
+        requests=Requests(
+            any(each.stop for each in requests), any(each.save for each in requests), any(e.snapshot for e in requests)
+        ),
+        work_seconds=tuple(own.work_seconds for own, _, _ in told),
+        squared_norm=6.0,
+    )
+
+
+def test_ranks_that_share_a_model_count_their_samples_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shares of two ranks each: both ranks of a share report its loss, count and tokens."""
+    monkeypatch.setattr(reduction, "all_reduce_sum", lambda vector: vector.tolist())
+    own = RankReport(10, Requests(stop=False, save=True, snapshot=False), 0.5)
+    total = torch.stack([packed(rank, 4, own, 3.0, 5).vector for rank in range(4)]).sum(0)
+    square = torch.tensor(8.0, dtype=torch.float64)
+    report = reduction.all_reduce_step_report(PackedReport(total), square, copies=2, ranks_per_share=2)
+    assert (report.loss, report.count, report.tokens) == (6.0, 10.0, 20)
+    assert (report.work_seconds, report.squared_norm) == ((0.5,) * 4, 4.0)
+
+
+class _Done:
+    """A reduction that is over."""
+
+    def wait(self) -> bool:
+        return True

@@ -1,0 +1,66 @@
+"""Where training stands, and how it gets there again: what a commit keeps beside weights, optimizer and generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.contract.checkpoint import Commit, DataCursor
+from muster.contract.status import DataSkip
+from muster.storage.errors import StoreError
+from muster.storage.store import open_store
+from muster.trainer.checkpoint.commits import steps_in
+from muster.trainer.checkpoint.quarantine import quarantine
+from muster.trainer.data.loader import advanced
+from muster.trainer.train.step import StepOutcome
+
+
+@dataclass
+class Progress:
+    """steps: of the whole job. step, tokens: done so far. cursor: the next sample. skipped_data: the stretches of the
+    data's order that were left out, as {epoch, sample, samples}. skipped_now: whether this attempt left one out."""
+
+    steps: int
+    cursor: DataCursor
+    step: int = 0
+    tokens: int = 0
+    skipped_data: list[dict[str, int]] = field(default_factory=list)
+    skipped_now: bool = False
+
+    def advance(self, outcome: StepOutcome) -> None:
+        """One step is done."""
+        self.step, self.cursor = outcome.number, outcome.cursor
+        self.tokens += outcome.tokens
+
+    def restore(self, commit: Commit) -> None:
+        """Stand where the commit stood."""
+        self.step, self.tokens, self.cursor = commit.step, commit.tokens, commit.cursor
+        self.skipped_data = list(commit.state.get("passedOver", ()))
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` reads beside the commit's own fields, as JSON."""
+        return {"passedOver": self.skipped_data, "steps": self.steps}
+
+    def skip_data(self, skip: DataSkip | None, samples_per_step: int, samples_per_epoch: int) -> bool:
+        """Leave out the data that the last attempt could not learn from, if we stand before it; whether we did."""
+        if skip is None or skip.after_step != self.step:
+            return False
+        samples = skip.steps * samples_per_step
+        self.skipped_data.append({"epoch": self.cursor.epoch, "sample": self.cursor.sample, "samples": samples})
+        self.cursor = advanced(self.cursor, samples, samples_per_epoch)
+        self.skipped_now = True
+        return True
+
+
+def set_aside_commit(folder: str, step: int, reason: str, say: Callable[[str], None]) -> bool:
+    """Quarantine a commit though its bytes are good, if there is one before it. Whether that was done."""
+    try:
+        store = open_store(folder)
+        if steps_in(store)[0] >= step:
+            return False
+        quarantine(store, step, reason)
+    except (IndexError, StoreError) as error:
+        say(f"the commit of step {step} can't be set aside: {error}")
+        return False
+    return True

@@ -1,0 +1,117 @@
+"""What becomes of a finished step for people to see: its record, its metrics, its line in the log, and who is slow."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from muster.contract.signals import StepRecord
+from muster.trainer.config import Ranks
+from muster.trainer.train import flops
+from muster.trainer.train.metrics import Metrics, StepLog
+from muster.trainer.train.rank_state import RankState
+from muster.trainer.train.step import StepOutcome
+from muster.trainer.train.straggler_timer import Stragglers
+
+
+@dataclass(frozen=True)
+class RecordMaker:
+    """Makes StepRecords. steps: of the whole job. world: ranks of the gang. flops_per_token: of the model's own work.
+    peak: FLOPs per second of one device; None where it is not known."""
+
+    attempt: int
+    steps: int
+    world: int
+    device: torch.device
+    flops_per_token: float
+    peak: float | None
+
+    def of(self, outcome: StepOutcome) -> StepRecord:
+        speed = outcome.tokens / outcome.seconds
+        return StepRecord(
+            attempt=self.attempt,
+            step=outcome.number,
+            steps=self.steps,
+            at=time.time(),
+            loss=outcome.loss,
+            grad_norm=outcome.grad_norm,
+            lr=outcome.learning_rate,
+            tokens=outcome.tokens,
+            tokens_per_second=speed,
+            step_seconds=outcome.seconds,
+            data_wait_seconds=outcome.data_wait_seconds,
+            mfu=flops.utilisation(self.flops_per_token, speed, self.peak, self.world),
+            memory_bytes=_memory_used(self.device),
+            skipped=outcome.skipped,
+        )
+
+    def of_start(self, evaluation_loss: float) -> StepRecord:
+        """Step 0: nothing is trained yet, so its loss is the held-out one."""
+        return StepRecord(
+            attempt=self.attempt,
+            step=0,
+            steps=self.steps,
+            at=time.time(),
+            loss=evaluation_loss,
+            grad_norm=0.0,
+            lr=0.0,
+            tokens=0,
+            tokens_per_second=0.0,
+            step_seconds=0.0,
+            data_wait_seconds=0.0,
+            memory_bytes=_memory_used(self.device),
+            evaluation_loss=evaluation_loss,
+        )
+
+
+class StepReporter:
+    """Tells the heartbeat, Prometheus, the log and people of every step. Only rank 0 has a log and compares ranks."""
+
+    def __init__(self, directory: Path, metrics: Metrics, rank_state: RankState, ranks: Ranks) -> None:
+        self.metrics = metrics
+        self._rank_state, self._ranks = rank_state, ranks
+        self._stragglers = Stragglers(ranks.world)
+        self._log = StepLog(directory) if ranks.rank == 0 else None
+        rank_state.heartbeats.before_each_beat(self._log.flush if self._log else None)
+
+    def finished(self, outcome: StepOutcome, record: StepRecord, samples: int, skipped_steps: int) -> None:
+        """A step has ended. samples: of all ranks. skipped_steps: in this job so far."""
+        if self._ranks.rank == 0:
+            self._stragglers.hear(outcome.number, outcome.work_seconds)
+            self._rank_state.slow_ranks = self._stragglers.slow
+            self.metrics.stragglers(self._stragglers.slow)
+        if outcome.skipped:
+            self._rank_state.steps.skipped = skipped_steps
+            self.metrics.skipped.inc()
+            if self._ranks.rank == 0:
+                say(f"step {outcome.number}: {outcome.skipped}; its batch is skipped")
+        self.metrics.stepped(record, samples, outcome.data_wait_seconds)
+
+    def publish(self, record: StepRecord) -> None:
+        """The record of a step is whole: what was due after it (an evaluation) is in it."""
+        self._rank_state.stepped(record)
+        if self._log is not None:
+            self._log.write(record)
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        self._rank_state.heartbeats.before_each_beat(None)
+        if self._log is not None:
+            self._log.close()
+
+
+def say(line: str) -> None:
+    """Tell the people who read this worker's log."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _memory_used(device: torch.device) -> int:
+    """Peak bytes of this process on the GPU, or on the CPU in memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

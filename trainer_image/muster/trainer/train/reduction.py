@@ -1,0 +1,102 @@
+"""The step's one collective besides the gradients' own: what every rank reports of the step, added up over all ranks.
+
+The report is one fp64 vector, so that it is one all-reduce: the sums of `RankReport`, a place for each rank's working
+time, and last the square of the gradients' norm, which exists only after the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from muster.trainer.config import Ranks
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What is to follow a step: all ranks stop after it, save its state, or keep its state in memory."""
+
+    stop: bool
+    save: bool
+    snapshot: bool
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank reports of a step, beside the loss and the count, which are still on the device.
+
+    tokens: inputs that are not padding. work_seconds: of this rank's own work in the step before.
+    """
+
+    tokens: int
+    requests: Requests
+    work_seconds: float
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What all ranks reported of a step; the same on every rank.
+
+    loss, count, tokens: summed over the data-parallel shares. requests: what any rank asked for. work_seconds: by
+    global rank. squared_norm: of the gradients as they are, over the whole model.
+    """
+
+    loss: float
+    count: float
+    tokens: int
+    requests: Requests
+    work_seconds: tuple[float, ...]
+    squared_norm: float
+
+
+@dataclass(frozen=True)
+class PackedReport:
+    """A rank's report as a vector. under_way: the adding up of it, where that has begun."""
+
+    vector: Tensor
+    under_way: dist.Work | None = None
+
+    def start(self) -> PackedReport:
+        """Begin to add it up over all ranks now, behind the backward pass."""
+        return PackedReport(self.vector, dist.all_reduce(self.vector, async_op=True))
+
+
+def pack_step_report(loss: Tensor, count: Tensor, own: RankReport, ranks: Ranks) -> PackedReport:
+    """loss, count: scalars on the device, read by nobody here, so that this does not wait for it."""
+    asks = (own.requests.stop, own.requests.save, own.requests.snapshot)
+    work = [own.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.world)]
+    known = torch.tensor([float(own.tokens), *map(float, asks), *work], dtype=torch.float64)
+    sums = torch.stack((loss.double(), count.double()))
+    return PackedReport(torch.cat((sums, known.to(loss.device, non_blocking=True))))
+
+
+def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, copies: int, ranks_per_share: int) -> StepReport:
+    """Add the reports up over all ranks and read the sum, which is the step's one wait for the device. Collective.
+
+    squared_norm: fp64 scalar, of this rank's part of the gradients; copies: ranks that hold the same part. Where the
+    report is under way already, every rank has all gradients. ranks_per_share: ranks that report one share together.
+    """
+    if packed.under_way is None:
+        values = all_reduce_sum(torch.cat((packed.vector, squared_norm[None] / copies)))
+    else:
+        packed.under_way.wait()
+        values = torch.cat((packed.vector, squared_norm[None])).tolist()
+    loss, count, tokens, stop, save, snapshot, *work, square = values
+    return StepReport(
+        loss=loss / ranks_per_share,
+        count=count / ranks_per_share,
+        tokens=int(tokens) // ranks_per_share,
+        requests=Requests(stop > 0, save > 0, snapshot > 0),
+        work_seconds=tuple(work),
+        squared_norm=square,
+    )
+
+
+def all_reduce_sum(vector: Tensor) -> list[float]:
+    """A vector added up over all ranks, on the host. Collective."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(vector)
+    return [float(value) for value in vector.tolist()]

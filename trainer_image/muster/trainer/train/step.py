@@ -1,0 +1,171 @@
+"""One optimizer step: forward and backward over the micro-batches, the one reduction, and the update."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muster.contract.checkpoint import DataCursor
+from muster.contract.training import TrainingConfig
+from muster.trainer.config import Ranks
+from muster.trainer.data import Loader, StepBatch
+from muster.trainer.errors import NumericError
+from muster.trainer.models.sharding import ParallelModel
+from muster.trainer.train.loss_spike_guard import LossSpikeGuard
+from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, set_rate, squared_norm
+from muster.trainer.train.rank_state import RankState
+from muster.trainer.train.reduction import (
+    PackedReport,
+    RankReport,
+    Requests,
+    StepReport,
+    all_reduce_step_report,
+    pack_step_report,
+)
+from muster.trainer.train.schedule import learning_rate
+from muster.trainer.train.straggler_timer import StragglerTimer
+from muster.trainer.train.tasks.objective import objective_of
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """One finished step, the same on every rank but for data_wait_seconds.
+
+    loss: per counted term; where it is no number, that of the last good step. grad_norm: before clipping; 0 where it is
+    no number. tokens: of all ranks, without padding. skipped: why nothing was learnt from the batch, else empty.
+    cursor: where the data stands now. work_seconds: of each rank's own work in the step before, by global rank.
+    """
+
+    number: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    seconds: float
+    data_wait_seconds: float
+    skipped: str
+    cursor: DataCursor
+    requests: Requests
+    work_seconds: tuple[float, ...]
+
+
+class TrainStep:
+    """The model, its optimizer and what guards them. steps: of the whole job, for the learning rate."""
+
+    def __init__(
+        self, config: TrainingConfig, steps: int, model: ParallelModel, ranks: Ranks, rank_state: RankState
+    ) -> None:
+        self.model, self.steps = model, steps
+        self.optimizer = make_optimizer(model.module, config.optimizer)
+        self.objective = objective_of(config)
+        self.guard = LossSpikeGuard()
+        self.last_seconds = 0.0
+        self._config, self._ranks, self._rank_state = config, ranks, rank_state
+        self._loss_scale = LossScale(enabled=config.precision == "fp16")
+        timed = model.layout.shard != "ddp" and not config.parallel.compile  # a compiled layer is not to be looked into
+        self._timer = StragglerTimer(
+            model.device, model.module if timed else None, model.layers, rank_state.activity.moved
+        )
+        self._work_seconds = 0.0
+
+    def run(self, number: int, loader: Loader, requests: Callable[[], Requests]) -> StepOutcome:
+        """Step `number`, from its batch to the update. requests: what this rank asks for, once it knows the batch.
+
+        Raises NumericError when the numbers stay unsound whatever is skipped.
+        """
+        began, doing = time.perf_counter(), self._rank_state.activity
+        with doing.waiting_for_data():
+            batch = loader.next()
+        packed = self._backward(batch, requests)
+        gradients = self.model.gradients()
+        doing.does("meeting")
+        report = all_reduce_step_report(
+            packed, squared_norm(gradients), self.model.copies, self.model.division.ranks_per_share
+        )
+        self._work_seconds = self._timer.seconds()
+        # Gradients were made as if every token of the step were counted; the report says how many really were.
+        correction = self._config.batch.tokens_per_step / max(report.count, 1.0) / self._loss_scale.value
+        norm, loss = math.sqrt(report.squared_norm) * correction, report.loss / max(report.count, 1.0)
+        rate = learning_rate(self._config.optimizer, number, self.steps)
+        doing.does("update")
+        sound, why = self._is_sound(loss, norm, number)
+        if sound:
+            self._update(gradients, correction * clip_factor(norm, self._config.optimizer.clip_norm), rate)
+        self.optimizer.zero_grad()
+        self.last_seconds = time.perf_counter() - began
+        return self._outcome(number, batch, report, loss, norm, rate, why)
+
+    def state(self) -> dict[str, Any]:
+        """What a commit keeps beside weights and optimizer, as JSON."""
+        return {"scaler": self._loss_scale.state(), "numerics": self.guard.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._loss_scale.restore(state.get("scaler", {}))
+        self.guard.restore(state.get("numerics", {}))
+
+    def _outcome(
+        self, number: int, batch: StepBatch, report: StepReport, loss: float, norm: float, rate: float, why: str
+    ) -> StepOutcome:
+        return StepOutcome(
+            number=number,
+            loss=loss if math.isfinite(loss) else self.guard.last_good_loss(),
+            grad_norm=norm if math.isfinite(norm) else 0.0,
+            learning_rate=rate,
+            tokens=report.tokens,
+            seconds=self.last_seconds,
+            data_wait_seconds=batch.wait_seconds,
+            skipped=why,
+            cursor=batch.cursor,
+            requests=report.requests,
+            work_seconds=report.work_seconds,
+        )
+
+    def _backward(self, batch: StepBatch, requests: Callable[[], Requests]) -> PackedReport:
+        """Forward and backward over the micro-batches. Returns this rank's report, which is packed before the last
+        backward pass; where every rank will have all gradients, it is added up behind that pass."""
+        # Gradients are averaged over ranks, and their sum is wanted.
+        weight = self._loss_scale.value * self.model.averaged_over / self._config.batch.tokens_per_step
+        loss_sum = torch.zeros((), device=self.model.device)
+        count = torch.zeros((), dtype=torch.int64, device=self.model.device)
+        packed: PackedReport | None = None
+        doing = self._rank_state.activity
+        for index, micro in enumerate(batch.micro):
+            last = index == len(batch.micro) - 1
+            with self.model.micro_step(last):
+                doing.does("forward")
+                with self._timer.working() if index == 0 else contextlib.nullcontext():
+                    loss = self.objective.loss(self.model.model, micro)
+                loss_sum += loss.detach()
+                count += self.objective.count(micro)
+                if last:
+                    own = RankReport(batch.tokens, requests(), self._work_seconds)
+                    packed = pack_step_report(loss_sum, count, own, self._ranks)
+                    packed = packed.start() if self.model.replicated else packed
+                doing.does("backward")
+                (loss * weight).backward()  # type: ignore[no-untyped-call]
+        assert packed is not None, "a step has at least one micro-batch"
+        return packed
+
+    def _update(self, gradients: list[Tensor], factor: float, rate: float) -> None:
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+        set_rate(self.optimizer, rate)
+        self.optimizer.step()
+
+    def _is_sound(self, loss: float, norm: float, number: int) -> tuple[bool, str]:
+        """Whether to learn from this batch, and if not, why; no word where only fp16's scale was too large."""
+        if math.isfinite(loss) and not self._loss_scale.accepts(norm):
+            if self._loss_scale.exhausted:
+                raise NumericError(
+                    f"the gradient norm is {norm} at step {number} whatever the loss scale (loss {loss:.4f})"
+                )
+            return False, ""
+        why = self.guard.judge(loss, norm, number)
+        return not why, why
