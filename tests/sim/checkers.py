@@ -161,6 +161,10 @@ class Checkers:
             wish = {"Suspending": "suspend", "Cancelling": "cancel", "Deleting": "deleting"}.get(after.code)
             self.require(wish is None or wish in job.requested, "nobody stops a job that nobody wants stopped", what)
             return
+        if after.code == Code.WORKERS_REJECTED:
+            true = before.attempt in job.rejected
+            self.require(true, "only a gang that was refused is called so", what)
+            return
         if after.code == Code.REGROWING:
             bigger = [e for e in self.world.reservations if e.uid == job.uid and len(e.nodes) > before.gang.wanted]
             self.require(bool(bigger), "a gang grows only into nodes that it holds", what)
@@ -244,6 +248,15 @@ class Checkers:
             missed = f"{job.name}: {claimed} s of {trained} s: {seconds}"
             slack = 2.0 + job.step_seconds  # two heartbeats, and the step in which the gang was first seen to train
             self.require(claimed >= trained - slack, "goodput misses nothing", missed)
+
+    def rejected_gives_back(self, job: SimJob, process: Process) -> None:
+        """A gang whose workers are refused for long holds no nodes, where nothing keeps the operator from knowing."""
+        weather = self.world.weather
+        blind = weather.api_error + weather.lost_reply + weather.lost_news + weather.outage + weather.operator_crash
+        if blind or self.lags or self.slow or self.jumped or not process.visible or process.rejection is None:
+            return
+        holds = job.status.attempt == process.attempt and bool(job.status.gang.nodes)
+        self.require(not holds, "a gang that is refused gives its nodes back", f"{job.name}: {job.status.because}")
 
     def _heard(self, job: SimJob) -> bool:
         """Whether the operator could know at every moment what the job's ranks did."""

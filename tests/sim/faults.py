@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ class Weather:
     newer: float
     # time
     clock_jump: float
+    # admission of workers
+    quota: float = 0.0  # a namespace's quota is used up for a while
+    misnamed: float = 0.0  # chance per job that it names a service account that is not there
 
 
 def draw(rng: random.Random) -> Weather:
@@ -97,7 +100,15 @@ def draw(rng: random.Random) -> Weather:
         newer=rate(0.0003, 0.002, 0.1),
         clock_jump=rate(0.0005, 0.01, 0.2),
     )
-    return heal(weather) if calm else weather
+    return _with_rejections(heal(weather) if calm else weather)
+
+
+def _with_rejections(weather: Weather) -> Weather:
+    """By dice of their own, so that worlds without them are what they were before there were any."""
+    dice = random.Random(repr(weather))
+    if dice.random() < 0.6:
+        return weather
+    return replace(weather, quota=dice.choice((0.002, 0.01)), misnamed=dice.choice((0.0, 0.1)))
 
 
 def heal(weather: Weather) -> Weather:

@@ -6,11 +6,12 @@ from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, Signal, WorkerExit
 from muster.local.cluster import NotFound
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
-from muster.operator.core.observed import WorkerState
+from muster.operator.core.observed import Rejection, WorkerState
 from tests.sim.physics import Process, SimJob, Training
 from tests.sim.store import Store
 
 BUG = "IndexError: index out of range"
+REJECTED_SECONDS_MAX = 150.0  # so long after it was refused a gang has given its nodes back, or exists
 
 
 class Gangs(Store):
@@ -58,6 +59,9 @@ class Gangs(Store):
             job.processes[(action.attempt, -1 - self._count)] = old
         job.processes[key] = process
         self.log(lambda: f"{who}: create {job.name}-{action.attempt}-{action.worker} on {action.node}")
+        if self._is_rejected(job, process):
+            self.crew_changed(job)
+            return
         delay = self.rng.uniform(0.2, 3.0)
         if self.chance(self.weather.slow_start):
             delay = self.rng.uniform(30.0, 500.0)
@@ -66,6 +70,30 @@ class Gangs(Store):
             job.allow(action.attempt, Cause.INFRASTRUCTURE)
         else:
             self.after(delay, lambda: self._start(job, process))
+        self.crew_changed(job)
+
+    def _is_rejected(self, job: SimJob, process: Process) -> bool:
+        """Whether the API server lets it not exist; a quota is asked again until it has room."""
+        if job.misnamed:
+            process.rejection, process.reason = Rejection.PERMANENT, "serviceaccount not found"
+            job.allow(process.attempt, Cause.USER_ERROR)
+            return True
+        if self.t >= self.quota_until.get(job.namespace, 0.0):
+            return False
+        process.rejection, process.reason = Rejection.TEMPORARY, "exceeded quota"
+        job.rejected.add(process.attempt)
+        self.after(self.rng.uniform(1.0, 30.0), lambda: self._ask_again(job, process))
+        self.after(REJECTED_SECONDS_MAX, lambda: self.check.rejected_gives_back(job, process))
+        return True
+
+    def _ask_again(self, job: SimJob, process: Process) -> None:
+        if not process.visible or process.removing or process.rejection is None:
+            return
+        if self.t < self.quota_until.get(job.namespace, 0.0):
+            self.after(self.rng.uniform(1.0, 30.0), lambda: self._ask_again(job, process))
+            return
+        process.rejection, process.reason, process.since = None, "", self.t
+        self.after(self.rng.uniform(0.2, 3.0), lambda: self._start(job, process))
         self.crew_changed(job)
 
     def _start(self, job: SimJob, process: Process) -> None:

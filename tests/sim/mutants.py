@@ -303,6 +303,8 @@ MUTANTS = (
     Mutant("the last in line is served first", patch(admit, _queue=backwards)),
     Mutant("a cancel is not noticed while queued", replace_rule("user_request", deaf_in_the_queue)),
     Mutant("every failure counts towards a crash loop", patch(shutdown, progressed=lambda summary: False)),
+    Mutant("a rejection that never passes is the platform's", patch(causes, _rejections=lambda summary: iter(()))),
+    Mutant("a gang that is refused keeps its nodes", patch(decide, rejected=lambda summary: "")),
     Mutant("acting before the status is written", patch(runner.Runner, look=acting_before_writing)),
     Mutant("a paused restart is never resumed", replace_rule("restart_pending", never_retry)),
 )

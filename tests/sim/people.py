@@ -133,6 +133,7 @@ def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
     )
     if world.chance(world.weather.bug):
         job.bug_step = rng.randint(1, job.steps)
+    job.misnamed = world.chance(world.weather.misnamed) and not kind
     world.create_job(job)
     return job
 
@@ -162,6 +163,7 @@ class Mischief:
             "newer": self._newer,
             "clock_jump": self._clock_jump,
             "outage": self._outage,
+            "quota": self._quota,
         }
         for name in self._kinds:
             if getattr(weather, name) > 0:
@@ -182,6 +184,11 @@ class Mischief:
     def _job(self) -> SimJob | None:
         jobs = [job for job in self.world.jobs.values() if not job.removed]
         return self.world.rng.choice(jobs) if jobs else None
+
+    def _quota(self) -> None:
+        namespace, seconds = self.world.rng.choice(("team-a", "team-b")), self.world.rng.uniform(20.0, 300.0)
+        self.world.quota_until[namespace] = self.world.t + seconds
+        self.world.log(lambda: f"the quota of {namespace} is used up for {seconds:.0f} s")
 
     def _node_death(self) -> None:
         node = self._node()

@@ -19,7 +19,7 @@ from muster.contract.signals import (
 )
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
-from muster.operator.core.observed import Worker, WorkerState
+from muster.operator.core.observed import Rejection, Worker, WorkerState
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -97,6 +97,7 @@ class Process:
     ghost: bool = False  # its object was forced away from a node that does not answer
     muffled: tuple[float, float] = (0.0, 0.0)  # between these, no heartbeat of its gets out
     held: tuple[float, float] = (0.0, 0.0)  # between these, job control holds it
+    rejection: Rejection | None = None  # it is not there: the API server refuses to let it exist
 
     @property
     def key(self) -> tuple[int, int]:
@@ -178,6 +179,8 @@ class SimJob:
     trained_seconds: float = 0.0
     muffled: bool = False  # its heartbeats were, for a while
     slow_nodes: set[str] = field(default_factory=set)  # that had a straggler
+    misnamed: bool = False  # it names what is not there, so none of its workers can ever exist
+    rejected: set[int] = field(default_factory=set)  # attempts of which a worker was refused for a while
     bug_step: int | None = None  # whoever trains this step fails, every time
     requested: set[str] = field(default_factory=set)
 
@@ -217,6 +220,7 @@ def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Wor
         process.removing,
         process.reason,
         process.since + offset,
+        rejection=process.rejection,
     )
 
 

@@ -34,6 +34,7 @@ class Store:
         self.nodes: dict[str, SimNode] = {}
         self.jobs: dict[str, SimJob] = {}
         self.limits: dict[str, int] = {}
+        self.quota_until: dict[str, float] = {}  # namespace → when its quota has room again
         self.grow_after_seconds = 600.0
         self.reservations: tuple[Reservation, ...] = ()
         self.reservations_version = 1

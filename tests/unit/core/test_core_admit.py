@@ -46,7 +46,7 @@ def test_a_whole_gang_or_nothing() -> None:
     late = admit(fleet(four(), jobs), ()).waits["late"]
     assert (late.code, late.because) == (
         Code.AWAITING_CAPACITY,
-        "gang needs 2 nodes with 8 GPUs each, 1 free in pool pool-a",
+        "gang needs 2 nodes with 8 GPUs each, 1 free in pool pool-a; held by team/big 3 nodes (24 GPUs)",
     )
 
 
