@@ -20,6 +20,7 @@ from __future__ import annotations
 LOOK_SECONDS = 5.0  # at a gang that starts, runs or stops
 MORE_SECONDS = 0.2  # between two parts of many actions: about what a watch takes to show the first
 RESYNC_SECONDS = 300.0  # at every job, whatever was heard
+RESYNC_RESTING = 12  # at jobs that are suspended or over, and need nothing, only in one of so many: once an hour
 RESYNC_RETRY_SECONDS = 5.0  # after a resync that failed
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.25, 60.0  # after a pass that failed; doubled each time
 PROGRESS_SECONDS = 4.5  # between two writes that only report progress; below LOOK_SECONDS, so that each look may write
@@ -42,6 +43,10 @@ COMMITS_SECONDS = 60.0  # how old a listing may be where nothing tells of a new 
 # How long a store may take to answer. S3's own time-outs and retries end within it; at half of it a slow bucket would
 # be called silent, at twice of it a job on a dead mount is cancelled that much later.
 COMMITS_ANSWER_SECONDS = 20.0
+
+# --- one machine ---
+# Polls of the state folder are so many times rarer while no worker lives: then only a user's write can be news.
+POLLS_SKIPPED_IDLE = 2.5
 
 # --- a cluster's events ---
 EVENT_SECONDS, EVENT_SECONDS_MAX = 0.15, 2.0  # how long an event waits for more of the same job …

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from dataclasses import replace
 
 from muster.contract.status import JobStatus, Phase
@@ -24,6 +25,7 @@ from muster.operator.pacing import (
     PASSING_WORDS_PER_SECOND,
     PASSING_WORDS_SECONDS,
     PASSING_WORDS_SECONDS_MAX,
+    RESYNC_RESTING,
     RESYNC_RETRY_SECONDS,
     RESYNC_SECONDS,
     WAIT_TEXT_SECONDS,
@@ -69,6 +71,8 @@ class Runner:
         self._wrote: dict[str, float] = {}  # when a job's status was last written, or the job first seen (ticks)
         self._passing: dict[str, float] = {}  # since when a job has words that wait (ticks)
         self._failures: dict[str, int] = {}  # passes in a row that could not carry out what they decided
+        self._resting: set[str] = set()  # suspended or over, and nothing was to be done at the last look
+        self._resyncs = 0
         self._distrusted: set[str] = set()  # a conflict showed that what we see lags behind
 
     def enqueue(self, key: str, ticks: float) -> None:
@@ -115,6 +119,10 @@ class Runner:
                 self.queue.enqueue(FLEET, ticks)
             return 0.0
         self._passing.pop(uid, None)
+        if decision.wake_after is None and seen.status.phase in _RESTS:
+            self._resting.add(uid)
+        else:
+            self._resting.discard(uid)
         await self._apply(seen, decision)
         return self._wake_after(decision)
 
@@ -159,9 +167,11 @@ class Runner:
         return ADMISSION_SECONDS if plan.waits else IDLE_ADMISSION_SECONDS
 
     async def resync(self, ticks: float) -> None:
-        """Look at everything."""
+        """Look at everything, but at jobs that rest only now and then: ten thousand of them would keep a core busy."""
         for uid in await self.world.jobs():
-            self.queue.enqueue(uid, ticks)
+            if uid not in self._resting or zlib.crc32(uid.encode()) % RESYNC_RESTING == self._resyncs % RESYNC_RESTING:
+                self.queue.enqueue(uid, ticks)
+        self._resyncs += 1
         self.queue.enqueue(FLEET, ticks)
 
     async def _decide(self, uid: str) -> tuple[Observed | None, Decision | None]:
@@ -217,6 +227,7 @@ class Runner:
         return max(seconds, min(WORKERS_SECONDS_MAX, len(self.queue) / WORKERS_PER_SECOND))
 
     def _forget(self, uid: str) -> None:
+        self._resting.discard(uid)
         self._wrote.pop(uid, None)
         self._passing.pop(uid, None)
         self._waits.pop(uid, None)
@@ -224,6 +235,7 @@ class Runner:
         self._told.pop(uid, None)
 
 
+_RESTS = frozenset({Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
 _PASSING = frozenset({Code.AWAITING_WORKERS, Code.AWAITING_RANKS, Code.AWAITING_SCHEDULER})
 _COUNTS = frozenset({"gang", "ledger", "attempts"})
 

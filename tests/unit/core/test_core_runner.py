@@ -31,7 +31,7 @@ from muster.operator.core.decision import Action, Decision
 from muster.operator.core.fleet import Fleet
 from muster.operator.core.observed import Observed, Reservation
 from muster.operator.core.work_queue import WorkQueue
-from muster.operator.pacing import RETRY_SECONDS, RETRY_SECONDS_MAX
+from muster.operator.pacing import RESYNC_RESTING, RETRY_SECONDS, RETRY_SECONDS_MAX
 from muster.operator.runner import Listener, Runner, serve
 from muster.operator.world import FLEET, Conflict, Reservations
 
@@ -358,3 +358,22 @@ def test_what_keeps_failing_is_said_in_the_status_and_a_cancel_is_still_obeyed()
         drive(runner.turn(now))
         now = runner.queue.next_at() or now
     assert world.seen.status.phase is Phase.CANCELLED
+
+
+def test_jobs_that_rest_are_looked_at_in_one_of_many_resyncs() -> None:
+    seen = observed(JobStatus(phase=Phase.SUSPENDED, code="Suspended", because="asked for"))
+    world, _, runner = make(replace(seen, spec=seen.spec.model_copy(update={"suspend": True})))
+    looks = []
+    for now in range(3 * RESYNC_RESTING):
+        before = world.names().count("observe")
+        drive(runner.resync(float(now)))
+        while drive(runner.turn(float(now))):
+            pass
+        looks.append(world.names().count("observe") - before)
+    assert looks[0] == 1, "at first everything is looked at"
+    assert 2 <= sum(looks[1:]) <= 3, "and then each once in so many"
+    runner.enqueue(UID, 1e3)
+    before = world.names().count("observe")
+    while drive(runner.turn(1e3)):
+        pass
+    assert world.names().count("observe") == before + 1, "an event is an event"

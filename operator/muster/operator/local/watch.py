@@ -16,6 +16,7 @@ from muster.operator.local.notices import Notices, Stamp
 from muster.operator.local.processes import WorkerKey, WorkerRecord
 from muster.operator.local.reading import Heartbeats
 from muster.operator.local.workers import ended
+from muster.operator.pacing import POLLS_SKIPPED_IDLE
 from muster.operator.world import FLEET
 
 Sign = tuple[object, ...]
@@ -98,7 +99,7 @@ class Watch:
                     self.unfollow(key)
             except Exception as error:
                 self._on_error(error)
-            await asyncio.sleep(self._poll_seconds)
+            await asyncio.sleep(self._poll_seconds * (1.0 if self._watched else POLLS_SKIPPED_IDLE))
 
     def _poll(self) -> set[str]:
         return self._changed_jobs() | self._changed_workers() | self._changed_nodes()
