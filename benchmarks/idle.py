@@ -67,7 +67,7 @@ async def measure(folder: Path, jobs: int, seconds: float) -> dict[str, float]:
     runner = Turns(world)
     began, used = time.monotonic(), time.process_time()
     serving = asyncio.create_task(serve(runner))
-    while runner.count < jobs or time.monotonic() - runner.at < QUIET_SECONDS:  # noqa: ASYNC110 - no event tells of quiet
+    while runner.count < jobs or time.monotonic() - runner.at < QUIET_SECONDS:  # noqa: ASYNC110 - no event
         await asyncio.sleep(QUIET_SECONDS / 10)
     start = {"start_seconds": time.monotonic() - began, "start_cpu_seconds": time.process_time() - used}
     began, used, turns = time.monotonic(), time.process_time(), runner.count
