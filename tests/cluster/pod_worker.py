@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from muster.contract.base import dump_json
+from muster.contract.checkpoint import Commit, DataCursor, sealed
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, WorkerExit
 from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm
@@ -61,8 +62,12 @@ def commit(step: int) -> int:
     if WORKER == 0:
         pass_fence()
         (JOB / "commits").mkdir(parents=True, exist_ok=True)
-        document = {"step": step, "attempt": ATTEMPT, "committedAt": time.time()}
-        write_whole(JOB / "commits" / f"step-{step:08d}.json", json.dumps(document))
+        made = Commit(
+            job=os.environ["MUSTER_JOB"], job_uid=os.environ["MUSTER_JOB_UID"], folder=JOB.name, attempt=ATTEMPT,
+            step=step, committed_at=time.time(), world_size=1, files=(), tensors={},
+            cursor=DataCursor(seed=0, epoch=0, sample=step), config={}, architecture={},
+        )  # fmt: skip
+        write_whole(JOB / "commits" / f"step-{step:08d}.json", sealed(made).decode())
     return step
 
 

@@ -13,17 +13,44 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from muster.contract.base import Many, Record
 
 FORMAT_VERSION = 1
 COMMITS = "commits"
 PINS = "pins"
+READERS = "readers"
 QUARANTINE = "quarantine"
-_COMMIT_FILE = re.compile(r"step-(\d{8,})\.json")
+# Bytes of one element, by the dtype as safetensors spells it.
+ITEM_BYTES: Final = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+}
+# 2^50 bytes: 200 times the largest object that S3 takes, and far below where sums of sizes leave 64 bits.
+BYTES_MAX: Final = 1 << 50
+_COMMIT_FILE = re.compile(r"step-([0-9]{8,18})\.json")
+
+# Numbers of a COMMIT are whole, never text or true, and bounded: arithmetic on them is exact and quick everywhere.
+Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
+Size = Annotated[int, Field(strict=True, ge=0, le=BYTES_MAX)]
+Name = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 def step_name(step: int) -> str:
@@ -49,30 +76,33 @@ def step_of_commit_key(key: str) -> int | None:
 
 
 class FileEntry(Record):
-    """key: relative to the job's checkpoint folder. checksum: hex, of the whole file, as Commit says.
+    """One file of a commit. key: relative to the job's checkpoint folder. checksum: in hex, of the whole file, by the
+    algorithm that the Commit names.
 
-    parts: the same of each successive part_bytes of the file, so that a reader can verify only what it needs.
+    parts: the checksum of each successive part_bytes of the file, so that a reader can verify only what it needs.
     """
 
-    key: str
-    bytes: int
+    key: Name
+    bytes: Size
     checksum: str
-    part_bytes: int | None = None
+    part_bytes: Annotated[int, Field(strict=True, ge=1, le=BYTES_MAX)] | None = None
     parts: Many[str] = ()
 
 
-class Slice(Record):
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="ignore"))
+class Slice:
     """A chunk of one tensor inside one file: `offset` and `extent` per dimension, in elements.
 
-    name: the tensor's name inside the safetensors file; each rank writes at most one slice of a tensor per name.
-    start: the byte of the file at which the slice begins, so that a reader needs no header; None: ask the header.
+    file: index into Commit.files. name: the tensor's name inside that safetensors file, which has one slice by that
+    name. start: the byte of the file at which the slice begins; None: the safetensors header says it.
+    A dataclass, not a Record: a commit may have 100,000, and so each costs half.
     """
 
-    file: int  # index into Commit.files
-    name: str
-    offset: Many[int]
-    extent: Many[int]
-    start: int | None = None
+    file: Count
+    name: Name
+    offset: tuple[Size, ...]
+    extent: tuple[Size, ...]
+    start: Size | None = None
 
 
 class TensorEntry(Record):
@@ -80,7 +110,7 @@ class TensorEntry(Record):
     `pieces`."""
 
     dtype: str
-    shape: Many[int]
+    shape: Many[Size]
     slices: Many[Slice] = Field(alias="pieces")
 
 
@@ -90,37 +120,84 @@ class DataCursor(Record):
     The order of samples follows from (seed, epoch) alone.
     """
 
-    seed: int
-    epoch: int
-    sample: int
+    seed: Count
+    epoch: Count
+    sample: Count
+
+
+class LossScaleState(Record):
+    """value: fp16's loss scale. good_steps: optimizer steps since it last changed."""
+
+    value: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    good_steps: Count
+
+
+class BestState(Record):
+    """loss, step: of the best evaluation so far. without_improvement: evaluations since then."""
+
+    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    step: Count | None = None
+    without_improvement: Count = 0
+
+
+class LossSpikeState(Record):
+    """losses: the last good ones. in_a_row: batches skipped without a good one since. skipped: in this job."""
+
+    losses: Many[Annotated[float, Field(allow_inf_nan=False)]] = ()
+    in_a_row: Count = 0
+    skipped: Count = 0
+
+
+class SkippedData(Record):
+    """Samples of an epoch, from `sample` on, that the job does not learn from."""
+
+    epoch: Count
+    sample: Count
+    samples: Count
+
+
+class RunState(Record):
+    """Commit.state as the trainer writes it. steps: of the whole run. data: the fingerprint of the training data."""
+
+    scaler: LossScaleState
+    best: BestState
+    numerics: LossSpikeState
+    passed_over: Many[SkippedData]
+    steps: Count
+    data: str
 
 
 class Commit(Record):
     """One checkpoint. Tensor names: `model/<parameter>`, `optimizer/<parameter>/<exp_avg | exp_avg_sq | step>`.
 
-    mesh: the parallelism it was saved under, for the reader's information. state: schedule, scaler, early stopping and
-    the like, JSON only. rng: per rank, JSON only; used when the world size is the same.
+    folder: the last part of the address of the job's checkpoint folder. It need not be job_uid: an API names folders by
+    ids of its own, and a cluster that is restored gives its objects new uids.
+    mesh: the parallelism it was saved under, for the reader's information. stateless: trained parameters that had no
+    optimizer state yet; every other one has it. state: schedule, scaler, early stopping and the like, JSON only. rng:
+    per rank, JSON only; used when the world size is the same.
     """
 
-    version: int = FORMAT_VERSION
-    job: str
-    job_uid: str
-    attempt: int
-    step: int
-    committed_at: float
-    world_size: int
+    version: Annotated[int, Field(strict=True, ge=1)] = FORMAT_VERSION
+    job: Name
+    job_uid: Name
+    folder: Name | None = None
+    attempt: Count
+    step: Annotated[int, Field(strict=True, ge=0, lt=10**18)]
+    committed_at: Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)]
+    world_size: Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
     mesh: dict[str, Any] = {}
     checksum_algorithm: Literal["sha256", "blake2b", "crc32"] = "crc32"
     files: Many[FileEntry]
-    tensors: dict[str, TensorEntry]
+    tensors: dict[Name, TensorEntry]
+    stateless: Many[Name] = ()
     cursor: DataCursor
-    tokens: int = 0  # trained so far
+    tokens: Count = 0  # trained so far
     state: dict[str, Any] = {}
     rng: Many[dict[str, Any]] = ()
     config: dict[str, Any]  # the resolved TrainingConfig
     architecture: dict[str, Any]  # the decoder's shape, also where config.model says `from`
     tokenizer: dict[str, Any] = {}  # {"kind": "bytes"} or {"kind": "huggingface", "sha256": …, "json": …}
-    metrics: dict[str, float] = {}  # loss, evaluation_loss …
+    metrics: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}  # loss, evaluation_loss …
     best: bool = False  # the best evaluation loss so far, when it was committed
     versions: dict[str, str] = {}
 
@@ -128,27 +205,14 @@ class Commit(Record):
 def sealed(commit: Commit) -> bytes:
     """The bytes of a COMMIT: one line of JSON with sorted keys, whose `seal` is the SHA-256 of the same without it."""
     document = commit.model_dump(mode="json", by_alias=True)  # None is kept: it may mean something in state and rng
-    return _canonical({**document, "seal": _seal(document)})
+    return canonical({**document, "seal": seal_of(document)})
 
 
-def parse_commit(data: bytes) -> Commit:
-    """Read a COMMIT. Raises ValueError, with the reason, for a newer format and for what is not as it was sealed."""
-    document = json.loads(data)
-    if not isinstance(document, dict) or not isinstance(version := document.get("version"), int):
-        raise ValueError("it is no COMMIT")
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"its format version is {version}, and this Muster reads up to {FORMAT_VERSION}; upgrade Muster"
-        )
-    seal = document.pop("seal", None)
-    if seal != _seal(document):
-        raise ValueError("its seal does not match: it was changed after it was written")
-    return Commit.model_validate(document)
+def seal_of(document: dict[str, Any]) -> str:
+    """The seal of a COMMIT's document without one."""
+    return hashlib.sha256(canonical(document)).hexdigest()
 
 
-def _seal(document: dict[str, Any]) -> str:
-    return hashlib.sha256(_canonical(document)).hexdigest()
-
-
-def _canonical(document: dict[str, Any]) -> bytes:
+def canonical(document: dict[str, Any]) -> bytes:
+    """The text that a seal is computed of."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

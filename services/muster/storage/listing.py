@@ -9,32 +9,32 @@ import dataclasses
 import math
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from muster.contract.address import Address, parse_address
-from muster.contract.checkpoint import COMMITS, Commit, parse_commit, step_of_commit_key
+from muster.contract.checkpoint import COMMITS, Commit, step_of_commit_key
+from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit
 from muster.storage.errors import NotFound, UnfitObject
 from muster.storage.settings import S3Settings, share_client
 from muster.storage.store import Object, Store, open_store
 
-COMMIT_BYTES_MAX = 256 << 20
 RETRY_SECONDS = 10.0  # a request to S3 is tried again; whoever lists looks again soon, and others wait meanwhile
 
 
 @dataclass(frozen=True)
 class CommitSummary:
     """committed_at: seconds since the epoch, by the committer's clock. tokens: trained until then. best: so marked when
-    it was committed. bytes: of all its files."""
+    it was committed. bytes: of all its files. Of a newer Muster's commit no more than the first three are known."""
 
     step: int
     attempt: int
     committed_at: float
-    world_size: int
-    tokens: int
-    metrics: dict[str, float]
-    best: bool
-    bytes: int
-    files: int
+    world_size: int = 0
+    tokens: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: bool = False
+    bytes: int = 0
+    files: int = 0
 
     @staticmethod
     def of(commit: Commit) -> CommitSummary:
@@ -103,7 +103,9 @@ def _commit_objects(store: Store) -> list[tuple[int, Object]]:
 
 def _summary(store: Store, step: int, entry: Object) -> CommitSummary | None:
     try:
-        commit = parse_commit(store.read(entry.key, COMMIT_BYTES_MAX))
-    except (NotFound, UnfitObject, ValueError):  # removed meanwhile, or none of ours
+        data = store.read(entry.key, COMMIT_BYTES_MAX)
+        return CommitSummary.of(parse_commit(data, step=step, folder=parse_address(store.uri).name))
+    except NewerCommit as newer:  # for its trainer to judge: not to believe it would mean to begin again at step 0
+        return CommitSummary(step, newer.attempt, newer.committed_at)
+    except (NotFound, UnfitObject, InvalidCommit):  # removed meanwhile, or none of ours
         return None
-    return CommitSummary.of(commit) if commit.step == step else None

@@ -21,8 +21,7 @@ from muster.api.app import create_app
 from muster.api.cluster import Cluster
 from muster.api.services import Services
 from muster.api.settings import Settings
-from muster.contract.base import dump
-from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key
+from muster.contract.checkpoint import Commit, DataCursor, FileEntry, commit_key, sealed
 from muster.contract.layout import State
 from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster
@@ -125,7 +124,7 @@ class Platform:
             step=step,
             committed_at=1_000.0 + step,
             world_size=2,
-            files=(FileEntry(key="a", bytes=10, checksum=""), FileEntry(key="b", bytes=20, checksum="")),
+            files=tuple(FileEntry(key=key, bytes=size, checksum="0" * 8) for key, size in (("a", 10), ("b", 20))),
             tensors={},
             cursor=DataCursor(seed=0, epoch=0, sample=step),
             config={},
@@ -134,7 +133,7 @@ class Platform:
         )
         path = self.state.checkpoints / uid / commit_key(step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dump(commit)))
+        path.write_bytes(sealed(commit))
         return path
 
 

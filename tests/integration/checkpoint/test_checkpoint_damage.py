@@ -1,5 +1,8 @@
 """200 of 200 random flips and truncations are caught before a tensor changes, and the commit before is found."""
 
+import argparse
+import json
+import os
 import random
 import shutil
 from collections import Counter
@@ -9,13 +12,14 @@ from typing import Any
 
 import pytest
 from tests.drills.checkpoint.damage import damage
-from tests.integration.checkpoint import gang
+from tests.integration.checkpoint import gang, one_rank
 from tests.integration.checkpoint.one_rank import trained
 
-from muster.contract.checkpoint import QUARANTINE, commit_key, step_name
+from muster.contract.checkpoint import QUARANTINE, canonical, commit_key, seal_of, step_name
 from muster.storage.checksum import PART_BYTES
 from muster.storage.errors import StoreError
 from muster.storage.file_store import FileStore
+from muster.storage.store import open_store
 from muster.trainer.checkpoint import (
     CheckpointError,
     DamagedCommit,
@@ -25,7 +29,9 @@ from muster.trainer.checkpoint import (
     newest_readable,
     resume,
 )
+from muster.trainer.checkpoint.__main__ import ls
 from muster.trainer.checkpoint.commits import commit_in
+from muster.trainer.checkpoint.failures import UnknownFormat
 from muster.trainer.checkpoint.node_cache import NodeCache
 from muster.trainer.checkpoint.readers import being_read, reading
 from muster.trainer.errors import StorageError
@@ -79,10 +85,127 @@ def test_the_words_name_file_and_reason(folder: Path) -> None:
     with pytest.raises(DamagedCommit, match=rf"{shard}: the COMMIT names this file, but it is not there"):
         load(folder.as_uri(), 3, model, optimizer)
     (folder / commit_key(3)).write_bytes(b'{"version": 99}')
-    with pytest.raises(DamagedCommit, match="its format version is 99, and this Muster reads up to 1; upgrade Muster"):
+    with pytest.raises(UnknownFormat, match="its format version is 99, and this Muster reads up to 1; upgrade"):
         load(folder.as_uri(), 3, model, optimizer)
     with pytest.raises(CheckpointError, match="step 9 is not committed"):
         load(folder.as_uri(), 9, model, optimizer)
+
+
+def as_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_endless_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def as_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def as_deep_nesting(path: Path) -> None:
+    path.write_bytes(b"[" * 200_000)
+
+
+@pytest.mark.parametrize("make", [as_fifo, as_endless_link, as_folder, as_device])
+@pytest.mark.parametrize("what", ["COMMIT", "shard"])
+def test_what_is_no_file_is_passed_over_at_once(
+    saved: tuple[Path, dict[int, dict[str, str]]], folder: Path, what: str, make: Callable[[Path], None]
+) -> None:
+    """Reading a FIFO waits for a writer, reading /dev/zero never ends; a saver that lists the folder must not wait."""
+    make(folder / commit_key(3) if what == "COMMIT" else next(folder.glob(f"{step_name(3)}/*/*")))
+    assert len(ls(open_store(folder.as_uri()), argparse.Namespace())["commits"]) in (2, 3)
+    model, optimizer = gang.build("none", seed=1)
+    said: list[str] = []
+    assert resume(folder.as_uri(), 3, model, optimizer, said.append).step == 2
+    assert gang.digest(model, optimizer) == saved[1][2]
+    with one_rank.saver(folder.as_uri()) as saving:
+        gang.step_once(model, optimizer, 3)
+        saving.save(one_rank.state(model, optimizer, 4), emergency=True)
+        assert one_rank.outcomes(saving) == [(4, True, None)]
+    assert newest_readable(folder.as_uri(), 9, said.append).step == 4
+
+
+def test_as_many_commits_as_there_are_are_tried(folder: Path, saved: tuple[Path, dict[int, dict[str, str]]]) -> None:
+    """Wrong in four ways: not a file, nested too deeply, of another step, of another model."""
+    sound = (folder / commit_key(3)).read_bytes()
+    for step in (4, 5, 6):
+        (folder / commit_key(step)).write_bytes(sound)
+    as_fifo(folder / commit_key(6))
+    as_deep_nesting(folder / commit_key(5))
+    other = json.loads(sound)
+    other["tensors"] = {n: t for n, t in other["tensors"].items() if "embedding" not in n}
+    (folder / commit_key(3)).write_bytes(resealed(other))
+    model, optimizer = gang.build("none", seed=1)
+    said: list[str] = []
+    assert resume(folder.as_uri(), 9, model, optimizer, said.append).step == 2
+    assert gang.digest(model, optimizer) == saved[1][2]
+    assert len(said) == 4
+    for words, reason in zip(
+        said, ["is no regular file", "nested too deeply", "is of step 3, but its name says step 4", "does not fit"],
+        strict=True,
+    ):  # fmt: skip
+        assert reason in words
+    assert list_commits(folder.as_uri()) == (1, 2, 3), "what does not fit the model may be right, and stays"
+
+
+def resealed(document: dict[str, Any]) -> bytes:
+    return canonical({**document, "seal": seal_of({k: v for k, v in document.items() if k != "seal"})})
+
+
+@pytest.mark.parametrize(
+    "lost", ["optimizer/embedding.weight/", "/exp_avg_sq", "optimizer/", "optimizer/embedding.weight/exp_avg"]
+)
+def test_a_commit_with_too_little_optimizer_state_is_set_aside(
+    folder: Path, saved: tuple[Path, dict[int, dict[str, str]]], lost: str
+) -> None:
+    """It loaded in silence, and the loss rose from 4.495 to 4.638."""
+    document = json.loads((folder / commit_key(3)).read_bytes())
+    document["tensors"] = {n: t for n, t in document["tensors"].items() if lost not in n}
+    (folder / commit_key(3)).write_bytes(resealed(document))
+    model, optimizer = gang.build("none", seed=1)
+    said: list[str] = []
+    assert resume(folder.as_uri(), 3, model, optimizer, said.append).step == 2
+    assert gang.digest(model, optimizer) == saved[1][2]
+    assert "is missing" in said[0]
+    # Who wants the weights alone loads them, where the COMMIT holds together without the rest.
+    assert (folder / QUARANTINE / f"{step_name(3)}.json").exists()
+
+
+def test_a_newer_musters_commit_stays_for_it(folder: Path, saved: tuple[Path, dict[int, dict[str, str]]]) -> None:
+    newer = b'{"version": 2, "attempt": 1}'
+    (folder / commit_key(3)).write_bytes(newer)
+    model, optimizer = gang.build("none", seed=1)
+    said: list[str] = []
+    assert resume(folder.as_uri(), 3, model, optimizer, said.append).step == 2
+    assert "upgrade Muster to use it" in said[0]
+    with one_rank.saver(folder.as_uri()) as saving:
+        gang.step_once(model, optimizer, 3)
+        saving.save(one_rank.state(model, optimizer, 3), emergency=True)
+        ((step, committed, error),) = one_rank.outcomes(saving)
+    assert (step, committed) == (3, False)
+    assert "upgrade Muster to use it" in str(error)
+    assert (folder / commit_key(3)).read_bytes() == newer
+
+
+def test_a_commit_of_another_folder_is_not_our_own(folder: Path) -> None:
+    """A copy under another name is read by others all the same."""
+    moved = folder.with_name("copy")
+    folder.rename(moved)
+    model, optimizer = gang.build("none", seed=1)
+    assert load(moved.as_uri(), 3, model, optimizer).step == 3
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match="no commit up to step 3"):
+        resume(moved.as_uri(), 3, model, optimizer, said.append)
+    assert "was made in the folder 'uid' of job 'job', and lies in 'copy'" in said[0]
 
 
 def test_where_nothing_is_left_it_says_so(folder: Path) -> None:

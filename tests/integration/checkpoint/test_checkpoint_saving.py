@@ -14,8 +14,9 @@ from tests.integration.checkpoint.one_rank import fence, outcomes, saver, state
 from tests.polling import eventually
 from tests.s3_servers import BUCKET, S3Server
 
-from muster.contract.checkpoint import commit_key, parse_commit
+from muster.contract.checkpoint import commit_key
 from muster.contract.spec import Keep
+from muster.storage.commits import parse_commit
 from muster.trainer.checkpoint import list_commits, load, read_commit
 from muster.trainer.errors import StaleAttempt
 
@@ -29,7 +30,8 @@ def test_a_commit_says_what_was_saved(tmp_path: Path) -> None:
         assert 0 < blocked < 60
         assert outcomes(saving) == [(7, True, None)]
     commit = read_commit(folder, "best")
-    assert commit == parse_commit((tmp_path / "uid" / commit_key(7)).read_bytes())
+    assert commit == parse_commit((tmp_path / "uid" / commit_key(7)).read_bytes(), step=7, folder="uid")
+    assert "embedding.weight" in commit.stateless
     assert (commit.job, commit.job_uid, commit.attempt, commit.step, commit.world_size) == ("job", "uid", 1, 7, 1)
     assert (commit.metrics, commit.best, commit.tokens, commit.cursor.sample) == ({"loss": 2.5}, True, 70, 7)
     assert (commit.config, commit.architecture, commit.tokenizer) == ({"seed": 0}, {"dim": 16}, {"kind": "bytes"})

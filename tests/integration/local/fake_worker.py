@@ -15,6 +15,7 @@ FAKE_GARBAGE                           every other heartbeat is rubbish
 import contextlib
 import ctypes
 import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -169,20 +170,28 @@ class Rank:
             return
         write_whole(
             self.job / "commits" / f"step-{self.step:08d}.json",
-            {
-                "job": os.environ["MUSTER_JOB"],
-                "jobUid": os.environ["MUSTER_JOB_UID"],
-                "attempt": ATTEMPT,
-                "step": self.step,
-                "committedAt": time.time(),
-                "worldSize": 2,
-                "files": [],
-                "tensors": {},
-                "cursor": {"seed": 0, "epoch": 0, "sample": self.step},
-                "config": {},
-                "architecture": {},
-            },
+            sealed_commit(
+                {
+                    "version": 1,
+                    "job": os.environ["MUSTER_JOB"],
+                    "jobUid": os.environ["MUSTER_JOB_UID"],
+                    "attempt": ATTEMPT,
+                    "step": self.step,
+                    "committedAt": time.time(),
+                    "worldSize": 2,
+                    "files": [],
+                    "tensors": {},
+                    "cursor": {"seed": 0, "epoch": 0, "sample": self.step},
+                    "config": {},
+                    "architecture": {},
+                }
+            ),
         )
+
+
+def sealed_commit(document: dict) -> dict:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return {**document, "seal": hashlib.sha256(text.encode()).hexdigest()}
 
 
 if __name__ == "__main__":

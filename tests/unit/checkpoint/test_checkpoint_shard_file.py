@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from muster.trainer.checkpoint.failures import CheckpointError
-from muster.trainer.checkpoint.shard_file import ITEM_BYTES, header_bytes, lay_out, read_header
+from muster.contract.checkpoint import ITEM_BYTES
+from muster.trainer.checkpoint.failures import DamagedCommit
+from muster.trainer.checkpoint.shard_file import header_bytes, lay_out, read_header
 from muster.trainer.checkpoint.tensors import DTYPES
 
 TORCH = {name: dtype for dtype, name in DTYPES.items()}
@@ -34,7 +35,18 @@ def test_every_dtype_is_read_by_the_library(tmp_path: Path) -> None:
             assert bytes(
                 tensor.contiguous().view(torch.uint8).reshape(-1).tolist() if tensor.numel() and tensor.dim() else b""
             ) == (bytes(data[slot.start : slot.end]) if slot.shape and tensor.numel() else b"")
-    assert read_header(memoryview(data), "x") == layout.slots
+    assert read_header(memoryview(data), len(data), "x") == layout.slots
+    with pytest.raises(DamagedCommit, match="has 1 bytes, and by its safetensors header"):
+        read_header(memoryview(data), 1, "x")
+
+
+def _file(header: object, data_bytes: int = 0) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(data_bytes)
+
+
+def _entry(begin: int, end: int, dtype: str = "F32", shape: list[int] | None = None) -> dict[str, object]:
+    return {"dtype": dtype, "shape": [1] if shape is None else shape, "data_offsets": [begin, end]}
 
 
 @pytest.mark.parametrize(
@@ -43,9 +55,17 @@ def test_every_dtype_is_read_by_the_library(tmp_path: Path) -> None:
         (b"abc", "it ends after 3 bytes"),
         (struct.pack("<Q", 1 << 60), "its header claims 1152921504606846976 bytes"),
         (struct.pack("<Q", 4) + b"nope", "its safetensors header is damaged"),
-        (struct.pack("<Q", 17) + json.dumps({"a": {"dtype": 1}}).encode(), "its safetensors header is damaged"),
+        (_file({"a": {"dtype": 1}}), "its safetensors header is damaged"),
+        (_file(json.loads("[" * 150 + "]" * 150)), "its safetensors header is damaged"),
+        (_file({"a": _entry(0, 4, dtype="F128")}), "gives no known dtype for a"),
+        (_file({"a": _entry(0, 5)}, 5), "puts a where it can't be"),
+        (_file({"a": _entry(4, 8)}, 8), "puts a where it can't be"),
+        (_file({"a": _entry(0, 4), "b": _entry(2, 6)}, 6), "puts b where it can't be"),
+        (_file({"a": _entry(0, 4)}, 8), "has 77 bytes, and by its safetensors header 73"),
+        (_file({"a": _entry(0, 4, shape=[-1])}, 4), "its safetensors header is damaged"),
+        (_file({"a": _entry(0, 4, shape=[10**30])}, 4), "its safetensors header is damaged"),
     ],
 )
 def test_what_is_no_safetensors_file_is_said(data: bytes, says: str) -> None:
-    with pytest.raises(CheckpointError, match=f"^here: .*{says}"):
-        header_bytes(data[:8], "here") and read_header(memoryview(data), "here")
+    with pytest.raises(DamagedCommit, match=f"^here: .*{says}"):
+        header_bytes(data[:8], "here") and read_header(memoryview(data), len(data), "here")

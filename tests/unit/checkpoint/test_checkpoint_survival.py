@@ -12,9 +12,10 @@ from muster.contract.checkpoint import Commit, DataCursor, FileEntry, shard_key
 from muster.contract.spec import Keep
 from muster.storage.checksum import crc32
 from muster.storage.errors import NotFound
+from muster.storage.listing import steps_in
 from muster.storage.store import Object
 from muster.trainer.checkpoint.collect import collect
-from muster.trainer.checkpoint.commits import commit_in, publish, steps_in
+from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.quarantine import quarantine
 from muster.trainer.checkpoint.readers import being_read, pin, pinned, reading, unpin
@@ -29,7 +30,7 @@ class Crash(Exception):
 class ModelStore:
     """The promises of a store, and nothing more: an operation happened or it did not."""
 
-    uri = "model://"
+    uri = "file:///model"
     streams = 1
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class ModelStore:
         self._change()
         self.objects_by_key[key] = data
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, bytes_max: int) -> bytes:
         if key not in self.objects_by_key:
             raise NotFound(key)
         return self.objects_by_key[key]

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from muster.contract.checkpoint import Commit, commit_key
+from muster.contract.checkpoint import ITEM_BYTES, Commit, commit_key
 from muster.contract.names import ExitCode
 from muster.contract.text import size
+from muster.storage.listing import steps_in
 from muster.storage.store import Store, open_store
 from muster.trainer.arguments import Arguments
-from muster.trainer.checkpoint.commits import commit_in, steps_in
+from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.quarantine import quarantined
 from muster.trainer.checkpoint.readers import being_read, pin, pinned, unpin
-from muster.trainer.checkpoint.shard_file import ITEM_BYTES
 from muster.trainer.checkpoint.verify import verify
 from muster.trainer.errors import StorageError, UserError
 

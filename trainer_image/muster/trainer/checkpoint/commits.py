@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from muster.contract.checkpoint import COMMITS, Commit, commit_key, parse_commit, sealed, step_of_commit_key
-from muster.storage.errors import NotFound
+from muster.contract.address import parse_address
+from muster.contract.checkpoint import Commit, commit_key, sealed
+from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit
+from muster.storage.errors import NotFound, UnfitObject
+from muster.storage.listing import steps_in
 from muster.storage.store import Store, open_store
-from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit
+from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit, UnknownFormat
 from muster.trainer.errors import StaleAttempt
 
 
 def list_commits(folder: str) -> tuple[int, ...]:
     """Steps of the commits in a job's checkpoint folder, ascending. Raises StoreError where it can't be listed."""
     return steps_in(open_store(folder))
-
-
-def steps_in(store: Store) -> tuple[int, ...]:
-    found = (step_of_commit_key(entry.key) for entry in store.objects(f"{COMMITS}/"))
-    return tuple(sorted(step for step in found if step is not None))
 
 
 def read_commit(folder: str, step: int | Literal["best", "last"]) -> Commit:
@@ -29,9 +27,10 @@ def read_commit(folder: str, step: int | Literal["best", "last"]) -> Commit:
     return commit_in(open_store(folder), step)
 
 
-def commit_in(store: Store, step: int | Literal["best", "last"]) -> Commit:
+def commit_in(store: Store, step: int | Literal["best", "last"], own: bool = False) -> Commit:
+    """As `read_commit`, in a store that is open. own: as for `parse`."""
     if isinstance(step, int):
-        return parse(_read(store, step), f"{store.uri}/{commit_key(step)}")
+        return parse(commit_bytes(store, step), store, step, own)
     steps = steps_in(store)
     if not steps:
         raise CheckpointError(
@@ -45,44 +44,56 @@ def commit_in(store: Store, step: int | Literal["best", "last"]) -> Commit:
     return commit_in(store, steps[-1])
 
 
-def parse(data: bytes, where: str) -> Commit:
-    """Raises DamagedCommit for anything but a COMMIT as it was sealed, of a version that is known here."""
+def commit_bytes(store: Store, step: int) -> bytes:
+    """The COMMIT of a step as it is stored. Raises GoneCommit, DamagedCommit where it is no file, StoreError."""
     try:
-        return parse_commit(data)
-    except ValueError as error:
-        raise DamagedCommit(f"{where}: can't be read as a COMMIT: {str(error).splitlines()[0]}") from error
+        return store.read(commit_key(step), COMMIT_BYTES_MAX)
+    except NotFound as error:
+        raise GoneCommit(f"{store.uri}/{commit_key(step)}: step {step} is not committed") from error
+    except UnfitObject as error:
+        raise DamagedCommit(str(error)) from error
+
+
+def parse(data: bytes, store: Store, step: int, own: bool = False) -> Commit:
+    """Raises UnknownFormat for a newer Muster's COMMIT, DamagedCommit for what is no sound COMMIT of this step.
+
+    own: this is the folder of the job itself, so the COMMIT must have been made in it. What others read may be a copy
+    that was given another name.
+    """
+    where = f"{store.uri}/{commit_key(step)}"
+    try:
+        return parse_commit(data, step=step, folder=parse_address(store.uri).name if own else None)
+    except NewerCommit as error:
+        raise UnknownFormat(f"{where}: {error}") from None
+    except InvalidCommit as error:
+        raise DamagedCommit(f"{where}: can't be read as a COMMIT: {error}") from None
 
 
 def publish(store: Store, commit: Commit) -> None:
     """Write the COMMIT, exclusively. The caller has verified every file and confirmed the attempt.
 
     An older attempt's commit of this step (this attempt resumed from before it) gives way; a newer attempt's means that
-    this attempt is stale: raises StaleAttempt.
+    this attempt is stale: raises StaleAttempt. Raises CheckpointError rather than publish what nobody would read, or
+    replace a newer Muster's commit.
     """
     key, data = commit_key(commit.step), sealed(commit)
+    parse(data, store, commit.step, own=True)
     for _ in range(3):
         if store.create(key, data):
             return
         try:
-            there = parse(store.read(key), f"{store.uri}/{key}")
-        except NotFound:
+            there = commit_in(store, commit.step, own=True)
+        except GoneCommit:
             continue
-        except CheckpointError:
-            there = None
-        if there is not None and there.job_uid == commit.job_uid and there.attempt > commit.attempt:
+        except DamagedCommit:
+            return store.replace(key, data)
+        if there.attempt > commit.attempt:
             raise StaleAttempt(
                 f"step {commit.step} was already committed by attempt {there.attempt}, newer than {commit.attempt}"
             )
-        if there is not None and (there.attempt, there.files) == (commit.attempt, commit.files):
+        if (there.attempt, there.files) == (commit.attempt, commit.files):
             return  # a retry of our own write
         return store.replace(key, data)
     raise CheckpointError(
         f"{store.uri}/{key}: somebody else keeps writing it; two jobs must not share a checkpoint folder"
     )
-
-
-def _read(store: Store, step: int) -> bytes:
-    try:
-        return store.read(commit_key(step))
-    except NotFound as error:
-        raise GoneCommit(f"{store.uri}/{commit_key(step)}: step {step} is not committed") from error

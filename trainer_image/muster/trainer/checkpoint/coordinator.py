@@ -56,7 +56,8 @@ class Coordinator:
             threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
 
     def report(self, rank: int, report: Message) -> None:
-        """What a rank has written: {seq, step, file: {key, bytes, checksum, …}, slices, rng} or {seq, step, error}."""
+        """What a rank has written: {seq, step, file: {key, bytes, checksum, …}, slices, stateless, rng}, or why not:
+        {seq, step, error}."""
         with self._changed:
             self._reports.setdefault(report["seq"], {})[rank] = report
             self._changed.notify_all()
@@ -79,7 +80,7 @@ class Coordinator:
             self._commit_seconds = time.monotonic() - began
         except StaleAttempt as stale:
             outcome |= {"error": str(stale), "stale": True}
-        except (StoreError, CheckpointError, FenceUnreachable) as error:
+        except (StoreError, CheckpointError, FenceUnreachable, ValueError) as error:
             outcome["error"] = str(error)
         self._announce(seq, outcome)
         return outcome
@@ -154,6 +155,7 @@ class Coordinator:
                 "world_size": self._job.world_size,
                 "files": files,
                 "tensors": assemble([reports[rank]["slices"] for rank in range(self._job.world_size)]),
+                "stateless": tuple(reports[0]["stateless"]),
                 "rng": tuple(reports[rank]["rng"] for rank in range(self._job.world_size)),
             }
         )
@@ -242,20 +244,20 @@ class Coordinator:
     def committed(self, step: int, key: str) -> bool:
         """Whether the commit of this step, by this attempt, names `key`."""
         try:
-            commit = commit_in(self._store, step)
+            commit = commit_in(self._store, step, own=True)
         except (CheckpointError, StoreError):
             return False
         return commit.attempt == self._job.attempt and any(file.key == key for file in commit.files)
 
 
-def assemble(pieces_of_files: list[dict[str, list[Any]]]) -> dict[str, TensorEntry]:
+def assemble(slices_of_files: list[dict[str, list[Any]]]) -> dict[str, TensorEntry]:
     """The tensor index from each file's {name: [dtype, shape, offset, extent, start]}.
 
     Raises CheckpointError where files disagree about a tensor, or its slices do not cover it.
     """
     about: dict[str, tuple[str, tuple[int, ...]]] = {}
     slices: dict[str, list[Slice]] = {}
-    for file, named in enumerate(pieces_of_files):
+    for file, named in enumerate(slices_of_files):
         for name, (dtype, shape, offset, extent, start) in named.items():
             if about.setdefault(name, (dtype, tuple(shape))) != (dtype, tuple(shape)):
                 raise CheckpointError(f"{name}: the ranks disagree: {about[name]} and {(dtype, tuple(shape))}")

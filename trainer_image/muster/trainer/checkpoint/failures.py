@@ -13,6 +13,10 @@ class DamagedCommit(CheckpointError):
     """The store answers, and what it holds is not what was committed: nothing to be had from trying again."""
 
 
+class UnknownFormat(CheckpointError):
+    """The commit is a newer Muster's. It stays where it is, for that one to read."""
+
+
 class GoneCommit(CheckpointError):
     """There is no such commit, or no longer."""
 

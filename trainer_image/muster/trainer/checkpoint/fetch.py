@@ -3,13 +3,15 @@ once per node."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from muster.contract.checkpoint import Commit, FileEntry
+from muster.contract.checkpoint import Commit, FileEntry, Slice
 from muster.storage.checksum import parts_of, whole_file
-from muster.storage.errors import NotFound, StoreError, Truncated
+from muster.storage.commit_rules import HEADER_BYTES_MAX
+from muster.storage.errors import NotFound, StoreError, Truncated, UnfitObject
 from muster.storage.store import Store
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.memory import take_pages
@@ -62,14 +64,7 @@ class Reader:
         if self._cache is not None and self._cache.read_into(file.entry, start, into) and self._matches(part, into):
             return
         for reads_left in reversed(range(READS_OF_THE_STORE)):
-            try:
-                self._store.read_into(file.entry.key, start, into)
-            except NotFound as error:
-                raise DamagedCommit(f"{file.where}: the COMMIT names this file, but it is not there") from error
-            except Truncated as error:
-                raise DamagedCommit(str(error)) from error
-            except StoreError as error:
-                raise CheckpointError(str(error)) from error
+            self._read_unverified(part.file, start, into)
             if self._matches(part, into):
                 return
             if not reads_left:
@@ -78,21 +73,77 @@ class Reader:
                     f"{file.checksums[part.index]} of the COMMIT; the file was damaged after it was committed"
                 )
 
-    def starts(self, file: int, names: Iterable[str]) -> tuple[dict[str, int], Span]:
-        """Where tensors begin in a file whose COMMIT does not say, and the span of the header that says it."""
+    def expect_sizes(self) -> None:
+        """Raises DamagedCommit for a file that is not there, or shorter than the COMMIT says.
+
+        For who has nothing else to measure the COMMIT by before memory and disk are taken for what it names.
+        """
+        with ThreadPoolExecutor(self._store.streams) as threads:
+            list(threads.map(self._read_last_byte, range(len(self._commit.files))))
+
+    def header_span(self, file: int) -> Span:
+        """The bytes of a file that its header is in: all before its first slice. Asks the file where the COMMIT does
+        not say where slices begin."""
+        starts = [held.start for _, held in self._slices_in[file]]
+        if None not in starts:
+            first = min(start for start in starts if start is not None)
+            return Span(file, 0, min(first, HEADER_BYTES_MAX))
+        first_eight = bytearray(min(8, self._commit.files[file].bytes))
+        self._read_unverified(file, 0, memoryview(first_eight))
+        size = header_bytes(bytes(first_eight), self._files[file].where)
+        return Span(file, 0, min(size, self._commit.files[file].bytes))
+
+    def read_starts(self, span: Span) -> dict[str, int]:
+        """Where each slice of a file begins, from the file's own header, which is not verified yet."""
+        header = memoryview(bytearray(span.end))
+        self._read_unverified(span.file, 0, header)
+        return self.starts(span.file, header)
+
+    def starts(self, file: int, header: memoryview) -> dict[str, int]:
+        """Where each of the commit's slices begins in a file, by name. header: the bytes of its `header_span`.
+
+        Raises DamagedCommit where the header is none, or says anything else than the COMMIT.
+        """
         where = self._files[file].where
-        first_eight = bytearray(8)
+        slots, found = read_header(header, self._commit.files[file].bytes, where), {}
+        for dtype, held in self._slices_in[file]:
+            slot = slots.get(held.name)
+            if slot is None:
+                raise DamagedCommit(f"{where}: does not hold {held.name}, although the COMMIT says so")
+            # Other programs write a scalar as one element of one dimension.
+            shape = slot.shape if held.extent or slot.shape != (1,) else ()
+            if (slot.dtype, shape) != (dtype, held.extent) or held.start not in (None, slot.start):
+                raise DamagedCommit(
+                    f"{where}: holds {held.name} as {slot.dtype} {list(slot.shape)} at byte {slot.start}, by the "
+                    f"COMMIT it is {dtype} {list(held.extent)} at {held.start}"
+                )
+            found[held.name] = slot.start
+        return found
+
+    @functools.cached_property
+    def _slices_in(self) -> list[list[tuple[str, Slice]]]:
+        """For each file the commit's slices in it, with their dtypes."""
+        found: list[list[tuple[str, Slice]]] = [[] for _ in self._commit.files]
+        for tensor in self._commit.tensors.values():
+            for held in tensor.slices:
+                found[held.file].append((tensor.dtype, held))
+        return found
+
+    def _read_last_byte(self, file: int) -> None:
+        if size := self._commit.files[file].bytes:
+            self._read_unverified(file, size - 1, memoryview(bytearray(1)))
+
+    def _read_unverified(self, file: int, start: int, into: memoryview) -> None:
+        """Raises DamagedCommit where the file is not what the COMMIT says, CheckpointError where the store fails."""
+        about = self._files[file]
         try:
-            self._store.read_into(self._commit.files[file].key, 0, memoryview(first_eight))
-            header = bytearray(min(header_bytes(bytes(first_eight), where), self._commit.files[file].bytes))
-            self._store.read_into(self._commit.files[file].key, 0, memoryview(header))
-        except (NotFound, Truncated) as error:
+            self._store.read_into(about.entry.key, start, into)
+        except NotFound as error:
+            raise DamagedCommit(f"{about.where}: the COMMIT names this file, but it is not there") from error
+        except (Truncated, UnfitObject) as error:
             raise DamagedCommit(str(error)) from error
-        slots = read_header(memoryview(header), where)
-        try:
-            return {name: slots[name].start for name in names}, Span(file, 0, len(header))
-        except KeyError as missing:
-            raise DamagedCommit(f"{where}: does not hold {missing}, although the COMMIT says so") from None
+        except StoreError as error:
+            raise CheckpointError(str(error)) from error
 
     def _matches(self, part: Part, data: memoryview) -> bool:
         try:
@@ -109,10 +160,6 @@ class _Parts:
         self._part_bytes = entry.part_bytes if entry.parts and entry.part_bytes else max(entry.bytes, 1)
         self.bounds = parts_of(entry.bytes, self._part_bytes)
         self.checksums = tuple(entry.parts) or (entry.checksum,)
-        if len(self.bounds) != len(self.checksums):
-            raise DamagedCommit(
-                f"{self.where}: the COMMIT has {len(self.checksums)} checksums for {len(self.bounds)} parts"
-            )
 
     def indices(self, span: Span) -> range:
         if not 0 <= span.start <= span.end <= self.entry.bytes:

@@ -4,30 +4,48 @@ model."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from muster.contract.checkpoint import Commit, Slice, commit_key, sealed
+from muster.contract.checkpoint import Commit, Slice
 from muster.storage.errors import StoreError
+from muster.storage.listing import steps_in
 from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.chunks import Chunk
-from muster.trainer.checkpoint.commits import commit_in, parse, steps_in
+from muster.trainer.checkpoint.commits import commit_bytes, parse
 from muster.trainer.checkpoint.control_group import ControlGroup
-from muster.trainer.checkpoint.failures import CheckpointError, CheckpointMismatch, DamagedCommit, GoneCommit
+from muster.trainer.checkpoint.failures import (
+    CheckpointError,
+    CheckpointMismatch,
+    DamagedCommit,
+    GoneCommit,
+    UnknownFormat,
+)
 from muster.trainer.checkpoint.fetch import Reader, Span, read_all
 from muster.trainer.checkpoint.fit import Wanted, differences
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.node_memory import NodeMemory, SharedBuffer, share
 from muster.trainer.checkpoint.quarantine import first_good
 from muster.trainer.checkpoint.readers import reading
-from muster.trainer.checkpoint.shard_file import ITEM_BYTES
 from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors, trained_parameters
 
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 Starts = dict[tuple[int, str], int]  # (file, name): the byte at which a slice begins
+ADAM_STATE = frozenset({"step", "exp_avg", "exp_avg_sq"})
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What this rank needs of one slice. chunk: the slice's; shared: the part of it that lies in `target`."""
+
+    target: Local
+    slice: Slice
+    chunk: Chunk
+    shared: Chunk
 
 
 def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Commit:
@@ -54,12 +72,14 @@ def resume(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     report: Callable[[str], None],
+    check: Callable[[Commit], None] = lambda commit: None,
 ) -> Commit:
     """Load the newest commit that verifies, of those up to step `at_most`. Collective.
 
-    A commit that does not verify is set aside (quarantine/), one that somebody has just removed, or that the store does
-    not give, is passed over, and the one before it is tried; `report` is told each time, on rank 0. Raises as `load`
-    does; CheckpointError where no commit is left.
+    A commit that does not verify is set aside (quarantine/), one that somebody has just removed, that the store does
+    not give, that a newer Muster wrote or that is of another model is passed over, and the one before it is tried;
+    `report` is told each time, on rank 0. check: raises DamagedCommit for a commit that this rank can't go on from; it
+    is asked before a tensor is touched. Raises as `load` does; CheckpointError where no commit is left.
     """
     store = open_store(folder)
     weights, trained = dict(model_tensors(model)), None if optimizer is None else (model, optimizer)
@@ -68,7 +88,7 @@ def resume(
             store,
             _candidates(store, at_most, group),
             at_most,
-            lambda step: _load(store, step, weights, trained, group, buffer),
+            lambda step: _load(store, step, weights, trained, group, buffer, check, own=True),
             report if group.rank == 0 else None,
         )
 
@@ -80,33 +100,45 @@ def _load(
     trained: Trained | None,
     group: ControlGroup,
     buffer: SharedBuffer,
+    check: Callable[[Commit], None] = lambda commit: None,
+    own: bool = False,
 ) -> Commit:
-    commit = _agreed_commit(store, step, group)
+    commit = _agreed_commit(store, step, group, own)
     _compare(commit, weights, trained, f"{store.uri} step {step}")
+    with _all_or_none(group):
+        if trained is not None:
+            _expect_whole_state(commit, *trained, f"{store.uri} step {step}")
+        check(commit)
     state = _state_to_fill(commit, *trained) if trained is not None else {}
     live = [*weights.items(), *(named for tensors in state.values() for named in tensors.items())]
     targets = [localize(name, tensor, group.world_size) for name, tensor in live if tensor.numel()]
-    memory, starts = _fetched(store, commit, targets, group, buffer)
+    needed = [Needed(target, *shared) for target in targets for shared in _overlaps(commit, target)]
+    memory, starts = _fetched(store, commit, needed, group, buffer)
     with torch.no_grad():
-        for target in targets:
-            _fill(target, commit, memory, starts)
+        for one in needed:
+            _fill(one, memory, starts)
     if trained is not None:
         _adopt_state(trained[1], state)
     return commit
 
 
 def _fetched(
-    store: Store, commit: Commit, targets: list[Local], group: ControlGroup, buffer: SharedBuffer
+    store: Store, commit: Commit, needed: Sequence[Needed], group: ControlGroup, buffer: SharedBuffer
 ) -> tuple[NodeMemory, Starts]:
     """All bytes that this rank needs, verified; returns only when every rank has its own."""
     reader = Reader(store, commit, node_cache(store.uri, commit.job_uid))
     with _as_reader(store, commit.step, group):
         with _all_or_none(group):
-            starts, headers = _starts(commit, reader, targets)
-            wanted = reader.parts_of([*_needed(commit, targets, starts), *headers])
+            # The headers of the files that this rank needs are read too, to be compared with the COMMIT.
+            headers = [reader.header_span(file) for file in sorted({one.slice.file for one in needed})]
+            starts = _starts(reader, needed, headers)
+            wanted = reader.parts_of([*(_span(one, starts) for one in needed), *headers])
         memory = share(group, commit, wanted, buffer)
         with _all_or_none(group):
             read_all(reader, memory.jobs(reader), store.streams)
+        with _all_or_none(group):
+            for header in headers:
+                reader.starts(header.file, memory.bytes_of(header.file, header.start, header.end))
     return memory, starts
 
 
@@ -131,7 +163,7 @@ def _as_reader(store: Store, step: int, group: ControlGroup) -> Iterator[None]:
 def _all_or_none(group: ControlGroup) -> Iterator[None]:
     """Collective. What fails on one rank fails on all, with the same kind of error and the failing rank's words."""
     failure: list[str] | None = None
-    kinds = {kind.__name__: kind for kind in (DamagedCommit, GoneCommit)}
+    kinds = {kind.__name__: kind for kind in (DamagedCommit, GoneCommit, UnknownFormat)}
     try:
         yield
     except (CheckpointError, StoreError) as error:
@@ -141,15 +173,13 @@ def _all_or_none(group: ControlGroup) -> Iterator[None]:
         raise kinds.get(kind, CheckpointError)(where + words)
 
 
-def _agreed_commit(store: Store, step: int, group: ControlGroup) -> Commit:
+def _agreed_commit(store: Store, step: int, group: ControlGroup, own: bool) -> Commit:
     """Rank 0 reads the COMMIT, so that all load the same one."""
-    text: str | None = None
+    data = b""
     with _all_or_none(group):
         if group.rank == 0:
-            text = sealed(commit_in(store, step)).decode()
-    text = group.gather(text)[0]
-    assert text is not None
-    return parse(text.encode(), f"{store.uri}/{commit_key(step)}")
+            parse(data := commit_bytes(store, step), store, step, own)
+    return parse(group.gather(data)[0], store, step, own)
 
 
 def _compare(commit: Commit, weights: Mapping[str, torch.Tensor], trained: Trained | None, where: str) -> None:
@@ -166,6 +196,16 @@ def _compare(commit: Commit, weights: Mapping[str, torch.Tensor], trained: Train
                 wanted[full_name] = Wanted(commit.tensors[full_name].dtype, shape)
     if found := differences(wanted, there):
         raise CheckpointMismatch(where, found)
+
+
+def _expect_whole_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer, where: str) -> None:
+    """Raises DamagedCommit where a trained parameter has less optimizer state than its optimizer keeps."""
+    kinds = ADAM_STATE if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) else frozenset[str]()
+    for name, _ in trained_parameters(model, optimizer):
+        found = {full_name.rpartition("/")[2] for full_name in _state_names(commit, name)}
+        if name not in commit.stateless and (not found or not kinds <= found):
+            missing = ", ".join(sorted(kinds - found)) or "everything"
+            raise DamagedCommit(f"{where}: of the optimizer's state of {name}, {missing} is missing")
 
 
 def _state_names(commit: Commit, parameter: str) -> list[str]:
@@ -213,47 +253,40 @@ def _adopt_state(optimizer: torch.optim.Optimizer, state: State) -> None:
 def _overlaps(commit: Commit, target: Local) -> Iterator[tuple[Slice, Chunk, Chunk]]:
     """(slice, its chunk, the part of it that lies on this rank)."""
     for slice_ in commit.tensors[target.name].slices:
-        chunk = Chunk(tuple(slice_.offset), tuple(slice_.extent))
+        chunk = Chunk(slice_.offset, slice_.extent)
         if target.data.numel() and (shared := chunk.meets(target.chunk)) is not None:
             yield slice_, chunk, shared
 
 
-def _starts(commit: Commit, reader: Reader, targets: Iterable[Local]) -> tuple[Starts, list[Span]]:
-    """Where each needed slice begins; and the spans of the headers that were asked, to be verified too."""
+def _starts(reader: Reader, needed: Iterable[Needed], headers: Iterable[Span]) -> Starts:
+    """Where each needed slice begins. Where the COMMIT does not say, its file's header is asked."""
+    spans = {header.file: header for header in headers}
+    asked: dict[int, dict[str, int]] = {}
     starts: Starts = {}
-    unknown: dict[int, list[str]] = {}
-    for target in targets:
-        for slice_, _, _ in _overlaps(commit, target):
-            if slice_.start is not None:
-                starts[slice_.file, slice_.name] = slice_.start
-            else:
-                unknown.setdefault(slice_.file, []).append(slice_.name)
-    headers = []
-    for file, names in unknown.items():
-        found, header = reader.starts(file, names)
-        starts |= {(file, name): start for name, start in found.items()}
-        headers.append(header)
-    return starts, headers
+    for one in needed:
+        file, name, start = one.slice.file, one.slice.name, one.slice.start
+        if start is None and file not in asked:
+            asked[file] = reader.read_starts(spans[file])
+        starts[file, name] = asked[file][name] if start is None else start
+    return starts
 
 
-def _needed(commit: Commit, targets: Iterable[Local], starts: Starts) -> Iterator[Span]:
+def _span(one: Needed, starts: Starts) -> Span:
     """The bytes of the rows that this rank needs."""
-    for target in targets:
-        for slice_, chunk, shared in _overlaps(commit, target):
-            rows = chunk.extent[0] if chunk.extent else 1
-            row_bytes = chunk.elements // rows * ITEM_BYTES[commit.tensors[target.name].dtype]
-            first = shared.offset[0] - chunk.offset[0] if chunk.offset else 0
-            count = shared.extent[0] if shared.extent else 1
-            start = starts[slice_.file, slice_.name] + first * row_bytes
-            yield Span(slice_.file, start, start + count * row_bytes)
+    chunk, shared = one.chunk, one.shared
+    rows = chunk.extent[0] if chunk.extent else 1
+    row_bytes = chunk.elements // rows * one.target.data.element_size()
+    first = shared.offset[0] - chunk.offset[0] if chunk.offset else 0
+    count = shared.extent[0] if shared.extent else 1
+    start = starts[one.slice.file, one.slice.name] + first * row_bytes
+    return Span(one.slice.file, start, start + count * row_bytes)
 
 
-def _fill(target: Local, commit: Commit, memory: NodeMemory, starts: Starts) -> None:
-    item = target.data.element_size()
-    for slice_, chunk, shared in _overlaps(commit, target):
-        start = starts[slice_.file, slice_.name]
-        raw = torch.frombuffer(memory.bytes_of(slice_.file, start, start + chunk.elements * item), dtype=torch.uint8)
-        if raw.data_ptr() % item:  # another program's file may not be aligned
-            raw = raw.clone()
-        source = raw.view(target.data.dtype).view(chunk.extent)
-        target.data[shared.within(target.chunk)].copy_(source[shared.within(chunk)])
+def _fill(one: Needed, memory: NodeMemory, starts: Starts) -> None:
+    data, chunk = one.target.data, one.chunk
+    item, start = data.element_size(), starts[one.slice.file, one.slice.name]
+    raw = torch.frombuffer(memory.bytes_of(one.slice.file, start, start + chunk.elements * item), dtype=torch.uint8)
+    if raw.data_ptr() % item:  # another program's file may not be aligned
+        raw = raw.clone()
+    source = raw.view(data.dtype).view(chunk.extent)
+    data[one.shared.within(one.target.chunk)].copy_(source[one.shared.within(chunk)])

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from muster.contract.address import parse_address
 from muster.contract.base import dump
 from muster.contract.checkpoint import DataCursor
 from muster.contract.spec import Keep
@@ -242,7 +243,8 @@ class Saver:
         try:
             self._staging.wait()
             if self._staging.lay_out(state.model, state.optimizer):
-                self._process.use_layout(self._staging.share.layout.size, self._staging.share.slices)
+                share = self._staging.share
+                self._process.use_layout(share.layout.size, share.slices, share.stateless)
             held = self._in_flight.slot if self._in_flight is not None else None
             return self._staging.copy(state.optimizer, text.encode(), held, lambda slot: staged(order | {"slot": slot}))
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:
@@ -292,6 +294,7 @@ def _fixed_fields(identity: Identity, mesh: dict[str, Any]) -> dict[str, Any]:
     return {
         "job": identity.job,
         "job_uid": identity.job_uid,
+        "folder": parse_address(identity.folder).name or None,
         "attempt": identity.attempt,
         "mesh": mesh,
         "config": identity.config,

@@ -13,27 +13,24 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from muster.trainer.checkpoint.failures import CheckpointError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-}
+from muster.contract.checkpoint import ITEM_BYTES, Size
+from muster.storage.commit_rules import HEADER_BYTES_MAX
+from muster.trainer.checkpoint.failures import DamagedCommit
+
 _LENGTH = struct.Struct("<Q")
-_HEADER_BYTES_MAX = 100_000_000  # the safetensors library's own limit
+
+
+class _Entry(BaseModel):
+    """A tensor in a safetensors header; data_offsets count from the end of the header."""
+
+    dtype: str
+    shape: tuple[Size, ...]
+    data_offsets: tuple[Size, Size]
+
+
+_HEADER = TypeAdapter(dict[str, _Entry | dict[str, str]])  # `__metadata__` is of text alone
 
 
 @dataclass(frozen=True)
@@ -71,24 +68,38 @@ def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> ShardLayout:
 
 
 def header_bytes(first_eight: bytes, where: str) -> int:
-    """Bytes before the first tensor. Raises CheckpointError where that can't be."""
+    """Bytes before the first tensor. Raises DamagedCommit where that can't be."""
     if len(first_eight) < _LENGTH.size:
-        raise CheckpointError(f"{where}: is no safetensors file: it ends after {len(first_eight)} bytes")
+        raise DamagedCommit(f"{where}: is no safetensors file: it ends after {len(first_eight)} bytes")
     length: int = _LENGTH.unpack(first_eight)[0]
-    if length > _HEADER_BYTES_MAX:
-        raise CheckpointError(f"{where}: is no safetensors file: its header claims {length} bytes")
+    if length > HEADER_BYTES_MAX - _LENGTH.size:
+        raise DamagedCommit(f"{where}: is no safetensors file: its header claims {length} bytes")
     return _LENGTH.size + length
 
 
-def read_header(data: bytes | memoryview, where: str) -> dict[str, Slot]:
-    """The slots of a file from its first `header_bytes`. Raises CheckpointError for anything malformed."""
+def read_header(data: bytes | memoryview, size: int, where: str) -> dict[str, Slot]:
+    """The slots of a file of `size` bytes from its first `header_bytes`: known dtypes, tensors of the size of their
+    shapes, one behind the other to the end of the file. Raises DamagedCommit for anything else."""
     base = header_bytes(bytes(data[:8]), where)
+    if base > len(data):
+        raise DamagedCommit(f"{where}: its header claims {base} bytes, and its first tensor begins before their end")
     try:
-        described = json.loads(bytes(data[_LENGTH.size : base]))
-        return {
-            name: Slot(e["dtype"], tuple(e["shape"]), base + e["data_offsets"][0], base + e["data_offsets"][1])
-            for name, e in described.items()
-            if name != "__metadata__"
-        }
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise CheckpointError(f"{where}: its safetensors header is damaged: {error!r}") from error
+        described = _HEADER.validate_json(bytes(data[_LENGTH.size : base]))
+    except ValidationError as error:
+        raise DamagedCommit(f"{where}: its safetensors header is damaged: {error.errors()[0]['msg']}") from None
+    described.pop("__metadata__", None)
+    slots, end = {}, base
+    for name, about in sorted(described.items(), key=lambda entry: _place(entry[1])):
+        if not isinstance(about, _Entry) or about.dtype not in ITEM_BYTES:
+            raise DamagedCommit(f"{where}: its safetensors header gives no known dtype for {name}")
+        begin, end = end, end + prod(about.shape) * ITEM_BYTES[about.dtype]
+        if (base + about.data_offsets[0], base + about.data_offsets[1]) != (begin, end):
+            raise DamagedCommit(f"{where}: its safetensors header puts {name} where it can't be")
+        slots[name] = Slot(about.dtype, about.shape, begin, end)
+    if end != size:
+        raise DamagedCommit(f"{where}: has {size} bytes, and by its safetensors header {end}")
+    return slots
+
+
+def _place(about: _Entry | dict[str, str]) -> tuple[int, int]:
+    return about.data_offsets if isinstance(about, _Entry) else (0, 0)

@@ -26,6 +26,7 @@ from muster.trainer.checkpoint.tensors import (
     optimizer_tensors,
     rank_and_world,
     share_of,
+    trained_parameters,
 )
 
 _HEADER_BYTES = 512  # for each tensor of a file: its name, shape and place
@@ -34,11 +35,12 @@ _HEADER_BYTES = 512  # for each tensor of a file: its name, shape and place
 @dataclass(frozen=True)
 class Share:
     """What this rank writes, and where in the file. slices: for the COMMIT, by name: dtype, global shape, offset,
-    extent."""
+    extent. stateless: trained parameters that have no optimizer state yet."""
 
     locals: tuple[Local, ...]
     layout: ShardLayout
     slices: dict[str, list[Any]]
+    stateless: list[str]
 
 
 class Slot:
@@ -128,7 +130,10 @@ class Staging:
             ]
             for local in locals_
         }
-        self._share, self._seen = Share(tuple(locals_), layout, slices), _identities(model, optimizer)
+        self._share, self._seen = (
+            Share(tuple(locals_), layout, slices, _stateless(model, optimizer)),
+            _identities(model, optimizer),
+        )
         self._take(layout.size, any(local.data.is_cuda for local in locals_))
         for slot in self._slots:
             slot.lay_out(self._share)
@@ -214,6 +219,10 @@ def reserve_bytes(model: nn.Module) -> int:
     mine = share_of([localize(name, tensor, world) for name, tensor in tensors.items()], rank)
     values = ((local, 3 if tensors[local.name].requires_grad else 1) for local in mine)  # the frozen have no moments
     return sum(count * (local.bytes + _HEADER_BYTES) for local, count in values) + 8 * _HEADER_BYTES
+
+
+def _stateless(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    return [name for name, parameter in trained_parameters(model, optimizer) if not optimizer.state.get(parameter)]
 
 
 def _identities(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[tuple[int, int], ...]:

@@ -125,8 +125,8 @@ class UploadProcess:
         self._memories[slot] = memory
         self._tell({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor)
 
-    def use_layout(self, size: int, slices: dict[str, list[Any]]) -> None:
-        self._layout = {"do": "layout", "bytes": size, "slices": slices}
+    def use_layout(self, size: int, slices: dict[str, list[Any]], stateless: list[str]) -> None:
+        self._layout = {"do": "layout", "bytes": size, "slices": slices, "stateless": stateless}
         self._tell(self._layout)
 
     def send_save(self, save: Message) -> None:

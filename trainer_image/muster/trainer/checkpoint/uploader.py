@@ -164,7 +164,8 @@ class Uploader:
             self._store.verify(entry)
         except (StoreError, OSError) as error:
             return {"error": str(error)}
-        return {"file": entry.model_dump(mode="json"), "slices": self._layout["slices"], "rng": order["rng"]}
+        layout = {"slices": self._layout["slices"], "stateless": self._layout["stateless"]}
+        return {"file": entry.model_dump(mode="json"), **layout, "rng": order["rng"]}
 
     def _let_others_go_first(self, order: Message) -> None:
         """Leave the store to ranks whose nodes are about to go, until they have written or the time for it is over."""

@@ -16,6 +16,9 @@ def verify(store: Store, commit: Commit, progress: Callable[[int, int], None] = 
     Raises DamagedCommit naming the file, CheckpointError where the store fails.
     """
     reader = Reader(store, commit)
+    reader.expect_sizes()
+    for file in range(len(commit.files)):
+        reader.read_starts(reader.header_span(file))
     total, done = sum(file.bytes for file in commit.files), 0
 
     def check(part: Part) -> int:

@@ -24,14 +24,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from muster.contract.checkpoint import Commit, TensorEntry
+from muster.contract.checkpoint import ITEM_BYTES, Commit, TensorEntry
 from muster.contract.text import size
 from muster.contract.training import Adapter
 from muster.storage.store import Store, open_store
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.readers import reading
-from muster.trainer.checkpoint.shard_file import ITEM_BYTES, Slot, lay_out
+from muster.trainer.checkpoint.shard_file import Slot, lay_out
 from muster.trainer.convert import hugging_face, peft, transformers_names
 from muster.trainer.convert.merge import Delta, deltas
 from muster.trainer.convert.pieces import stream, whole

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeVar
 
-from muster.contract.checkpoint import Commit, Slice
+from muster.contract.checkpoint import ITEM_BYTES, Commit, Slice
 from muster.storage.store import Store
 from muster.trainer.checkpoint.fetch import Part, Reader, Span
-from muster.trainer.checkpoint.shard_file import ITEM_BYTES
 
 T = TypeVar("T")
 
@@ -39,9 +38,10 @@ def stream(
     progress: (bytes read, of all). Raises CheckpointError, also where bytes do not verify.
     """
     reader = Reader(store, commit)
-    runs = _runs_by_file(commit, reader, names)
+    reader.expect_sizes()
+    runs, headers = _runs_by_file(commit, reader, names)
     spans = [Span(file, run.start, run.start + run.length) for file, found in runs.items() for _, run in found]
-    parts = reader.parts_of(spans)
+    parts = reader.parts_of([*headers, *spans])
     total, done = sum(reader.bounds(part)[1] for part in parts), 0
 
     def move(part: Part) -> tuple[int, list[T]]:
@@ -78,17 +78,20 @@ def whole(store: Store, commit: Commit, names: Iterable[str]) -> dict[str, bytea
     return found
 
 
-def _runs_by_file(commit: Commit, reader: Reader, names: Iterable[str]) -> dict[int, list[tuple[str, Run]]]:
-    found: dict[int, list[tuple[str, Run]]] = {}
-    for name in names:
-        entry = commit.tensors[name]
-        for slice_ in entry.slices:
-            start = slice_.start
-            if start is None:
-                start = reader.starts(slice_.file, [slice_.name])[0][slice_.name]
-            runs = found.setdefault(slice_.file, [])
-            runs += [(name, run) for run in runs_of(slice_, tuple(entry.shape), ITEM_BYTES[entry.dtype], start)]
-    return found
+def _runs_by_file(
+    commit: Commit, reader: Reader, names: Iterable[str]
+) -> tuple[dict[int, list[tuple[str, Run]]], list[Span]]:
+    """The runs of these tensors in each file that holds some, and the spans of those files' headers, which were
+    compared with the COMMIT."""
+    held = [(name, slice_) for name in names for slice_ in commit.tensors[name].slices]
+    headers = {file: reader.header_span(file) for file in sorted({slice_.file for _, slice_ in held})}
+    starts = {file: reader.read_starts(header) for file, header in headers.items()}
+    found: dict[int, list[tuple[str, Run]]] = {file: [] for file in headers}
+    for name, slice_ in held:
+        shape, item = commit.tensors[name].shape, ITEM_BYTES[commit.tensors[name].dtype]
+        start = starts[slice_.file][slice_.name]
+        found[slice_.file] += [(name, run) for run in runs_of(slice_, shape, item, start)]
+    return found, list(headers.values())
 
 
 def runs_of(slice_: Slice, shape: tuple[int, ...], item_bytes: int, start: int) -> Iterator[Run]:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from muster.contract.checkpoint import Commit
-from muster.trainer.checkpoint import load_weights, read_commit
+from muster.contract.training import Adapter
+from muster.trainer.checkpoint import CheckpointMismatch, load_weights, read_commit
 from muster.trainer.checkpoint.tensors import model_tensors
 from muster.trainer.models.adapter import adapter_of, is_part, parts_of, weight_of
 from muster.trainer.models.shards import local_rows
@@ -25,6 +26,7 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
     adapter = adapter_of(commit)
     own = {name: tensor for name, tensor in model_tensors(model) if not is_part(name)}
     device = next(model.parameters()).device
+    _parts_must_fit(commit, adapter, own, folder)
     # Small, so every rank holds it whole; each merges it into its own rows.
     parts = {
         name: torch.empty(tuple(entry.shape), device=device)
@@ -39,3 +41,18 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
             assert adapter is not None
             rows.addmm_(b[first : first + len(rows)], a, alpha=adapter.scale)
     return commit
+
+
+def _parts_must_fit(commit: Commit, adapter: Adapter | None, own: dict[str, torch.Tensor], folder: str) -> None:
+    """Raises CheckpointMismatch where A is not [rank, inputs] or B not [outputs, rank] of a weight that is here."""
+    parts = {name for name in commit.tensors if adapter is not None and name.startswith(_MODEL) and is_part(name)}
+    wrong = []
+    for weight in sorted({weight_of(part) for part in parts}):
+        for part, side in zip(parts_of(weight), (0, 1), strict=True):
+            assert adapter is not None
+            shape = commit.tensors[part].shape if part in parts else ()
+            there = tuple(own[weight].shape) if weight in own else ()
+            if len(there) != 2 or shape != ((adapter.rank, there[1]) if side == 0 else (there[0], adapter.rank)):
+                wrong.append(f"{part}: shape {list(shape)} beside {weight} of {list(there)}, at rank {adapter.rank}")
+    if wrong:
+        raise CheckpointMismatch(f"{folder} step {commit.step}", tuple(wrong))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -191,14 +192,14 @@ class Trainer:
         if self.origin.resume is None:
             self.rank_state.resumed(0, None, None)
             return
-        commit = resume(self.run.folder, self.origin.resume.step, module, self.step.optimizer, say)
+        check = functools.partial(randomness.must_be_restorable, rank=self.ranks.rank, world=self.ranks.world)
+        commit = resume(self.run.folder, self.origin.resume.step, module, self.step.optimizer, say, check)
         must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
         self.progress.restore(commit)
         self.step.restore(commit.state)
         self.best.restore(commit.state.get("best", {}))
         self.rank_state.steps.skipped = self.step.guard.skipped
-        if commit.world_size == self.ranks.world and len(commit.rng) == self.ranks.world:
-            randomness.restore(commit.rng[self.ranks.rank])
+        randomness.restore(randomness.of_rank(commit, self.ranks.rank, self.ranks.world))
         self.rank_state.resumed(commit.step, commit.committed_at, self.best.step)
         self.checkpoints.begin(commit.step)
 

@@ -14,10 +14,10 @@ from muster.contract.checkpoint import Commit
 from muster.contract.training import FromCommit, TrainingConfig
 from muster.storage.errors import NotFound, Truncated
 from muster.storage.store import open_store
-from muster.trainer.checkpoint import newest_readable, read_commit
+from muster.trainer.checkpoint import DamagedCommit, newest_readable, read_commit
 from muster.trainer.config import Run
 from muster.trainer.data import Tokenizer, load_tokenizer, tokenizer_from_commit, tokenizer_of_folder
-from muster.trainer.errors import UserError
+from muster.trainer.errors import StorageError, UserError
 from muster.trainer.models.adapter import adapter_of
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.definition import ModelDefinition
@@ -61,7 +61,7 @@ def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
 
 
 def _resumed(run: Run, report: Callable[[str], None]) -> Origin:
-    commit = newest_readable(run.folder, run.resume_step, report)
+    commit = newest_readable(run.folder, run.resume_step, report, lambda commit: _must_be_described(commit, run))
     changes = changed(commit.config, run.document)
     if changes:
         raise UserError(
@@ -71,6 +71,15 @@ def _resumed(run: Run, report: Callable[[str], None]) -> Origin:
         )
     model = definition_of(commit, run.folder, run.training.adapter)
     return Origin(model, tokenizer_from_commit(commit.tokenizer), resume=commit)
+
+
+def _must_be_described(commit: Commit, run: Run) -> None:
+    """Raises DamagedCommit, or UserError for what a newer Muster may know, where model or tokenizer can't be built."""
+    definition_of(commit, run.folder, run.training.adapter)
+    try:
+        tokenizer_from_commit(commit.tokenizer)
+    except StorageError as error:
+        raise DamagedCommit(f"the commit at step {commit.step} in {run.folder}: {error}") from None
 
 
 def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from muster.contract.checkpoint import Commit
+from muster.trainer.checkpoint import DamagedCommit
+
 
 def make_deterministic(device: torch.device) -> None:
     """Bitwise repeatable arithmetic (docs.pytorch.org/docs/stable/notes/randomness.html). Call it first."""
@@ -56,8 +59,7 @@ def state() -> dict[str, Any]:
 def restore(saved: dict[str, Any]) -> None:
     """Put back what `state` returned. Generators that are not here any more (no CUDA) are left out."""
     if "python" in saved:
-        held = saved["python"]
-        random.setstate((held["version"], _unpack_words(held["words"]), held["gauss"]))
+        random.setstate(_python_state(saved["python"]))
     if "torch" in saved:
         torch.set_rng_state(_unpack(saved["torch"]))
     if "cuda" in saved and torch.cuda.is_available():
@@ -65,9 +67,47 @@ def restore(saved: dict[str, Any]) -> None:
     if "numpy" in saved:
         import numpy
 
-        held = saved["numpy"]
-        words = numpy.frombuffer(base64.b64decode(held["words"]), dtype="<u4")
-        numpy.random.set_state((held["kind"], words, held["position"], held["hasGauss"], held["gauss"]))
+        numpy.random.set_state(_numpy_state(saved["numpy"]))
+
+
+def of_rank(commit: Commit, rank: int, world: int) -> dict[str, Any]:
+    """A rank's generators at a commit; none where it was made by another number of ranks."""
+    return commit.rng[rank] if len(commit.rng) == world else {}
+
+
+def must_be_restorable(commit: Commit, rank: int, world: int) -> None:
+    """Raises DamagedCommit where `restore` would fail. No generator in use is touched."""
+    saved = of_rank(commit, rank, world)
+    try:
+        if "python" in saved:
+            random.Random().setstate(_python_state(saved["python"]))
+        if "torch" in saved:
+            torch.Generator().set_state(_unpack(saved["torch"]))
+        if "cuda" in saved and torch.cuda.is_available():
+            torch.Generator("cuda").set_state(_unpack(saved["cuda"]))
+        if "numpy" in saved:
+            import numpy
+
+            numpy.random.RandomState().set_state(_numpy_state(saved["numpy"]))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
+        raise DamagedCommit(
+            f"the commit at step {commit.step}: the state of rank {rank}'s random generators is damaged: {error!r}"
+        ) from None
+
+
+def _python_state(held: dict[str, Any]) -> tuple[int, tuple[int, ...], float | None]:
+    if held["version"] != 3:  # since Python 3.2
+        raise ValueError(f"Python's generator is of version {held['version']!r}")
+    return held["version"], _unpack_words(held["words"]), held["gauss"]
+
+
+def _numpy_state(held: dict[str, Any]) -> tuple[str, Any, int, int, float]:
+    import numpy
+
+    words = numpy.frombuffer(base64.b64decode(held["words"]), dtype="<u4")
+    if not 0 <= held["position"] <= len(words):
+        raise ValueError(f"numpy's generator is at position {held['position']!r}")
+    return held["kind"], words, held["position"], held["hasGauss"], held["gauss"]
 
 
 def _pack(tensor: torch.Tensor) -> str:

@@ -1,0 +1,190 @@
+"""What makes a COMMIT hold together, from its document alone. Each rule raises InvalidCommit with the place."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Final
+
+from pydantic import ValidationError
+
+from muster.contract.base import problems
+from muster.contract.checkpoint import (
+    BYTES_MAX,
+    COMMITS,
+    ITEM_BYTES,
+    PINS,
+    QUARANTINE,
+    READERS,
+    Commit,
+    FileEntry,
+    RunState,
+    Slice,
+    TensorEntry,
+)
+
+DIMENSIONS_MAX: Final = 32
+# A file holds the slices that the COMMIT names, its header, which safetensors limits to so much, and nothing else.
+HEADER_BYTES_MAX: Final = 100_000_000
+_HEX_DIGITS: Final = {"crc32": 8, "sha256": 64, "blake2b": 128}
+_OURS: Final = frozenset({COMMITS, PINS, QUARANTINE, READERS})
+# Slices that no straight cut divides are compared in pairs. Shardings cut straight; three layers of them, tilted
+# against each other, would still be fewer.
+TANGLED_MAX: Final = 64
+
+
+class InvalidCommit(ValueError):
+    """This can't be a COMMIT as Muster writes it. The message says where and why."""
+
+
+def check(commit: Commit) -> None:
+    _check_files(commit)
+    for name, tensor in commit.tensors.items():
+        _check_tensor(name, tensor, commit.files)
+    _check_places(commit)
+    _check_optimizer(commit)
+    _check_state(commit)
+
+
+def _check_files(commit: Commit) -> None:
+    seen: set[str] = set()
+    digits = _HEX_DIGITS[commit.checksum_algorithm]
+    checksum = re.compile(f"[0-9a-f]{{{digits}}}")
+    for file in commit.files:
+        segments = file.key.split("/")
+        if segments[0] in _OURS or any(segment in ("", ".", "..") for segment in segments):
+            raise InvalidCommit(f"{file.key!r} is no place for a file of a commit")
+        if file.key in seen:
+            raise InvalidCommit(f"it names {file.key} twice")
+        seen.add(file.key)
+        if not all(checksum.fullmatch(each) for each in (file.checksum, *file.parts)):
+            raise InvalidCommit(f"{file.key}: a {commit.checksum_algorithm} checksum has {digits} hex digits")
+        # An empty file is one empty part.
+        if file.parts and len(file.parts) != max(-(-file.bytes // (file.part_bytes or max(file.bytes, 1))), 1):
+            raise InvalidCommit(f"{file.key}: {len(file.parts)} checksums are not those of its parts")
+
+
+def _check_tensor(name: str, tensor: TensorEntry, files: Sequence[FileEntry]) -> None:
+    shape = tensor.shape
+    if tensor.dtype not in ITEM_BYTES:
+        raise InvalidCommit(f"{name}: dtype {tensor.dtype[:40]!r} is not known")
+    if len(shape) > DIMENSIONS_MAX or prod(shape) * ITEM_BYTES[tensor.dtype] > BYTES_MAX:
+        raise InvalidCommit(f"{name}: no tensor is as large as its shape says")
+    held, item = 0, ITEM_BYTES[tensor.dtype]
+    for part in tensor.slices:
+        if part.file >= len(files):
+            raise InvalidCommit(f"{name}: lies in file {part.file} of {len(files)}")
+        if not len(part.offset) == len(part.extent) == len(shape):
+            raise InvalidCommit(f"{name}: a slice has not the {len(shape)} dimensions of its tensor")
+        for offset, extent, size in zip(part.offset, part.extent, shape, strict=True):
+            if not extent or offset + extent > size:
+                raise InvalidCommit(f"{name}: a slice of {extent} at {offset} is not inside its {size}")
+        elements = prod(part.extent)
+        if part.start is not None and part.start + elements * item > files[part.file].bytes:
+            raise InvalidCommit(f"{name}: a slice lies beyond the end of {files[part.file].key}")
+        held += elements
+    if held != prod(shape):
+        raise InvalidCommit(f"{name}: its slices hold {held} of its {prod(shape)} elements")
+    if _overlap(tensor.slices, len(shape)):
+        raise InvalidCommit(f"{name}: its slices overlap")
+
+
+def _overlap(slices: Sequence[Slice], dimensions: int) -> bool:
+    """Whether two slices share an element. Divides them by straight cuts until each is alone.
+
+    Takes n log n steps for each cut that only the next dimension can make. Raises InvalidCommit where slices are so
+    tangled that it would take much longer.
+    """
+    groups = [list(slices)]
+    work = 16 * len(slices) + 1_000
+    while groups:
+        group = groups.pop()
+        work -= len(group)
+        if work < 0:
+            raise InvalidCommit("its slices are too tangled to be checked")
+        if len(group) < 2:
+            continue
+        for dimension in range(dimensions):
+            if len(parts := list(_cut(group, dimension))) > 1:
+                groups += [part for part in parts if len(part) > 1]
+                break
+        else:
+            if len(group) > TANGLED_MAX:
+                raise InvalidCommit(f"{len(group)} of its slices overlap, or are too tangled to be checked")
+            if any(_meet(a, b) for number, a in enumerate(group) for b in group[:number]):
+                return True
+    return False
+
+
+def _cut(group: list[Slice], dimension: int) -> Iterator[list[Slice]]:
+    """The group, divided wherever no slice reaches across."""
+    group.sort(key=lambda part: part.offset[dimension])
+    part: list[Slice] = []
+    reach = 0
+    for each in group:
+        if part and each.offset[dimension] >= reach:
+            yield part
+            part = []
+        part.append(each)
+        reach = max(reach, each.offset[dimension] + each.extent[dimension])
+    yield part
+
+
+def _meet(a: Slice, b: Slice) -> bool:
+    sides = zip(a.offset, a.extent, b.offset, b.extent, strict=True)
+    return all(x < y + d and y < x + w for x, w, y, d in sides)
+
+
+def _check_places(commit: Commit) -> None:
+    """No byte of a file is two slices', none has a name twice, and files hold little else."""
+    names: set[tuple[int, str]] = set()
+    places: list[list[tuple[int, int]]] = [[] for _ in commit.files]
+    held = [0] * len(commit.files)
+    for name, tensor in commit.tensors.items():
+        for part in tensor.slices:
+            if (part.file, part.name) in names:
+                raise InvalidCommit(f"{name}: {part.name} of {commit.files[part.file].key} is used twice")
+            names.add((part.file, part.name))
+            size = prod(part.extent) * ITEM_BYTES[tensor.dtype]
+            held[part.file] += size
+            if part.start is not None:
+                places[part.file].append((part.start, part.start + size))
+    for file, size, used in zip(commit.files, held, places, strict=True):
+        if not size <= file.bytes <= size + HEADER_BYTES_MAX:
+            raise InvalidCommit(f"{file.key}: has {file.bytes} bytes for slices of {size}")
+        used.sort()
+        if any(a[1] > b[0] for a, b in itertools.pairwise(used)):
+            raise InvalidCommit(f"{file.key}: two slices share bytes")
+
+
+def _check_optimizer(commit: Commit) -> None:
+    """Optimizer state is of a weight that is there, and the same kinds of it for all that have any."""
+    kinds: dict[str, set[str]] = {}
+    for name in commit.tensors:
+        if not name.startswith("optimizer/"):
+            continue
+        parameter, _, kind = name.removeprefix("optimizer/").rpartition("/")
+        weight = commit.tensors.get(f"model/{parameter}")
+        if weight is None:
+            raise InvalidCommit(f"{name}: there is no model/{parameter}")
+        if commit.tensors[name].shape not in ((), weight.shape):
+            raise InvalidCommit(f"{name}: is not of the shape of model/{parameter}")
+        kinds.setdefault(parameter, set()).add(kind)
+    all_kinds = set[str]().union(*kinds.values())
+    for parameter, found in kinds.items():
+        if missing := all_kinds - found:
+            raise InvalidCommit(f"optimizer/{parameter}/{min(missing)} is missing, which other weights have")
+
+
+def _check_state(commit: Commit) -> None:
+    """What a run goes on with is there: of each rank its generators, of a job of Muster's its state."""
+    if len(commit.rng) not in (0, commit.world_size):
+        raise InvalidCommit(f"rng: of {len(commit.rng)} ranks, and world size {commit.world_size}")
+    if "optimizer" not in commit.config:  # a stranger's, or a library user's
+        return
+    try:
+        RunState.model_validate(commit.state)
+    except ValidationError as error:
+        raise InvalidCommit(f"{problems(RunState, error, 'state')[0]}"[:300]) from None
