@@ -238,6 +238,7 @@ def test_mutants_are_refused_or_loaded_as_they_say(house: House, mutations: list
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @settings(max_examples=20_000, **QUICK)
 @given(mutations=MUTATIONS)
 def test_20_000_mutants_are_refused_or_loaded_as_they_say(house: House, mutations: list[tuple[str, int, int]]) -> None:
