@@ -17,6 +17,8 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.kubelet import Kubelets
 from tests.polling import eventually
 from tests.tidy.repository import ROOT
+from tests.unit.packaging.chart import Chart
+from tests.unit.packaging.conftest import tool
 
 from muster.contract.names import Label
 from muster.kube import paths
@@ -58,12 +60,12 @@ class House:
 
     # --- the cluster ---
 
-    def install(self) -> None:
-        """What the chart brings: CRD and RBAC, as it is rendered for the namespace muster-system."""
+    def install(self, values: Object | None = None) -> None:
+        """What the chart brings: CRD and the operator's RBAC, as it is rendered for the namespace muster-system."""
         self.namespace(SYSTEM)
         self.apply(yaml.safe_load((CHART / "files" / "trainingjobs.yaml").read_text()))
-        text = (CHART / "templates" / "operator-rbac.yaml").read_text().replace("{{ .Release.Namespace }}", SYSTEM)
-        for document in yaml.safe_load_all(text):
+        chart = Chart(tool("get_helm").get_helm())
+        for document in chart.objects(values or {}, "--show-only", "templates/operator-rbac.yaml"):
             self.apply(document)
         crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.muster.dev"
         eventually(lambda: _is_true(self.get(crd), "Established"), "an established CRD")

@@ -174,7 +174,7 @@ class Kubelets:
     async def _renew(self) -> None:
         while True:
             for name in [name for name in self._nodes if name not in self.dark]:
-                with contextlib.suppressOSError:
+                with contextlib.suppress(OSError):
                     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
                     await self.client.patch(f"{LEASES}/{name}", {"spec": {"renewTime": stamp}})
             await asyncio.sleep(LEASE_SECONDS)  # not a wait: the beat of a kubelet

@@ -76,7 +76,7 @@ class Network:
     async def _watch(self) -> None:
         async with Client(from_kubeconfig(self._plane.kubeconfig), agent="tests-network") as client:
             while True:
-                with contextlib.suppressOSError:
+                with contextlib.suppress(OSError):
                     services = (await client.get("/api/v1/services"))["items"]
                     pods = (await client.get("/api/v1/pods"))["items"]
                     await self._arrange(services, pods)

@@ -24,7 +24,7 @@ class StandInScheduler:
 
     async def run(self) -> None:
         while True:
-            with contextlib.suppressOSError:
+            with contextlib.suppress(OSError):
                 await self._look()
             await asyncio.sleep(0.1)  # not a wait: a scheduler looks again
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 from tests.cluster.house import House, quick_job
 from tests.polling import eventually
+from tests.unit.packaging.chart import Chart
+from tests.unit.packaging.conftest import tool
 
 from muster.kube import paths
 from muster.kube.client import Object
@@ -102,12 +104,62 @@ def test_a_missing_service_account_is_waited_for(cluster: House) -> None:
 
 
 def test_a_foreign_service_of_that_name(cluster: House) -> None:
-    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken-workers"}}
+    cluster.namespace("foreign")
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "muster-workers"}}
     service["spec"] = {"clusterIP": "None", "selector": {"app": "other"}}  # type: ignore[assignment]
-    cluster.do(cluster.client.create(paths.core("team", "services"), service))
-    cluster.submit(job("taken"))
-    told(cluster, "taken", "a Service named taken-workers is there that does not belong to this job")
-    cancel(cluster, "taken")
+    cluster.do(cluster.client.create(paths.core("foreign", "services"), service))
+    document = job("taken")
+    document["metadata"]["namespace"] = "foreign"
+    cluster.submit(document)
+    told(cluster, "taken", "a Service named muster-workers is there that Muster did not make", "foreign")
+    cluster.change("taken", {"cancel": True}, "foreign")
+    cluster.reaches("taken", "Cancelled", namespace="foreign")
+
+
+@pytest.fixture(scope="module")
+def policy(cluster: House) -> Iterator[None]:
+    """The chart's, at work."""
+    documents = Chart(tool("get_helm").get_helm()).objects({}, "--show-only", "templates/policy.yaml")
+    for document in documents:
+        cluster.apply(document)
+
+    def refused() -> bool:
+        try:
+            cluster.submit(quick_job("early", gang={"nodes": 0}))
+        except ApiError as error:
+            return "number of workers" in error.message
+        cluster.kubectl("delete", "tj", "-n", "team", "early", "--wait=false")
+        return False
+
+    eventually(refused, "the admission policy to hold")
+    yield
+    for document in documents:
+        cluster.kubectl("delete", document["kind"], document["metadata"]["name"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gang": {"nodes": 0}}, "spec.gang.nodes: must be a number of workers"),
+        ({"gang": {"nodes": {"min": 3, "max": 2}}}, "spec.gang.nodes: must be a number of workers"),
+        ({"gang": {"resources": {"memory": "0"}}}, "must be Kubernetes quantities greater than 0"),
+        ({"gang": {"nodes": 7}}, "must be a multiple of sequenceLength"),
+        ({"gang": {"deviceClasses": {"gpus": "gpu.nvidia.com"}}}, "claims devices for GPU workers"),
+        ({"runtime": {"labels": {"muster.dev/job": "other"}}}, "are set by Muster itself"),
+    ],
+)
+def test_the_admission_policy_refuses_what_the_schema_lets_in(
+    cluster: House, policy: None, change: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        cluster.submit(quick_job("refused", **change))
+    assert refused.value.status == 422
+    assert words in refused.value.message
+
+
+def test_the_admission_policy_lets_in_what_is_well(cluster: House, policy: None) -> None:
+    cluster.submit(job("well", steps=3))
+    cluster.reaches("well", "Succeeded", 90)
 
 
 def test_a_spec_that_is_edited_while_it_runs(cluster: House) -> None:

@@ -43,6 +43,6 @@ def test_torchrun_trains_through_a_killed_container(house: House, tmp_path: Path
         assert status["progress"]["loss"] < 5.6  # of a byte that could be anything: ln 260
         assert status["checkpoint"]["step"] == 100
         assert (house.checkpoints / uid / "commits" / "step-00000100.json").exists()
-        assert house.get(paths.core("team", "services", "torch-workers"))["spec"]["publishNotReadyAddresses"]
+        assert house.get(paths.core("team", "services", "muster-workers"))["spec"]["publishNotReadyAddresses"]
     finally:
         house.stop_operators()

@@ -12,9 +12,10 @@ import yaml
 from tests.unit.kubernetes.making import make_job
 
 from muster.operator.core.decision import CreateWorker
+from muster.operator.kubernetes.companions import claim_template, fence_binding, network_policy, service
 from muster.operator.kubernetes.gangs.choice import all_gangs, gang_ref
 from muster.operator.kubernetes.gangs.protocol import Unserved
-from muster.operator.kubernetes.render import Site, Unrenderable, pin, render_claims, render_pod, render_service
+from muster.operator.kubernetes.render import Site, Unrenderable, pin, render_pod
 
 GOLDEN = Path(__file__).parent / "golden"
 # conftest takes MUSTER_ variables out of the environment, so the wish to write has a name of its own.
@@ -57,20 +58,27 @@ def test_a_cpu_worker_with_all_that_a_job_can_say() -> None:
             "envFrom": [{"secretRef": {"name": "hub"}}],
             "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}, "readOnly": True}],
             "serviceAccountName": "training",
+            "nodeSelector": {"disk": "ssd"},
+            "tolerations": [{"key": "dedicated", "value": "training", "effect": "NoSchedule"}],
+            "labels": {"team": "nlp"},
+            "annotations": {"example.com/cost": "1"},
+            "imagePullSecrets": ["registry"],
         },
         priorityClassName="research",
     )
-    compare("cpu.yaml", render_service(job), render_pod(job, ACTION, SITE, "builtin"))
+    site = Site(image="", report_from=({"podSelector": {"matchLabels": {"app": "watcher"}}},), fence_audience="fence")
+    beside = service(job.namespace), fence_binding(job.namespace, site.account(job), False), network_policy(job, site)
+    compare("cpu.yaml", *beside, render_pod(job, ACTION, site, "builtin"))
 
 
 def test_a_worker_whose_devices_are_claimed() -> None:
     classes = {"gpus": "gpu.nvidia.com", "efa": "efa.networking.k8s.aws"}
     job = make_job(STATUS, gang=GPUS | {"deviceClasses": classes})
-    compare("gpu-claimed.yaml", render_claims(job), render_pod(job, ACTION, SITE, "builtin", "p6-b200.48xlarge"))
+    compare("gpu-claimed.yaml", claim_template(job), render_pod(job, ACTION, SITE, "builtin", "p6-b200.48xlarge"))
 
 
 def test_devices_of_plugins_are_not_claimed() -> None:
-    assert render_claims(make_job(STATUS, gang=GPUS)) is None
+    assert claim_template(make_job(STATUS, gang=GPUS)) is None
 
 
 @pytest.mark.parametrize("version", ["v1alpha1", "v1beta1"])

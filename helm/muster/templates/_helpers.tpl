@@ -66,3 +66,8 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* Several operators of one namespace each may live in a cluster, and what they share no namespace for has one name each. */}}
+{{- define "muster.nodesRole" -}}
+muster-operator-nodes{{ with .Values.operator.watchNamespace }}-{{ . }}{{ end }}
+{{- end }}

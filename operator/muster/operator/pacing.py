@@ -56,6 +56,11 @@ LATE_SECONDS, LATE_LOOKS = 0.1, 10  # how long a list that is newer than the wat
 GROUP_WAITING_SECONDS, GROUP_RUNNING_SECONDS = 3.0, 15.0  # between two looks at another scheduler's group
 APIS_SECONDS = 60.0  # how often it is asked which schedulers' APIs are served: they may be installed after us
 
+# Events, with which Kubernetes tells the story of a job: at most so many a second, and what waits meanwhile, all of
+# a job's in one. Each is a write, as a status is. Of 300 jobs that start together the last is told after 15 s, by when
+# most have two things to tell; at half the rate after 30 s, and at double most are told before there is a second thing.
+TOLD_PER_SECOND, TOLD_AT_ONCE = 20.0, 20
+
 # --- questions to workers ---
 ASK_STARTING_SECONDS, ASK_RUNNING_SECONDS, ASK_ALARMED_SECONDS = 1.0, 4.0, 1.0  # between two to worker 0 of a gang
 ASK_OTHERS_PER_SECOND = 50.0  # workers that are not the first of their gang, over all gangs
@@ -70,6 +75,7 @@ CAREFUL_SECONDS = 600.0
 # Pods of all gangs that are being made, or removed, at the same moment. Fewer than the client's connections: a gang
 # that is complete must not wait with its status until all the others are made, too.
 CREATE_AT_ONCE, REMOVE_AT_ONCE = 32, 32
+SHARED_SECONDS = 600.0  # after which it is made sure again that what the gangs of a namespace share is still there
 REMOVE_REPEAT_SECONDS = (
     30.0  # a deletion whose effect was not seen so long is asked for again: a watch may lag that much
 )

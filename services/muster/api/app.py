@@ -128,7 +128,7 @@ async def _reached(settings: Settings, database: Database, cluster: Cluster | No
 
     # Any number of connections: each log that is followed holds one.
     async with Client(connect(settings.kubeconfig), "muster-api", at_once=0) as client:
-        there = KubernetesCluster(client, live, settings.layout)
+        there = KubernetesCluster(client, live, settings.layout, settings.watch_namespace)
         try:
             yield there
         finally:

@@ -35,11 +35,15 @@ CHANGES_MAX = 50_000  # kept for a mirror that is behind; past that it is given 
 
 
 class KubernetesCluster:
-    """live: the ids of rows whose job should be in the cluster. layout: where logs of its workers are mirrored."""
+    """live: the ids of rows whose job should be in the cluster. layout: where logs of its workers are mirrored.
+    watch_namespace: the only one whose jobs are carried; empty: all.
+    """
 
     name = "kubernetes"
 
-    def __init__(self, client: Client, live: Callable[[], Awaitable[set[str]]], layout: State) -> None:
+    def __init__(
+        self, client: Client, live: Callable[[], Awaitable[set[str]]], layout: State, watch_namespace: str = ""
+    ) -> None:
         self._client, self._live = client, live
         self._logs = PodLogs(client, layout, lambda uid: self._jobs.get(uid))
         self._jobs: dict[str, Object] = {}  # by id
@@ -47,7 +51,8 @@ class KubernetesCluster:
         self._listing: list[Object] | None = None  # of a list that is not complete: its order is not that of versions
         self._changes: list[RawChange] = []
         self._version = 0
-        self._reflector = Reflector(client, paths.JOBS, self, _on_error, before_list=self._expect)
+        path = paths.jobs(watch_namespace) if watch_namespace else paths.JOBS
+        self._reflector = Reflector(client, path, self, _on_error, before_list=self._expect)
         self._task = asyncio.create_task(self._reflector.run(), name="trainingjobs")
 
     async def close(self) -> None:

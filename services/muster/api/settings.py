@@ -20,6 +20,7 @@ class Settings(BaseSettings):
     """auth False is refused unless the API listens on this machine only.
 
     cluster: what carries the jobs. kubeconfig: for a cluster, outside a pod; None: $KUBECONFIG.
+    watch_namespace: the only one of the cluster whose jobs are carried; empty: all.
     database_url: `sqlite:///path` or `postgresql://user:password@host/db`; None: a SQLite file in the state folder.
     bootstrap_token: the first admin token (`muster_…`); None: one is made and written to `<state>/admin-token`.
     checkpoint_uri: where jobs that name no `checkpoint.uri` commit; None: a folder under the state folder, or, in a
@@ -30,6 +31,7 @@ class Settings(BaseSettings):
 
     cluster: Literal["local", "kubernetes"] = "local"
     kubeconfig: Path | None = None
+    watch_namespace: str = ""
     state: Path = Field(default_factory=lambda: Path.home() / ".muster")
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8642

@@ -5,6 +5,7 @@ import json
 import pytest
 from tests.unit.kubernetes.making import JOB_UID, ended, make_job, node_item, pod_item
 
+from muster.contract.pods import Toleration
 from muster.contract.signals import SignalKind, WorkerExit
 from muster.operator.core.observed import Rejection, Worker, WorkerState
 from muster.operator.kubernetes import observe
@@ -159,6 +160,14 @@ def test_a_pod_that_somebody_else_deletes_is_announced_without_blaming_its_node(
 )
 def test_which_nodes_are_fit(changes: dict[str, object], unfit: str) -> None:
     assert facts(**changes).unfit_for(()) == unfit
+
+
+@pytest.mark.parametrize("key", ["node.kubernetes.io/not-ready", "karpenter.sh/disrupted"])
+def test_a_node_that_is_ill_for_now_is_no_node_for_others(key: str) -> None:
+    """It still counts where a job asks whether the fleet could ever carry it."""
+    ill = facts(spec={"taints": [{"key": key, "effect": "NoSchedule"}]})
+    assert (ill.node.ready, ill.node.taints) == (False, ())
+    assert ill.unfit_for([Toleration(operator="Exists")])
 
 
 def test_a_taint_keeps_out_only_those_who_do_not_tolerate_it() -> None:

@@ -30,8 +30,8 @@ class Chart:
             raise Refused(done.stderr)
         return done.stdout
 
-    def objects(self, values: Values) -> list[Object]:
-        return [document for document in yaml.load_all(self.text(values), yaml.CSafeLoader) if document]
+    def objects(self, values: Values, *options: str) -> list[Object]:
+        return [document for document in yaml.load_all(self.text(values, *options), yaml.CSafeLoader) if document]
 
     def find(self, values: Values, kind: str, name: str) -> Object:
         (found,) = [o for o in self.objects(values) if (o["kind"], o["metadata"]["name"]) == (kind, name)]

@@ -21,6 +21,7 @@ from muster.kube.client import METADATA, STRATEGIC, Client, Object
 from muster.kube.errors import ApiError
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.observed import Rejection
+from muster.operator.kubernetes import companions
 from muster.operator.kubernetes.gangs.choice import gang_ref
 from muster.operator.kubernetes.gangs.protocol import Gang, GangRef, Misnamed
 from muster.operator.kubernetes.jobs import Job, Jobs
@@ -32,15 +33,18 @@ from muster.operator.kubernetes.render import (
     Unrenderable,
     hold_back,
     pin,
-    render_claims,
     render_pod,
-    render_service,
     require_node_affinity,
 )
-from muster.operator.pacing import CAREFUL_SECONDS, CREATE_AT_ONCE, CREATE_RETRY_SECONDS, CREATE_RETRY_SECONDS_MAX
+from muster.operator.pacing import (
+    CAREFUL_SECONDS,
+    CREATE_AT_ONCE,
+    CREATE_RETRY_SECONDS,
+    CREATE_RETRY_SECONDS_MAX,
+    SHARED_SECONDS,
+)
 
 TAKE_BACK_SECONDS = 5.0  # grace of a pod that is taken back; it has not met the others, so there is nothing to commit
-WORKER_ROLE = "muster-worker"  # a ClusterRole of the chart: get TrainingJobs, nothing else
 
 Attempt = tuple[str, int]  # job uid, attempt
 
@@ -92,8 +96,8 @@ class Creator:
         self._orders: dict[Attempt, _Order] = {}
         self._ordered: dict[str, set[int]] = {}  # job uid → attempts
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
-        self._ready_jobs: set[str] = set()  # whose service is there
-        self._ready_namespaces: set[str] = set()
+        self._ready_jobs: set[str] = set()  # whose own objects are there
+        self._shared: dict[str, float] = {}  # path of what the gangs of a namespace share → when it was seen there
         self._first = asyncio.Lock()
         self._turn = asyncio.Semaphore(CREATE_AT_ONCE)
         self._groups: set[tuple[str, str]] = set()  # (job uid, group) whose objects are there
@@ -280,12 +284,19 @@ class Creator:
     async def _prepare(self, job: Job, gang: Gang, ref: GangRef) -> None:
         """What must be there before the first pod: names, the fence's permission, the gang's own objects."""
         async with self._first:  # many jobs may be the first of their namespace
-            if job.namespace not in self._ready_namespaces:
-                await self._allow_fence(job.namespace)
-                self._ready_namespaces.add(job.namespace)
+            await self._share(
+                paths.group(f"{companions.RBAC}/v1", job.namespace, "rolebindings"),
+                companions.fence_binding(job.namespace, self._site.account(job), bool(self._site.watch_namespace)),
+                "subjects",
+            )
+            if job.spec.gang.nodes.max > 1:  # one that will never have another needs no name
+                await self._share(paths.core(job.namespace, "services"), companions.service(job.namespace), "spec")
         if job.uid not in self._ready_jobs:
             await self._make_claims(job)
-            await self._make_service(job)
+            if (policy := companions.network_policy(job, self._site)) is not None:
+                await self._make_sure(
+                    paths.group("networking.k8s.io/v1", job.namespace, "networkpolicies"), policy, job.uid
+                )
             self._ready_jobs.add(job.uid)
         if (job.uid, ref.group) not in self._groups:
             for item in gang.objects(ref):
@@ -311,14 +322,28 @@ class Creator:
                     f"a {kind} named {name} is there that does not belong to this job; delete or rename it"
                 ) from error
 
-    async def _make_service(self, job: Job) -> None:
-        """Names by which workers find each other; one that will never have another needs none."""
-        if job.spec.gang.nodes.max > 1:
-            await self._make_sure(paths.core(job.namespace, "services"), render_service(job), job.uid)
+    async def _share(self, path: str, body: Object, what: str) -> None:
+        """What the gangs of a namespace share, and no job owns. what: the key by which one of that name is told for
+        ours.
+        """
+        kind, name = body["kind"], body["metadata"]["name"]
+        place = f"{path}/{name}"
+        if time.monotonic() - self._shared.get(place, -SHARED_SECONDS) < SHARED_SECONDS:
+            return
+        try:
+            await self._client.create(path, body)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":  # the platform's trouble, which no job of the namespace can help
+                raise OSError(f"{kind} {name}: {error.message}") from error
+            ours, found = body[what], (await self._client.get(place))[what]
+            same = all(found.get(key) == ours[key] for key in ours) if isinstance(ours, dict) else found == ours
+            if not same:
+                raise OSError(f"a {kind} named {name} is there that Muster did not make; delete it") from error
+        self._shared[place] = time.monotonic()
 
     async def _make_claims(self, job: Job) -> None:
         """The template of claims, and first whether anybody could ever fulfil them."""
-        template = render_claims(job)
+        template = companions.claim_template(job)
         if template is None:
             return
         for request in template["spec"]["spec"]["devices"]["requests"]:
@@ -337,26 +362,6 @@ class Creator:
                 ) from error
         path = paths.group(CLAIMS_API, job.namespace, "resourceclaimtemplates")
         await self._make_sure(path, template, job.uid)
-
-    async def _allow_fence(self, namespace: str) -> None:
-        """Workers of this namespace may read its TrainingJobs: their fence (docs/decisions/0011)."""
-        api = "rbac.authorization.k8s.io"
-        body = {
-            "apiVersion": f"{api}/v1",
-            "kind": "RoleBinding",
-            "metadata": {
-                "name": WORKER_ROLE,
-                "namespace": namespace,
-                "labels": {"app.kubernetes.io/managed-by": "muster"},
-            },
-            "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": WORKER_ROLE},
-            "subjects": [{"apiGroup": api, "kind": "Group", "name": f"system:serviceaccounts:{namespace}"}],
-        }
-        try:
-            await self._client.create(paths.group(f"{api}/v1", namespace, "rolebindings"), body)
-        except ApiError as error:
-            if error.reason != "AlreadyExists":
-                raise
 
     async def _lift(self, job: Job, pods: tuple[Pod, ...], gate: str) -> None:
         """All of the gang exist: let them be scheduled. Idempotent; what fails is done at the next look."""

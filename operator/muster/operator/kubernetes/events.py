@@ -1,6 +1,7 @@
 """What happened to a job, as Kubernetes Events: `kubectl describe tj` and `kubectl events` tell the story.
 
-Best effort, from a queue that drops rather than waits: the status is the truth, and its writes come first.
+Told at once where few jobs have something to tell. In a burst an event waits for its turn, and what happened to its job
+meanwhile is told in the same one: nothing is left out, and the API server has its hands free for what gangs wait for.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from datetime import UTC, datetime
+from dataclasses import dataclass
 
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.status import JobStatus, Phase
-from muster.kube import paths
+from muster.kube import paths, timestamps
 from muster.kube.client import Client, Object
 from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code
 from muster.operator.core.conditions import TRAINING_CONDITIONS
 from muster.operator.core.decision import Decision
 from muster.operator.core.observed import Observed
+from muster.operator.pacing import TOLD_AT_ONCE, TOLD_PER_SECOND
 from muster.operator.runner import Listener
 
-QUEUED_MAX = 1_000
 NOTE_LENGTH_MAX = 1_024  # the API's own limit
 _API = "events.k8s.io/v1"
 _BAD = frozenset({*OF_CAUSE.values(), *GIVEN_UP, Code.DEADLINE_EXCEEDED, Code.WORKERS_REJECTED}) - {
@@ -31,12 +32,24 @@ _BAD = frozenset({*OF_CAUSE.values(), *GIVEN_UP, Code.DEADLINE_EXCEEDED, Code.WO
 _PASSING = frozenset({Phase.STOPPING})
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Something that happened to a job. at: RFC 3339."""
+
+    job: Observed
+    reason: str
+    note: str
+    bad: bool
+    at: str
+
+
 class Events(Listener):
     """instance: this operator's name."""
 
     def __init__(self, client: Client, instance: str) -> None:
         self._client, self._instance = client, instance
-        self._queue: asyncio.Queue[Object] = asyncio.Queue(QUEUED_MAX)
+        self._waiting: dict[str, list[_Told]] = {}  # by job's uid, who waits the longest first
+        self._news = asyncio.Event()
         self._numbers = itertools.count()
         self._left: set[str] = set()  # jobs of a newer Muster, told once each
 
@@ -58,41 +71,69 @@ class Events(Listener):
                 self.tell(seen, condition.reason, condition.message, condition.status == "True")
 
     def tell(self, seen: Observed, reason: str, note: str, bad: bool = False) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        body = {
-            "apiVersion": _API,
-            "kind": "Event",
-            "metadata": {
-                "name": f"{seen.name}.{time.time_ns():x}{next(self._numbers) % 0x1000:03x}",
-                "namespace": seen.namespace,
-            },
-            "regarding": {
-                "apiVersion": f"{GROUP}/{VERSION}",
-                "kind": KIND,
-                "name": seen.name,
-                "namespace": seen.namespace,
-                "uid": seen.uid,
-            },
-            "reason": reason,
-            "action": "Reconcile",
-            "type": "Warning" if bad else "Normal",
-            "note": note[:NOTE_LENGTH_MAX],
-            "eventTime": now,
-            "reportingController": f"{GROUP}/operator",
-            "reportingInstance": self._instance[:128],
-        }
-        try:
-            self._queue.put_nowait(body)
-        except asyncio.QueueFull:
-            pass
+        self._waiting.setdefault(seen.uid, []).append(_Told(seen, reason, note, bad, timestamps.now_micro()))
+        self._news.set()
 
     async def run(self) -> None:
+        budget, refilled_at = float(TOLD_AT_ONCE), time.monotonic()
         while True:
-            body = await self._queue.get()
+            await self._news.wait()
+            now = time.monotonic()
+            budget, refilled_at = min(TOLD_AT_ONCE, budget + (now - refilled_at) * TOLD_PER_SECOND), now
+            if budget < 1:
+                await asyncio.sleep((1 - budget) / TOLD_PER_SECOND)
+                continue
+            budget -= 1
+            body = self._body(self._next())
             try:
                 await self._client.create(paths.group(_API, body["metadata"]["namespace"], "events"), body)
             except OSError:
                 continue  # its namespace may be going away
+
+    def _next(self) -> list[_Told]:
+        """As much as one event holds of what happened to the job that waits the longest."""
+        uid = next(iter(self._waiting))
+        waiting = self._waiting.pop(uid)
+        count = next((n for n in range(len(waiting), 1, -1) if len(_words(waiting[:n])) <= NOTE_LENGTH_MAX), 1)
+        if waiting[count:]:
+            self._waiting[uid] = waiting[count:]  # and to the end of the line
+        elif not self._waiting:
+            self._news.clear()
+        return waiting[:count]
+
+    def _body(self, told: list[_Told]) -> Object:
+        """The last of them gives the reason, or the last that is bad."""
+        job = told[-1].job
+        reason = next((each.reason for each in reversed(told) if each.bad), told[-1].reason)
+        return {
+            "apiVersion": _API,
+            "kind": "Event",
+            "metadata": {
+                "name": f"{job.name}.{time.time_ns():x}{next(self._numbers) % 0x1000:03x}",
+                "namespace": job.namespace,
+            },
+            "regarding": {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": KIND,
+                "name": job.name,
+                "namespace": job.namespace,
+                "uid": job.uid,
+            },
+            "reason": reason,
+            "action": "Reconcile",
+            "type": "Warning" if any(each.bad for each in told) else "Normal",
+            "note": _words(told)[:NOTE_LENGTH_MAX],
+            "eventTime": told[-1].at,
+            "reportingController": f"{GROUP}/operator",
+            "reportingInstance": self._instance[:128],
+        }
+
+
+def _words(told: list[_Told]) -> str:
+    """Of several the reason and the time before each."""
+    if len(told) == 1:
+        return told[0].note
+    return "; ".join(f"{each.at[11:19]} {each.reason}: {each.note}" for each in told)
 
 
 def _is_told(before: JobStatus, after: JobStatus) -> bool:

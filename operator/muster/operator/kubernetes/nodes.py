@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
@@ -43,6 +43,8 @@ LEAVING_TAINTS = {
     "cloud.google.com/impending-node-termination": SignalKind.SPOT_NOTICE,
     "ToBeDeletedByClusterAutoscaler": SignalKind.NODE_DRAIN,
 } | {taint: kind for kind, taint in agents.TAINTS.items()}
+# Taints by which Kubernetes itself tells how a node fares. Like the ones above they say nothing of whom it is for.
+PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 # The agent renews its condition every five minutes; a node object is too dear for more.
 AGENT_SILENT_SECONDS = 900.0
 # HyperPod's own word for a node that it is about to replace or reboot.
@@ -92,7 +94,8 @@ def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> 
     ]
     told = _told(meta.get("annotations") or {})
     notice = _notice(spec.get("taints") or (), labels, told, now)
-    unfit = _unfit(answers, bool(spec.get("unschedulable")), labels, notice)
+    passing = [key for key, _, _ in taints if key in LEAVING_TAINTS or key.startswith(PASSING_TAINTS)]
+    unfit = _unfit(answers, bool(spec.get("unschedulable")), labels, notice, passing)
     node = Node(
         name=meta["name"],
         pool=next((labels[label] for label in POOL_LABELS if labels.get(label)), "default"),
@@ -104,7 +107,7 @@ def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> 
         instance_type=labels.get("node.kubernetes.io/instance-type", ""),
         labels=labels,
         ready=not unfit,
-        taints=tuple(taint for taint in taints if not tolerated(taint, tolerations)),
+        taints=tuple(taint for taint in taints if taint[0] not in passing and not tolerated(taint, tolerations)),
     )
     silent_since = 0.0 if answers else seconds_of(ready.get("lastTransitionTime")) or now
     faults = tuple(found for found in told if found.remedy is agents.Remedy.RESTART)
@@ -150,7 +153,7 @@ def _notice(
     return None
 
 
-def _unfit(answers: bool, cordoned: bool, labels: dict[str, str], notice: Notice | None) -> str:
+def _unfit(answers: bool, cordoned: bool, labels: dict[str, str], notice: Notice | None, passing: Sequence[str]) -> str:
     if not answers:
         return "it is not ready"
     if cordoned:
@@ -159,7 +162,7 @@ def _unfit(answers: bool, cordoned: bool, labels: dict[str, str], notice: Notice
         return notice.message
     if labels.get(HEALTH_LABEL, "Schedulable") != "Schedulable":
         return f"its health is {labels[HEALTH_LABEL]}"
-    return ""
+    return f"it has the taint {passing[0]}" if passing else ""
 
 
 class Nodes:

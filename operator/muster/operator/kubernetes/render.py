@@ -35,6 +35,8 @@ TERMINATION_LOG = "/dev/termination-log"
 TOKEN_SECONDS = 3600
 CLAIMS_API = "resource.k8s.io/v1"  # Dynamic Resource Allocation, from Kubernetes 1.34 on
 DEVICES = "devices"
+WORKERS = "muster-workers"  # the headless service of each namespace that has gangs of several workers
+OURS = {"app.kubernetes.io/name": "muster-worker", "app.kubernetes.io/managed-by": "muster"}
 HOST = "kubernetes.io/hostname"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOUNT_KEYS = ("mountPath", "subPath", "readOnly")
@@ -47,6 +49,10 @@ class Site:
     None: where it has GPUs. preflight_answers: what follows a failed check (`gpus=exclude,disk=retry`), where neither
     the job nor the trainer's own defaults say it.
     agent_port: of the node agents, on their nodes' addresses; 0: there are none.
+    report_from: who may reach the workers' report port beside their own gang, as peers of a NetworkPolicy; empty: there
+    is no policy, and anybody may. fence_audience: of the token by which workers ask the API server whether their
+    attempt is current; empty: the API server's own. watch_namespace: the only one whose
+    jobs are served, by the rights of a Role there; empty: all.
     """
 
     image: str
@@ -58,15 +64,17 @@ class Site:
     preflight: bool | None = None
     preflight_answers: str = ""
     agent_port: int = 0
+    report_from: tuple[Object, ...] = ()
+    fence_audience: str = ""
+    watch_namespace: str = ""
+
+    def account(self, job: Job) -> str:
+        """The service account of the job's workers."""
+        return job.spec.runtime.service_account_name or self.service_account
 
 
 class Unrenderable(ValueError):
     """The job can't become a pod; the message names the path in its spec and what to do."""
-
-
-def service_name(job: str) -> str:
-    """Of the headless service that gives the job's workers their host names."""
-    return f"{job}-workers"
 
 
 def owner_reference(job: Job) -> Object:
@@ -95,57 +103,15 @@ def checkpoint_folder(job: Job, site: Site) -> str:
         raise Unrenderable(f"spec.checkpoint.uri: {error}") from None
 
 
-def render_service(job: Job) -> Object:
-    """Names for workers that are not ready yet: they meet before they are."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": service_name(job.name),
-            "namespace": job.namespace,
-            "labels": _labels(job),
-            "ownerReferences": [owner_reference(job)],
-        },
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {Label.JOB_UID: job.uid},
-            "ports": [{"name": "rendezvous", "port": RENDEZVOUS_PORT}],
-        },
-    }
-
-
 def claims_name(job: str) -> str:
     return f"{job}-{DEVICES}"
 
 
-def _claimed(job: Job) -> dict[str, str]:
+def claimed_by(job: Job) -> dict[str, str]:
     """Device classes by which the job claims devices, by what they are."""
     classes = job.spec.gang.device_classes
     wanted = {"gpus": classes.gpus, "efa": classes.efa if job.spec.gang.network.efa == "auto" else None}
     return {what: name for what, name in wanted.items() if name}
-
-
-def render_claims(job: Job) -> Object | None:
-    """The template of each worker's claim; None where device plugins are asked instead."""
-    if not (claimed := _claimed(job)):
-        return None
-    counts: dict[str, Object] = {
-        "gpus": {"allocationMode": "ExactCount", "count": job.spec.gang.gpus_per_node},
-        "efa": {"allocationMode": "All"},  # however many the node was launched with
-    }
-    requests = [{"name": what, "exactly": {"deviceClassName": name} | counts[what]} for what, name in claimed.items()]
-    return {
-        "apiVersion": CLAIMS_API,
-        "kind": "ResourceClaimTemplate",
-        "metadata": {
-            "name": claims_name(job.name),
-            "namespace": job.namespace,
-            "labels": _labels(job),
-            "ownerReferences": [owner_reference(job)],
-        },
-        "spec": {"spec": {"devices": {"requests": requests}}},
-    }
 
 
 def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, instance_type: str = "") -> Object:
@@ -162,7 +128,7 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
             "name": name,
             "namespace": job.namespace,
             "labels": spec.runtime.labels
-            | _labels(job)
+            | labels_of(job)
             | {
                 Label.ATTEMPT: str(action.attempt),
                 Label.WORKER: str(action.worker),
@@ -174,8 +140,8 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
         "spec": {
             "restartPolicy": "Never",
             "hostname": name,
-            "subdomain": service_name(job.name),
-            "serviceAccountName": spec.runtime.service_account_name or site.service_account,
+            "subdomain": WORKERS,
+            "serviceAccountName": site.account(job),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": GRACE_SECONDS,
@@ -198,7 +164,7 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
         pod["spec"]["nodeSelector"] = dict(spec.runtime.node_selector)
     if spec.runtime.affinity is not None:
         pod["spec"]["affinity"] = dump(spec.runtime.affinity)
-    if _claimed(job):
+    if claimed_by(job):
         pod["spec"]["resourceClaims"] = [{"name": DEVICES, "resourceClaimTemplateName": claims_name(job.name)}]
     if spec.priority_class_name:
         pod["spec"]["priorityClassName"] = spec.priority_class_name
@@ -248,13 +214,8 @@ def require_node_affinity(pod: Object, job: Job, now: float) -> None:
         del pod["spec"]["affinity"]
 
 
-def _labels(job: Job) -> dict[str, str]:
-    return {
-        Label.JOB: job.name,
-        Label.JOB_UID: job.uid,
-        "app.kubernetes.io/name": "muster-worker",
-        "app.kubernetes.io/managed-by": "muster",
-    }
+def labels_of(job: Job) -> dict[str, str]:
+    return {Label.JOB: job.name, Label.JOB_UID: job.uid} | OURS
 
 
 def _annotations(net: network.NetworkPlan) -> dict[str, str]:
@@ -285,7 +246,7 @@ class _Same:
 def _same_for_all(job: Job, site: Site, instance_type: str, attempt: int, size: int, resume_step: int) -> _Same:
     spec = job.spec
     net = network.plan(instance_type, spec.gang, {variable.name: variable.value for variable in spec.runtime.env})
-    volumes, mounts = _volumes(job)
+    volumes, mounts = _volumes(job, site.fence_audience)
     container: Object = {
         "name": TRAINER,
         "image": _image(job, site),
@@ -312,7 +273,7 @@ def _environment(
     spec, meta = job.spec, job.summary
     first = worker_name(job.name, attempt, 0)
     # A worker that has nobody to meet needs no name service to do so.
-    meeting = f"{first}.{service_name(job.name)}.{job.namespace}.svc" if size > 1 else "127.0.0.1"
+    meeting = f"{first}.{WORKERS}.{job.namespace}.svc" if size > 1 else "127.0.0.1"
     settings = {
         "PYTHONUNBUFFERED": "1",
         "HOME": f"{ROOT}/cache",  # the image's user owns nothing else
@@ -372,16 +333,17 @@ def _resources(job: Job, net: network.NetworkPlan) -> Object:
     if gang.resources.memory:
         limits["memory"] = gang.resources.memory
     cpu = {"cpu": gang.resources.cpu} if gang.resources.cpu else {}
-    claims: Object = {"claims": [{"name": DEVICES}]} if _claimed(job) else {}
+    claims: Object = {"claims": [{"name": DEVICES}]} if claimed_by(job) else {}
     return {"requests": limits | cpu, "limits": limits} | claims
 
 
-def _volumes(job: Job) -> tuple[list[Object], list[Object]]:
+def _volumes(job: Job, audience: str) -> tuple[list[Object], list[Object]]:
     memory = job.spec.gang.resources.memory
     shared: Object = {"medium": "Memory"}
     if memory:  # it counts as the container's memory; half of it is what Linux itself gives /dev/shm
         shared["sizeLimit"] = str(int(quantity(memory) / 2))
-    token = {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}}
+    own = {"audience": audience} if audience else {}
+    token = {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS} | own}
     authority = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
     volumes: list[Object] = [
         {"name": "shm", "emptyDir": shared},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import uuid
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -31,7 +31,10 @@ def _identity() -> str:
 class KubernetesSettings(SourceSettings):
     """namespace: where lease and reservations lie; None: the operator's own. identity: no two operators may share one.
     image, checkpoint_uri: where a job names none. api_server: as workers reach it. namespace_limits: accelerators that
-    a namespace's jobs may hold together (JSON). agent_port: of the nodes' agents; 0: none.
+    a namespace's jobs may hold together (JSON). agent_port: of the nodes' agents; 0: none. report_from: peers of a
+    NetworkPolicy that may reach the workers' report port, this operator among them; empty: each gang is made without
+    one. fence_audience: of the workers' token, one that the API server accepts. watch_namespace: the only one whose
+    jobs are served, by the rights of a Role there; empty: all.
     """
 
     model_config = SettingsConfigDict(env_prefix="MUSTER_OPERATOR_", frozen=True, extra="forbid")
@@ -50,6 +53,9 @@ class KubernetesSettings(SourceSettings):
     preflight: bool | None = None
     preflight_answers: str = ""
     report_port: int = REPORT_PORT
+    report_from: tuple[dict[str, Any], ...] = ()
+    fence_audience: str = ""
+    watch_namespace: str = ""
     agent_port: Annotated[int, Field(ge=0, le=65535)] = 0
     silence_seconds: Annotated[float, Field(gt=0)] = SILENCE_SECONDS
     passes_at_once: Annotated[int, Field(ge=1)] = 48  # they mostly wait for the API server
@@ -70,4 +76,7 @@ class KubernetesSettings(SourceSettings):
             preflight=self.preflight,
             preflight_answers=self.preflight_answers,
             agent_port=self.agent_port,
+            report_from=self.report_from,
+            fence_audience=self.fence_audience,
+            watch_namespace=self.watch_namespace,
         )

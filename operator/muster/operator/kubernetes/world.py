@@ -90,12 +90,15 @@ class KubernetesWorld:
         self._committed: dict[str, tuple[float, KnownCommits]] = {}  # job uid → when listed, newest
         self._overtaken: set[str] = set()  # jobs whose write was refused: they changed, and the watch has not said how
         self._fleet_read: tuple[float, float] = (0.0, 0.0)  # when last (monotonic), seconds that it took afresh
+        only = site.watch_namespace
+        self._jobs_path = paths.jobs(only) if only else paths.JOBS
+        pods_path = paths.core(only, "pods") if only else paths.PODS
         self._reflectors = [
-            Reflector(client, paths.JOBS, self.job_cache, on_error, silence_seconds),
+            Reflector(client, self._jobs_path, self.job_cache, on_error, silence_seconds),
             Reflector(client, paths.NODES, self.nodes, on_error, silence_seconds),
-            Reflector(client, paths.PODS, self.pods, on_error, silence_seconds, FIELDS, labelSelector=Label.JOB_UID),
+            Reflector(client, pods_path, self.pods, on_error, silence_seconds, FIELDS, labelSelector=Label.JOB_UID),
             Reflector(
-                client, paths.PODS, self._others, on_error, silence_seconds,
+                client, pods_path, self._others, on_error, silence_seconds,
                 labelSelector=f"{SCHEDULER_LABEL}!=builtin",
                 fieldSelector="spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed",
             ),
@@ -328,7 +331,7 @@ class KubernetesWorld:
         began = time.monotonic()
         found: dict[str, tuple[str, str, str]] = {}  # by uid: namespace, name and version
         version = 0
-        async for page in self._client.pages(paths.JOBS, METADATA_LIST):
+        async for page in self._client.pages(self._jobs_path, METADATA_LIST):
             version = version or int(page["metadata"]["resourceVersion"])
             for meta in (item["metadata"] for item in page.get("items") or ()):
                 found[meta["uid"]] = meta["namespace"], meta["name"], meta["resourceVersion"]

@@ -1,0 +1,73 @@
+"""Events: told at once where there is little to tell; in a burst fewer of them tell all the same."""
+
+import asyncio
+from typing import Any, cast
+
+from tests.unit.core.seen import observed
+
+from muster.kube.client import Client
+from muster.operator.core.observed import Observed
+from muster.operator.kubernetes.events import Events
+from muster.operator.pacing import TOLD_AT_ONCE
+
+
+class Server:
+    """enough: how many events a test waits for."""
+
+    def __init__(self, enough: int) -> None:
+        self.made: list[dict[str, Any]] = []
+        self._enough, self.told = enough, asyncio.Event()
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.made.append(body)
+        if len(self.made) >= self._enough:
+            self.told.set()
+        return body
+
+
+def job(number: int) -> Observed:
+    return observed(uid=f"u{number}", name=f"job-{number}")
+
+
+async def told_by(teller: Events, server: Server) -> None:
+    task = asyncio.create_task(teller.run())
+    async with asyncio.timeout(30):
+        await server.told.wait()
+    task.cancel()
+
+
+async def test_a_few_are_told_one_by_one_and_at_once() -> None:
+    server = Server(5)
+    teller = Events(cast(Client, server), "me")
+    for number in range(5):
+        teller.tell(job(number), "Starting", "4 workers start")
+    await told_by(teller, server)
+    assert {(body["reason"], body["note"], body["type"]) for body in server.made} == {
+        ("Starting", "4 workers start", "Normal")
+    }
+
+
+async def test_of_a_burst_everything_is_told_in_fewer_events() -> None:
+    count = TOLD_AT_ONCE + 20
+    server = Server(count)
+    teller = Events(cast(Client, server), "me")
+    for reason in ("Starting", "Running", "Succeeded"):
+        for number in range(count):
+            teller.tell(job(number), reason, f"{reason} it is")
+    await told_by(teller, server)
+    for body in server.made:
+        assert all(f"{reason}: {reason} it is" in body["note"] for reason in ("Starting", "Running", "Succeeded"))
+        assert (body["reason"], body["type"]) == ("Succeeded", "Normal")
+
+
+async def test_what_is_bad_is_told_as_bad_and_what_is_long_in_several() -> None:
+    server = Server(2)
+    teller = Events(cast(Client, server), "me")
+    teller.tell(job(0), "Hang", "x" * 800, bad=True)
+    teller.tell(job(0), "Running", "again")
+    teller.tell(job(0), "Succeeded", "y" * 800)
+    await told_by(teller, server)
+    first, second = server.made
+    assert (first["type"], first["reason"]) == ("Warning", "Hang")
+    assert "Running: again" in first["note"]
+    assert (second["type"], second["reason"], second["note"]) == ("Normal", "Succeeded", "y" * 800)
