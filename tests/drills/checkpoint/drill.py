@@ -6,17 +6,21 @@ where. The stores are drilled at once: most of a drill is waiting.
 """
 
 import argparse
+import contextlib
+import ctypes
 import os
+import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from tests.drills.checkpoint.dcp import drill_dcp
 from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.drills.checkpoint.gangs import nursery
@@ -28,6 +32,7 @@ from muster.trainer.checkpoint import list_commits
 
 STEPS_KNOWN = 6
 DAMAGES = 24  # per store
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def drill(store: str, place: Path, truth: dict[int, Any], seed: int, rounds: int | None) -> Scorecard:
@@ -45,7 +50,7 @@ def drill(store: str, place: Path, truth: dict[int, Any], seed: int, rounds: int
     return drilled.score
 
 
-@contextmanager
+@contextlib.contextmanager
 def served(store: str, place: Path, seed: int) -> Iterator[tuple[str, Plan, str | None]]:
     """Where jobs' folders lie, the plan of the proxy before them, and its address."""
     if store == "folder":
@@ -71,6 +76,33 @@ def truth_of(place: Path) -> dict[int, Any]:
     return known
 
 
+@contextlib.contextmanager
+def ended_with_all(place: Path) -> Iterator[None]:
+    """Whoever ends the drill early (SIGTERM, Ctrl-C) finds no process of it and no file: threads would wait for their
+    gangs, and upload processes outlive their ranks, so all that descend from here are killed."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans stay ours, to be found
+
+    def end(number: int, _: object) -> None:
+        kill_descendants()
+        shutil.rmtree(place, ignore_errors=True)
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def kill_descendants() -> None:
+    while children := psutil.Process().children(recursive=True):  # one may have forked meanwhile
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children, timeout=1)
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, help="troubles per store (default: all)")
@@ -81,8 +113,9 @@ def main() -> int:
     chosen = arguments.parse_args()
     os.environ.update(KEYS)
     began, score = time.monotonic(), Scorecard()
-    with tempfile.TemporaryDirectory(prefix="muster-drill-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="muster-drill-") as temporary, contextlib.ExitStack() as interrupted:
         place = Path(temporary)
+        interrupted.enter_context(ended_with_all(place))
         stores = chosen.store or ["folder", "rclone", "moto"]
         one = partial(drill, place=place, truth=truth_of(place), rounds=chosen.rounds)
         with ThreadPoolExecutor(len(stores)) as threads:

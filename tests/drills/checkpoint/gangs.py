@@ -29,7 +29,7 @@ class Life:
 
 class Nursery:
     def __init__(self, errors: Path) -> None:
-        self._errors = errors.open("ab")
+        self._errors, self._place = errors.open("ab"), errors.parent
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.drills.checkpoint.nursery"],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
@@ -38,7 +38,7 @@ class Nursery:
 
     def live(self, meddle: Callable[["Meeting"], None] | None = None, **order: Any) -> Life:
         """One gang's life. `meddle` runs beside it, and may kill."""
-        with tempfile.TemporaryDirectory() as folder:
+        with self.folder() as folder:
             meeting = Meeting(Path(folder), order["world"])
             threads = []
             if meddle is not None:
@@ -57,6 +57,10 @@ class Nursery:
             if not answer:
                 raise TimeoutError(f"a gang did not end within {LIFE_SECONDS_MAX} s: {order}")
             return Life(json.loads(answer), [meeting.notes(rank) for rank in range(order["world"])])
+
+    def folder(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder that goes with the drill, however it ends."""
+        return tempfile.TemporaryDirectory(dir=self._place)
 
     def close(self) -> None:
         assert self._process.stdin is not None

@@ -7,7 +7,6 @@ anything else is a lie, and so is a save that claims success without a commit th
 import contextlib
 import random
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,10 +19,10 @@ from tests.drills.checkpoint.scorecard import Scorecard
 
 from muster.contract.address import parse_address
 from muster.contract.checkpoint import QUARANTINE, commit_key, step_name
+from muster.storage.listing import steps_in
 from muster.storage.s3_store import S3Store
 from muster.storage.settings import S3Settings
 from muster.storage.store import Store, open_store
-from muster.trainer.checkpoint.commits import steps_in
 
 REFUSALS = (
     (403, "AccessDenied"),
@@ -199,7 +198,7 @@ class Drill:
 
     def duel(self, folder: str) -> None:
         """An old attempt does not know that it is over, and commits the same steps as the new one."""
-        with tempfile.TemporaryDirectory() as place:
+        with self.nursery.folder() as place:
             fence = Path(place) / "cluster.db"
             with contextlib.closing(sqlite3.connect(fence)) as db:
                 db.execute("CREATE TABLE jobs (uid TEXT, status TEXT)")

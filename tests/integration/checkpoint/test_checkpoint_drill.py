@@ -1,0 +1,42 @@
+"""A drill that is ended early leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.polling import eventually
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_drill_that_is_ended_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
+    drill = psutil.Popen(
+        [sys.executable, "-m", "tests.drills.checkpoint.drill", "--rounds", "1", "--store", "folder"],
+        cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    seen: set[psutil.Process] = set()
+
+    def uploads() -> bool:
+        seen.update(drill.children(recursive=True))
+        return len({process.pid for process in seen}) >= 4 and any(
+            _name(process) == "muster-upload" for process in seen
+        )
+
+    eventually(uploads, "a nursery, two ranks and an upload process", 60)
+    drill.send_signal(number)
+    assert drill.wait(30) == 128 + number
+    left = [process for process in seen if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert left == []
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")] == []  # torch's cache
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""
