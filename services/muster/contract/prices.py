@@ -61,6 +61,8 @@ def bill(attempts: Iterable[Attempt], prices: Prices, now: float) -> Bill:
     nodes = cost = saved = unpriced = 0.0
     gaps: dict[str, None] = {}
     for attempt in attempts:
+        if attempt.outcome == "waiting":
+            continue  # it has no nodes yet
         end = attempt.ended_at if attempt.ended_at is not None else max(now, attempt.created_at)
         hours = max(0.0, end - attempt.created_at) / 3600.0 * attempt.workers
         capacity = attempt.capacity or "on-demand"

@@ -132,8 +132,17 @@ class GoodputAccount(Record):
         return {state: value / total for state, value in self.seconds.items()} if total > 0 else {}
 
 
+AttemptOutcome = Literal[
+    "waiting", "running", "succeeded", "failed", "suspended", "cancelled", "preempted", "resized", "rejected"
+]
+LIVING = ("waiting", "running")
+
+
 class Attempt(Record):
-    """One life of the gang, for the history. lost_steps: trained after the last commit, to be trained again."""
+    """One life of the gang, for the history. lost_steps: trained after the last commit, to be trained again.
+
+    outcome: `waiting` while another scheduler has not placed it; its life, and its cost, begin when it has.
+    """
 
     number: int
     created_at: float
@@ -150,9 +159,7 @@ class Attempt(Record):
     lost_steps: int = 0
     cause: Cause | None = None  # None while it lives, and when it ended well
     failed_step: int | None = None  # the last step of the rank that failed
-    outcome: Literal["running", "succeeded", "failed", "suspended", "cancelled", "preempted", "resized", "rejected"] = (
-        "running"
-    )
+    outcome: AttemptOutcome = "running"
     message: str = ""
     seconds: dict[str, float] = {}
 

@@ -13,6 +13,7 @@ it from the notice on, so that it goes on at once when its last worker is gone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from muster.contract.spec import JobSpec
@@ -47,7 +48,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     queue, elastic = _queue(fleet, entries), [job for job in fleet.jobs if _may_grow(fleet, job, entries)]
     if not queue and not elastic:
         return Plan(tuple(entries), {})
-    space = Space(fleet.nodes, (*entries, *fleet.others))
+    space = Space(fleet.nodes, (*_ours(fleet, entries), *fleet.others))
     limits = _Limits(fleet, entries)
     waits: dict[str, Wait] = {}
     starving: list[Ask] = []
@@ -97,6 +98,12 @@ def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Re
             place = Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand", gang.instance_type)
             kept.append(_reservation(fleet, job, place, number))
     return tuple(kept)
+
+
+def _ours(fleet: Fleet, entries: list[Reservation]) -> Iterator[Reservation]:
+    """Without gangs of other schedulers, whose pods are seen on their nodes like everybody else's (fleet.others)."""
+    theirs = {job.uid for job in fleet.jobs if job.spec.gang.scheduler.kind != "builtin"}
+    return (entry for entry in entries if entry.uid not in theirs)
 
 
 def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:

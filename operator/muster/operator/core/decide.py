@@ -44,8 +44,10 @@ from muster.operator.core.shutdown import (
 from muster.operator.core.stalls import Stall, check_running, check_starting
 from muster.operator.core.transitions import (
     ATTEMPTS_KEPT,
+    awaits_scheduler,
     between_attempts,
     reaching,
+    replace_last,
     transition,
     transition_with_progress,
 )
@@ -247,7 +249,10 @@ def starting(summary: WorkerSummary) -> Decision | None:
         return _turn(summary, status, sweep(summary, summary.older), LOOK_SECONDS)
     if not summary.missing and (waiting := next((worker.waiting for worker in summary.mine if worker.waiting), "")):
         # Another scheduler's queue may be long: that is no failure, however long.
-        status = transition(summary, Code.AWAITING_SCHEDULER, waiting, gang=_gang(summary), suspicion=None)
+        attempts = replace_last(summary.status.attempts, outcome="waiting")
+        status = transition(
+            summary, Code.AWAITING_SCHEDULER, waiting, gang=_gang(summary), suspicion=None, attempts=attempts
+        )
         return _turn(summary, status, wake_after=LOOK_SECONDS)
     if because := rejected(summary):
         return _turn(
@@ -257,7 +262,7 @@ def starting(summary: WorkerSummary) -> Decision | None:
     if stall.confirmed and stall.suspicion is not None:
         diagnose_stall = diagnose_hang if stall.suspicion.rank is not None else diagnose_failed_rendezvous
         return _turn(summary, fail(summary, diagnose_stall(summary, stall.suspicion)), trusts_absence=True)
-    updates: dict[str, Any] = {"gang": _gang(summary), "suspicion": stall.suspicion}
+    updates: dict[str, Any] = {"gang": _placed(summary), "suspicion": stall.suspicion} | _begins(summary)
     if summary.missing:
         said = summary.status.because if summary.status.code == Code.CREATING_WORKERS else ""
         because = said or f"creating {plural(len(summary.missing), 'worker')} of attempt {summary.status.attempt} again"
@@ -432,6 +437,26 @@ def _gang(summary: WorkerSummary) -> GangStatus:
     )
 
 
+def _placed(summary: WorkerSummary) -> GangStatus:
+    """The gang with the nodes that another scheduler has chosen, once it has chosen them all."""
+    gang = _gang(summary)
+    nodes = {worker.worker: worker.node for worker in summary.mine}
+    chosen = tuple(nodes.get(index, "") for index in range(gang.wanted))
+    ours = summary.seen.spec.gang.scheduler.kind == "builtin"
+    if ours or chosen == gang.nodes or not all(chosen) or len(set(chosen)) < len(chosen):
+        return gang
+    return gang.model_copy(update={"nodes": chosen})
+
+
+def _begins(summary: WorkerSummary) -> dict[str, Any]:
+    """An attempt that another scheduler has placed begins now: until then it held nothing, and cost nothing."""
+    attempts = summary.status.attempts
+    if not attempts or attempts[-1].outcome != "waiting":
+        return {}
+    nodes = _placed(summary).nodes
+    return {"attempts": replace_last(attempts, outcome="running", created_at=summary.seen.now, nodes=nodes)}
+
+
 def _begun_at(summary: WorkerSummary) -> float:
     """From when on the ranks could meet: the attempt's beginning, or when the last worker got its place."""
     created_at = summary.status.attempts[-1].created_at if summary.status.attempts else summary.status.since
@@ -444,7 +469,7 @@ def _deadline_left(summary: WorkerSummary) -> float:
     deadline, status = summary.seen.spec.active_deadline_seconds, summary.status
     if deadline is None or status.phase in (Phase.QUEUED, Phase.SUSPENDED):
         return float("inf")
-    return deadline - active_seconds(status.ledger, status.phase, summary.seen.now)
+    return deadline - active_seconds(status.ledger, status.phase, summary.seen.now, awaits_scheduler(status))
 
 
 def _reservation(seen: Observed, number: int) -> Reservation | None:

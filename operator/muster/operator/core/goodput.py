@@ -30,12 +30,15 @@ class Booked:
     attempt_seconds: dict[str, float]
 
 
-def rest_of_phase(phase: Phase, ending: bool, between_attempts: bool) -> GoodputState | None:
+def rest_of_phase(phase: Phase, ending: bool, between_attempts: bool, waiting: bool = False) -> GoodputState | None:
     """What to call time in `phase` that no rank accounts for; None leaves it open.
 
     ending: the gang's training ends with this write, so what is open now was spent without progress.
     between_attempts: the gang is gone and its nodes are kept through a pause.
+    waiting: another scheduler has not placed the gang yet, so it holds nothing.
     """
+    if waiting:
+        return GoodputState.QUEUE
     if phase == Phase.RUNNING and ending:
         return GoodputState.STALLED
     if phase == Phase.RESTARTING and between_attempts:
@@ -73,11 +76,11 @@ def book(
     return Booked(_closed_at(seconds, now), mine)
 
 
-def active_seconds(account: GoodputAccount, phase: Phase, now: float) -> float:
+def active_seconds(account: GoodputAccount, phase: Phase, now: float, waiting: bool = False) -> float:
     """Seconds in which the job held, or could have held, accelerators: all but the queue and suspension."""
     idle = (GoodputState.QUEUE, GoodputState.SUSPENDED)
     closed = sum(value for state, value in account.seconds.items() if state not in idle)
-    return closed + (max(0.0, now - account.since) if _OF_PHASE.get(phase) not in idle else 0.0)
+    return closed + (max(0.0, now - account.since) if _OF_PHASE.get(phase) not in idle and not waiting else 0.0)
 
 
 def lose(booked: Booked, attempt: Attempt, committed_step: int) -> tuple[Booked, int]:

@@ -278,6 +278,8 @@ def released(status: JobStatus) -> dict[str, Any]:
 def unfit_nodes(summary: WorkerSummary) -> frozenset[str]:
     """Those of the gang's nodes on which the next attempt should not begin."""
     status, nodes = summary.status, set(summary.gang.nodes)
+    if summary.seen.spec.gang.scheduler.kind != "builtin":
+        return frozenset(nodes & set(summary.seen.nodes_unfit))  # another scheduler keeps its own away from the others
     bad = set(summary.seen.nodes_unfit) | {entry.node for entry in status.excluded_nodes}
     bad |= {s.node for s in summary.seen.signals if s.kind in LEAVING and s.attempt == status.attempt and s.node}
     failure = status.last_failure

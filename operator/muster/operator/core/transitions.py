@@ -62,6 +62,11 @@ def between_attempts(status: JobStatus) -> bool:
     return not status.attempts or status.attempts[-1].ended_at is not None
 
 
+def awaits_scheduler(status: JobStatus) -> bool:
+    """Another scheduler has not placed the gang of the current attempt yet."""
+    return status.phase is Phase.STARTING and status.code == Code.AWAITING_SCHEDULER
+
+
 def replace_last(attempts: tuple[Attempt, ...], **updates: Any) -> tuple[Attempt, ...]:
     return (*attempts[:-1], attempts[-1].model_copy(update=updates))
 
@@ -112,7 +117,8 @@ def _books(summary: WorkerSummary, phase: Phase, attempts: tuple[Attempt, ...]) 
         return {}
     live = not between_attempts(status)
     beat = summary.beat if live else None
-    rest = rest_of_phase(status.phase, ending=phase != Phase.RUNNING, between_attempts=not live)
+    ending = phase != Phase.RUNNING
+    rest = rest_of_phase(status.phase, ending, between_attempts=not live, waiting=awaits_scheduler(status))
     account = opened(status.ledger, seen.created_at)
     booked = book(account, status.attempts[-1].seconds if live else {}, seen.now, rest, beat)
     if not live:

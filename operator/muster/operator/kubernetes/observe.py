@@ -63,7 +63,8 @@ def signals(job: Job, pods: tuple[Pod, ...], node_of: NodeOf) -> tuple[Signal, .
     """Announcements about the living attempt: its nodes will go, or its pods are being taken away by somebody."""
     if job.status.phase not in (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING):
         return ()
-    found = _shut_out(job, pods, node_of) if job.status.phase is Phase.STARTING else []
+    placed_by_us = job.spec.gang.scheduler.kind == "builtin"
+    found = _shut_out(job, pods, node_of) if placed_by_us and job.status.phase is Phase.STARTING else []
     living = job.status.phase is not Phase.RESTARTING  # later it is we who delete pods
     for pod in pods:
         if pod.attempt != job.status.attempt or pod.over:

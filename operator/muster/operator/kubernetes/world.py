@@ -113,9 +113,22 @@ class KubernetesWorld:
                 group.create_task(reflector.run())
             group.create_task(self.heartbeats.run())
             await self.gangs.detect()
-            if self.gangs.claims_served:
-                slices = Reflector(self._client, paths.SLICES, self._slices, self._on_error, self._silence_seconds)
-                group.create_task(slices.run())
+            followed: set[str] = set()
+
+            def follow_slices() -> None:
+                if self.gangs.claims_served and paths.SLICES not in followed:
+                    followed.add(paths.SLICES)
+                    slices = Reflector(self._client, paths.SLICES, self._slices, self._on_error, self._silence_seconds)
+                    group.create_task(slices.run())
+
+            def look_again() -> None:
+                follow_slices()
+                for job in self.job_cache.all():
+                    if job.spec.gang.scheduler.kind != "builtin" and not job.status.phase.terminal:
+                        self._enqueue(job.uid)
+
+            follow_slices()
+            group.create_task(self.gangs.follow_apis(look_again))
             for reflector in self._reflectors:
                 await reflector.listed.wait()
             await self._reservations.read()

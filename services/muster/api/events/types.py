@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from muster.contract.status import Attempt, JobStatus, Phase
+from muster.contract.status import LIVING, Attempt, JobStatus, Phase
 
 
 class EventType(StrEnum):
@@ -35,6 +35,8 @@ class EventType(StrEnum):
     ATTEMPT_SUSPENDED = "attempt.suspended"
     ATTEMPT_CANCELLED = "attempt.cancelled"
     ATTEMPT_PREEMPTED = "attempt.preempted"
+    ATTEMPT_RESIZED = "attempt.resized"  # nothing failed: it goes on with more nodes
+    ATTEMPT_REJECTED = "attempt.rejected"  # a quota or the platform lets its workers not exist
     CHECKPOINT_COMMITTED = "checkpoint.committed"
     EVALUATION_COMPLETED = "evaluation.completed"
     NODE_EXCLUDED = "node.excluded"
@@ -110,11 +112,11 @@ def _start_message(number: int, resume_step: int) -> str:
 
 
 def _ended_attempts(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
-    ended_before = {attempt.number for attempt in old.attempts if attempt.outcome != "running"}
+    ended_before = {attempt.number for attempt in old.attempts if attempt.outcome not in LIVING}
     return tuple(
         _ended(attempt, new, at)
         for attempt in new.attempts
-        if attempt.outcome != "running" and attempt.number not in ended_before
+        if attempt.outcome not in LIVING and attempt.number not in ended_before
     )
 
 

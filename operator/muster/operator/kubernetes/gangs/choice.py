@@ -22,7 +22,7 @@ from muster.operator.kubernetes.gangs.workload import WorkloadGang
 from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.pods import Pod
 from muster.operator.kubernetes.render import owner_reference
-from muster.operator.pacing import GROUP_RUNNING_SECONDS, GROUP_WAITING_SECONDS
+from muster.operator.pacing import APIS_SECONDS, GROUP_RUNNING_SECONDS, GROUP_WAITING_SECONDS
 
 _HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
 
@@ -34,6 +34,7 @@ class Gangs:
         self, client: Client, enqueue: Callable[[str], None], on_error: Callable[[str, Exception], None]
     ) -> None:
         self._client, self._enqueue, self._on_error = client, enqueue, on_error
+        self._versions: tuple[str | None, str | None] = (None, None)  # of Kueue's and of Kubernetes' Workload
         self._gangs: dict[str, Gang] = all_gangs(None, None)
         self._groups: dict[str, Object] = {}
         self._looked: dict[str, float] = {}
@@ -41,15 +42,30 @@ class Gangs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.claims_served = False
 
-    async def detect(self) -> None:
-        """Find out which versions of the schedulers' APIs are served, and whether devices can be claimed."""
+    async def detect(self) -> bool:
+        """Find out which versions of the schedulers' APIs are served, and whether devices can be claimed; whether that
+        has changed.
+        """
+        before = (self.claims_served, self._versions)
         served = {group["name"]: group for group in (await self._client.get("/apis"))["groups"]}
         devices = served.get("resource.k8s.io") or {"versions": []}
         self.claims_served = any(version["version"] == "v1" for version in devices["versions"])
-        self._gangs = all_gangs(
+        self._versions = (
             await self._newest(served.get(kueue.API_GROUP), kueue.VERSIONS),
             await self._newest(served.get(workload.API_GROUP), workload.VERSIONS),
         )
+        self._gangs = all_gangs(*self._versions)
+        return before != (self.claims_served, self._versions)
+
+    async def follow_apis(self, changed: Callable[[], None]) -> None:
+        """Never returns. Calls `changed` whenever other APIs are served than before: they may be installed after us."""
+        while True:
+            await asyncio.sleep(APIS_SECONDS)
+            try:
+                if await self.detect():
+                    changed()
+            except OSError as error:
+                self._on_error("served APIs", error)
 
     def of(self, job: Job) -> Gang:
         return self._gangs[job.spec.gang.scheduler.kind]

@@ -1,0 +1,54 @@
+"""Schedulers' APIs may be installed after the operator: it looks again, and says when something has changed."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from muster.kube.client import Client
+from muster.operator.kubernetes.gangs import choice
+from muster.operator.kubernetes.gangs.choice import Gangs
+from muster.operator.kubernetes.gangs.kueue import Kueue
+
+
+class Served:
+    """An API server that serves what it is told to, and may fail."""
+
+    def __init__(self) -> None:
+        self.groups: list[dict[str, Any]] = []
+        self.down = False
+
+    async def get(self, path: str) -> dict[str, Any]:
+        if self.down:
+            raise OSError("connection refused")
+        if path == "/apis":
+            return {"groups": self.groups}
+        return {"resources": [{"name": "workloads"}]}
+
+
+def test_what_is_installed_later_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "APIS_SECONDS", 0.01)
+    server, errors = Served(), list[str]()
+
+    async def main() -> None:
+        changed = asyncio.Event()
+        gangs = Gangs(cast(Client, server), lambda uid: None, lambda what, error: errors.append(what))
+        assert not await gangs.detect()
+        follows = asyncio.create_task(gangs.follow_apis(changed.set))
+        server.down = True
+        while not errors:
+            await asyncio.sleep(0)
+        assert not changed.is_set()
+        server.groups = [
+            {"name": "kueue.x-k8s.io", "versions": [{"version": "v1beta2"}]},
+            {"name": "resource.k8s.io", "versions": [{"version": "v1"}]},
+        ]
+        server.down = False
+        await asyncio.wait_for(changed.wait(), 10.0)
+        kueue = gangs._gangs["kueue"]
+        assert isinstance(kueue, Kueue)
+        assert kueue.version == "v1beta2"
+        assert gangs.claims_served
+        follows.cancel()
+
+    asyncio.run(main())
