@@ -28,16 +28,15 @@ class Served:
 
 def test_what_is_installed_later_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "APIS_SECONDS", 0.01)
-    server, errors = Served(), list[str]()
+    server = Served()
 
     async def main() -> None:
-        changed = asyncio.Event()
-        gangs = Gangs(cast(Client, server), lambda uid: None, lambda what, error: errors.append(what))
+        changed, failed = asyncio.Event(), asyncio.Event()
+        gangs = Gangs(cast(Client, server), lambda uid: None, lambda what, error: failed.set())
         assert not await gangs.detect()
         follows = asyncio.create_task(gangs.follow_apis(changed.set))
         server.down = True
-        while not errors:
-            await asyncio.sleep(0)
+        await asyncio.wait_for(failed.wait(), 10.0)
         assert not changed.is_set()
         server.groups = [
             {"name": "kueue.x-k8s.io", "versions": [{"version": "v1beta2"}]},
