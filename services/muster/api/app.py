@@ -43,6 +43,7 @@ from muster.api.why import routes as why
 from muster.contract.base import Problem
 from muster.documents.prices import load_prices
 from muster.local.cluster import LocalCluster
+from muster.storage.listing import CommitListing
 
 log = structlog.get_logger("muster.api")
 
@@ -155,6 +156,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         relay=works[1],
         background=Background(works),
         prices=load_prices(settings.prices_file),
+        commits=CommitListing(),
         token_uses=uses,
     )
 

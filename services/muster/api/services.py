@@ -15,6 +15,7 @@ from muster.api.metrics.steps import StepLogs
 from muster.api.observability import Metrics
 from muster.api.settings import Settings
 from muster.contract.prices import Prices
+from muster.storage.listing import CommitListing
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Services:
     mirror: Work
     background: Background
     prices: Prices
+    commits: CommitListing
     token_uses: dict[str, float]  # token id → when it was last used, until housekeeping writes it down
 
 

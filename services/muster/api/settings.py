@@ -81,7 +81,7 @@ class Settings(BaseSettings):
         """None: left to the operator. Our own disk is none of the workers'."""
         if self.checkpoint_uri or self.cluster == "kubernetes":
             return self.checkpoint_uri
-        return f"file://{self.layout.checkpoints.resolve()}"
+        return self.layout.checkpoints.resolve().as_uri()
 
 
 def is_loopback(host: str) -> bool:

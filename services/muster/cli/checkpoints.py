@@ -13,6 +13,7 @@ import typer
 from muster.cli.errors import CliError, Exit, usage
 from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
+from muster.contract.address import parse_address
 
 if TYPE_CHECKING:
     from muster.cli.client import Client
@@ -155,7 +156,7 @@ def _refuse_without_commit(client: Client, name: str, job_id: str) -> None:
 
 
 def _is_folder(where: str) -> bool:
-    return "://" in where or where.startswith(("/", "."))
+    return "/" in where or where.startswith((".", "~"))
 
 
 def _folder(where: str, server: str | None) -> str:
@@ -163,12 +164,12 @@ def _folder(where: str, server: str | None) -> str:
         return where
     with connect(server) as client:
         job_id = client.job_id(where)
-        found = str(client.get(f"jobs/{job_id}/checkpoints")["uri"] or "")
+        found = client.get(f"jobs/{job_id}/checkpoints")["uri"]
         _refuse_without_commit(client, where, job_id)
-        if found.startswith("file://") and not client.server.local:
+        if not found:
+            raise CliError(f"{where} has no checkpoint folder yet", code="no-checkpoints")
+        if parse_address(found).scheme == "file" and not client.server.local:
             raise usage(
                 f"the checkpoints of {where} are in {found}, a folder of the server's machine", "run this there"
             )
-    if not found:
-        raise CliError(f"{where} has no checkpoint folder yet", code="no-checkpoints")
-    return found
+    return str(found)

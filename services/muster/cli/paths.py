@@ -8,8 +8,7 @@ from typing import Any
 
 from muster.cli.errors import CliError, Exit
 from muster.cli.job_file import JobFile
-
-_SCHEMES = ("file://", "s3://", "builtin://", "http://", "https://", "hf://")
+from muster.contract.address import AddressError, parse_address
 
 
 def make_absolute(file: JobFile, local: bool) -> None:
@@ -19,7 +18,7 @@ def make_absolute(file: JobFile, local: bool) -> None:
     """
     for holder, key, path in _path_places(file.data):
         value = holder.get(key)
-        if not isinstance(value, str) or not value or value.startswith(("/", *_SCHEMES)):
+        if not isinstance(value, str) or not _is_relative(value):
             continue
         if not local:
             raise _unreachable(file, path, value)
@@ -40,6 +39,14 @@ def _path_places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str
             yield _mapping(source), "source", f"{path}[{index}].source"
     if data.get("tokenizer") != "bytes":
         yield data, "tokenizer", "spec.training.data.tokenizer"
+
+
+def _is_relative(value: str) -> bool:
+    try:
+        address = parse_address(value)
+    except AddressError:  # told with its place when the document is checked
+        return False
+    return address.scheme == "file" and not Path(address.path).is_absolute()
 
 
 def _mapping(value: Any) -> dict[str, Any]:

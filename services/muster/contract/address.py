@@ -123,6 +123,16 @@ def checkpoint_address(text: str) -> Address:
     return address
 
 
+def data_address(text: str) -> Address:
+    """The address of something to train on. Raises AddressError for what nobody reads."""
+    address = parse_address(text)
+    if address.scheme == "hf":
+        raise AddressError(f"{_shown(text)}: data is not read from the hub; download it, and name the folder")
+    if address.scheme == "builtin" and address.path != "python-stdlib":
+        raise AddressError(f"{_shown(text)}: there is only builtin://python-stdlib")
+    return address
+
+
 def job_folder(base: str, uid: str) -> Address:
     """A job's own folder under a checkpoint address: `<base>/<uid>`. Raises AddressError."""
     if not _UID.fullmatch(uid):

@@ -50,6 +50,16 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     ("training.model.from", "has(self.job) || has(self.uri)", "name the source: job or uri"),
     (
+        "checkpoint",
+        r"!has(self.uri) || self.uri.matches('^(/|file:///|file://localhost/|[sS]3://[A-Za-z0-9][A-Za-z0-9._-]+(/|$))')",
+        "uri must be file:///an/absolute/path or s3://bucket/folder",
+    ),
+    (
+        "training.data",
+        "self.train.all(from, !from.source.matches('^(http|hf|gs|az|ftp)://'))",
+        "a source is a path, a file://, s3:// or https:// address, or builtin://python-stdlib",
+    ),
+    (
         "training.length",
         "[has(self.steps), has(self.tokens), has(self.epochs)].filter(given, given).size() == 1",
         "give exactly one of steps, tokens, epochs",

@@ -13,7 +13,7 @@ from muster.contract.pods import PodMarks
 from muster.contract.redaction import masked_paths
 from muster.contract.signals import Cause
 from muster.contract.status import DataSkip, JobStatus
-from muster.contract.training import Count, Positive, Text, TrainingConfig
+from muster.contract.training import Count, FolderAddress, Positive, Text, TrainingConfig
 
 _DURATION = re.compile(r"(\d+)(s|m|h)")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?")
@@ -150,7 +150,7 @@ class CheckpointSpec(Spec):
     every: `auto` (the availability-optimal interval), a number of steps, or a time (`10m`).
     """
 
-    uri: Text | None = None
+    uri: FolderAddress | None = None
     every: Every = "auto"
     keep: Keep = Keep()
 

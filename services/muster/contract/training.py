@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from muster.contract.address import Address, AddressError, checkpoint_address, data_address, parse_address
 from muster.contract.architecture import PRESETS, Architecture, Projection
 from muster.contract.base import Many, Spec
 
@@ -13,6 +15,31 @@ Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1, max_length=2_000)]
+
+
+def _address_of(parse: Callable[[str], Address]) -> AfterValidator:
+    """Text that `parse` accepts, kept as it was written."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
+
+
+def _model_address(text: str) -> Address:
+    address = parse_address(text)
+    if address.scheme == "builtin" or not address.is_absolute:
+        raise AddressError(
+            f"{text!r} is no address of a model's folder: write s3://bucket/folder, file:///folder, "
+            "https://host/folder or hf://organisation/name@revision"
+        )
+    return address
+
+
+FolderAddress = Annotated[Text, _address_of(checkpoint_address)]
+DataAddress = Annotated[Text, _address_of(data_address)]
+ModelAddress = Annotated[Text, _address_of(_model_address)]
 
 Task = Literal["pretrain", "sft"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -23,7 +50,7 @@ class FromCommit(Spec):
     """Start from the weights of a commit: of a job in the same project, or of a folder (`<uri>/<job uid>`)."""
 
     job: Text | None = None
-    uri: Text | None = None
+    uri: FolderAddress | None = None
     step: Literal["best", "last"] | Positive = "best"
 
     @model_validator(mode="after")
@@ -31,9 +58,6 @@ class FromCommit(Spec):
         if self.job is None and self.uri is None:
             raise ValueError("name the source: job (a job of this project) or uri (a job's checkpoint folder)")
         return self
-
-
-SOURCE_SCHEMES = ("file", "s3", "https", "hf")
 
 
 class ModelConfig(Spec):
@@ -45,7 +69,7 @@ class ModelConfig(Spec):
     preset: Text | None = None
     architecture: Architecture | None = None
     from_: FromCommit | None = Field(default=None, alias="from")
-    source: Text | None = None
+    source: ModelAddress | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -56,17 +80,6 @@ class ModelConfig(Spec):
         if self.preset and self.preset not in PRESETS:
             raise ValueError(f"unknown preset {self.preset!r}; there are {', '.join(PRESETS)}")
         return self
-
-    @field_validator("source")
-    @classmethod
-    def _can_be_read(cls, source: str | None) -> str | None:
-        scheme, separator, rest = (source or "file:///").partition("://")
-        if not separator or scheme not in SOURCE_SCHEMES or not rest:
-            raise ValueError(
-                f"{source!r} is no address of a model's folder: write s3://bucket/folder, file:///folder, "
-                "https://host/folder or hf://organisation/name@revision"
-            )
-        return source
 
     @property
     def shape(self) -> Architecture | None:
@@ -113,13 +126,13 @@ class Adapter(Spec):
 class Source(Spec):
     """A folder, file or glob of documents.
 
-    source: a path, file:// or s3:// address, a glob, or `builtin://python-stdlib` (this Python's own library).
+    source: a path, a file://, s3:// or https:// address, a glob, or `builtin://python-stdlib` (Python's own library).
     format: `text` (a file is a document), `jsonl` (`field` of each line is a document), `openai-chat` (JSON lines of
     `{"messages": [{"role", "content"}]}`).
     weight: share of the samples relative to the other sources.
     """
 
-    source: Text
+    source: DataAddress
     format: Literal["text", "jsonl", "openai-chat"] = "text"
     field: Text = "text"
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -129,7 +142,7 @@ class DataConfig(Spec):
     """tokenizer: `bytes`, or the address of a Hugging Face `tokenizer.json`. sequence_length: tokens per sample."""
 
     train: Annotated[Many[Source], Field(min_length=1)]
-    tokenizer: Text = "bytes"
+    tokenizer: DataAddress = "bytes"
     sequence_length: Positive = 512
     packing: bool = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat
 import uuid
@@ -81,6 +82,18 @@ class FileStore:
         path = self._path(key)
         with _explained(path, "write"), self._written(path, data) as temporary:
             os.replace(temporary, path)
+
+    def about(self, key: str) -> Object:
+        path = self._path(key)
+        with _explained(path, "look at"), _opened(path) as (_, about):
+            return Object(key, about.st_size, about.st_mtime, _tag(about))
+
+    def open(self, entry: Object) -> io.BufferedReader:
+        path = self._path(entry.key)
+        with _explained(path, "read"), _opened(path) as (file, about):
+            if _tag(about) != entry.tag:
+                raise Replaced(f"{path}: was replaced since it was listed; start again when nobody writes to it")
+            return io.BufferedReader(io.FileIO(os.dup(file)), _BUFFER_BYTES)
 
     def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
         path = self._path(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from muster.storage.retry import Retry
 from muster.storage.s3_failures import Answer, ArrivedDamaged, judge
 from muster.storage.s3_probe import Server, crc32_header, etag_is, etag_of_parts, md5, probe
 from muster.storage.settings import S3Settings, s3_client
-from muster.storage.store import SMALL_BYTES_MAX, Object, expect_all, nobody
+from muster.storage.store import SMALL_BYTES_MAX, Object, Stream, expect_all, nobody
 
 T = TypeVar("T")
 
@@ -90,8 +91,10 @@ class S3Store:
 
     def create(self, key: str, data: bytes) -> bool:
         only_if_new = {"IfNoneMatch": "*"} if self.server.conditional else {}
-        if not self.server.conditional and self._exists(key):
-            return False
+        if not self.server.conditional:
+            with contextlib.suppress(NotFound):
+                self.about(key)
+                return False
         try:
             self._put(key, memoryview(data), crc32(data), **only_if_new)
         except FileExistsError:
@@ -115,12 +118,20 @@ class S3Store:
         return self._call(key, "read", get)
 
     def read_into(self, key: str, start: int, into: memoryview, tag: str | None = None) -> None:
-        if not len(into):
-            return
-        try:
+        if len(into):
             self._call(key, "read", lambda: self._get_range(key, start, into, tag))
-        except FileExistsError:
-            raise Replaced(f"{self._where(key)}: was replaced while it was being read") from None
+
+    def open(self, entry: Object) -> io.BufferedReader:
+        def connect(at: int) -> Any:
+            wanted = {"Range": f"bytes={at}-", "IfMatch": entry.tag}
+            return self._client.get_object(Bucket=self._bucket, Key=self._key(entry.key), **wanted)["Body"]
+
+        call = functools.partial(self._call, entry.key, "read")
+        return io.BufferedReader(Stream(entry.bytes, connect, call), 1 << 20)
+
+    def about(self, key: str) -> Object:
+        found = self._call(key, "look at", lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(key)))
+        return Object(key, found["ContentLength"], found["LastModified"].timestamp(), found["ETag"])
 
     def objects(self, prefix: str) -> Iterator[Object]:
         for page in self._pages(prefix, self._client.list_objects_v2, ("ContinuationToken",)):
@@ -255,21 +266,11 @@ class S3Store:
             done += count
         raw.release_conn()
 
-    def _exists(self, key: str) -> bool:
-        try:
-            self._call(key, "look at", lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(key)))
-        except NotFound:
-            return False
-        return True
-
     def _holds(self, key: str, size: int) -> bool:
         try:
-            about = self._call(
-                key, "look at", lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(key))
-            )
+            return self.about(key).bytes == size
         except StoreError:
             return False
-        return bool(about["ContentLength"] == size)
 
     def _compare_kept_checksum(self, entry: FileEntry) -> None:
         at = {"Bucket": self._bucket, "Key": self._key(entry.key), "ChecksumMode": "ENABLED"}
@@ -322,6 +323,8 @@ class S3Store:
                 raise NotFound(f"{self._where(key)}: there is no such object") from error
             if verdict.answer is Answer.BEYOND:
                 raise Truncated(f"{self._where(key)}: {verdict.words}; it was truncated") from error
+            if verdict.answer is Answer.TAKEN and doing == "read":
+                raise Replaced(f"{self._where(key)}: was replaced while it was being read") from error
             if verdict.answer is Answer.TAKEN:
                 raise FileExistsError(key) from error
             kind = {Answer.BROKEN: _Broken, Answer.FINAL: Refused}.get(verdict.answer, StoreError)

@@ -6,9 +6,10 @@ whose message names the place and the next step.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from muster.contract.address import Address, AddressError, parse_address
 from muster.contract.checkpoint import FileEntry
@@ -28,15 +29,39 @@ class Object:
     tag: str
 
 
+class Body(Protocol):
+    def read(self, count: int) -> bytes: ...
+
+
 def nobody(_: int) -> None:
     """For who does not want to hear of progress."""
 
 
-class Store(Protocol):
+class ReadOnlyStore(Protocol):
     """uri: the folder. streams: how many requests at a time serve it best."""
 
     uri: str
     streams: int
+
+    def about(self, key: str) -> Object:
+        """One object. Raises NotFound."""
+
+    def objects(self, prefix: str) -> Iterator[Object]:
+        """Objects whose key starts with `prefix`, in order of their keys."""
+
+    def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
+        """A small object whole. Raises NotFound, or TooLarge without reading it."""
+
+    def read_into(self, key: str, start: int, into: memoryview, tag: str | None = None) -> None:
+        """Bytes [start, start + len(into)) of an object, of this `tag` if one is given. Raises NotFound, NotAFile,
+        Truncated, Replaced."""
+
+    def open(self, entry: Object) -> io.BufferedReader:
+        """All bytes of an object in order; broken connections are made again. Raises Replaced, also while reading."""
+
+
+class Store(ReadOnlyStore, Protocol):
+    """A folder that can be written as well."""
 
     def write(self, key: str, data: memoryview, sent: Callable[[int], None] = nobody) -> FileEntry:
         """Store a large immutable object whole, replacing a remnant of the same key. The entry's checksum is of
@@ -58,16 +83,6 @@ class Store(Protocol):
     def replace(self, key: str, data: bytes) -> None:
         """Store a small object, in one go, whatever was there."""
 
-    def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
-        """A small object whole. Raises NotFound, or TooLarge without reading it."""
-
-    def read_into(self, key: str, start: int, into: memoryview, tag: str | None = None) -> None:
-        """Bytes [start, start + len(into)) of an object, of this `tag` if one is given. Raises NotFound, NotAFile,
-        Truncated, Replaced."""
-
-    def objects(self, prefix: str) -> Iterator[Object]:
-        """Objects whose key starts with `prefix`, in order of their keys."""
-
     def delete(self, key: str) -> None:
         """Remove an object; nothing happens where there is none."""
 
@@ -78,6 +93,35 @@ class Store(Protocol):
         """Do now what the first request would have to wait for."""
 
 
+class Stream(io.RawIOBase):
+    """An object's bytes in order. connect: a body from that byte on; `call` makes a request again where that helps."""
+
+    def __init__(self, size: int, connect: Callable[[int], Body], call: Callable[[Callable[[], bytes]], bytes]) -> None:
+        self._size, self._connect, self._call = size, connect, call
+        self._at = 0
+        self._body: Body | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._call(lambda: self._read(len(buffer))) if self._at < self._size else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _read(self, count: int) -> bytes:
+        try:
+            if self._body is None:
+                self._body = self._connect(self._at)
+            if data := self._body.read(count):
+                return data
+            raise EOFError(f"the connection ended after {self._at} of {self._size} bytes")
+        except Exception:
+            self._body = None
+            raise
+
+
 def expect_all(entries: Iterable[FileEntry], there: Mapping[str, int], uri: str) -> None:
     """Raises StoreError for the first file that is not `there` (bytes by key) in the size that its entry says."""
     for entry in entries:
@@ -86,6 +130,15 @@ def expect_all(entries: Iterable[FileEntry], there: Mapping[str, int], uri: str)
             raise StoreError(
                 f"{uri}/{entry.key}: {seen}, although its rank has written it; all ranks must see the same folder"
             )
+
+
+def open_source(address: Address) -> ReadOnlyStore:
+    """What can be read at an address. Raises AddressError where nothing can."""
+    if address.scheme == "https":
+        from muster.storage.web_store import WebStore
+
+        return WebStore(address)
+    return open_store(address)
 
 
 def open_store(place: str | Address, settings: S3Settings | None = None) -> Store:

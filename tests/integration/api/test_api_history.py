@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.api.platform import Platform, until
+from tests.integration.api.platform import Platform, document, until
+from tests.s3_servers import moto_server
 
 from muster.contract.base import dump_json
 from muster.contract.signals import Cause, StepRecord
@@ -145,6 +146,47 @@ async def test_checkpoints_are_what_the_folder_holds(here: Platform) -> None:
     answer = await here.get(f"/jobs/{elsewhere}/checkpoints")
     assert (answer["items"], answer["uri"]) == ([], f"s3://bucket/x/{elsewhere}")
     assert "s3://" in answer["reason"]
+
+
+async def test_checkpoints_in_s3_are_listed_and_begun_from(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API looked into folders only, although the operator and the trainer read S3."""
+    with moto_server() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        uid = (await here.submit("s3", checkpoint={"uri": f"s3://{server.bucket}/a b#?/%41"}))["id"]
+        folder = f"s3://{server.bucket}/a b#?/%41/{uid}"
+        assert await here.get(f"/jobs/{uid}/checkpoints") == {"uri": folder, "items": [], "reason": None}
+        path = here.commit(uid, 20, metrics={"loss": 3.0})
+        server.client().upload_file(str(path), server.bucket, f"a b#?/%41/{uid}/commits/{path.name}")
+        found = await here.get(f"/jobs/{uid}/checkpoints")
+        assert [(item["step"], item["uri"]) for item in found["items"]] == [(20, f"{folder}/commits/{path.name}")]
+        wanted = document("tuned")
+        wanted["spec"]["training"]["model"] = {"from": {"job": "s3", "step": 20}}
+        made = await here.client.post("/api/v1/jobs", json=wanted)
+        assert made.json()["spec"]["training"]["model"]["from"]["uri"] == folder
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "path"),
+    [
+        ("checkpoint", {"uri": "s3://"}, "spec.checkpoint.uri"),
+        ("checkpoint", {"uri": "https://host/x"}, "spec.checkpoint.uri"),
+        ("checkpoint", {"uri": "file://data/x"}, "spec.checkpoint.uri"),
+        ("source", "http://host/x.txt", "spec.training.data.train[0].source"),
+        ("source", "hf://datasets/a/b", "spec.training.data.train[0].source"),
+        ("from", {"uri": "s3://"}, "spec.training.model.from.uri"),
+    ],
+)
+async def test_an_address_that_nobody_reads_is_refused(here: Platform, part: str, value: Any, path: str) -> None:
+    wanted = document("bad")
+    if part == "checkpoint":
+        wanted["spec"]["checkpoint"] = value
+    elif part == "source":
+        wanted["spec"]["training"]["data"]["train"][0]["source"] = value
+    else:
+        wanted["spec"]["training"]["model"] = {"from": value}
+    answer = await here.client.post("/api/v1/jobs?dryRun=true", json=wanted)
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, path)
 
 
 async def test_why_names_the_place_in_the_queue(here: Platform) -> None:

@@ -1,6 +1,10 @@
-"""S3 as a source, against a real HTTP server that speaks S3 (moto)."""
+"""S3 and the web as sources, against a real server of S3 (moto) and a real one of https."""
 
 import gzip
+import http.server
+import ssl
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +12,13 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.unit.data.making import CHATML, contents, stored, write_tokenizer
 
-from muster.trainer.data import load_tokenizer, s3, sources
+from muster.contract.address import parse_address
+from muster.storage.errors import Replaced, StoreError
+from muster.storage.store import open_source
+from muster.trainer.data import load_tokenizer, sources
 from muster.trainer.errors import StorageError, UserError
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
@@ -28,13 +36,10 @@ def server() -> Iterator[str]:
 @pytest.fixture
 def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server)
-    client = s3._client  # a test may put another in its place
-    client.cache_clear()
     made = boto3.resource("s3").create_bucket(Bucket="texts")
     yield made
     made.objects.delete()
     made.delete()
-    client.cache_clear()
 
 
 def keys(address: str, format: str = "text") -> list[str]:
@@ -42,13 +47,14 @@ def keys(address: str, format: str = "text") -> list[str]:
 
 
 def test_objects_folders_and_globs(bucket: Any) -> None:
-    for key in ("a/b.jsonl", "a/c.txt", "a/.hidden", "a/sub/d.jsonl.gz", "ab/e.jsonl", "a/"):
+    for key in ("a/b.jsonl", "a/c.txt", "a/.hidden", "a/sub/d.jsonl.gz", "ab/e.jsonl", "a/", "a?b#c %41.txt"):
         bucket.put_object(Key=key, Body=b"x")
     assert keys("s3://texts/a") == keys("s3://texts/a/") == ["a/b.jsonl", "a/c.txt", "a/sub/d.jsonl.gz"]
     assert keys("s3://texts/a", "jsonl") == ["a/b.jsonl", "a/sub/d.jsonl.gz"]
     assert keys("s3://texts/a/c.txt", "jsonl") == ["a/c.txt"]
     assert keys("s3://texts/a*/?.jsonl") == ["a/b.jsonl", "ab/e.jsonl"]
-    assert len(keys("s3://texts")) == 4
+    assert keys("s3://texts/a?b#c %41.txt") == ["a?b#c %41.txt"]
+    assert len(keys("s3://texts")) == 5
 
 
 def test_a_store_is_made_from_objects_and_found_again(bucket: Any, tmp_path: Path) -> None:
@@ -79,7 +85,7 @@ def test_a_tokenizer_is_read_from_s3(bucket: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("s3://no-such-bucket/a", r"s3://no-such-bucket/a: does not exist \(NoSuchBucket\); check bucket and key"),
+        ("s3://no-such-bucket/a", "s3://no-such-bucket/a.*: the bucket does not exist"),
         ("s3://texts/none", "s3://texts/none: no files for format text there"),
     ],
 )
@@ -93,71 +99,102 @@ def test_what_is_not_there_is_refused(address: str, message: str) -> None:
 def test_missing_credentials_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    s3._client.cache_clear()
-    with pytest.raises(UserError, match=r"Unable to locate credentials; set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(UserError, match="no AWS credentials were found"):
         sources.find("s3://texts/a", "text")
 
 
 def test_a_store_that_does_not_answer_may_answer_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    s3._client.cache_clear()
-    with pytest.raises(StorageError, match=r"s3://texts/a: can't be read: Could not connect"):
+    monkeypatch.setenv("MUSTER_S3_RETRY_SECONDS", "0.2")
+    with pytest.raises(StorageError, match="s3://texts/a: can't look at it: the store can't be reached"):
         sources.find("s3://texts/a", "text")
-    s3._client.cache_clear()
 
 
-class Dropping:
-    """The real client, but each connection breaks after `after` bytes: by an error, or by ending too soon."""
-
-    def __init__(self, real: Any, after: int, error: Exception | None) -> None:
-        self.real, self.after, self.error, self.connections = real, after, error, 0
-
-    def get_object(self, **wanted: Any) -> dict[str, Any]:
-        self.connections += 1
-        body = self.real.get_object(**wanted)["Body"].read()[: self.after]
-        return {"Body": self._Body(body, self.error)}
-
-    class _Body:
-        def __init__(self, data: bytes, error: Exception | None) -> None:
-            self.data, self.error = data, error
-
-        def read(self, count: int) -> bytes:
-            if not self.data and self.error:
-                raise self.error
-            given, self.data = self.data[:count], self.data[count:]
-            return given
-
-
-@pytest.mark.parametrize("error", [None, ConnectionResetError("reset by peer")])
-def test_a_read_goes_on_after_dropped_connections(
-    bucket: Any, monkeypatch: pytest.MonkeyPatch, error: Exception | None
-) -> None:
-    data = bytes(range(256)) * 40
+def test_a_read_goes_on_after_dropped_connections(bucket: Any, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytes(range(256)) * 4_000
     bucket.put_object(Key="a.bin", Body=data)
-    (found,) = s3.find("s3://texts/a.bin")
-    dropping = Dropping(s3._client(), 1000, error)
-    monkeypatch.setattr(s3, "_client", lambda: dropping)
-    assert found.open().read() == data
-    assert dropping.connections == 11
-
-
-def test_a_read_that_never_advances_gives_up(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket.put_object(Key="a.bin", Body=b"x" * 10)
-    (found,) = s3.find("s3://texts/a.bin")
-    dropping = Dropping(s3._client(), 0, None)
-    monkeypatch.setattr(s3, "_client", lambda: dropping)
-    with pytest.raises(StorageError, match=r"a\.bin: can't be read: the connection ended after 0 of 10 bytes"):
-        found.open().read()
-    assert dropping.connections == s3.RECONNECTS + 1
+    plan = Plan()
+    with faulty_proxy(server, plan) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+        plan.rates = {"truncated": 0.5}
+        (found,) = sources.find("s3://texts/a.bin", "text")
+        with found.open() as stream:
+            assert stream.read() == data
+        plan.rates = {}
+    assert plan.done["truncated"] > 0
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_refused(bucket: Any) -> None:
     bucket.put_object(Key="a.bin", Body=b"before")
-    (found,) = s3.find("s3://texts/a.bin")
+    (found,) = sources.find("s3://texts/a.bin", "text")
     bucket.put_object(Key="a.bin", Body=b"behind")
-    with pytest.raises(UserError, match=r"s3://texts/a\.bin: was replaced while it was being read"):
+    with pytest.raises(Replaced, match=r"s3://texts/a\.bin: was replaced while it was being read"):
         found.open().read()
+
+
+FILES = {"/data/a%20b.jsonl?x=1": LINES, "/long.txt": bytes(range(256)) * 20_000}
+
+
+class Web(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    cut_at = 1 << 20  # of each answer
+
+    def do_GET(self) -> None:
+        body = FILES.get(self.path)
+        if body is None:
+            self.send_error(404)
+            return
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.send_header("ETag", f'"{len(body)}"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[start : start + self.cut_at])
+            self.close_connection = len(body) - start > self.cut_at
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    served = http.server.ThreadingHTTPServer(("localhost", 0), Web)
+    served.socket = context.wrap_socket(served.socket, server_side=True)
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    yield f"https://localhost:{served.server_port}"
+    served.shutdown()
+    served.server_close()
+
+
+def test_a_file_of_the_web_is_a_source(web: str, tmp_path: Path) -> None:
+    store = stored(f"{web}/data/a%20b.jsonl?x=1", tmp_path / "cache", format="jsonl")
+    assert sorted(contents(store)) == [b"one", b"two"]
+    with pytest.raises(UserError, match="none: there is no such file"):
+        sources.find(f"{web}/none", "text")
+
+
+def test_a_file_of_the_web_is_read_on_after_a_broken_answer_and_by_ranges(web: str) -> None:
+    store, data = open_source(parse_address(web)), FILES["/long.txt"]
+    entry = store.about("long.txt")
+    assert entry.bytes == len(data) > 4 * Web.cut_at
+    assert store.open(entry).read() == data
+    into = memoryview(bytearray(1_000))
+    store.read_into("long.txt", 77_777, into)
+    assert into == data[77_777:78_777]
+    with pytest.raises(StoreError, match="was replaced"):
+        store.read_into("long.txt", 0, into, tag="other")

@@ -104,7 +104,7 @@ def test_an_end_of_document_is_taken_from_the_configuration_beside(tmp_path: Pat
     [
         ("{folder}/none.json", "does not exist"),
         ("{folder}", "does not exist"),
-        ("hf://meta-llama/Llama-3.1-8B", "can't read 'hf://"),
+        ("hf://meta-llama/Llama-3.1-8B", "is not read from the hub"),
         ("{folder}/broken.json", "is not a Hugging Face tokenizer.json"),
         ("{folder}/latin.json", "can't read"),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from muster.contract.address import AddressError, checkpoint_address
 from muster.contract.base import InvalidDocument, dump, parse, problems
 from muster.contract.names import Env
 from muster.contract.spec import CheckpointSpec, Past, WorkerConfig
@@ -82,7 +83,7 @@ def read_run(environ: Mapping[str, str] = os.environ) -> Run:
         attempt=_number(environ, Env.ATTEMPT, 1),
         worker=_number(environ, Env.WORKER, 0),
         resume_step=_number(environ, Env.RESUME_STEP, 0),
-        folder=_required(environ, Env.CHECKPOINT_URI),
+        folder=_folder(_required(environ, Env.CHECKPOINT_URI)),
         fence=environ.get(Env.FENCE) or None,
         worker_dir=worker_dir,
         cache_dir=Path(environ.get(Env.CACHE_DIR) or worker_dir / "cache").resolve(),
@@ -131,6 +132,13 @@ def _worker_config(text: str) -> WorkerConfig:
     except ValidationError as error:
         faults = "\n".join(str(problem) for problem in problems(WorkerConfig, error))
         raise UserError(f"the job's configuration was refused:\n{faults}") from None
+
+
+def _folder(text: str) -> str:
+    try:
+        return str(checkpoint_address(text))
+    except AddressError as error:
+        raise UserError(f"{Env.CHECKPOINT_URI}: {error}") from None
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

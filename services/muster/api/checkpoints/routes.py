@@ -8,14 +8,18 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from muster.api.checkpoints.folder import CommitSummary, Folder
 from muster.api.jobs import service
 from muster.api.jobs.examples import AT, UID
 from muster.api.jobs.routes import JobId, reads
+from muster.api.jobs.submission import folder_of
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
+from muster.contract.address import Address
+from muster.contract.base import UserError
 from muster.contract.checkpoint import commit_key
+from muster.storage.errors import StorageError
+from muster.storage.listing import CommitSummary
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -73,27 +77,19 @@ _EXAMPLE: dict[str, Any] = {
 async def checkpoints(services: ServicesDependency, job_id: JobId) -> JSONResponse:
     """What could be resumed or fine-tuned from. Read from the folder itself: only what is committed there exists."""
     row = await service.find(services, job_id)
-    folder = Folder.of(row.id, row.spec)
+    folder = folder_of(row)
     if folder is None:
         return JSONResponse({"uri": None, "items": [], "reason": "the job does not say where it commits"})
-    if folder.path is None:
+    try:
+        commits = await asyncio.to_thread(services.commits.read, folder)
+    except (StorageError, UserError) as error:
         seen = row.status.get("checkpoint") or {}
         newest = f"; its newest commit is of step {seen['step']}" if "step" in seen else ""
-        reason = f"the API looks into file:// folders only, not into {folder.uri.partition('://')[0]}://{newest}"
-        return JSONResponse({"uri": folder.uri, "items": [], "reason": reason})
-    try:
-        commits = await asyncio.to_thread(_read, folder)
-    except OSError as error:
-        reason = f"the folder can't be read: {error.strerror}"
-        return JSONResponse({"uri": folder.uri, "items": [], "reason": reason})
-    return JSONResponse({"uri": folder.uri, "items": [_document(folder, c) for c in commits], "reason": None})
+        return JSONResponse({"uri": str(folder), "items": [], "reason": f"{error}{newest}"})
+    return JSONResponse({"uri": str(folder), "items": [_document(folder, c) for c in commits], "reason": None})
 
 
-def _read(folder: Folder) -> list[CommitSummary]:
-    return [commit for step in folder.steps() if (commit := folder.commit(step)) is not None]
-
-
-def _document(folder: Folder, commit: CommitSummary) -> dict[str, Any]:
+def _document(folder: Address, commit: CommitSummary) -> dict[str, Any]:
     shown = Checkpoint(
         step=commit.step,
         attempt=commit.attempt,
@@ -104,6 +100,6 @@ def _document(folder: Folder, commit: CommitSummary) -> dict[str, Any]:
         best=commit.best,
         bytes=commit.bytes,
         files=commit.files,
-        uri=f"{folder.uri}/{commit_key(commit.step)}",
+        uri=str(folder.child(commit_key(commit.step))),
     )
     return shown.model_dump(by_alias=True)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from muster.api.checkpoints.folder import Folder
 from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.jobs import repository
 from muster.api.tables import JobRow
+from muster.contract.address import Address, AddressError, job_folder, parse_address
 from muster.contract.base import InvalidDocument, Problem
 from muster.contract.redaction import redact, redact_values, secrets_in
 from muster.contract.spec import JobSpec, Submission, parse_job
 from muster.contract.training import FromCommit
 from muster.documents.document import Document
+from muster.storage.errors import StoreError
+from muster.storage.listing import CommitListing
 
 LABELS_MAX = 64
 _FROM = "spec.training.model.from"
@@ -41,7 +42,7 @@ def parse_submission(document: Document) -> Submission:
     except InvalidDocument as invalid:
         told = tuple(document.located(fault) for fault in invalid.problems)
         raise invalid_job(_without_secrets(told, secrets_in(document.data)), invalid.count) from None
-    if faults := (*_label_faults(submission.labels), *_uri_faults(submission.spec)):
+    if faults := _label_faults(submission.labels):
         raise invalid_job(tuple(document.located(fault) for fault in faults))
     return submission
 
@@ -55,7 +56,9 @@ def invalid_job(faults: tuple[Problem, ...], count: int = 0) -> ApiError:
     return ApiError("invalid_job", f"The job is not valid: {first}{rest}", errors=faults)
 
 
-async def draft(database: Database, submission: Submission, default_checkpoint_uri: str | None) -> Draft:
+async def draft(
+    database: Database, commits: CommitListing, submission: Submission, default_checkpoint_uri: str | None
+) -> Draft:
     """Fill in what depends on the platform. Reads the database, where it must, and commit files; writes nothing."""
     namespace = submission.namespace or "default"
     spec = submission.spec
@@ -64,7 +67,7 @@ async def draft(database: Database, submission: Submission, default_checkpoint_u
     faults: tuple[Problem, ...] = ()
     source = spec.training.model.from_
     if source is not None and source.job is not None and source.uri is None:
-        found = await _resolve(database, namespace, source.job, source)
+        found = await _resolve(database, commits, namespace, source.job, source)
         if isinstance(found, Problem):
             faults = (found,)
         else:
@@ -73,7 +76,9 @@ async def draft(database: Database, submission: Submission, default_checkpoint_u
     return Draft(submission.name, namespace, submission.labels, spec, faults, await _warnings(spec))
 
 
-async def _resolve(database: Database, namespace: str, reference: str, source: FromCommit) -> str | Problem:
+async def _resolve(
+    database: Database, commits: CommitListing, namespace: str, reference: str, source: FromCommit
+) -> str | Problem:
     """The folder of the job that `reference` means, if it has the commit; else what is wrong.
 
     A name means the newest job of that name, as everywhere. An older one that has the commit is never taken instead of
@@ -84,11 +89,11 @@ async def _resolve(database: Database, namespace: str, reference: str, source: F
     if not candidates:
         return Problem(f"{_FROM}.job", f"there is no job {reference!r} in namespace {namespace!r}")
     newest, *older = candidates
-    if (folder := await _folder_with(newest, source.step)) is not None:
-        return folder.uri
+    if (folder := await _folder_with(commits, newest, source.step)) is not None:
+        return str(folder)
     offer = ""
     for row in older:
-        if await _folder_with(row, source.step) is not None:
+        if await _folder_with(commits, row, source.step) is not None:
             offer = f"; an older job of that name has it: name that one by its id, {row.id}"
             break
     if isinstance(source.step, int):
@@ -102,16 +107,26 @@ async def _resolve(database: Database, namespace: str, reference: str, source: F
     return Problem(f"{_FROM}.job", message)
 
 
-async def _folder_with(row: JobRow, step: int | str) -> Folder | None:
-    folder = Folder.of(row.id, row.spec)
-    return folder if folder is not None and await _has_commit(folder, row, step) else None
+def folder_of(row: JobRow) -> Address | None:
+    """Where the job commits; None where it does not say (it was not submitted through this API)."""
+    base = (row.spec.get("checkpoint") or {}).get("uri")
+    try:
+        return job_folder(str(base), row.id) if base else None
+    except AddressError:  # accepted by an older Muster
+        return None
 
 
-async def _has_commit(folder: Folder, row: JobRow, step: int | str) -> bool:
-    if folder.path is None:  # not a folder of this machine: the operator has seen what is in there
+async def _folder_with(commits: CommitListing, row: JobRow, step: int | str) -> Address | None:
+    folder = folder_of(row)
+    return folder if folder is not None and await _has_commit(commits, folder, row, step) else None
+
+
+async def _has_commit(commits: CommitListing, folder: Address, row: JobRow, step: int | str) -> bool:
+    try:
+        steps = [commit.step for commit in await asyncio.to_thread(commits.read, folder)]
+    except StoreError:  # we may not look into it: the operator has seen what is in there
         seen = row.status.get("checkpoint")
         return seen is not None and (not isinstance(step, int) or step <= int(seen["step"]))
-    steps = await asyncio.to_thread(folder.steps)
     return step in steps if isinstance(step, int) else bool(steps)
 
 
@@ -139,17 +154,6 @@ def _label_faults(labels: dict[str, str]) -> tuple[Problem, ...]:
     )
 
 
-def _uri_faults(spec: JobSpec) -> tuple[Problem, ...]:
-    uri = spec.checkpoint.uri
-    if uri is None or uri.startswith("s3://"):
-        return ()
-    if uri.startswith("file:///"):
-        return ()
-    return (
-        Problem("spec.checkpoint.uri", f"must be file:///an/absolute/path or s3://bucket/prefix, not {uri[:200]!r}"),
-    )
-
-
 async def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
     """What is allowed but looks wrong from this machine."""
     sources = [(f"spec.training.data.train[{i}].source", s.source) for i, s in enumerate(spec.training.data.train)]
@@ -160,14 +164,15 @@ async def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
 
 
 def _source_warning(path: str, source: str) -> Problem | None:
-    local = source.removeprefix("file://")
-    if "://" in local or any(letter in local for letter in "*?["):
+    address = parse_address(source)
+    if address.scheme != "file" or any(letter in address.path for letter in "*?["):
         return None
-    if not local.startswith(("/", "~")):
+    if not address.is_absolute:
         return Problem(path, "is a relative path: a worker does not share your working directory; give an absolute one")
     try:
-        if not Path(local).expanduser().exists():
-            return Problem(path, f"there is no {local[:300]!r} on the API's machine; the workers need it on theirs")
-    except (OSError, RuntimeError, ValueError):
+        if not address.local.exists():
+            there = f"there is no {address.path[:300]!r} on the API's machine"
+            return Problem(path, f"{there}; the workers need it on theirs")
+    except (OSError, AddressError):
         return Problem(path, "can't be looked up on the API's machine")
     return None

@@ -33,7 +33,7 @@ def commit_in(store: Store, step: int | Literal["best", "last"], own: bool = Fal
         return parse(commit_bytes(store, step), store, step, own)
     steps = steps_in(store)
     if not steps:
-        raise CheckpointError(
+        raise GoneCommit(
             f"{store.uri}: holds no commit; give the folder <checkpoint.uri>/<job uid> of a job that saved one"
         )
     if step == "best":

@@ -11,6 +11,7 @@ import shutil
 import uuid
 from pathlib import Path
 
+from muster.contract.address import parse_address
 from muster.contract.checkpoint import FileEntry, step_name
 from muster.contract.names import Env
 
@@ -66,7 +67,7 @@ def node_cache(uri: str, job_uid: str) -> NodeCache | None:
     MUSTER_NODE_CACHE_DIR names the folder (empty: no cache); by default it is beside the node's prepared data.
     """
     folder = os.environ.get(SETTING)
-    if folder is None and not uri.startswith("s3://"):
+    if folder is None and parse_address(uri).scheme != "s3":
         return None
     if folder is None and (cache := os.environ.get(Env.CACHE_DIR)):
         folder = os.path.join(cache, "checkpoints")

@@ -17,6 +17,7 @@ import time
 import traceback
 from typing import Any, Protocol
 
+from muster.contract.address import parse_address
 from muster.storage.settings import S3Settings, share_client
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.memory import SharedMemory
@@ -64,8 +65,8 @@ def fork_while_young(uri: str) -> None:
     there, and torch."""
     from muster.trainer.checkpoint import uploader
 
-    if uri.startswith("s3://"):
-        with contextlib.suppress(Exception):  # whatever is wrong is said when a store is opened
+    with contextlib.suppress(Exception):  # whatever is wrong is said when a store is opened
+        if parse_address(uri).scheme == "s3":
             share_client(S3Settings.from_environment(os.environ))
     ours, theirs = socket.socketpair()
     parent = os.getpid()

@@ -30,6 +30,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
 
 
+@sources.final_errors_are_the_users()
 def prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report) -> TokenStore:
     """The token store of a source, made now if there is none. Blocks while another process makes it.
 
@@ -110,7 +111,7 @@ def _wait_for(descriptor: int, path: Path, source: str, report: Report) -> None:
 
 def _remembered_digest(file: File, folder: Path) -> str:
     """sources.digest, read once per state of a large file: its size, inode and times vouch for its content."""
-    if file.size < TRUST_STAMP_BYTES or isinstance(file, sources.S3File):
+    if file.size < TRUST_STAMP_BYTES or isinstance(file, sources.StoredFile):
         return sources.digest(file)
     memory = folder / hashlib.sha256(file.address.encode()).hexdigest()[:40]
     with contextlib.suppress(OSError, ValueError):

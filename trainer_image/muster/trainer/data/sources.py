@@ -1,18 +1,22 @@
-"""Which files a source means: a file, a folder, a glob, file://, s3://, or this Python's own library."""
+"""Which files a source means: a file, a folder, a glob, file://, s3://, https://, or this Python's own library."""
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import glob
 import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from muster.trainer.data import s3
-from muster.trainer.data.addresses import local_path, scheme_of
+from muster.contract.address import data_address
+from muster.storage.errors import NotFound, Refused, Replaced
+from muster.storage.store import Object, ReadOnlyStore, open_source
 from muster.trainer.errors import StorageError, UserError
 
 STDLIB = "builtin://python-stdlib"
@@ -22,6 +26,7 @@ STDLIB_WITHOUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist
 
 JSONL_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")
 BLOCK_BYTES = 1 << 20
+_MAGIC = re.compile(r"[*?\[]")
 
 
 class File(Protocol):
@@ -54,46 +59,69 @@ class LocalFile:
 
 
 @dataclass(frozen=True)
-class S3File:
-    """The store's ETag is the digest: nothing is read twice."""
+class StoredFile:
+    """An object of a store, whose tag is the digest: nothing is read twice."""
 
-    source: s3.Object
+    store: ReadOnlyStore
+    entry: Object
 
     @property
     def address(self) -> str:
-        return self.source.address
+        return f"{self.store.uri}/{self.entry.key}"
 
     @property
     def size(self) -> int:
-        return self.source.size
+        return self.entry.bytes
 
     @property
     def stamp(self) -> str:
-        return self.source.etag
+        return self.entry.tag
 
     def open(self) -> BinaryIO:
-        return cast(BinaryIO, self.source.open())
+        return cast(BinaryIO, self.store.open(self.entry))
 
 
+@contextlib.contextmanager
+def final_errors_are_the_users() -> Iterator[None]:
+    """Raise UserError for what a store refuses for good: whoever submitted the job has to change something."""
+    try:
+        yield
+    except (NotFound, Refused, Replaced) as error:
+        raise UserError(str(error)) from error
+
+
+@final_errors_are_the_users()
 def find(address: str, format: str) -> tuple[File, ...]:
     """The files of a source, sorted by path. In a folder, hidden files are passed over, and for the JSONL formats all
     but JSONL_ENDINGS. Raises UserError when there are none or the address can't be read, StorageError when a disk or
     store fails."""
-    scheme = scheme_of(address)
+    place = data_address(address)
     files: list[File]
-    if address == STDLIB:
+    if place.scheme == "builtin":
         files = [_local(path) for path in _stdlib()]
-    elif scheme == "s3":
-        found = s3.find(address)
-        several = len(found) > 1
-        files = [S3File(one) for one in found if not several or _wanted(one.key.rpartition("/")[2], format)]
-    elif scheme == "file":
-        files = [_local(path) for path in _paths(local_path(address), format)]
+    elif place.scheme == "file":
+        files = [_local(path) for path in _paths(place.local, format)]
     else:
-        raise UserError(f"data source {address!r}: can't read {scheme}://; use a path, file://, s3:// or {STDLIB}")
+        store = open_source(replace(place, path=""))
+        # Nothing of the web can be listed, and `?` begins a query there.
+        found = [store.about(place.path)] if place.scheme == "https" else _objects(store, place.path)
+        several = len(found) > 1
+        files = [StoredFile(store, one) for one in found if not several or _wanted(one.key.rpartition("/")[2], format)]
     if not files:
         raise UserError(f"data source {address}: no files for format {format} there{_hint(format)}")
     return tuple(files)
+
+
+def _objects(store: ReadOnlyStore, key: str) -> list[Object]:
+    """The object of that key, or all objects under it as a folder, or those that match it as a glob; sorted by key."""
+    if magic := _MAGIC.search(key):
+        return [found for found in store.objects(key[: magic.start()]) if fnmatch.fnmatchcase(found.key, key)]
+    if key and not key.endswith("/"):
+        with contextlib.suppress(NotFound):
+            return [store.about(key)]
+        key += "/"
+    # The empty object that some tools make for a folder is none.
+    return [found for found in store.objects(key) if not found.key.endswith("/")]
 
 
 def _hint(format: str) -> str:
@@ -167,8 +195,8 @@ def _unreadable(path: Path, error: OSError) -> UserError | StorageError:
 
 
 def digest(file: File) -> str:
-    """BLAKE2b of the file's bytes, hex; an S3 object's ETag stands for it. Reads the whole file, block by block."""
-    if isinstance(file, S3File):
+    """BLAKE2b of the file's bytes, hex; an object's tag stands for it. Reads the whole file, block by block."""
+    if isinstance(file, StoredFile):
         return f"etag:{file.stamp}:{file.size}"
     state = hashlib.blake2b(digest_size=20)
     try:

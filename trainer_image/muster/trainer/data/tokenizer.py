@@ -9,16 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from muster.contract.address import Address, data_address
 from muster.contract.architecture import BYTE_VOCABULARY
-from muster.trainer.data import s3
-from muster.trainer.data.addresses import local_path, scheme_of
+from muster.storage.errors import NotFound, Refused
+from muster.storage.store import open_source
 from muster.trainer.errors import StorageError, UserError
 
 Ids = npt.NDArray[np.uint32]
@@ -186,14 +187,17 @@ def load_tokenizer(spec: str) -> Tokenizer:
     """
     if spec == BYTES:
         return ByteTokenizer()
-    if scheme_of(spec) not in ("file", "s3"):
-        raise UserError(f"data.tokenizer: can't read {spec!r}; use `bytes`, a path, or a file:// or s3:// address")
-    if scheme_of(spec) == "file" and local_path(spec).is_dir():
-        spec = f"{spec.rstrip('/')}/tokenizer.json"
-    text = _read(spec)
+    place = data_address(spec)
+    if place.scheme == "builtin":
+        raise UserError(f"data.tokenizer: {spec} is none; use `bytes`, a path, or a file:// or s3:// address")
+    if place.scheme == "file" and place.local.is_dir():
+        place = place.child("tokenizer.json")
+    above, _, name = place.path.rpartition("/")
+    folder = replace(place, path=above or ("/" if place.path.startswith("/") else ""))
+    text = _read(folder, name)
     if text is None:
         raise UserError(f"data.tokenizer: {spec} does not exist; use `bytes` or the address of a tokenizer.json")
-    return HuggingFaceTokenizer(text, spec, _configured_end(_read(_beside(spec))))
+    return HuggingFaceTokenizer(text, spec, _configured_end(_read(folder, "tokenizer_config.json")))
 
 
 def tokenizer_of_folder(text: str, configuration: str | None, where: str) -> Tokenizer:
@@ -214,19 +218,14 @@ def tokenizer_from_commit(described: dict[str, Any]) -> Tokenizer:
     return HuggingFaceTokenizer(text, "of the commit", described.get("end_of_document"))
 
 
-def _beside(spec: str) -> str:
-    return f"{spec.rpartition('/')[0] or '.'}/tokenizer_config.json"
-
-
-def _read(address: str) -> str | None:
+def _read(folder: Address, name: str) -> str | None:
     """The file's text; None when it is not there."""
     try:
-        data = s3.read(address) if scheme_of(address) == "s3" else local_path(address).read_bytes()
-        return None if data is None else data.decode()
-    except FileNotFoundError:
+        return open_source(folder).read(name).decode()
+    except NotFound:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"data.tokenizer: can't read {address}: {error}") from None
+    except (Refused, UnicodeDecodeError) as error:
+        raise UserError(f"data.tokenizer: can't read {folder.child(name)}: {error}") from None
 
 
 def _configured_end(config: str | None) -> str | None:

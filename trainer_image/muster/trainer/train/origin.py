@@ -9,12 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from muster.contract.address import parse_address
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit
 from muster.contract.training import FromCommit, TrainingConfig
-from muster.storage.errors import NotFound, Truncated
-from muster.storage.store import open_store
+from muster.storage.errors import NotFound, Refused, Truncated
+from muster.storage.store import open_source
 from muster.trainer.checkpoint import DamagedCommit, newest_readable, read_commit
+from muster.trainer.checkpoint.failures import GoneCommit
 from muster.trainer.config import Run
 from muster.trainer.data import Tokenizer, load_tokenizer, tokenizer_from_commit, tokenizer_of_folder
 from muster.trainer.errors import StorageError, UserError
@@ -88,7 +90,10 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
             f"model.from.job {source.job!r} was not resolved to a checkpoint folder: submit through the API, "
             "or give model.from.uri"
         )
-    commit = read_commit(source.uri, source.step)
+    try:
+        commit = read_commit(source.uri, source.step)
+    except (DamagedCommit, GoneCommit, Refused) as error:  # it will be no other in the next attempt
+        raise UserError(f"model.from: {error}") from error
     adapter_of(commit)  # one that is not known here is told now
     where = f"the commit at step {commit.step} in {source.uri}"
     model = definition_of(commit, source.uri, training.adapter)
@@ -102,7 +107,7 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
 def _from_folder(training: TrainingConfig, source: str) -> Origin:
     from muster.trainer.models import transformers_model
 
-    folder = open_folder(open_store(source), NotFound, Truncated)
+    folder = open_folder(open_source(parse_address(source)), NotFound, Truncated)
     where = f"the model in {source}"
     if folder.tokenizer is not None:
         tokenizer = tokenizer_of_folder(folder.tokenizer, folder.companions.get("tokenizer_config.json"), source)

@@ -1,0 +1,135 @@
+"""Files of the web, for reading: one https host, whose paths are the keys."""
+
+from __future__ import annotations
+
+import email.utils
+import functools
+import http.client
+import io
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from muster.contract.address import Address
+from muster.storage.errors import NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
+from muster.storage.retry import Retry
+from muster.storage.store import SMALL_BYTES_MAX, Object, Stream
+
+T = TypeVar("T")
+
+SECONDS_MAX = 30.0  # between two packets
+RETRY_SECONDS = 60.0
+
+
+class WebStore:
+    """address: of an https:// host or of a folder there. Nothing can be listed on the web: a key is known or not."""
+
+    streams = 8
+
+    def __init__(self, address: Address, retry: Retry | None = None) -> None:
+        self.uri = str(address).rstrip("/")
+        self._retry = retry or Retry(RETRY_SECONDS)
+
+    def about(self, key: str) -> Object:
+        def head() -> Object:
+            with self._ask(key, method="HEAD") as answer:
+                return _object(key, answer)
+
+        return self._call(key, head)
+
+    def objects(self, prefix: str) -> Iterator[Object]:
+        raise Refused(f"{self._where(prefix)}: the web has no folders to list; name each file")
+
+    def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
+        def get() -> bytes:
+            with self._ask(key) as answer:
+                data: bytes = answer.read(bytes_max + 1)
+            if len(data) > bytes_max:
+                raise TooLarge(f"{self._where(key)}: holds more than the {bytes_max} bytes that are read of it")
+            return data
+
+        return self._call(key, get)
+
+    def read_into(self, key: str, start: int, into: memoryview, tag: str | None = None) -> None:
+        if len(into):
+            self._call(key, lambda: self._fill(key, start, into, tag))
+
+    def open(self, entry: Object) -> io.BufferedReader:
+        connect = functools.partial(self._from, entry.key, tag=entry.tag)
+        return io.BufferedReader(Stream(entry.bytes, connect, functools.partial(self._call, entry.key)), 1 << 20)
+
+    def _fill(self, key: str, start: int, into: memoryview, tag: str | None) -> None:
+        done = 0
+        with self._from(key, start, start + len(into), tag) as answer:
+            while done < len(into):
+                count = answer.readinto(into[done:])
+                if not count:
+                    raise Truncated(f"{self._where(key)}: ends at byte {start + done}; it was truncated")
+                done += count
+
+    def _from(self, key: str, start: int, end: int | None = None, tag: str | None = None) -> Any:
+        """The body from byte `start` on, up to `end`."""
+        answer = self._ask(key, {"Range": f"bytes={start}-{'' if end is None else end - 1}"})
+        if tag is not None and _tag(answer) != tag:
+            answer.close()
+            raise Replaced(f"{self._where(key)}: was replaced while it was being read")
+        if start and answer.status != http.client.PARTIAL_CONTENT:
+            answer.close()
+            raise StoreError(f"{self._where(key)}: its server does not give parts of a file; copy it to a folder or S3")
+        return answer
+
+    def _ask(self, key: str, headers: dict[str, str] | None = None, method: str = "GET") -> Any:
+        # Not compressed on its way: sizes and ranges are of the file.
+        asked = {"Accept-Encoding": "identity", "User-Agent": "muster", **(headers or {})}
+        request = urllib.request.Request(self._where(key), headers=asked, method=method)  # noqa: S310 (https alone)
+        answer = urllib.request.urlopen(request, timeout=SECONDS_MAX)  # noqa: S310
+        if not answer.url.startswith("https://"):
+            answer.close()
+            raise Refused(f"{self._where(key)}: leads to {answer.url[:200]}, which is not encrypted")
+        return answer
+
+    def _where(self, key: str) -> str:
+        return f"{self.uri}/{key}" if key else self.uri
+
+    def _call(self, key: str, request: Callable[[], T]) -> T:
+        try:
+            return self._retry.call(request, _wait_for)
+        except StoreError:
+            raise
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code in (404, 410):
+                raise NotFound(f"{self._where(key)}: there is no such file") from None
+            if error.code == 416:
+                raise Truncated(f"{self._where(key)}: ends before the range; it was truncated") from None
+            kind = Refused if error.code < 500 and error.code not in _PASSING else StoreError
+            raise kind(f"{self._where(key)}: can't read it: {error.code} {error.reason}") from None
+        except (OSError, http.client.HTTPException, EOFError) as error:
+            raise StoreError(f"{self._where(key)}: can't read it: {error}") from error
+
+
+_PASSING = (408, 425, 429)
+
+
+def _wait_for(error: Exception) -> tuple[bool, float | None] | None:
+    """As Retry.call asks: whether the error passes, whether it concerns all requests, and for how long."""
+    if isinstance(error, StoreError):
+        return None
+    if isinstance(error, urllib.error.HTTPError):
+        after = error.headers.get("Retry-After", "")
+        wait = float(after) if after.isdigit() else None
+        return (error.code == 429, wait) if error.code >= 500 or error.code in _PASSING else None
+    return False, None
+
+
+def _object(key: str, answer: Any) -> Object:
+    size, changed = answer.headers.get("Content-Length"), answer.headers.get("Last-Modified")
+    if size is None or not size.isdigit():
+        raise StoreError(f"{answer.url[:200]}: its server does not say how large it is; copy it to a folder or S3")
+    at = email.utils.parsedate_to_datetime(changed).timestamp() if changed else 0.0
+    return Object(key, int(size), at, _tag(answer))
+
+
+def _tag(answer: Any) -> str:
+    return str(answer.headers.get("ETag") or answer.headers.get("Last-Modified") or "")
