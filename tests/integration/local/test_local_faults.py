@@ -148,3 +148,23 @@ async def test_a_folder_that_was_moved_away_and_back_is_no_death(house: House) -
         house.set_spec(uid, cancel=True)
         await until(lambda: house.status(uid).phase == Phase.CANCELLED, "the job to be cancelled")
         await until(lambda: not processes.scan(house.state), "the last process to be gone")
+
+
+async def test_what_is_no_commit_keeps_nobody_from_resuming_nor_from_cancelling(house: House) -> None:
+    """A COMMIT nested 200,000 deep ended every pass; a FIFO in its place would hold up the operator for good."""
+    async with operator(house) as errors:
+        uid = house.submit(steps=10_000, env={"FAKE_HOLD_AT": "12"})
+        await until(lambda: house.newest_step(uid) == 12, "some steps")
+        commits = house.job_folder(uid) / "commits"
+        (commits / "step-00000100.json").write_bytes(b"[" * 200_000)
+        os.mkfifo(commits / "step-00000200.json")
+        (commits / "step-00000300.json").symlink_to("/dev/zero")
+        processes.kill_all(house.trees(uid)[1, 0])
+        await until(lambda: house.status(uid).attempt == 2, "the next attempt")
+        assert house.status(uid).resume_step == 10, "the newest sound commit"
+        house.goes_on(uid)
+        await until(lambda: house.status(uid).phase == Phase.RUNNING, "the job to go on")
+        house.set_spec(uid, cancel=True)
+        await until(lambda: house.status(uid).phase == Phase.CANCELLED, "the job to be cancelled")
+        await until(lambda: not processes.scan(house.state), "the last process to be gone")
+    assert errors.seen == []

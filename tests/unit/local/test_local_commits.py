@@ -62,14 +62,21 @@ def test_each_commit_is_read_once_and_a_replaced_one_anew(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b'{"step": 6}', sealed(commit(7)), sealed(commit(6)).replace(b"0.25", b"0.75")],
-    ids=["", "{", "[]", "few", "other", "changed"],
+    [b"", b"{", b"[]", b"[" * 200_000, b'{"step": 6}', sealed(commit(7)), sealed(commit(6)).replace(b"0.25", b"0.75")],
+    ids=["", "{", "[]", "deep", "few", "other", "changed"],
 )
 def test_what_is_no_commit_does_not_count(tmp_path: Path, content: bytes) -> None:
     put(tmp_path, 5, sealed(commit(5)))
     put(tmp_path, 6, content)
     (tmp_path / "commits" / "notes.txt").write_text("hello")
     assert steps(f"file://{tmp_path}") == [5]
+
+
+def test_a_newer_musters_commit_counts(tmp_path: Path) -> None:
+    """Its trainer will judge it; not to believe it would mean to begin again at step 0."""
+    put(tmp_path, 5, sealed(commit(5)))
+    put(tmp_path, 6, b'{"version": 2, "attempt": 3, "committedAt": 7.5, "tensors": "of another kind"}')
+    assert CommitListing().read(parse_address(f"file://{tmp_path}"))[1] == CommitSummary(6, 3, 7.5)
 
 
 def test_what_is_no_file_neither_counts_nor_hangs(tmp_path: Path) -> None:
