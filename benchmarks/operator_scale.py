@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.cluster.controlplane import ControlPlane, missing  # noqa: E402
 
+from muster.contract.names import FINALIZER  # noqa: E402
 from muster.kube import paths  # noqa: E402
 from muster.kube.client import STRATEGIC, Client, Object  # noqa: E402
 from muster.kube.connection import from_kubeconfig  # noqa: E402
@@ -150,7 +151,8 @@ def job_document(name: str, workers: int, cpu: str = "3") -> Object:
     return {
         "apiVersion": "muster.dev/v1alpha1",
         "kind": "TrainingJob",
-        "metadata": {"name": name, "namespace": NAMESPACE},
+        # As the API submits it; one that `kubectl` submits costs the operator one write more.
+        "metadata": {"name": name, "namespace": NAMESPACE, "finalizers": [FINALIZER]},
         "spec": {
             "training": {
                 "model": {"preset": "muster-1m"},
@@ -354,6 +356,8 @@ def launch_operator(plane: ControlPlane, folder: Path) -> "subprocess.Popen[byte
         "MUSTER_OPERATOR_LOG_LEVEL": os.environ.get("LEVEL", "info"), "MUSTER_OPERATOR_LOG_FORMAT": "json",
         "MUSTER_OPERATOR_CHECKPOINT_URI": f"file://{folder}", "MUSTER_OPERATOR_REPORT_PORT": str(REPORT_PORT),
         "MUSTER_OPERATOR_IDENTITY": "bench",
+        # As the chart sets it: a NetworkPolicy per gang.
+        "MUSTER_OPERATOR_REPORT_FROM": json.dumps([{"podSelector": {"matchLabels": {"app": "operator"}}}]),
     }  # fmt: skip
     with open(folder / "operator.log", "wb") as file:
         return subprocess.Popen(

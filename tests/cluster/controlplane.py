@@ -39,7 +39,7 @@ class ControlPlane:
     def __init__(
         self, folder: Path, features: str = "", serve: str = "", lenient: bool = False, whole: bool = False
     ) -> None:
-        self._grace = "1h" if lenient else "40s" if whole else "6s"
+        self._grace = "1h" if lenient else "40s" if whole else "12s"  # of eight beats of a hollow kubelet
         self._whole = whole
         self.folder, self._features, self._serve = folder, features, serve
         self._bin = Path(os.environ["KUBEBUILDER_ASSETS"])

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Coroutine
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from aiohttp import web
 from muster.kube import paths
 from muster.kube.client import STRATEGIC, Client, Object
 from muster.kube.errors import ApiError
+from muster.kube.timestamps import now, now_micro
 from muster.kube.watch import Reflector
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -32,10 +32,6 @@ LEASE_SECONDS = 1.5
 WORKER = str(Path(__file__).with_name("pod_worker.py"))
 # What stands for an image: the real trainer, or a worker that keeps its promises in milliseconds.
 IMAGES = {"trainer": ["-m", "muster.trainer.launch"], "quick": [WORKER]}
-
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Kubelets:
@@ -172,17 +168,16 @@ class Kubelets:
         return self._rendezvous.setdefault((namespace, host), next(self._ports))
 
     async def _renew(self) -> None:
+        """All at once: one after another, the leases of all modules' nodes ended on a machine that was busy."""
         while True:
-            for name in [name for name in self._nodes if name not in self.dark]:
-                with contextlib.suppress(OSError):
-                    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                    await self.client.patch(f"{LEASES}/{name}", {"spec": {"renewTime": stamp}})
+            spec = {"renewTime": now_micro()}
+            living = [f"{LEASES}/{name}" for name in self._nodes if name not in self.dark]
+            await asyncio.gather(*(self.client.patch(path, {"spec": spec}) for path in living), return_exceptions=True)
             await asyncio.sleep(LEASE_SECONDS)  # not a wait: the beat of a kubelet
 
     async def _lease(self, name: str, uid: str) -> None:
         owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        spec = {"holderIdentity": name, "leaseDurationSeconds": 5, "renewTime": stamp}
+        spec = {"holderIdentity": name, "leaseDurationSeconds": 5, "renewTime": now_micro()}
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": spec}
         meta = {"name": name, "namespace": "kube-node-lease", "ownerReferences": [owner]}
         await self.client.create(LEASES, {**body, "metadata": meta})

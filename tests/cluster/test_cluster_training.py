@@ -11,7 +11,7 @@ from muster.kube import paths
 TEXT = "A gang of workers marches on, and what it has learnt it commits before the next hill.\n"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_torchrun_trains_through_a_killed_container(house: House, tmp_path: Path) -> None:
     for index in range(2):
         house.node(f"train-{index}", {"node.kubernetes.io/instance-type": "train"})
@@ -30,12 +30,14 @@ def test_torchrun_trains_through_a_killed_container(house: House, tmp_path: Path
     )  # fmt: skip
     try:
         uid = house.submit(document)
-        eventually(lambda: (house.status("torch").get("checkpoint") or {}).get("step"), f"a commit\n{house.tail()}", 90)
+        eventually(
+            lambda: (house.status("torch").get("checkpoint") or {}).get("step"), f"a commit\n{house.tail()}", 240
+        )
         process = house.kubelets.of("torch-1-1")
         assert process is not None
         assert (process.folder / "log-preflight").exists()
         process.kill_container()
-        status = house.reaches("torch", "Succeeded", 120)
+        status = house.reaches("torch", "Succeeded", 240)
         assert status["attempt"] == 2, house.tail()
         assert status["restarts"]["byCause"] == {"infrastructure": 1}
         assert status["attempts"][1]["resumeStep"] >= 20

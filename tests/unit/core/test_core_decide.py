@@ -317,6 +317,14 @@ def test_a_flap_is_not_a_failure_but_a_lost_node_is() -> None:
     assert check(lost).status.phase is Phase.RESTARTING
 
 
+@pytest.mark.parametrize(("heard", "phase"), [(NOW - 2, Phase.RUNNING), (NOW - 12, Phase.RESTARTING)])
+def test_a_worker_that_is_heard_of_is_not_lost_with_its_node(heard: float, phase: Phase) -> None:
+    """An API server that was away calls every node silent for a moment, and all their gangs train."""
+    seen = running()
+    lost = worker(1, state="unreachable", since=NOW - 20, heartbeats=(beat(1, 5, heard, rank=1),))
+    assert check(with_status(seen, seen.status, workers=(crew()[0], lost))).status.phase is phase
+
+
 def test_a_vanished_worker_is_believed_only_when_fresh() -> None:
     seen = running()
     seen = with_status(seen, seen.status, workers=crew()[:1])

@@ -204,8 +204,12 @@ def _words(worker: Worker) -> str:
 
 
 def _lost_nodes(summary: WorkerSummary) -> Iterator[FailureDiagnosis]:
+    """Not while the worker itself is heard of: when an API server was away for longer than a node may be silent, every
+    node is called silent for a moment.
+    """
     for worker in summary.unreachable:
-        if summary.seen.now - worker.since < UNREACHABLE_SECONDS:
+        heard_at = max((beat.at for beat in worker.heartbeats), default=0.0)
+        if summary.seen.now - max(worker.since, heard_at) < UNREACHABLE_SECONDS:
             continue
         cause = _leaving(summary.seen, worker.node) or Cause.INFRASTRUCTURE
         message = f"node {worker.node} of worker {worker.worker} does not answer"
