@@ -26,7 +26,7 @@ from muster.cli.demo_checks import Evidence, Kill
 from muster.cli.errors import CliError, Exit, usage
 from muster.cli.output import say
 from muster.contract.layout import State
-from muster.contract.names import HEARTBEAT
+from muster.contract.names import HEARTBEAT, heartbeat_rank
 from muster.contract.signals import Heartbeat
 
 if TYPE_CHECKING:
@@ -128,11 +128,8 @@ def _kill_a_rank(job_id: str, moment: Moment, state: State, step: int) -> Kill |
 
 def _last_rank(folder: Path) -> Heartbeat | None:
     """The heartbeat of the worker's highest rank."""
-    names = [path for path in folder.glob(HEARTBEAT.format(rank="*")) if path.stem.removeprefix("rank-").isdigit()]
-    if not names:
-        return None
-    path = max(names, key=lambda name: int(name.stem.removeprefix("rank-")))
-    return Heartbeat.model_validate_json(path.read_text())
+    ranks = [rank for path in folder.iterdir() if (rank := heartbeat_rank(path.name)) is not None]
+    return Heartbeat.model_validate_json((folder / HEARTBEAT.format(rank=max(ranks))).read_text()) if ranks else None
 
 
 def _gather(client: Client, platform: Platform, job_id: str, kill: Kill | None) -> Evidence:

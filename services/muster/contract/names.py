@@ -30,6 +30,14 @@ class Env:
     CACHE_DIR = "MUSTER_CACHE_DIR"  # prepared token stores, shared by the jobs of a node
     DEVICE = "MUSTER_DEVICE"  # cpu or cuda; unset: cuda where this worker sees a GPU for each of its ranks
     FENCE = "MUSTER_FENCE"  # where the job's current attempt is written (see trainer/fence.py)
+    # Of a pod, by the operator of a cluster.
+    FENCE_TOKEN_FILE = "MUSTER_FENCE_TOKEN_FILE"  # noqa: S105 - a file's name: whose token the fence is asked with
+    FENCE_CA_FILE = "MUSTER_FENCE_CA_FILE"
+    REPORT_PORT = "MUSTER_REPORT_PORT"  # where the launcher answers with heartbeats and metrics
+    TERMINATION_LOG = "MUSTER_TERMINATION_LOG"  # where the launcher leaves the exit record for the kubelet
+    POD_IP = "MUSTER_POD_IP"
+    HOST_IP = "MUSTER_HOST_IP"
+    PREFLIGHT = "MUSTER_PREFLIGHT"  # what follows a failed check
 
 
 class Label:
@@ -63,6 +71,12 @@ HEARTBEAT = "rank-{rank}.json"  # Heartbeat, by each rank
 RANK_FAILURE = "rank-{rank}.failure.json"  # RankFailure, by a rank that knows why it ends
 STEP_LOG = "steps.jsonl"  # StepRecord lines, by rank 0 (also on standard output)
 LOG = "log"  # standard output and error of the whole worker, by whoever starts it
+
+
+def heartbeat_rank(name: str) -> int | None:
+    """The rank whose heartbeat the file of that name is; None for any other file."""
+    rank = name.removeprefix("rank-").removesuffix(".json")
+    return int(rank) if name == HEARTBEAT.format(rank=rank) and rank.isdecimal() else None
 
 
 def worker_name(job: str, attempt: int, worker: int) -> str:

@@ -14,9 +14,10 @@ from tests.ports import free_port
 from muster.agent.board import Board
 from muster.agent.folder import write
 from muster.agent.server import serve
+from muster.contract.names import Env
 from muster.contract.notices import NOTICES_ENV, NodeNotices, Notice, Remedy
 from muster.contract.signals import SignalKind
-from muster.trainer.launch.notices import HOST_IP, NOTICE_SECONDS, read, seconds_left
+from muster.trainer.launch.notices import NOTICE_SECONDS, read, seconds_left
 
 GOING = Notice(
     kind=SignalKind.SPOT_NOTICE, remedy=Remedy.DRAIN, at=1000.0, message="taken back", source="imds", until=1120.0
@@ -42,7 +43,7 @@ def said(folder: Path, *notices: Notice) -> str:
 
 
 def listener(address: str, host: str = "") -> subprocess.Popen[str]:
-    environment = os.environ | {NOTICES_ENV: address, HOST_IP: host}
+    environment = os.environ | {NOTICES_ENV: address, Env.HOST_IP: host}
     process = subprocess.Popen(
         [sys.executable, "-c", LISTENER], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

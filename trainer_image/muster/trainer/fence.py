@@ -14,6 +14,8 @@ import ssl
 import urllib.request
 from typing import Any
 
+from muster.contract.names import Env
+
 
 class StaleAttempt(Exception):
     """Another attempt is current, or the job is gone: this worker must end without training or committing."""
@@ -68,12 +70,10 @@ def _from_sqlite(path: str, uid: str) -> dict[str, dict[str, Any]] | None:
 
 def _from_http(url: str) -> dict[str, dict[str, Any]] | None:
     request = urllib.request.Request(url)
-    if token_file := os.environ.get("MUSTER_FENCE_TOKEN_FILE"):
+    if token_file := os.environ.get(Env.FENCE_TOKEN_FILE):
         with open(token_file) as file:
             request.add_header("Authorization", f"Bearer {file.read().strip()}")
-    context = (
-        ssl.create_default_context(cafile=os.environ.get("MUSTER_FENCE_CA_FILE")) if url.startswith("https") else None
-    )
+    context = ssl.create_default_context(cafile=os.environ.get(Env.FENCE_CA_FILE)) if url.startswith("https") else None
     try:
         with urllib.request.urlopen(request, timeout=5, context=context) as reply:
             document: dict[str, dict[str, Any]] = json.load(reply)

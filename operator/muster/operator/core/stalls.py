@@ -13,28 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muster.contract.hangs import LIMIT_SECONDS_MIN, STANDING_SHARE, WAITS_FOR_DATA, limit
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.contract.status import Suspicion
 from muster.operator.core.observed import Observed, WorkerState
 from muster.operator.core.rank_reports import RankReport, behind, rank_reports, where
 from muster.operator.core.worker_summary import WorkerSummary
 
-# Without progress, at most, until the run has taught its ranks better (Heartbeat.limit_seconds).
-LIMIT_SECONDS: dict[TrainerPhase, float] = {
-    TrainerPhase.INIT: 600.0,  # rendezvous: 600 s is torchrun's own join time-out
-    TrainerPhase.DATA: 3600.0,  # tokenizing a corpus
-    TrainerPhase.LOAD: 1800.0,  # ByteCheckpoint (arXiv 2407.20143) reads 405B in 129 s; slow buckets take longer
-    TrainerPhase.STEP: 300.0,  # the first steps compile, and meet an empty page cache
-    TrainerPhase.EVALUATION: 900.0,
-    TrainerPhase.CHECKPOINT: 900.0,  # blocked by a save; 30 minutes were seen when a barrier was stranded (marin#9213)
-    TrainerPhase.DRAIN: 600.0,
-    TrainerPhase.DONE: 300.0,
-}
-LIMIT_SECONDS_MIN = 15.0  # whatever ranks have learnt
-# Of the limit (ten times what was usual), where all ranks but one wait for that one: the way between them is well.
-BEHIND_SHARE = 1 / 3
-WAITS_FOR_DATA = "data"  # Heartbeat.doing
-DATA_SECONDS = 120.0  # storage that stops for a minute starves a rank and hangs nobody
 CONFIRM_SHARE = 0.5  # of the limit, between suspicion and belief
 CONFIRM_SECONDS_MIN = 3.0
 # A rank rewrites its heartbeat every second, whatever it does.
@@ -101,7 +86,7 @@ def _is_well(summary: WorkerSummary) -> bool:
         return True
     return (
         heard - oldest <= MUTE_SECONDS
-        and heard - progressed <= LIMIT_SECONDS_MIN * BEHIND_SHARE
+        and heard - progressed <= LIMIT_SECONDS_MIN * STANDING_SHARE
         and summary.seen.now - heard <= SILENT_SECONDS
     )
 
@@ -130,14 +115,7 @@ def alarming(beats: Sequence[Heartbeat], now: float) -> tuple[bool, bool, bool, 
     # As it will be judged: by what the ranks last said, not by how late it is.
     idle = max(beat.at for beat in beats) - max(beat.progressed_at for beat in beats)
     bound = max(limit(beat) for beat in beats)
-    return held, silent, idle > bound * BEHIND_SHARE, idle > bound
-
-
-def limit(beat: Heartbeat) -> float:
-    """Seconds without progress that are not worth a word, of a rank that does what it says."""
-    learnt = beat.limit_seconds
-    seconds = LIMIT_SECONDS[beat.phase] if learnt is None else max(learnt, LIMIT_SECONDS_MIN)
-    return max(seconds, DATA_SECONDS) if beat.doing == WAITS_FOR_DATA else seconds
+    return held, silent, idle > bound * STANDING_SHARE, idle > bound
 
 
 # --- the evidence ---
@@ -175,8 +153,8 @@ def _idle(gang: Sequence[RankReport], newest: Heartbeat) -> HangEvidence | None:
     idle = heard - newest.progressed_at
     bound, confirm = max(limit(w.beat) for w in gang), 0.0
     lags = behind(gang)
-    if lags is not None and _says_it_stands(lags.beat, bound * BEHIND_SHARE):
-        bound *= BEHIND_SHARE
+    if lags is not None and _says_it_stands(lags.beat, bound * STANDING_SHARE):
+        bound *= STANDING_SHARE
     if any(heard - last > MUTE_SECONDS for last in _heard(gang).values()):
         bound, confirm = max(bound, SILENT_SECONDS), SILENT_CONFIRM_SECONDS
     if idle <= bound:

@@ -290,10 +290,10 @@ def _environment(
         Env.WORKER_DIR: f"{ROOT}/worker",
         Env.CACHE_DIR: f"{ROOT}/cache",
         Env.FENCE: f"{site.api_server}/apis/{GROUP}/{VERSION}/namespaces/{job.namespace}/trainingjobs/{job.name}",
-        "MUSTER_FENCE_TOKEN_FILE": f"{FENCE_FOLDER}/token",
-        "MUSTER_FENCE_CA_FILE": f"{FENCE_FOLDER}/ca.crt",
-        "MUSTER_REPORT_PORT": str(REPORT_PORT),
-        "MUSTER_TERMINATION_LOG": TERMINATION_LOG,
+        Env.FENCE_TOKEN_FILE: f"{FENCE_FOLDER}/token",
+        Env.FENCE_CA_FILE: f"{FENCE_FOLDER}/ca.crt",
+        Env.REPORT_PORT: str(REPORT_PORT),
+        Env.TERMINATION_LOG: TERMINATION_LOG,
         "PET_NNODES": str(size),
         "PET_NPROC_PER_NODE": str(spec.gang.ranks_per_node),
         "PET_MASTER_ADDR": meeting,
@@ -304,10 +304,10 @@ def _environment(
     if "OMP_NUM_THREADS" not in settings:
         cores = quantity(spec.gang.resources.cpu) or 1.0
         settings["OMP_NUM_THREADS"] = str(max(1, int(cores) // spec.gang.ranks_per_node))
-    addresses = {"MUSTER_POD_IP": "status.podIP"}
+    addresses = {Env.POD_IP: "status.podIP"}
     if site.agent_port:
         settings[NOTICES_ENV] = f"http://{{host}}:{site.agent_port}/notices"
-        addresses["MUSTER_HOST_IP"] = "status.hostIP"
+        addresses[Env.HOST_IP] = "status.hostIP"
     told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in addresses.items()]
     return [*_variables(settings), *told]
 
@@ -384,6 +384,6 @@ def _answers(job: Job, site: Site) -> str:
 
 def _preflight(trainer: Object, answers: str) -> Object:
     """The same container, which looks before the gang meets: GPUs, disk, the way to the others."""
-    environment = [*trainer["env"], *([{"name": "MUSTER_PREFLIGHT", "value": answers}] if answers else [])]
+    environment = [*trainer["env"], *([{"name": Env.PREFLIGHT, "value": answers}] if answers else [])]
     command = ["python", "-m", "muster.trainer.launch.preflight"]
     return copy.deepcopy(trainer) | {"name": "preflight", "command": command, "env": environment, "ports": []}

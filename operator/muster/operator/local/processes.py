@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from muster.contract.base import Many, Record, dump_json
 from muster.contract.layout import State
-from muster.contract.names import EXIT_RECORD, LOG, Env
+from muster.contract.names import EXIT_RECORD, HEARTBEAT, LOG, Env
 from muster.operator.local.files import open_to_append, read_regular, write_whole
 
 RECORD = "worker.json"  # WorkerRecord, by whoever started the worker
@@ -284,7 +284,7 @@ def _record(
 
 def _forget_former_life(folder: Path) -> None:
     """A worker that was removed may be made again in the same attempt; only its log is one."""
-    for path in [folder / RECORD, folder / EXIT_RECORD, *folder.glob("rank-*.json"), folder / REMOVED]:
+    for path in [folder / RECORD, folder / EXIT_RECORD, *folder.glob(HEARTBEAT.format(rank="*")), folder / REMOVED]:
         path.unlink(missing_ok=True)
 
 

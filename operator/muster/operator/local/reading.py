@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from muster.contract.base import dump_json
 from muster.contract.layout import State
-from muster.contract.names import EXIT_RECORD, LOG, ExitCode
+from muster.contract.names import EXIT_RECORD, LOG, ExitCode, heartbeat_rank
 from muster.contract.signals import Heartbeat, WorkerExit
 from muster.local.processes import is_stopped
 from muster.operator.local.files import open_regular, open_to_append, read_regular, write_whole
@@ -78,7 +78,7 @@ class Heartbeats:
             beat = Heartbeat.model_validate_json(read_regular(key.folder(self._state) / name))
         except (OSError, ValidationError):
             beat = None
-        if beat is None or beat.attempt != key.attempt or name != f"rank-{beat.rank}.json":
+        if beat is None or beat.attempt != key.attempt or heartbeat_rank(name) != beat.rank:
             nothing = _Read(stamp, None, ("", -1), 0.0, 0.0, 0.0, 0.0)
             return replace(previous, stamp=stamp) if previous else nothing
         progress, seen_at = (str(beat.phase), beat.step), self._monotonic()
@@ -168,7 +168,7 @@ def _heartbeat_files(folder: Path) -> list[tuple[str, tuple[int, int, int]]]:
 
 
 def _is_heartbeat(name: str) -> bool:
-    return name.startswith("rank-") and name.endswith(".json") and name[5:-5].isdigit()
+    return heartbeat_rank(name) is not None
 
 
 def _stamp(entry: os.DirEntry[str]) -> tuple[int, int, int]:

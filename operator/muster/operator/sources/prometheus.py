@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from muster.contract.hangs import DATA_SECONDS, LIMIT_SECONDS
 from muster.contract.signals import Signal, SignalKind, TrainerPhase
-from muster.operator.core.stalls import DATA_SECONDS, LIMIT_SECONDS
 from muster.operator.sources.alerts import Report, report
 from muster.operator.sources.hub import Hub
 

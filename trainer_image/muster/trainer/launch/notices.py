@@ -16,9 +16,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from muster.contract.names import Env
 from muster.contract.notices import NOTICES_ENV, NodeNotices, Notice
 
-HOST_IP = "MUSTER_HOST_IP"
 FILE_SECONDS, ASK_SECONDS = 0.25, 1.0  # between two looks
 ABSENT_SECONDS = 15.0  # there is no agent: it may come later
 ANSWER_SECONDS = 2.0
@@ -45,7 +45,7 @@ def seconds_left(now: float | None = None) -> float | None:
 
 
 def _where(address: str) -> str:
-    host = os.environ.get(HOST_IP, "")
+    host = os.environ.get(Env.HOST_IP, "")
     return address.replace("{host}", f"[{host}]" if ":" in host else host)
 
 

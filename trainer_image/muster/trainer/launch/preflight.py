@@ -24,7 +24,6 @@ from muster.contract.signals import WorkerExit
 from muster.trainer.launch.all_reduce_check import rehearse
 from muster.trainer.launch.report import leave_word
 
-SETTING = "MUSTER_PREFLIGHT"
 ANSWERS = {"gpus": "exclude", "disk": "retry", "efa": "exclude", "network": "warn", "collective": "retry"}
 DISK_BYTES_MIN = 2 * 2**30  # for token stores and the files of a commit on their way to the bucket
 RESOLVE_SECONDS = 30.0  # the names of a gang that is just being made take a moment
@@ -37,7 +36,7 @@ class Fault:
 
 
 def main() -> int:
-    answers = ANSWERS | dict(pair.split("=", 1) for pair in os.environ.get(SETTING, "").split(",") if "=" in pair)
+    answers = ANSWERS | dict(pair.split("=", 1) for pair in os.environ.get(Env.PREFLIGHT, "").split(",") if "=" in pair)
     faults = [Fault(name, told) for name, check in CHECKS.items() if (told := check()) is not None]
     if not faults:
         faults = [Fault(name, told) for name, check in GANG_CHECKS.items() if (told := check()) is not None]

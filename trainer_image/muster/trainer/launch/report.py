@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from muster.contract.base import dump_json
-from muster.contract.names import Env
+from muster.contract.names import HEARTBEAT, Env, heartbeat_rank
 from muster.contract.signals import WorkerExit
 from muster.local.metric_pages import CONTENT_TYPE, gathered
 from muster.local.processes import is_stopped
 
-REPORT_PORT = "MUSTER_REPORT_PORT"
-POD_IP = "MUSTER_POD_IP"
-TERMINATION_LOG = "MUSTER_TERMINATION_LOG"
 LAST_HEARTBEAT = "lastHeartbeat"  # a key beside those of WorkerExit
 NOT_LAST = ("stands", "memory", "slowRanks", "lastSkipped")  # what nobody asks of a rank that has ended
 TERMINATION_BYTES_MAX = 4_096  # the kubelet keeps no more of a termination message
@@ -32,10 +29,10 @@ TERMINATION_BYTES_MAX = 4_096  # the kubelet keeps no more of a termination mess
 
 def serve_reports(directory: Path) -> None:
     """Answer in a thread of our own, if MUSTER_REPORT_PORT is set. A taken port is told and ends nothing."""
-    port = os.environ.get(REPORT_PORT, "")
+    port = os.environ.get(Env.REPORT_PORT, "")
     if not port.isdecimal():
         return
-    host = os.environ.get(POD_IP, "")
+    host = os.environ.get(Env.POD_IP, "")
     try:
         server = _server_of(host)((host, int(port)), _handler(directory, os.environ.get(Env.JOB_UID, "")))
     except OSError as error:
@@ -46,7 +43,7 @@ def serve_reports(directory: Path) -> None:
 
 def leave_word(end: WorkerExit) -> None:
     """Write the exit record as the termination message, if MUSTER_TERMINATION_LOG names a file for it."""
-    path = os.environ.get(TERMINATION_LOG)
+    path = os.environ.get(Env.TERMINATION_LOG)
     if not path:
         return
     try:
@@ -79,8 +76,8 @@ def fitting(end: WorkerExit, size: int) -> str:
 def heartbeats(directory: Path) -> list[dict[str, Any]]:
     """Of all ranks that have left one, in no order."""
     found = []
-    for path in directory.glob("rank-*.json"):
-        if path.name.count(".") == 1:  # not rank-N.failure.json
+    for path in directory.glob(HEARTBEAT.format(rank="*")):
+        if heartbeat_rank(path.name) is not None:
             try:
                 beat = json.loads(path.read_bytes())
                 found.append(beat | {"stopped": True} if is_stopped(int(beat.get("pid", 0))) else beat)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from muster.contract.hangs import LIMIT_SECONDS, STANDING_SHARE, WAITS_FOR_DATA
 from muster.contract.names import HEARTBEAT, LOG, RANK_FAILURE, ExitCode
 from muster.contract.signals import Heartbeat, RankFailure, TrainerPhase, WorkerExit
 from muster.local.processes import is_stopped
@@ -16,10 +17,6 @@ from muster.local.processes import is_stopped
 TAIL_BYTES = 16_384
 TAIL_LINES = 40
 FRESH_SECONDS = 5.0
-HUNG_SHARE = 1 / 3  # of the limit, which is ten times what was usual
-# For the launcher, who is told to stop and wonders whether its ranks still can.
-UNLEARNT_SECONDS = {TrainerPhase.STEP: 300.0}
-UNLEARNT_SECONDS_ELSE = 900.0
 _STOPPED = (ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT)
 
 
@@ -118,13 +115,13 @@ def patience(beat: Heartbeat) -> float:
     """Seconds without progress after which a rank that is told to stop is not expected to come to its next step. Less
     than what makes a hang by itself: the operator may know which rank the others wait for, and has waited longer.
     """
-    if beat.limit_seconds is None or beat.doing == "data":  # storage may well come back
+    if beat.limit_seconds is None or beat.doing == WAITS_FOR_DATA:  # storage may well come back
         return unlearnt(beat.phase)
-    return beat.limit_seconds * HUNG_SHARE
+    return beat.limit_seconds * STANDING_SHARE
 
 
 def unlearnt(phase: TrainerPhase) -> float:
-    return UNLEARNT_SECONDS.get(phase, UNLEARNT_SECONDS_ELSE)
+    return LIMIT_SECONDS[phase]
 
 
 def log_tail(directory: Path) -> str:
