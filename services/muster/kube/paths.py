@@ -6,6 +6,7 @@ from muster.contract.names import GROUP, VERSION
 
 PODS = "/api/v1/pods"
 NODES = "/api/v1/nodes"
+PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 JOBS = f"/apis/{GROUP}/{VERSION}/trainingjobs"
 

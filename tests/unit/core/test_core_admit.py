@@ -58,6 +58,15 @@ def test_priority_then_age() -> None:
     assert list(placed(fleet(nodes, [new, old, urgent]))) == ["urgent"]
 
 
+def test_a_priority_class_counts_where_a_job_says_no_number() -> None:
+    urgent, urgent_by_class = summary("urgent", spec(priority=5)), summary("classy", spec(priorityClassName="research"))
+    unknown = summary("unknown", spec(priorityClassName="gone"), age=100)
+    nodes = [node("a"), node("b")]
+    for value, first in ((100, "classy"), (3, "urgent"), (-1, "urgent")):
+        seen = replace(fleet(nodes, [unknown, urgent_by_class, urgent]), priorities={"research": value})
+        assert list(placed(seen)) == [first]
+
+
 def test_what_is_held_is_not_given_twice() -> None:
     reservations = (entry("there", "a", "b", "c"),)
     jobs = [holding("there", "a", "b", "c"), summary("new")]

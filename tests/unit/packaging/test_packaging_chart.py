@@ -210,7 +210,7 @@ def test_an_operator_of_one_namespace_has_rights_in_that_one_only(chart: Chart) 
     ]
     assert {verb for rule in nodes["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
     everywhere = {rule["resources"][0] for rule in nodes["rules"]}
-    assert everywhere == {"nodes", "deviceclasses"}
+    assert everywhere == {"nodes", "priorityclasses", "deviceclasses"}
     roles = {(item["metadata"]["name"], item["metadata"]["namespace"]) for item in objects if item["kind"] == "Role"}
     assert roles == {
         ("muster-operator-jobs", "team"), ("muster-worker", "team"), ("muster-api", "team"),

@@ -120,7 +120,7 @@ def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
         and (job.uid, job.status.reservation) not in granted
         and not remaining_backoff_seconds(job.spec.recovery, job.status.retry_at, fleet.now)
     ]
-    return sorted((*asking, *leaving), key=lambda job: (-job.spec.priority, job.created_at, job.uid))
+    return sorted((*asking, *leaving), key=fleet.line)
 
 
 def _must_leave(job: JobSummary, ready: dict[str, Node], granted: set[tuple[str, int]]) -> bool:
@@ -284,7 +284,7 @@ def _growth(
     for ask in starving[:CLAIMS_MAX]:
         space.set_aside(ask)
     offers = []
-    for job in sorted(elastic, key=lambda job: (-job.spec.priority, job.created_at, job.uid)):
+    for job in sorted(elastic, key=fleet.line):
         gang, ask = job.status.gang, _ask(fleet, job)
         here = Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand")
         left = limits.left(job.namespace)

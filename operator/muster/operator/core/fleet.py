@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -52,6 +53,7 @@ class Fleet:
     """limits: accelerators that a namespace's jobs may hold together; a namespace that is not named has no limit.
     grow_after_seconds: an elastic gang that has run for so long may be offered more nodes.
     others: what is in use on the nodes and was not placed by Muster; it will be free some time.
+    priorities: values of the classes that jobs may name.
     """
 
     now: float
@@ -60,4 +62,10 @@ class Fleet:
     jobs: tuple[JobSummary, ...]
     limits: dict[str, int] = field(default_factory=dict)
     others: tuple[Reservation, ...] = ()
+    priorities: Mapping[str, int] = field(default_factory=dict)
     grow_after_seconds: float = GROW_AFTER_START_SECONDS
+
+    def line(self, job: JobSummary) -> tuple[int, float, str]:
+        """For sorting, the first in line first: by the job's own priority, else its class's, then by age."""
+        priority = job.spec.priority or self.priorities.get(job.spec.priority_class_name or "", 0)
+        return -priority, job.created_at, job.uid

@@ -16,7 +16,7 @@ from muster.contract.status import Condition, JobStatus, Phase
 from muster.kube import paths
 from muster.kube.client import METADATA, METADATA_LIST, Client, Object
 from muster.kube.errors import ApiError
-from muster.kube.watch import SILENCE_SECONDS, Reflector
+from muster.kube.watch import SILENCE_SECONDS, ObjectCache, Reflector
 from muster.operator.commit_lookup import CommitLookup, KnownCommits
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
@@ -29,6 +29,7 @@ from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.network import plan
 from muster.operator.kubernetes.nodes import Nodes, Others
 from muster.operator.kubernetes.pods import FIELDS, Pod, Pods, read_pod
+from muster.operator.kubernetes.priorities import Priorities
 from muster.operator.kubernetes.removal import Remover
 from muster.operator.kubernetes.render import REPORT_PORT, SCHEDULER_LABEL, Site, Unrenderable, checkpoint_folder
 from muster.operator.kubernetes.reservations import ReservationStore
@@ -70,6 +71,7 @@ class KubernetesWorld:
         self.pods = Pods(self._enqueue, self._enqueue_later)
         self.nodes = Nodes(site.tolerations, self.now, self._node_changed)
         self._others = Others(lambda: self._enqueue(FLEET))
+        self._priorities = Priorities(lambda: self._enqueue(FLEET))
         self._slices, self._silence_seconds = Slices(lambda: self._enqueue(FLEET)), silence_seconds
         self._reservations = ReservationStore(client, namespace)
         self.gangs = Gangs(client, self._enqueue, on_error)
@@ -109,6 +111,12 @@ class KubernetesWorld:
 
     async def watch(self) -> AsyncIterator[str]:
         async with asyncio.TaskGroup() as group:
+
+            def follow(path: str, cache: ObjectCache) -> None:
+                reflector = Reflector(self._client, path, cache, self._on_error, self._silence_seconds)
+                group.create_task(reflector.run())
+
+            follow(paths.PRIORITIES, self._priorities)  # not waited for: it may be forbidden
             for reflector in self._reflectors:
                 group.create_task(reflector.run())
             group.create_task(self.heartbeats.run())
@@ -118,8 +126,7 @@ class KubernetesWorld:
             def follow_slices() -> None:
                 if self.gangs.claims_served and paths.SLICES not in followed:
                     followed.add(paths.SLICES)
-                    slices = Reflector(self._client, paths.SLICES, self._slices, self._on_error, self._silence_seconds)
-                    group.create_task(slices.run())
+                    follow(paths.SLICES, self._slices)
 
             def look_again() -> None:
                 follow_slices()
@@ -236,8 +243,8 @@ class KubernetesWorld:
             if (present is None or present(job)) and not (job.invalid and not job.status.gang.nodes)
         )
         summaries = tuple(job.summary for job in jobs)
-        nodes, others = self.nodes.fleet(self._others), self._others.held()
-        return Fleet(self.now(), fresh, self._slices.counted(nodes), summaries, self._limits, others)
+        nodes, others = self._slices.counted(self.nodes.fleet(self._others)), self._others.held()
+        return Fleet(self.now(), fresh, nodes, summaries, self._limits, others, priorities=self._priorities.values)
 
     async def reservations(self) -> Reservations:
         return await self._reservations.read()
