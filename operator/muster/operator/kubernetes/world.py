@@ -76,16 +76,8 @@ class KubernetesWorld:
         self._reservations = ReservationStore(client, namespace)
         self.gangs = Gangs(client, self._enqueue, on_error)
         self.heartbeats = Heartbeats(self.job_cache, self.pods, self._enqueue, report_port)
-        self._creator = Creator(
-            client,
-            self.job_cache,
-            self.pods,
-            site,
-            self.gangs.of,
-            self._instance_type,
-            self._enqueue,
-            self._enqueue_later,
-        )
+        news = self._enqueue, self._enqueue_later
+        self._creator = Creator(client, self.job_cache, self.pods, site, self.gangs.of, self._instance_type, *news)
         self._remover = Remover(client, self.pods, on_error)
         self._commits = CommitListing()
         self._lookup = CommitLookup(self._list_commits)
