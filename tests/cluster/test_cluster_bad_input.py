@@ -46,6 +46,16 @@ def cancel(house: House, name: str) -> None:
     ("change", "words"),
     [
         ({"gang": {"gpusPerNode": -1}}, "spec.gang.gpusPerNode: Invalid value: -1"),
+        ({"gang": {"processesPerNode": 100_000}}, "spec.gang.processesPerNode: Invalid value: 100000"),
+        ({"gang": {"nodes": 0}}, "spec.gang.nodes"),
+        ({"gang": {"nodes": "four"}}, "spec.gang.nodes"),
+        ({"gang": {"nodes": 1.5}}, "spec.gang.nodes"),
+        ({"gang": {"nodes": []}}, "spec.gang.nodes"),
+        ({"gang": {"nodes": {"min": 1}}}, "spec.gang.nodes.max"),
+        ({"gang": {"nodes": {"min": 1, "max": "two"}}}, "spec.gang.nodes.max"),
+        ({"gang": {"nodes": {"min": 1, "max": 2, "step": 1}}}, "spec.gang.nodes"),
+        ({"gang": {"resources": {"memory": "1Gigs"}}}, "spec.gang.resources.memory"),
+        ({"checkpoint": {"every": "ten minutes"}}, "spec.checkpoint.every"),
         ({"training": {"length": {"steps": 3, "epochs": 1}}}, "give exactly one of steps, tokens, epochs"),
         ({"gang": {"scheduler": {"kind": "slurm"}}}, 'spec.gang.scheduler.kind: Unsupported value: "slurm"'),
         ({"runtime": {"env": [{"name": "MUSTER_JOB", "value": "x"}]}}, "are set by Muster itself"),
@@ -59,9 +69,16 @@ def test_the_schema_refuses_with_the_path(cluster: House, change: dict[str, obje
 
 
 def test_what_the_schema_can_not_weigh_up_the_operator_does(cluster: House) -> None:
-    cluster.submit(quick_job("nobody", gang={"nodes": 0}))
-    assert "spec.gang.nodes" in cluster.reaches("nobody", "Failed")["because"]
+    cluster.submit(quick_job("nobody", gang={"nodes": {"min": 2, "max": 1}}))
+    assert "min 2 is greater than max 1" in cluster.reaches("nobody", "Failed")["because"]
     cluster.kubectl("delete", "tj", "-n", "team", "nobody", "--timeout=20s")
+
+
+@pytest.mark.parametrize("nodes", [1, {"min": 1, "max": 2}])
+def test_nodes_are_a_number_or_an_object(cluster: House, nodes: object) -> None:
+    cluster.submit(quick_job("counted", gang={"nodes": nodes, "instanceTypes": ["none"]}))
+    assert cluster.job("counted")["spec"]["gang"]["nodes"] == nodes
+    cluster.kubectl("delete", "tj", "-n", "team", "counted", "--timeout=20s")
 
 
 def test_a_batch_that_the_gang_can_not_divide_fails_with_its_path(cluster: House) -> None:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
-from muster.contract.spec import JobSpec, TrainingJob
+from muster.contract.base import dump
+from muster.contract.spec import JobSpec
 from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound, RawChange
 
 _CONFLICTS_MAX = 20
@@ -24,6 +25,21 @@ class DesiredJob:
     labels: dict[str, str]
     spec: JobSpec
     seen: bool
+
+
+@dataclass(frozen=True)
+class FoundJob:
+    """A job that was made in the cluster by other means, readable or not. spec: as it stands there.
+
+    created_at: seconds since the epoch.
+    """
+
+    uid: str
+    name: str
+    namespace: str
+    labels: dict[str, str]
+    spec: dict[str, Any]
+    created_at: float
 
 
 class Outcome(StrEnum):
@@ -62,7 +78,7 @@ class Cluster(Protocol):
 
     async def changes(self, after_version: int, limit: int) -> list[RawChange]: ...
 
-    async def find(self, uid: str) -> TrainingJob | None: ...
+    async def find(self, uid: str) -> FoundJob | None: ...
 
 
 class Local:
@@ -91,11 +107,13 @@ class Local:
     async def changes(self, after_version: int, limit: int) -> list[RawChange]:
         return await asyncio.to_thread(self._cluster.raw_changes, after_version, limit)
 
-    async def find(self, uid: str) -> TrainingJob | None:
+    async def find(self, uid: str) -> FoundJob | None:
         try:
-            return await asyncio.to_thread(self._cluster.get, uid)
+            job = await asyncio.to_thread(self._cluster.get, uid)
         except NotFound:
             return None
+        meta = job.metadata
+        return FoundJob(uid, meta.name, meta.namespace, meta.labels, dump(job.spec), meta.creation_timestamp)
 
     def _apply(self, job: DesiredJob) -> ApplyResult:
         try:

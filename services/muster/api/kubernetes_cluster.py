@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 from pydantic import ValidationError
 
-from muster.api.cluster import ApplyResult, DesiredJob, Outcome
+from muster.api.cluster import ApplyResult, DesiredJob, FoundJob, Outcome
 from muster.api.pod_logs import PodLogs
 from muster.contract.base import dump, known_part
 from muster.contract.layout import State
 from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
-from muster.contract.spec import JobSpec, Metadata, TrainingJob
+from muster.contract.spec import JobSpec
 from muster.kube import paths
 from muster.kube.client import Client, Object
 from muster.kube.errors import ApiError
@@ -90,9 +90,9 @@ class KubernetesCluster:
             found = [change for change in found if change.version <= last]
         return found
 
-    async def find(self, uid: str) -> TrainingJob | None:
+    async def find(self, uid: str) -> FoundJob | None:
         item = self._jobs.get(uid)
-        return _job(item, uid) if item is not None else None
+        return _found(item, uid) if item is not None else None
 
     async def _have_listed(self) -> None:
         async with asyncio.timeout(LISTED_SECONDS):  # not wait_for: until Python 3.12 it swallows cancellations
@@ -220,21 +220,11 @@ def _status(item: Object) -> Object:
     return status
 
 
-def _job(item: Object, uid: str) -> TrainingJob | None:
-    meta = item["metadata"]
+def _found(item: Object, uid: str) -> FoundJob:
+    meta, spec = item["metadata"], dict(item.get("spec") or {})
     try:
-        spec = JobSpec.model_validate(known_part(JobSpec, item["spec"]))
+        spec = dump(JobSpec.model_validate(known_part(JobSpec, spec)))
     except ValidationError:
-        return None  # refused by the operator, which says so in the status; there is no row for it
-    return TrainingJob(
-        metadata=Metadata(
-            name=meta["name"],
-            namespace=meta["namespace"],
-            uid=uid,
-            generation=meta.get("generation", 1),
-            resource_version=meta["resourceVersion"],
-            creation_timestamp=seconds_of(meta["creationTimestamp"]),
-            labels=meta.get("labels") or {},
-        ),
-        spec=spec,
-    )
+        pass  # the operator refuses it, which its status says; its row shows it as it stands in the cluster
+    labels, created_at = meta.get("labels") or {}, seconds_of(meta["creationTimestamp"])
+    return FoundJob(uid, meta["name"], meta["namespace"], labels, spec, created_at)

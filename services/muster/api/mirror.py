@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.cluster import Cluster
+from muster.api.cluster import Cluster, FoundJob
 from muster.api.db import Database
 from muster.api.events import repository as events
 from muster.api.events.types import EventType, NewEvent, events_between
@@ -24,7 +24,6 @@ from muster.api.jobs import repository as jobs
 from muster.api.observability import Metrics
 from muster.api.tables import AttemptRow, JobRow, MirrorRow
 from muster.contract.base import dump
-from muster.contract.spec import TrainingJob
 from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import RawChange
 
@@ -71,7 +70,7 @@ class Mirror:
             row = await session.get(MirrorRow, self._cluster.name)
         return row.version if row else 0
 
-    async def _unknown_jobs(self, changes: list[RawChange]) -> dict[str, TrainingJob]:
+    async def _unknown_jobs(self, changes: list[RawChange]) -> dict[str, FoundJob]:
         """Jobs that were made in the cluster by other means; asked for before the write, which must be short."""
         uids = {change.uid for change in changes}
         async with self._database.read() as session:
@@ -80,7 +79,7 @@ class Mirror:
         return {uid: job for uid, job in found.items() if job is not None}
 
     async def _take_over(
-        self, session: AsyncSession, changes: list[RawChange], unknown: dict[str, TrainingJob]
+        self, session: AsyncSession, changes: list[RawChange], unknown: dict[str, FoundJob]
     ) -> set[str] | None:
         """The ids of jobs with news; None: another process has moved the cursor since it was read."""
         cursor = await self._locked_cursor(session)
@@ -169,22 +168,22 @@ async def _keep_attempts(session: AsyncSession, job_id: str, before: dict[str, A
             await session.merge(AttemptRow(job_id=job_id, number=number, body=attempt))
 
 
-async def _import(session: AsyncSession, job: TrainingJob) -> None:
+async def _import(session: AsyncSession, job: FoundJob) -> None:
     message = "the job was made in the cluster, not through this API"
     row = await jobs.insert(
         session,
         jobs.NewJob(
-            id=job.metadata.uid,
-            namespace=job.metadata.namespace,
-            name=job.metadata.name,
-            labels=job.metadata.labels,
-            spec=dump(job.spec),
-            priority=job.spec.priority,
-            created_at=job.metadata.creation_timestamp,
+            id=job.uid,
+            namespace=job.namespace,
+            name=job.name,
+            labels=job.labels,
+            spec=job.spec,
+            priority=job.spec.get("priority", 0),
+            created_at=job.created_at,
             status=dump(JobStatus()),
         ),
-        NewEvent(EventType.JOB_IMPORTED, job.metadata.creation_timestamp, message),
-        live=not await jobs.live_with_name(session, job.metadata.namespace, job.metadata.name),
+        NewEvent(EventType.JOB_IMPORTED, job.created_at, message),
+        live=not await jobs.live_with_name(session, job.namespace, job.name),
     )
     row.relayed_version = row.spec_version
     log.info("job imported", job=row.id, name=row.name, namespace=row.namespace)

@@ -21,7 +21,7 @@ from muster.api.events.types import EventType, NewEvent
 from muster.api.hub import Hub
 from muster.api.observability import Metrics
 from muster.api.tables import JobRow
-from muster.contract.base import parse
+from muster.contract.base import InvalidDocument, parse
 from muster.contract.spec import JobSpec
 from muster.contract.status import Phase
 
@@ -53,7 +53,7 @@ class Relay:
         self._metrics.relay_waiting.set(len(rows))
         if not rows:
             return False
-        results = await self._cluster.apply([_desired_job(row) for row in rows])
+        results = await self._apply(rows)
         by_id = {row.id: row for row in rows}
         lost_names = await self._names(by_id, results)
         async with self._database.write() as session:
@@ -67,6 +67,16 @@ class Relay:
         for result in results:
             self._hub.tell(result.uid)
         return len(rows) == BATCH
+
+    async def _apply(self, rows: Sequence[JobRow]) -> list[ApplyResult]:
+        """A row whose spec can't be read, which somebody made in the cluster, does not keep the others waiting."""
+        desired, unreadable = [], []
+        for row in rows:
+            try:
+                desired.append(_desired_job(row))
+            except InvalidDocument as invalid:
+                unreadable.append(ApplyResult(row.id, Outcome.RETRY, error=f"its spec can't be read: {invalid}"[:300]))
+        return [*unreadable, *await self._cluster.apply(desired)]
 
     async def _waiting(self) -> list[JobRow]:
         query = (

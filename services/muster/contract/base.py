@@ -153,13 +153,50 @@ def _problem(model: type[BaseModel], entry: dict[str, Any], at: str) -> Problem:
     if entry["type"] == "literal_error":
         expected = str(entry["ctx"]["expected"])
         near = difflib.get_close_matches(str(entry["input"]), re.findall(r"'([^']*)'", expected), n=1, cutoff=0.6)
-        return Problem(path, f"must be {expected}, not {entry['input']!r}"[:300], near[0] if near else None)
-    message = entry["msg"].removeprefix("Value error, ")
-    if entry["type"].endswith(("_type", "_parsing")):
-        message = f"{message[0].lower()}{message[1:]}, not {_kind(entry['input'])}"
-    return Problem(
-        path, message[0].lower() + message[1:] if message[:1].isupper() and message[1:2].islower() else message
-    )
+        return Problem(path, f"must be {expected}, not {_kind(entry['input'])}"[:300], near[0] if near else None)
+    return Problem(path, _message(entry))
+
+
+# What pydantic finds wrong, in words of YAML and JSON: its own speak of dictionaries, tuples and classes.
+_WORDS = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping of keys to values",
+    "enum": "must be {expected}",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be greater than {gt:,}",
+    "greater_than_equal": "must be at least {ge:,}",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a whole number of at most 64 bits",
+    "int_type": "must be a whole number",
+    "less_than": "must be less than {lt:,}",
+    "less_than_equal": "must be at most {le:,}",
+    "list_type": "must be a list",
+    "model_attributes_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "none_required": "must be null",
+    "string_pattern_mismatch": "must look like {pattern}",
+    "string_too_long": "must have at most {max_length:,} characters",
+    "string_too_short": "must have at least {min_length:,} characters",
+    "string_type": "must be text",
+    "too_long": "must have at most {max_length:,} items",
+    "too_short": "must have at least {min_length:,} items",
+    "tuple_type": "must be a list",
+}
+
+
+def _message(entry: dict[str, Any]) -> str:
+    kind = entry["type"]
+    bounds = entry.get("ctx", {}).items()
+    context = {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in bounds}
+    if kind in ("value_error", "assertion_error"):
+        return str(entry["msg"]).partition(", ")[2]
+    words = _WORDS.get(kind)
+    if words is None:
+        return str(entry["msg"]).replace("Input should", "must").replace("must be a valid", "must be a")
+    if kind in ("too_long", "too_short"):
+        return f"{words.format(**context)}, not {context['actual_length']}"
+    return f"{words.format(**context)}, not {_kind(entry['input'])}"
 
 
 def _fold(key: str) -> str:
@@ -191,13 +228,11 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _kind(value: object) -> str:
-    names = {
-        dict: "a mapping",
-        list: "a list",
-        str: "text",
-        bool: "true/false",
-        int: "a whole number",
-        type(None): "nothing",
-    }
-    name = names.get(type(value), f"a {type(value).__name__}")
-    return name if isinstance(value, dict | list | None) else f"{name} ({value!r})"[:120]
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)[:40]
+    if isinstance(value, str):
+        return f"text ({value!r})"[:120]
+    names: dict[type, str] = {dict: "a mapping", list: "a list", type(None): "nothing"}
+    return names.get(type(value), "something else")

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from muster.contract.architecture import PRESETS
 from muster.contract.names import GROUP, KIND, VERSION
-from muster.contract.spec import MUTABLE, JobSpec
+from muster.contract.spec import DURATION, MUTABLE, QUANTITY, JobSpec
 from muster.contract.status import JobStatus
 
 Schema = dict[str, Any]
@@ -98,8 +98,12 @@ RULES: tuple[tuple[str, str, str], ...] = (
 )
 
 # Where people may write a number or something else, which a model's schema shows only after it was made alike.
-INT_OR_STRING = ("gang.resources.cpu", "gang.resources.memory")
-INT_OR_OBJECT = ("gang.nodes",)
+INT_OR_STRING = {
+    "gang.resources.cpu": QUANTITY,
+    "gang.resources.memory": QUANTITY,
+    "checkpoint.every": f"auto|{DURATION}",
+    "training.model.from.step": "best|last",
+}
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("Phase", "string", ".status.phase"),
@@ -148,10 +152,9 @@ def definition() -> Schema:
 def document_schema() -> Schema:
     """The structural schema of one TrainingJob."""
     spec = structural(JobSpec)
-    for path in INT_OR_STRING:
-        _retype(_at(spec, path), "x-kubernetes-int-or-string")
-    for path in INT_OR_OBJECT:
-        _retype(_at(spec, path), "x-kubernetes-preserve-unknown-fields")
+    for path, pattern in INT_OR_STRING.items():
+        _retype(_at(spec, path), {"x-kubernetes-int-or-string": True, "minimum": 0, "pattern": f"^({pattern})$"})
+    _retype(_at(spec, "gang.nodes"), _int_or_object(_at(spec, "gang.nodes")))
     _bound(spec)
     for path, rule, message in RULES:
         _at(spec, path).setdefault("x-kubernetes-validations", []).append({"rule": rule, "message": message})
@@ -267,10 +270,30 @@ def _at(spec: Schema, path: str) -> Schema:
     return node
 
 
-def _retype(node: Schema, mark: str) -> None:
+def _retype(node: Schema, schema: Schema) -> None:
     kept = {key: node[key] for key in ("default", "description") if key in node}
     node.clear()
-    node.update(kept | {mark: True})
+    node.update(kept | schema)
+
+
+def _int_or_object(node: Schema) -> Schema:
+    """A structural schema has no such type. But each bound speaks of one type alone, and of the others it says nothing:
+    so text may have no characters, a list no items, a number lies between the bounds, and an object has both keys.
+    """
+    bounds = node["properties"]["min"]
+    return {
+        "x-kubernetes-preserve-unknown-fields": True,
+        "minimum": bounds["minimum"],
+        "maximum": bounds["maximum"],
+        "multipleOf": 1,
+        "minLength": 1,
+        "maxLength": 0,
+        "minItems": 1,
+        "maxItems": 0,
+        "required": ["min", "max"],
+        "maxProperties": 2,
+        "properties": node["properties"],
+    }
 
 
 def _immutable_keys() -> list[str]:

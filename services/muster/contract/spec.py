@@ -9,43 +9,52 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, parse
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
-from muster.contract.pods import PodMarks
+from muster.contract.pods import PodMarks, label_key, label_value
 from muster.contract.redaction import masked_paths
 from muster.contract.signals import Cause
 from muster.contract.status import DataSkip, JobStatus
 from muster.contract.training import Count, FolderAddress, Positive, Text, TrainingConfig
 
-_DURATION = re.compile(r"(\d+)(s|m|h)")
-_QUANTITY = re.compile(r"\d+(\.\d+)?(m|Ki|Mi|Gi|Ti|k|M|G|T)?")
+# Bounded, so that what is made of them stays a number of 64 bits; only the digits 0 to 9, as Kubernetes has it.
+DURATION = r"[0-9]{1,9}(s|m|h)"
+QUANTITY = r"[0-9]{1,15}(\.[0-9]{1,9})?(m|Ki|Mi|Gi|Ti|k|M|G|T)?"
+PER_NODE_MAX = 1024  # processes or GPUs; the largest machines have some hundred cores and sixteen GPUs
+LABELS_MAX = 64
+NODES_MAX = 10_000  # each size from min to max is looked at
 
 
 def seconds_of(duration: str) -> int:
     """`90s`, `10m`, `2h` in seconds. Raises ValueError for anything else."""
-    match = _DURATION.fullmatch(duration)
-    if not match:
-        raise ValueError(f"must be a number with a unit s, m or h (`10m`), not {duration!r}")
-    return int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+    if not re.fullmatch(DURATION, duration):
+        raise ValueError(f"must be a number with a unit s, m or h (`10m`), not {duration!r}"[:200])
+    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
 
 
 def _every(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"must be auto, a number of steps (200) or a time (10m), not {value!r}")
-    if isinstance(value, int) and value <= 0:
-        raise ValueError(f"must be at least 1 step, not {value}")
+        raise ValueError(f"must be auto, a number of steps (200) or a time (10m), not {value!r}"[:200])
+    if isinstance(value, int) and not 0 < value <= 10**15:
+        raise ValueError(f"must be at least 1 step and at most 10^15, not {value}")
     if isinstance(value, str) and value != "auto" and seconds_of(value) <= 0:
         raise ValueError("must be longer than nothing")
     return value
 
 
 def _nodes(value: Any) -> Any:
-    return {"min": value, "max": value} if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, Nodes | dict):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"must be a whole number, or a mapping with min and max, not {value!r}"[:200])
+    if not 0 < value <= NODES_MAX:
+        raise ValueError(f"must be at least 1 and at most {NODES_MAX:,}, not {value}")
+    return {"min": value, "max": value}
 
 
 def _quantity(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
-        raise ValueError(f"must be a Kubernetes quantity (90, 500m, 900Gi), not {value!r}")
+    if not isinstance(value, str) or not re.fullmatch(QUANTITY, value):
+        raise ValueError(f"must be a Kubernetes quantity (90, 500m, 900Gi), not {value!r}"[:200])
     return value
 
 
@@ -54,9 +63,8 @@ Quantity = Annotated[str, BeforeValidator(_quantity)]
 
 
 class Nodes(Spec):
-    # Bounded, for each size between the two is looked at.
-    min: Annotated[int, Field(gt=0, le=10_000)]
-    max: Annotated[int, Field(gt=0, le=10_000)]
+    min: Annotated[int, Field(gt=0, le=NODES_MAX)]
+    max: Annotated[int, Field(gt=0, le=NODES_MAX)]
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -114,8 +122,8 @@ class Gang(Spec):
     """
 
     nodes: Annotated[Nodes, BeforeValidator(_nodes)] = Nodes(min=1, max=1)
-    gpus_per_node: Count = 0
-    processes_per_node: Positive | None = None
+    gpus_per_node: Annotated[int, Field(ge=0, le=PER_NODE_MAX)] = 0
+    processes_per_node: Annotated[int, Field(gt=0, le=PER_NODE_MAX)] | None = None
     share_nodes: bool = False
     instance_types: Many[Text] = ()
     resources: Resources = Resources()
@@ -188,8 +196,8 @@ class Recovery(Spec):
     exclude_hours: Positive = 24
     stop_after_no_progress: Positive = 5
     dry_run: bool = False
-    backoff_seconds: Annotated[float, Field(ge=0)] = 1.0
-    backoff_seconds_max: Annotated[float, Field(ge=0)] = 300.0
+    backoff_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
+    backoff_seconds_max: Annotated[float, Field(ge=0, le=86_400)] = 300.0
     preflight: dict[PreflightCheck, PreflightAnswer] = {}
 
     @model_validator(mode="after")
@@ -235,7 +243,7 @@ class JobSpec(Spec):
     runtime: Runtime = Runtime()
     suspend: bool = False
     cancel: bool = False  # ends the job and keeps its record; deleting the object removes both
-    priority: int = 0
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0  # as Kubernetes has it
     priority_class_name: Text | None = None
     active_deadline_seconds: Positive | None = None
     ttl_seconds_after_finished: Count | None = None
@@ -365,23 +373,42 @@ def parse_job(document: object) -> Submission:
     metadata = metadata if isinstance(metadata, dict) else {}
     name, labels = metadata.get("name"), metadata.get("labels")
     labels = {} if labels is None else labels
+    if metadata is not document.get("metadata") and document.get("metadata") is not None:
+        faults.append(Problem("metadata", "must be a mapping of keys to values"))
     if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
         wanted = "lower-case letters, digits and dashes, starting with a letter, at most 48 characters"
-        faults.append(Problem("metadata.name", f"must be {wanted}, not {name!r}"))
+        faults.append(Problem("metadata.name", f"must be {wanted}, not {name!r}"[:300]))
     if not isinstance(labels, dict) or not all(isinstance(part, str) for pair in labels.items() for part in pair):
         faults.append(Problem("metadata.labels", "must map text to text"))
         labels = {}
+    faults += _label_faults(labels)
     namespace = metadata.get("namespace")
     if namespace is not None and (not isinstance(namespace, str) or not JOB_NAME.fullmatch(namespace)):
-        faults.append(Problem("metadata.namespace", f"is not a valid namespace: {namespace!r}"))
+        faults.append(Problem("metadata.namespace", f"is not a valid namespace: {namespace!r}"[:300]))
     hidden = "is hidden (***), as `muster get --spec` shows it; put the real value in its place"
     faults += [Problem(path, hidden) for path in masked_paths(document.get("spec"), "spec")]
     spec, count = None, len(faults)
     try:
-        spec = parse(JobSpec, document.get("spec"), "spec")
+        if document.get("spec") is None:
+            raise InvalidDocument((Problem("spec", "is required"),))
+        spec = parse(JobSpec, document["spec"], "spec")
     except InvalidDocument as invalid:
         faults += invalid.problems
         count += invalid.count
     if faults or spec is None:
         raise InvalidDocument(faults, count)
     return Submission(name=str(name), namespace=namespace, labels=labels, spec=spec)
+
+
+def _label_faults(labels: dict[str, str]) -> list[Problem]:
+    """Kubernetes' own limits, so that a job that is accepted can be made there."""
+    if len(labels) > LABELS_MAX:
+        return [Problem("metadata.labels", f"must be at most {LABELS_MAX}, not {len(labels):,}")]
+    faults = []
+    for key, value in labels.items():
+        for check, text, what in ((label_key, key, "the key "), (label_value, value, "")):
+            try:
+                check(text)
+            except ValueError as error:
+                faults.append(Problem(f"metadata.labels.{key[:80]}", f"{what}{error}"[:400]))
+    return faults

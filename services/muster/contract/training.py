@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from muster.contract.address import Address, AddressError, checkpoint_address, data_address, parse_address
 from muster.contract.architecture import PRESETS, Architecture, Projection
 from muster.contract.base import Many, Spec
 
-Positive = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
+# Bounded, so that no sum of theirs leaves 64 bits: 10^15 tokens are some fifty times what anybody has trained on.
+Positive = Annotated[int, Field(gt=0, le=10**15)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1, max_length=2_000)]
 
@@ -46,12 +48,19 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Shard = Literal["auto", "ddp", "zero2", "fsdp", "hsdp"]
 
 
+def _step(value: Any) -> Any:
+    is_step = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 10**15
+    if not is_step and value not in ("best", "last"):
+        raise ValueError(f"must be best, last or the number of a step, not {value!r}"[:200])
+    return value
+
+
 class FromCommit(Spec):
     """Start from the weights of a commit: of a job in the same project, or of a folder (`<uri>/<job uid>`)."""
 
     job: Text | None = None
     uri: FolderAddress | None = None
-    step: Literal["best", "last"] | Positive = "best"
+    step: Annotated[Literal["best", "last"] | Positive, BeforeValidator(_step)] = "best"
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:
@@ -94,7 +103,7 @@ class Adapter(Spec):
 
     kind: Literal["lora"] = "lora"
     rank: Positive = 16
-    alpha: Annotated[float, Field(gt=0)] = 32.0
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
     targets: Annotated[Many[Projection], Field(min_length=1)] = ("q_proj", "v_proj")
     dropout: Fraction = 0.0
 
@@ -162,9 +171,9 @@ class OptimizerConfig(Spec):
     name: Literal["adamw"] = "adamw"
     lr: Annotated[float, Field(gt=0, lt=10)] = 3e-4
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.95), strict=False)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1  # more would turn weights over at any lr of use
+    clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 1.0
     schedule: Schedule = Schedule()
 
 
@@ -209,7 +218,7 @@ class EarlyStopping(Spec):
     """Stop after `patience` evaluations in a row that did not improve the best loss by more than min_delta."""
 
     patience: Positive
-    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    min_delta: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
 
 class Evaluation(Spec):
@@ -246,7 +255,7 @@ class TrainingConfig(Spec):
     length: Length
     evaluation: Evaluation | None = None
     label_smoothing: Fraction = 0.0
-    seed: Count = 0
+    seed: Seed = 0
     deterministic: bool = False
 
     @model_validator(mode="after")

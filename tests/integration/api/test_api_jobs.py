@@ -88,7 +88,7 @@ async def test_every_fault_is_named_with_its_path(here: Platform) -> None:
     assert reply.headers["x-should-retry"] == "false"
     faults = {fault["path"]: fault for fault in problem["errors"]}
     assert set(faults) == {"metadata.name", "spec.training.optimizer.learningRate", "spec.training.length.steps"}
-    assert faults["spec.training.length.steps"]["message"] == "input should be a valid integer, not text ('many')"
+    assert faults["spec.training.length.steps"]["message"] == "must be a whole number, not text ('many')"
     assert problem["error"]["code"] == "invalid_job"
     assert problem["error"]["param"] == problem["errors"][0]["path"]
     assert (await here.get("/jobs"))["items"] == []

@@ -19,7 +19,6 @@ from muster.documents.document import Document
 from muster.storage.errors import StoreError
 from muster.storage.listing import CommitListing
 
-LABELS_MAX = 64
 _FROM = "spec.training.model.from"
 
 
@@ -38,13 +37,10 @@ class Draft:
 def parse_submission(document: Document) -> Submission:
     """Raises ApiError invalid_job with its faults and their places; no value of `runtime.env` is repeated in one."""
     try:
-        submission = parse_job(document.data)
+        return parse_job(document.data)
     except InvalidDocument as invalid:
         told = tuple(document.located(fault) for fault in invalid.problems)
         raise invalid_job(_without_secrets(told, secrets_in(document.data)), invalid.count) from None
-    if faults := _label_faults(submission.labels):
-        raise invalid_job(tuple(document.located(fault) for fault in faults))
-    return submission
 
 
 def invalid_job(faults: tuple[Problem, ...], count: int = 0) -> ApiError:
@@ -140,17 +136,6 @@ def _without_secrets(faults: tuple[Problem, ...], secrets: frozenset[str]) -> tu
         if f.path.startswith("spec.runtime")
         else replace(f, message=redact(f.message))
         for f in faults
-    )
-
-
-def _label_faults(labels: dict[str, str]) -> tuple[Problem, ...]:
-    """Kubernetes' own limits, so that a job that is accepted here can be made there."""
-    if len(labels) > LABELS_MAX:
-        return (Problem("metadata.labels", f"must be at most {LABELS_MAX}, not {len(labels)}"),)
-    too_long = (key for key, value in labels.items() if not 0 < len(key) <= 317 or len(value) > 63)
-    return tuple(
-        Problem(f"metadata.labels.{key[:80]}", "a key has 1 to 317 characters and a value at most 63")
-        for key in too_long
     )
 
 
