@@ -13,13 +13,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from muster.api import idempotency
+from muster.api import idempotency, pages
 from muster.api.attempts import routes as attempts
 from muster.api.background import Background, Work
 from muster.api.checkpoints import routes as checkpoints
 from muster.api.cluster import Cluster, Local
 from muster.api.db import Database
-from muster.api.errors import ApiError, problem_response
+from muster.api.errors import ApiError, job_not_found, problem_response
 from muster.api.events import routes as events
 from muster.api.health import routes as health
 from muster.api.hub import Hub
@@ -71,13 +71,16 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
         description=_DESCRIPTION,
         lifespan=lifespan,
         openapi_url="/api/v1/openapi.json",
-        docs_url="/api/v1/docs",
+        docs_url=None,
         redoc_url=None,
+        servers=[{"url": "/", "description": "Where this document was read"}],
+        generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,
     )
     app.state.hub = hub
     app.include_router(_api())
     app.include_router(health.router)
+    app.include_router(pages.router)
     _answer_errors(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimits, bytes_max=settings.body_bytes_max, seconds_max=settings.receive_seconds_max)
@@ -204,6 +207,8 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
     """What Starlette refuses by itself."""
     headers = dict(error.headers or {})
     path, method = request.url.path[:200], request.method
+    if path.startswith("/api/v1/jobs/") and ":" in path and error.status_code in (404, 405):
+        return job_not_found(path.removeprefix("/api/v1/jobs/"))
     if error.status_code == 404:
         return ApiError(
             "not_found", f"There is nothing at {path}; /api/v1/openapi.json lists the addresses.", headers=headers

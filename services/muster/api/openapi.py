@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 from muster.api.errors import KINDS, MEDIA_TYPE, ApiError, problem_body
 from muster.api.jobs.schemas import CloneRequest, JobDocument
+from muster.api.tokens.schemas import TokenRequest
 from muster.contract.base import Problem
 
 _REF = "#/components/schemas/{model}"
@@ -84,15 +85,17 @@ def _complete(app: FastAPI) -> dict[str, Any]:
         description=app.description,
         routes=app.routes,
         tags=app.openapi_tags,
+        servers=app.servers,
         separate_input_output_schemas=False,
     )
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-    for model in (JobDocument, CloneRequest):
+    for model in (JobDocument, CloneRequest, TokenRequest):
         made = model.model_json_schema(ref_template=_REF)
         schemas |= made.pop("$defs", {})
         schemas[model.__name__] = made
     schemas["Problem"] = _PROBLEM
     _say_what_is_also_taken(schemas)
+    _leave_out_defaults(schemas)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     for path in schema["paths"].values():
@@ -111,6 +114,19 @@ def _say_what_is_also_taken(schemas: dict[str, Any]) -> None:
     gang["nodes"] = {**nodes, "anyOf": [number, {"$ref": _REF.format(model="Nodes")}]}
     for quantity in resources.values():
         quantity["anyOf"] = [{"type": "integer"}, *quantity["anyOf"]]
+
+
+def _leave_out_defaults(node: Any) -> None:
+    """Of mappings and lists, and beside a $ref: generators of clients refuse them. The server fills them in anyway."""
+    if isinstance(node, list):
+        for item in node:
+            _leave_out_defaults(item)
+    if not isinstance(node, dict):
+        return
+    if "$ref" in node or isinstance(node.get("default"), dict | list) or node.get("default", 0) is None:
+        node.pop("default", None)
+    for value in node.values():
+        _leave_out_defaults(value)
 
 
 def _problems_only(operation: dict[str, Any]) -> None:

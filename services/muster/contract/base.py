@@ -73,7 +73,7 @@ class Problem:
     column: int | None = None
 
     def __str__(self) -> str:
-        hint = f" Did you mean {self.did_you_mean!r}?" if self.did_you_mean else ""
+        hint = f". Did you mean {self.did_you_mean!r}?" if self.did_you_mean else ""
         return f"{self.path or 'document'}: {self.message}{hint}"
 
 

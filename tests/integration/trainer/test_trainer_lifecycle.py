@@ -123,7 +123,7 @@ def test_what_the_user_got_wrong(tmp_path: Path, source: str) -> None:
     gangs = [typo.start(), missing.start(), uneven.start(ranks=2)]
     ends = [gang.ends()[0] for gang in gangs]
     assert [end.exit_code for end in ends] == [ExitCode.USER_ERROR] * 3, gangs[1].log()
-    assert "training.sede: unknown key Did you mean 'seed'?" in ends[0].message
+    assert "training.sede: unknown key. Did you mean 'seed'?" in ends[0].message
     assert "nothing-here" in ends[1].message
     assert "can't be divided over 2 ranks" in ends[2].message
     failure = RankFailure.model_validate_json((missing.worker_dir(1) / "rank-0.failure.json").read_text())

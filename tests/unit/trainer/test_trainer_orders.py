@@ -79,7 +79,7 @@ def test_orders_are_read() -> None:
         ({Env.CONFIG: "[]"}, "must be a JSON object"),
         ({Env.JOB_UID: ""}, "MUSTER_JOB_UID is not set"),
         ({Env.ATTEMPT: "two"}, "MUSTER_ATTEMPT must be a whole number, not 'two'"),
-        ({Env.CONFIG: json.dumps({"training": document(sede=3)})}, "training.sede: unknown key Did you mean 'seed'?"),
+        ({Env.CONFIG: json.dumps({"training": document(sede=3)})}, "training.sede: unknown key. Did you mean 'seed'?"),
         ({Env.CONFIG: json.dumps({"training": document(seed="3")})}, "training.seed: must be a whole number"),
         ({Env.CONFIG: json.dumps({"training": document(), "checkpoint": {"evry": 1}})}, "checkpoint.evry"),
     ],

@@ -53,7 +53,7 @@ def _document(job: JobRow, attempts: list[dict[str, Any]], prices: Prices) -> di
         **problems("job_not_found"),
     },
 )
-async def attempts(services: ServicesDependency, job_id: JobId) -> JSONResponse:
+async def list_attempts(services: ServicesDependency, job_id: JobId) -> JSONResponse:
     """Each life of the gang: where it ran, from which step, how it ended, what it cost. The status keeps only fifty."""
     job = await service.find(services, job_id)
     async with services.database.read() as session:

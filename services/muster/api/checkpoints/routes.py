@@ -74,7 +74,7 @@ _EXAMPLE: dict[str, Any] = {
         **problems("job_not_found"),
     },
 )
-async def checkpoints(services: ServicesDependency, job_id: JobId) -> JSONResponse:
+async def list_checkpoints(services: ServicesDependency, job_id: JobId) -> JSONResponse:
     """What could be resumed or fine-tuned from. Read from the folder itself: only what is committed there exists."""
     row = await service.find(services, job_id)
     folder = folder_of(row)

@@ -67,7 +67,7 @@ def with_stream(reply: dict[str, Any]) -> dict[str, Any]:
         **problems("job_not_found"),
     },
 )
-async def events(
+async def list_events(
     request: Request,
     services: ServicesDependency,
     job_id: JobId,

@@ -43,7 +43,7 @@ _OK = {"status": "ok", "checks": {name: {"ok": True, "detail": ""} for name in (
 @router.get(
     "/healthz", response_model=Alive, summary="Is the process alive", responses={200: shown({"status": "ok"}, "Alive")}
 )
-async def healthz() -> JSONResponse:
+async def check_health() -> JSONResponse:
     """The process answers; says nothing about its database."""
     return JSONResponse({"status": "ok"})
 
@@ -57,7 +57,7 @@ async def healthz() -> JSONResponse:
         503: {"model": Ready, "description": "Something does not; checks tells what"},
     },
 )
-async def readyz(services: ServicesDependency) -> JSONResponse:
+async def check_readiness(services: ServicesDependency) -> JSONResponse:
     """The database answers, and relay, mirror and housekeeping make progress."""
     checks = {
         "database": await _database(services),
@@ -90,7 +90,7 @@ def _work(services: Services, name: str) -> dict[str, Any]:
         200: {"description": "Text exposition format", "content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}
     },
 )
-async def metrics(services: ServicesDependency) -> Response:
+async def scrape_metrics(services: ServicesDependency) -> Response:
     """muster_api_*: requests, submissions, relay and mirror."""
     return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -106,7 +106,7 @@ async def metrics(services: ServicesDependency) -> Response:
         **{status: reply for status, reply in problems("not_found").items() if status in (404, 422, 500)},
     },
 )
-async def problem(code: Annotated[str, Path(max_length=64)]) -> JSONResponse:
+async def explain_problem(code: Annotated[str, Path(max_length=64)]) -> JSONResponse:
     """What a problem's `type` points at."""
     kind = KINDS.get(code)
     if kind is None:

@@ -56,7 +56,7 @@ _NOTE = "The whole TrainingJob. Unknown keys are refused with their path."
     },
     openapi_extra=body("JobDocument", EXAMPLE_JOB, note=_NOTE),
 )
-async def submit(
+async def submit_job(
     request: Request,
     services: ServicesDependency,
     key: IdempotencyKey,

@@ -64,7 +64,7 @@ def _page_reply() -> dict[str, Any]:
     summary="Read or follow a worker's log",
     responses={200: _page_reply(), **STREAM_DONE, **problems("job_not_found", "log_not_found")},
 )
-async def logs(
+async def read_logs(
     request: Request,
     services: ServicesDependency,
     job_id: JobId,

@@ -83,7 +83,7 @@ _EXAMPLE = {
     summary="Get a job's metrics",
     responses={200: shown(_EXAMPLE, "Steps, ascending"), **problems("job_not_found")},
 )
-async def metrics(
+async def read_metrics(
     services: ServicesDependency,
     job_id: JobId,
     points: Annotated[

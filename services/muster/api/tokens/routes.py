@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field
 
 from muster.api.auth import Scope, needs, new_token
 from muster.api.body import read_body
@@ -18,19 +17,12 @@ from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
 from muster.api.tables import TokenRow
 from muster.api.tokens import service
-from muster.contract.base import InvalidDocument, Many, Spec, parse
+from muster.api.tokens.schemas import TokenRequest
+from muster.contract.base import InvalidDocument, parse
 from muster.documents.document import Document
 
 admins = Depends(needs(Scope.ADMIN))
 router = APIRouter(prefix="/tokens", tags=["tokens"], dependencies=[admins])
-
-
-class TokenRequest(Spec):
-    """scopes: each includes those before it: read, write, admin."""
-
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    scopes: Annotated[Many[Annotated[Scope, Field(strict=False)]], Field(min_length=1, max_length=3)] = (Scope.READ,)
-    expires_in_days: Annotated[int, Field(gt=0, le=3650)] | None = None
 
 
 class Token(Reply):
@@ -75,7 +67,7 @@ _EXAMPLE: dict[str, Any] = {
     },
     openapi_extra=body("TokenRequest", {"name": "ci", "scopes": ["write"], "expiresInDays": 90}),
 )
-async def make(request: Request, services: ServicesDependency) -> JSONResponse:
+async def make_token(request: Request, services: ServicesDependency) -> JSONResponse:
     """Make a token with the scopes read, write or admin."""
     wanted = await read_body(request, _wanted)
     token = new_token()
@@ -105,7 +97,7 @@ async def list_tokens(services: ServicesDependency) -> JSONResponse:
     summary="Revoke a token",
     responses={204: {"description": "It opens nothing any more"}, **problems("token_not_found")},
 )
-async def revoke(
+async def revoke_token(
     services: ServicesDependency, token_id: Annotated[str, Path(max_length=64, pattern=NO_NUL)]
 ) -> Response:
     """From this moment on the token is refused."""

@@ -70,7 +70,7 @@ _EXAMPLE: dict[str, Any] = {
     summary="Say why a job is where it is",
     responses={200: shown(_EXAMPLE, "The reason"), **problems("job_not_found")},
 )
-async def why(services: ServicesDependency, job_id: JobId) -> JSONResponse:
+async def explain_job(services: ServicesDependency, job_id: JobId) -> JSONResponse:
     """Why the job waits, restarts or failed, and what to do about it."""
     row = await service.find(services, job_id)
     async with services.database.read() as session:
