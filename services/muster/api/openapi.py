@@ -90,12 +90,13 @@ def _complete(app: FastAPI) -> dict[str, Any]:
     )
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
     for model in (JobDocument, CloneRequest, TokenRequest):
-        made = model.model_json_schema(ref_template=_REF)
-        schemas |= made.pop("$defs", {})
-        schemas[model.__name__] = made
+        body_schema = model.model_json_schema(ref_template=_REF)
+        schemas |= body_schema.pop("$defs", {})
+        schemas[model.__name__] = body_schema
     schemas["Problem"] = _PROBLEM
     _say_what_is_also_taken(schemas)
-    _leave_out_defaults(schemas)
+    for made in schemas.values():
+        _describe_defaults(made)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     for path in schema["paths"].values():
@@ -116,17 +117,21 @@ def _say_what_is_also_taken(schemas: dict[str, Any]) -> None:
         quantity["anyOf"] = [{"type": "integer"}, *quantity["anyOf"]]
 
 
-def _leave_out_defaults(node: Any) -> None:
-    """Of mappings and lists, and beside a $ref: generators of clients refuse them. The server fills them in anyway."""
+def _describe_defaults(node: Any) -> None:
+    """Say defaults in words. Generators of clients take a key with a default for one that must be sent, and refuse one
+    that is a mapping or stands beside a $ref; the server fills them in.
+    """
     if isinstance(node, list):
         for item in node:
-            _leave_out_defaults(item)
+            _describe_defaults(item)
     if not isinstance(node, dict):
         return
-    if "$ref" in node or isinstance(node.get("default"), dict | list) or node.get("default", 0) is None:
-        node.pop("default", None)
-    for value in node.values():
-        _leave_out_defaults(value)
+    if (default := node.pop("default", None)) is not None:
+        words = f"Default: `{json.dumps(default, ensure_ascii=False)}`."
+        node["description"] = f"{node['description']} {words}" if "description" in node else words
+    for key, value in node.items():
+        for inner in value.values() if key == "properties" else [value]:
+            _describe_defaults(inner)
 
 
 def _problems_only(operation: dict[str, Any]) -> None:

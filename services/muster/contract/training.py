@@ -14,7 +14,7 @@ from muster.contract.base import Many, Spec
 # Bounded, so that no sum of theirs leaves 64 bits: 10^15 tokens are some fifty times what anybody has trained on.
 Positive = Annotated[int, Field(gt=0, le=10**15)]
 Count = Annotated[int, Field(ge=0, le=10**15)]
-Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Seed = Annotated[int, Field(ge=0, le=2**53 - 1)]  # a bound of more bits is no number to a JSON schema
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1, max_length=2_000)]
 

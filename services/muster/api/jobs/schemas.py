@@ -36,7 +36,7 @@ class DocumentMetadata(BaseModel):
 class JobDocument(BaseModel):
     """What POST /jobs takes: the whole TrainingJob, as `kubectl apply` would. Parsed by contract.spec.parse_job."""
 
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", title="TrainingJob")
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
     api_version: str = Field(default=API_VERSION, pattern=f"^{API_VERSION}$")
     kind: str = Field(default=KIND, pattern=f"^{KIND}$")
