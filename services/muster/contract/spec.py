@@ -260,7 +260,7 @@ class JobSpec(Spec):
         return self
 
     def gang_sizes(self) -> tuple[int, ...]:
-        """The node counts, ascending, that min, max and the divisibility of the batch allow."""
+        """The node counts, ascending, that min, max and the divisibility of batch and model copies allow."""
         return tuple(n for n in range(self.gang.nodes.min, self.gang.nodes.max + 1) if self._divides_the_batch(n))
 
     def _divides_the_batch(self, nodes: int) -> bool:
@@ -271,8 +271,11 @@ class JobSpec(Spec):
         return True
 
     def accumulation(self, nodes: int) -> int:
-        """Micro-steps per optimizer step on `nodes` nodes. Raises ValueError when the batch can't be divided."""
-        return self.training.accumulation(self.training.data_parallel_size(nodes * self.gang.ranks_per_node))
+        """Micro-steps per optimizer step on `nodes` nodes. Raises ValueError when the batch or the model's copies can't
+        be divided over their ranks."""
+        size = self.training.data_parallel_size(nodes * self.gang.ranks_per_node)
+        self.training.replicas(size, nodes)
+        return self.training.accumulation(size)
 
 
 # What a running job may change; everything else decides what is computed or where, and is fixed at submission.

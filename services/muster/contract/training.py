@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
@@ -42,6 +43,8 @@ def _model_address(text: str) -> Address:
 FolderAddress = Annotated[Text, _address_of(checkpoint_address)]
 DataAddress = Annotated[Text, _address_of(data_address)]
 ModelAddress = Annotated[Text, _address_of(_model_address)]
+WEIGHT_SHARE_MIN = 1e-6  # of a source among all sources: below, an epoch would be millions of times its samples
+WEIGHT_SHARE_ODD = 1e-3
 
 Task = Literal["pretrain", "sft"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -154,6 +157,18 @@ class DataConfig(Spec):
     tokenizer: DataAddress = "bytes"
     sequence_length: Positive = 512
     packing: bool = True
+
+    @model_validator(mode="after")
+    def _weights_are_comparable(self) -> Self:
+        total = math.fsum(source.weight for source in self.train)
+        for number, source in enumerate(self.train):
+            if not source.weight / total >= WEIGHT_SHARE_MIN:
+                raise ValueError(
+                    f"train[{number}].weight {source.weight:g} is {source.weight / total:.1g} of all weights, and an "
+                    "epoch ends when every sample of every source was seen; give each source at least "
+                    f"{WEIGHT_SHARE_MIN:g} of the sum, or leave it out"
+                )
+        return self
 
 
 class Schedule(Spec):
@@ -283,6 +298,57 @@ class TrainingConfig(Spec):
         if self.task == "pretrain" and any(source.format == "openai-chat" for source in sources):
             raise ValueError("format openai-chat is for task sft; pretrain reads text or jsonl")
         return self
+
+    def replicas(self, ranks: int, nodes: int) -> int:
+        """Copies of the model in hsdp. Raises ValueError where these ranks can't hold so many."""
+        replicas = self.parallel.replicas or nodes
+        if self.parallel.shard == "hsdp" and ranks > 1:
+            if replicas == 1:
+                raise ValueError(
+                    "parallel.shard hsdp keeps a copy of the model per node, but there is one node: set "
+                    "parallel.replicas, or choose fsdp"
+                )
+            if ranks % replicas:
+                raise ValueError(f"parallel.replicas {replicas} does not divide the {ranks} ranks; choose a divisor")
+        return replicas
+
+    def oddities(self) -> tuple[tuple[str, str], ...]:
+        """(path, what is odd there) of what is allowed and seldom meant."""
+        schedule, steps = self.optimizer.schedule, self._known_steps()
+        found = []
+        if steps is not None and schedule.warmup_steps >= steps:
+            found.append(
+                (
+                    "optimizer.schedule.warmupSteps",
+                    f"{schedule.warmup_steps} steps of warm-up are all of the {steps} steps of the run: the learning "
+                    f"rate ends at {self.optimizer.lr * steps / schedule.warmup_steps:.3g} and never decays",
+                )
+            )
+        elif steps == 1 and schedule.name != "constant" and schedule.min_ratio < 1:
+            found.append(
+                (
+                    "length",
+                    f"the run has one step, which is the last of schedule {schedule.name}: it is made at minRatio × lr "
+                    f"= {schedule.min_ratio * self.optimizer.lr:.3g}",
+                )
+            )
+        total = math.fsum(source.weight for source in self.data.train)
+        found += [
+            (
+                f"data.train[{number}].weight",
+                f"{source.weight:g} is {source.weight / total:.1g} of all weights: an epoch takes at least "
+                f"{total / source.weight:,.0f} times this source's samples",
+            )
+            for number, source in enumerate(self.data.train)
+            if source.weight / total < WEIGHT_SHARE_ODD
+        ]
+        return tuple(found)
+
+    def _known_steps(self) -> int | None:
+        """Optimizer steps of the run; None where only the data says how many an epoch has."""
+        if self.length.tokens is not None:
+            return math.ceil(self.length.tokens / self.batch.tokens_per_step)
+        return self.length.steps
 
     def samples_per_step(self) -> int:
         """Samples of one optimizer step over the whole gang."""

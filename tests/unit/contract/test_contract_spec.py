@@ -33,9 +33,10 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def edited(edit: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+def edited(*edits: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     document = copy.deepcopy(DOCUMENT)
-    edit(document)
+    for edit in edits:
+        edit(document)
     return document
 
 
@@ -171,6 +172,42 @@ def test_any_document_parses_or_is_refused(document: object) -> None:
 def test_gang_sizes_keep_the_batch_whole() -> None:
     spec = parse_job(edited(put("spec.gang.nodes", {"min": 1, "max": 6}))).spec
     assert spec.gang_sizes() == (1, 2, 4)
+
+
+@pytest.mark.parametrize("weight", [1e-300, 1e-9])
+def test_a_weight_that_no_epoch_could_follow_is_refused(weight: float) -> None:
+    data = [{"source": "/a", "format": "jsonl"}, {"source": "/b", "format": "jsonl", "weight": weight}]
+    with pytest.raises(InvalidDocument, match=r"train\[1\].weight 1e-\d+ is 1e-\d+ of all weights"):
+        parse_job(edited(put("spec.training.task", "pretrain"), put("spec.training.data.train", data)))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "nodes", "words"),
+    [
+        ({"shard": "hsdp", "replicas": 3}, 2, "parallel.replicas 3 does not divide the"),
+        ({"shard": "hsdp"}, 1, "there is one node: set parallel.replicas, or choose fsdp"),
+    ],
+)
+def test_copies_that_do_not_divide_the_ranks_are_refused_at_submission(
+    parallel: dict[str, object], nodes: int, words: str
+) -> None:
+    with pytest.raises(InvalidDocument, match=words):
+        parse_job(edited(put("spec.training.parallel", parallel), put("spec.gang", {"nodes": nodes, "gpusPerNode": 4})))
+
+
+@pytest.mark.parametrize(
+    ("length", "schedule", "path", "words"),
+    [
+        ({"steps": 10}, {"warmupSteps": 10}, "optimizer.schedule.warmupSteps", "all of the 10 steps of the run"),
+        ({"steps": 1}, {}, "length", "the run has one step"),
+        ({"steps": 10}, {"warmupSteps": 2}, None, ""),
+    ],
+)
+def test_what_is_odd_is_told(length: dict[str, int], schedule: dict[str, int], path: str | None, words: str) -> None:
+    document = edited(put("spec.training.length", length), put("spec.training.optimizer", {"schedule": schedule}))
+    found = parse_job(document).spec.training.oddities()
+    assert [each[0] for each in found] == ([path] if path else [])
+    assert all(words in each[1] for each in found)
 
 
 def test_accumulation_is_derived() -> None:

@@ -27,6 +27,22 @@ def test_every_line_of_jsonl_is_a_document(tmp_path: Path) -> None:
     assert sorted(contents(stored(path, tmp_path / "cache", format="jsonl", field="body"))) == [b"a", "😀".encode()]
 
 
+def test_a_long_document_of_jsonl_is_tokenised_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are never in memory all at once, and the store is the same."""
+    text = "".join(f"line {number}\n" for number in range(200)) + "x" * 500
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "short"}) + "\n")
+    whole = stored(path, tmp_path / "whole", format="jsonl")
+    monkeypatch.setattr(documents, "PIECE_BYTES", 100)
+    pieced = stored(path, tmp_path / "pieced", format="jsonl")
+    assert sorted(contents(pieced)) == sorted(contents(whole)) == sorted([text.encode(), b"short"])
+    assert pieced.meta.contents == whole.meta.contents
+    (file,) = sources.find(str(path), "jsonl")
+    chunks = list(documents.Reading(file, lambda count: None).chunks("jsonl", "text", load_tokenizer("bytes")))
+    assert max(sum(len(part.text) for part in chunk.parts) for chunk in chunks) <= 100
+    assert [chunk.hash is None for chunk in chunks].count(False) == 2
+
+
 def test_compressed_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "b"}\n{"text": "c"}'))

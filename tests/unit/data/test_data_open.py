@@ -37,6 +37,35 @@ def test_training_alone(tmp_path: Path) -> None:
     assert lines[-1] == "data: training: 10 documents, 70 tokens, 10 samples of 16 tokens per epoch"
 
 
+@pytest.mark.parametrize(
+    ("documents", "holdout", "words"),
+    [
+        (2, 0.01, r"evaluation.holdout 0.01 of 2 documents holds out 1 of them \(50%\).*set holdout to 0.5"),
+        (5, 0.01, r"holds out 1 of them \(20%\)"),
+    ],
+)
+def test_a_hold_out_of_far_more_than_was_asked_for_is_refused(
+    tmp_path: Path, documents: int, holdout: float, words: str
+) -> None:
+    source = {"source": str(write_jsonl(tmp_path / "a.jsonl", [{"text": f"t{n}"} for n in range(documents)]))}
+    with pytest.raises(UserError, match=words):
+        opened(
+            config([source | {"format": "jsonl"}], packing=False, evaluation={"every": 1, "holdout": holdout}),
+            tmp_path / "cache",
+        )
+
+
+def test_a_hold_out_of_more_than_was_asked_for_is_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"t{n}"} for n in range(20)])
+    source = {"source": str(path), "format": "jsonl"}
+    opened(config([source], packing=False, evaluation={"every": 1, "holdout": 0.01}), tmp_path / "cache", lines)
+    assert (
+        "data: warning: evaluation.holdout 0.01 of 20 documents holds out 1 of them (5%), "
+        "for a document is held out whole"
+    ) in lines
+
+
 def test_the_hold_out_is_disjoint_and_the_same_for_any_files(tmp_path: Path) -> None:
     records = [{"text": f"w{number % 150}"} for number in range(200)]  # a third of them twice
     one = {"source": str(write_jsonl(tmp_path / "one.jsonl", records)), "format": "jsonl"}

@@ -61,6 +61,20 @@ def test_links_are_followed_but_not_in_circles(tree: Path, tmp_path: Path) -> No
     assert "dangling.txt" not in names(tree)
 
 
+def test_a_glob_through_a_loop_of_links_reads_each_file_once_and_says_so(tree: Path) -> None:
+    (tree / "sub" / "up").symlink_to(tree)
+    (tree / "sub" / "deep" / "also-up").symlink_to(tree)
+    assert names(tree / "**/*.txt") == ["b.txt", "d.txt"]
+    assert names(tree / "**") == ["a.jsonl", "b.txt", "c.ndjson", "d.txt", "g.jsonl.gz"]
+    (tree / "again.txt").symlink_to(tree / "b.txt")
+    told: list[str] = []
+    files = sources.find(str(tree / "**/*.txt"), "text", told.append)
+    assert [Path(file.address).name for file in files] == ["again.txt", "d.txt"]
+    (line,) = told
+    assert line.startswith("data: warning: 1 of the paths lead to files that are read already")
+    assert line.endswith("b.txt")
+
+
 def test_the_standard_library_is_a_corpus(tmp_path: Path) -> None:
     files = sources.find(sources.STDLIB, "text")
     root = Path(sysconfig.get_paths()["stdlib"])

@@ -22,6 +22,10 @@ from muster.trainer.errors import UserError
 
 Report = Callable[[str], None]
 
+# The smallest part that can be held out is one document. What is more than asked for is told; where it is so much more
+# that training would miss a good part of its data unawares, the job is refused.
+HOLDOUT_EXCESS_WARNED, HOLDOUT_EXCESS_MAX = 2.0, 10.0
+
 ORDER_VERSION = 1  # raised with any change that gives other samples, or another order, for the same data
 
 
@@ -63,7 +67,7 @@ def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, rep
     _must_fit(tokenizer, config)
     evaluation = config.evaluation
     opened = [prepared(source, tokenizer, cache_dir, report) for source in config.data.train]
-    threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0)
+    threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0, report)
     training, held_out = zip(*(stores.split(store, threshold) for store in opened), strict=True)
     maker = _Maker(config, tokenizer.end_of_document, report)
     train = maker.training(training)
@@ -163,14 +167,29 @@ def _must_fit(tokenizer: Tokenizer, config: TrainingConfig) -> None:
         )
 
 
-def _threshold(opened: Sequence[TokenStore], holdout: float) -> int:
+def _threshold(opened: Sequence[TokenStore], holdout: float, report: Report) -> int:
+    """The hash below which a document is evaluated. Raises UserError where that is far more than was asked for."""
     try:
-        return stores.hold_out(opened, holdout)
+        threshold = stores.hold_out(opened, holdout)
     except ValueError as error:
         raise UserError(
             f"evaluation.holdout keeps whole documents out of training, but {error} (a text file is one document); "
             "add files, use format jsonl, or give evaluation.data"
         ) from None
+    documents = sum(store.meta.documents for store in opened)
+    held = sum(len(stores.split(store, threshold)[1]) for store in opened)
+    if held > HOLDOUT_EXCESS_WARNED * holdout * documents:
+        words = (
+            f"evaluation.holdout {holdout:g} of {documents:,} documents holds out {held:,} of them "
+            f"({held / documents:.0%}), for a document is held out whole"
+        )
+        if held > HOLDOUT_EXCESS_MAX * holdout * documents:
+            raise UserError(
+                f"{words}; set holdout to {held / documents:.2g} if that is meant, add documents (format jsonl makes "
+                "each line one), or give evaluation.data"
+            )
+        report(f"data: warning: {words}")
+    return threshold
 
 
 def _fingerprint(config: TrainingConfig, tokenizer: Tokenizer, opened: Sequence[TokenStore]) -> str:

@@ -23,7 +23,8 @@ from muster.trainer.errors import StorageError, UserError
 # A longer text file is tokenised in pieces that end at line ends: memory stays bounded, and only a tokenizer that
 # merges across line ends could tell the difference.
 PIECE_BYTES = 8 << 20
-LINE_BYTES_MAX = 256 << 20
+# A line is parsed whole, which takes several times its size; 64 MiB is twenty long novels.
+LINE_BYTES_MAX = 64 << 20
 
 
 class Chunk(NamedTuple):
@@ -48,7 +49,7 @@ class Reading:
                 yield from _text(stream, self.file.address, tokenizer)
             elif format == "jsonl":
                 for place, text in _strings(stream, self.file.address, field):
-                    yield _document(text, tokenizer, place)
+                    yield from _in_pieces(_document(text, tokenizer, place))
             else:
                 for place, record in _records(stream, self.file.address):
                     yield _conversation(record, tokenizer, place)
@@ -191,6 +192,20 @@ def _document(text: str, tokenizer: Tokenizer, place: str) -> Chunk:
     begin = (Part(ids=tokenizer.begin),) if tokenizer.begin else ()
     end = Part(ids=(tokenizer.end_of_document,))
     return Chunk((*begin, Part(text), end), _hash(content))
+
+
+def _in_pieces(document: Chunk) -> Iterator[Chunk]:
+    """A document whose long texts are cut at line ends, as a text file's are, so that its tokens need not be in memory
+    all at once."""
+    waiting: list[Part] = []
+    for part in document.parts:
+        start = 0
+        while len(part.text) - start > PIECE_BYTES:
+            cut = part.text.rfind("\n", start, start + PIECE_BYTES) + 1 or start + PIECE_BYTES
+            yield Chunk((*waiting, part._replace(text=part.text[start:cut])), None)
+            waiting, start = [], cut
+        waiting.append(part._replace(text=part.text[start:]) if start else part)
+    yield Chunk(tuple(waiting), document.hash)
 
 
 def _hash(content: bytes) -> int:

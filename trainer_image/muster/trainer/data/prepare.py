@@ -55,7 +55,7 @@ def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report)
     with _locked(cache / "locks" / name, source.source, report) as say:
         for left in cache.glob(f"tokens/.building-{name}-*"):  # of a starter that died
             shutil.rmtree(left, ignore_errors=True)
-        files = sources.find(source.source, source.format)
+        files = sources.find(source.source, source.format, say)
         digests = [_remembered_digest(file, cache / "digests") for file in files]
         key = _digest_of({"contents": sorted(digests), **recipe})
         folder = cache / "tokens" / key

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
@@ -27,6 +27,8 @@ STDLIB_WITHOUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist
 JSONL_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")
 BLOCK_BYTES = 1 << 20
 _MAGIC = re.compile(r"[*?\[]")
+
+Report = Callable[[str], None]
 
 
 class File(Protocol):
@@ -91,16 +93,18 @@ def final_errors_are_the_users() -> Iterator[None]:
 
 
 @final_errors_are_the_users()
-def find(address: str, format: str) -> tuple[File, ...]:
-    """The files of a source, sorted by path. In a folder, hidden files are passed over, and for the JSONL formats all
-    but JSONL_ENDINGS. Raises UserError when there are none or the address can't be read, StorageError when a disk or
-    store fails."""
+def find(address: str, format: str, report: Report = lambda line: None) -> tuple[File, ...]:
+    """The files of a source, sorted by path, each once. In a folder, hidden files are passed over, and for the JSONL
+    formats all but JSONL_ENDINGS. report: gets a line where several paths lead to one file.
+
+    Raises UserError when there are none or the address can't be read, StorageError when a disk or store fails.
+    """
     place = data_address(address)
     files: list[File]
     if place.scheme == "builtin":
         files = [_local(path) for path in _stdlib()]
     elif place.scheme == "file":
-        files = [_local(path) for path in _paths(place.local, format)]
+        files = [_local(path) for path in _paths(place.local, format, report)]
     else:
         store = open_source(replace(place, path=""))
         # Nothing of the web can be listed, and `?` begins a query there.
@@ -128,7 +132,7 @@ def _hint(format: str) -> str:
     return "" if format == "text" else f" (looked for *{', *'.join(JSONL_ENDINGS[:3])} and their .gz)"
 
 
-def _paths(path: Path, format: str) -> Iterator[Path]:
+def _paths(path: Path, format: str, report: Report) -> Iterator[Path]:
     try:
         if path.is_dir():
             yield from sorted(_inside(path, format))
@@ -137,7 +141,7 @@ def _paths(path: Path, format: str) -> Iterator[Path]:
         elif path.exists():
             raise UserError(f"data source {path}: is neither a file nor a folder")
         elif glob.has_magic(str(path)):
-            yield from sorted(Path(found) for found in glob.iglob(str(path), recursive=True) if os.path.isfile(found))
+            yield from _once_each(sorted(found for found in _matches(path) if found.is_file()), report)
         else:
             where = "" if path.is_absolute() else f" (relative to {Path.cwd()})"
             raise UserError(f"data source {path}: does not exist{where}; check the path, and that every node sees it")
@@ -147,6 +151,16 @@ def _paths(path: Path, format: str) -> Iterator[Path]:
 
 def _inside(folder: Path, format: str) -> Iterator[Path]:
     """Files below the folder, links followed but no folder entered twice."""
+    for here, names in _folders_below(folder):
+        for name in names:
+            path = Path(here, name)
+            if _wanted(name, format) and path.is_file():
+                yield path
+
+
+def _folders_below(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """(a folder, the names of its files) for it and all below it but hidden ones; links are followed, and no folder is
+    entered twice, so that a loop of links ends."""
     entered: set[tuple[int, int]] = set()
 
     def refuse(error: OSError) -> None:
@@ -159,10 +173,39 @@ def _inside(folder: Path, format: str) -> Iterator[Path]:
             continue
         entered.add((status.st_dev, status.st_ino))
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in names:
-            path = Path(here, name)
-            if _wanted(name, format) and path.is_file():
-                yield path
+        yield here, names
+
+
+def _matches(pattern: Path) -> Iterator[Path]:
+    """The paths that a glob means. `**` stands for any folders below the place where it is, each entered once; Python's
+    own would follow a loop of links as deep as the system lets it."""
+    parts = pattern.parts
+    if "**" not in parts:
+        yield from map(Path, glob.iglob(str(pattern)))
+        return
+    at = parts.index("**")
+    rest = [part for part in parts[at + 1 :] if part != "**"] or ["*"]
+    for start in glob.iglob(str(Path(*parts[:at]))) if at else (".",):
+        if os.path.isdir(start):
+            for here, _ in _folders_below(Path(start)):
+                yield from map(Path, glob.iglob(str(Path(glob.escape(here), *rest))))
+
+
+def _once_each(paths: Iterable[Path], report: Report) -> Iterator[Path]:
+    """The first path to each file; links to a file that is there already are told and left out."""
+    first: dict[tuple[int, int], Path] = {}
+    again: list[Path] = []
+    for path in paths:
+        status = path.stat()
+        if first.setdefault((status.st_dev, status.st_ino), path) == path:
+            yield path
+        else:
+            again.append(path)
+    if again:
+        report(
+            f"data: warning: {len(again):,} of the paths lead to files that are read already (links), and are left "
+            f"out: {again[0]}{' and others' if len(again) > 1 else ''}"
+        )
 
 
 def _wanted(name: str, format: str) -> bool:

@@ -25,6 +25,7 @@ from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
 from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.trainer.files import write_whole
+from muster.trainer.launch.cores import share_cores
 from muster.trainer.launch.notices import watch_notices
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, LAUNCHER, adopt_orphans
 from muster.trainer.launch.report import leave_word, serve_reports
@@ -163,7 +164,8 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
     arguments = get_args_parser().parse_args(
         [*_own_arguments(), f"--log-dir={run.worker_dir / AGENT_DIR}", "-m", "muster.trainer"]
     )
-    _share_cores(arguments.nproc_per_node)
+    if arguments.nproc_per_node.isdecimal():  # torchrun would give every rank one thread, and say so at length
+        share_cores(int(arguments.nproc_per_node))
     config, command, command_arguments = config_from_args(arguments)
     config.run_id = f"{run.job_uid}-{run.attempt}"
     config.max_restarts = 0
@@ -186,13 +188,6 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
     finally:
         see_uploads_end()
     return WorkerExit(exit_code=ExitCode.DONE, at=time.time())
-
-
-def _share_cores(ranks: str) -> None:
-    """Threads for each rank where nobody set them; torchrun would give every rank one and say so at length."""
-    if ranks.isdecimal():
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // int(ranks))))
 
 
 def _own_arguments() -> list[str]:

@@ -128,16 +128,10 @@ def plan(model: ModelDefinition, training: TrainingConfig, ranks: Ranks, capacit
 
 
 def _replicas(training: TrainingConfig, ranks: Ranks, size: int) -> int:
-    replicas = training.parallel.replicas or ranks.nodes
-    if training.parallel.shard == "hsdp" and size > 1:
-        if replicas == 1:
-            raise UserError(
-                "parallel.shard hsdp keeps a copy of the model per node, but there is one node: set parallel.replicas, "
-                "or choose fsdp"
-            )
-        if size % replicas:
-            raise UserError(f"parallel.replicas {replicas} does not divide the {size} ranks; choose a divisor")
-    return replicas
+    try:
+        return training.replicas(size, ranks.nodes)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 class ParallelModel:
