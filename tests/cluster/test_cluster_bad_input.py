@@ -176,7 +176,7 @@ def test_the_admission_policy_refuses_what_the_schema_lets_in(
 
 def test_the_admission_policy_lets_in_what_is_well(cluster: House, policy: None) -> None:
     cluster.submit(job("well", steps=3))
-    cluster.reaches("well", "Succeeded", 90)
+    assert cluster.reaches("well", "Succeeded", 90)["attempt"] == 1
 
 
 def test_a_spec_that_is_edited_while_it_runs(cluster: House) -> None:

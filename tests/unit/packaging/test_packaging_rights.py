@@ -1,0 +1,54 @@
+"""What the chart lets the operator do and who may reach the gangs, in a whole cluster and in one namespace."""
+
+import json
+
+import pytest
+from tests.unit.packaging.chart import Chart, environment, pod_specs
+
+
+@pytest.mark.parametrize(("version", "there"), [("1.29.0", False), ("1.30.0", True)])
+def test_the_admission_policy_is_installed_where_it_is_served(chart: Chart, version: str, there: bool) -> None:
+    kinds = {item["kind"] for item in chart.objects({}, "--kube-version", version)}
+    assert ({"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} <= kinds) is there
+
+
+def test_an_operator_of_one_namespace_has_rights_in_that_one_only(chart: Chart) -> None:
+    objects = chart.objects({"operator": {"watchNamespace": "team"}})
+    kept = {"muster-operator-nodes-team", "muster-edit", "muster-view"}
+    assert {item["metadata"]["name"] for item in objects if item["kind"] == "ClusterRole"} == kept
+    (nodes,) = [
+        item for item in objects if item["metadata"]["name"] == "muster-operator-nodes-team" and "rules" in item
+    ]
+    assert {verb for rule in nodes["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    everywhere = {rule["resources"][0] for rule in nodes["rules"]}
+    assert everywhere == {"nodes", "priorityclasses", "deviceclasses"}
+    roles = {(item["metadata"]["name"], item["metadata"]["namespace"]) for item in objects if item["kind"] == "Role"}
+    assert roles == {
+        ("muster-operator-jobs", "team"), ("muster-worker", "team"), ("muster-api", "team"),
+        ("muster-operator", "muster-system"), ("muster-test", "muster-system"),
+    }  # fmt: skip
+    wide = next(
+        o for o in chart.objects({}) if (o["kind"], o["metadata"]["name"]) == ("ClusterRole", "muster-operator")
+    )
+    narrow = next(o for o in objects if (o["kind"], o["metadata"]["name"]) == ("Role", "muster-operator-jobs"))
+    renamed = [
+        rule | {"resources": ["roles"]} if rule["resources"] == ["clusterroles"] else rule for rule in wide["rules"]
+    ]
+    assert narrow["rules"] == renamed
+    specs = pod_specs(objects)
+    for name, variable in (("muster-operator", "MUSTER_OPERATOR_"), ("muster-api", "MUSTER_API_")):
+        assert environment(specs[name]["containers"][0])[f"{variable}WATCH_NAMESPACE"] == "team"
+
+
+def test_gangs_have_a_network_policy_unless_told_otherwise(chart: Chart) -> None:
+    objects = chart.objects({})
+    (container,) = pod_specs(objects)["muster-operator"]["containers"]
+    operator, prometheus = json.loads(environment(container)["MUSTER_OPERATOR_REPORT_FROM"])
+    (deployment,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == ("Deployment", "muster-operator")]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert operator["podSelector"]["matchLabels"].items() <= labels.items(), "or no heartbeat would be heard"
+    assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "muster-system"}}
+    assert prometheus["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
+    off = chart.objects({"workers": {"networkPolicy": {"enabled": False}}})
+    (container,) = pod_specs(off)["muster-operator"]["containers"]
+    assert "MUSTER_OPERATOR_REPORT_FROM" not in environment(container)
