@@ -13,6 +13,16 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{/* Variables by which operator and API reach S3; the operator hands them to the workers. */}}
+{{- define "muster.s3" -}}
+{{- $s3 := .Values.s3 }}
+{{- range $name, $value := dict "ENDPOINT" $s3.endpoint "REGION" $s3.region "ADDRESSING" $s3.addressing "KMS_KEY_ID" $s3.kmsKeyId "ROLE_ARN" $s3.roleArn "RETRY_SECONDS" $s3.retrySeconds }}
+{{- with $value }}
+- {name: MUSTER_S3_{{ $name }}, value: {{ . | toString | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* registry/repository@digest or :tag. Call with (dict "root" $ "image" .Values.operator.image). */}}
 {{- define "muster.image" -}}
 {{- with .root.Values.global.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}

@@ -38,7 +38,7 @@ def ls(where: Where, server: Server = None, json: Json = False) -> None:
     """List a job's commits, oldest first."""
     from muster.cli.render import checkpoints_table
 
-    if _is_folder(where):
+    if is_folder(where):
         return _tool("muster.trainer.checkpoint", "ls", where)
     with connect(server) as client:
         document = client.get(f"jobs/{client.job_id(where)}/checkpoints")
@@ -155,12 +155,12 @@ def _refuse_without_commit(client: Client, name: str, job_id: str) -> None:
     )
 
 
-def _is_folder(where: str) -> bool:
+def is_folder(where: str) -> bool:
     return "/" in where or where.startswith((".", "~"))
 
 
 def _folder(where: str, server: str | None) -> str:
-    if _is_folder(where):
+    if is_folder(where):
         return where
     with connect(server) as client:
         job_id = client.job_id(where)

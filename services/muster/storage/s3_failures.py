@@ -44,7 +44,7 @@ _PASSING = {
     "BadDigest",
     "MalformedXML",  # ours is not: it was damaged on its way
 }
-_REGION = "the bucket is in another region; set AWS_REGION to it"
+_REGION = "the bucket is in another region; set MUSTER_S3_REGION to it"
 _EXPIRED = "the credentials have expired and could not be renewed; give the worker fresh ones"
 _PERMISSIONS = "s3:ListBucket, GetObject, PutObject, DeleteObject and AbortMultipartUpload"
 _ADVICE = {
@@ -93,7 +93,7 @@ def judge(error: Exception) -> Verdict:
     if isinstance(error, CredentialRetrievalError):
         return Verdict(Answer.AGAIN, f"the credentials could not be fetched: {error}")
     if isinstance(error, NoRegionError):
-        return Verdict(Answer.FINAL, "no AWS region is set; set AWS_REGION")
+        return Verdict(Answer.FINAL, "no AWS region is set; set MUSTER_S3_REGION")
     if isinstance(error, ConnectionError | HTTPClientError | IncompleteReadError | HTTPError | OSError | EOFError):
         return Verdict(Answer.AGAIN, f"the store can't be reached or broke off: {_short(error)}")
     return Verdict(Answer.FINAL, f"{type(error).__name__}: {_short(error)}")
@@ -121,7 +121,7 @@ def _judge_answer(error: Exception) -> Verdict:
         return Verdict(Answer.AGAIN, f"the store failed ({code or status})", after)
     region = headers.get("x-amz-bucket-region")
     advice = _ADVICE.get(code) or (_ADVICE["PermanentRedirect"] if status in (301, 307) else None)
-    advice = f"{advice} ({region})" if advice and region and "AWS_REGION" in advice else advice
+    advice = f"{advice} ({region})" if advice and region and "MUSTER_S3_REGION" in advice else advice
     message = str(response.get("Error", {}).get("Message", ""))[:200]
     return Verdict(Answer.FINAL, advice or f"refused with {code or status}: {message}")
 

@@ -1,10 +1,7 @@
-"""How to reach S3: from the environment, never from a job's body. Credentials come by the AWS libraries' usual chain.
+"""How to reach S3, the same for trainer, operator and API (docs/checkpoints.md, "S3 settings").
 
-MUSTER_S3_ENDPOINT      another endpoint (MinIO, Ceph, R2 …); AWS_ENDPOINT_URL_S3 does the same
-MUSTER_S3_ADDRESSING    path | virtual; by default path where an endpoint is set, else as AWS wants it
-MUSTER_S3_KMS_KEY_ID    encrypt with this KMS key
-MUSTER_S3_ROLE_ARN      assume this role first
-MUSTER_S3_STREAMS       requests at a time, per rank
+The platform sets them and hands them to its workers: a job that could set its own endpoint would commit where the
+operator does not look. Credentials come by the AWS libraries' usual chain, in each program of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +22,11 @@ READ_SECONDS_MAX = 30  # between two packets, not for a whole answer
 
 @dataclass(frozen=True)
 class S3Settings:
+    """addressing: `path` (https://endpoint/bucket/key) or `virtual` (https://bucket.endpoint/key); `auto`: as AWS wants
+    it. streams: requests at a time, per rank. retry_seconds: how long an outage is borne in one request."""
+
     endpoint: str | None = None
+    region: str | None = None
     addressing: str = "auto"
     kms_key_id: str | None = None
     role_arn: str | None = None
@@ -34,26 +35,36 @@ class S3Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> S3Settings:
-        """Raises UserError for a value that can't be."""
-        endpoint = environment.get("MUSTER_S3_ENDPOINT") or environment.get("AWS_ENDPOINT_URL_S3")
-        endpoint = endpoint or environment.get("AWS_ENDPOINT_URL")
+        """MUSTER_S3_*, else what AWS clients read for the same. Raises UserError for a value that can't be."""
+
+        def first(*names: str) -> str | None:
+            return next((value for name in names if (value := environment.get(name))), None)
+
+        endpoint = first("MUSTER_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
         addressing = environment.get("MUSTER_S3_ADDRESSING") or ("path" if endpoint else "auto")
         if addressing not in ("auto", "path", "virtual"):
             raise UserError(f"MUSTER_S3_ADDRESSING must be path or virtual, not {addressing!r}")
-        streams = environment.get("MUSTER_S3_STREAMS") or str(min(16, 4 * (os.cpu_count() or 1)))
-        if not streams.isdigit() or int(streams) < 1:
-            raise UserError(f"MUSTER_S3_STREAMS must be a number of requests, at least 1, not {streams!r}")
         retry_seconds = environment.get("MUSTER_S3_RETRY_SECONDS") or "60"
         if not retry_seconds.replace(".", "", 1).isdigit():
             raise UserError(f"MUSTER_S3_RETRY_SECONDS must be a number of seconds, not {retry_seconds!r}")
         return cls(
             endpoint=endpoint,
+            region=first("MUSTER_S3_REGION", "AWS_REGION", "AWS_DEFAULT_REGION"),
             addressing=addressing,
             kms_key_id=environment.get("MUSTER_S3_KMS_KEY_ID") or None,
             role_arn=environment.get("MUSTER_S3_ROLE_ARN") or None,
-            streams=int(streams),
+            streams=min(16, 4 * (os.cpu_count() or 1)),
             retry_seconds=float(retry_seconds),
         )
+
+
+_SHARED_BY_ALL = ("ENDPOINT", "REGION", "ADDRESSING", "KMS_KEY_ID", "ROLE_ARN", "RETRY_SECONDS")
+
+
+def platform_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The settings in `environment` that the platform's workers get as well."""
+    names = (f"MUSTER_S3_{name}" for name in _SHARED_BY_ALL)
+    return {name: environment[name] for name in names if environment.get(name)}
 
 
 _shared: dict[S3Settings, Any] = {}
@@ -92,7 +103,7 @@ def _make_client(settings: S3Settings) -> Any:
         tcp_keepalive=True,
         user_agent_extra="muster",
     )
-    return session.create_client("s3", endpoint_url=settings.endpoint, config=config)
+    return session.create_client("s3", settings.region, endpoint_url=settings.endpoint, config=config)
 
 
 def _session() -> Any:

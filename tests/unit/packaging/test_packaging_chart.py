@@ -51,6 +51,12 @@ CHANGES: dict[str, Any] = {
     "operator.logLevel": "debug",
     "operator.logFormat": "console",
     "operator.watchNamespace": "team",
+    "s3.endpoint": "https://minio.example.com",
+    "s3.region": "eu-1",
+    "s3.addressing": "virtual",
+    "s3.kmsKeyId": "key",
+    "s3.roleArn": "arn:aws:iam::123456789012:role/bucket",
+    "s3.retrySeconds": 5,
     "operator.awsRoleArn": "",
     "operator.prometheus.url": "",
     "operator.webhook.existingSecret": "",
@@ -253,6 +259,7 @@ def test_every_switch_does_something(chart: Chart) -> None:
 @pytest.mark.parametrize(
     ("values", "place", "why"),
     [
+        ({"s3": {"endpoint": "minio"}}, "/s3/endpoint", "pattern"),
         ({"operater": {}}, "operater", "not allowed"),
         ({"operator": {"replica": 2}}, "replica", "not allowed"),
         ({"operator": {"replicas": "two"}}, "/operator/replicas", "got string, want integer"),
@@ -349,7 +356,7 @@ def test_the_operator_reads_its_settings_as_meant(chart: Chart, prices: Path, mo
     assert settings.tolerations == (Toleration(key="gpu", operator="Exists"),)
     assert (settings.port, settings.host) == (8080, "0.0.0.0")
     known = {f"MUSTER_OPERATOR_{field.upper()}" for field in KubernetesSettings.model_fields}
-    told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_")}
+    told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_OPERATOR_")}
     assert told <= known, "pydantic-settings would silently ignore the others"
 
 
@@ -363,7 +370,7 @@ def test_unset_values_leave_the_operators_defaults(chart: Chart, monkeypatch: py
 
 def test_the_api_reads_its_settings_as_meant(chart: Chart, prices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (container,) = pod_specs(chart.objects(EVERYTHING))["muster-api"]["containers"]
-    told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_")}
+    told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_API_")}
     assert told == {
         f"MUSTER_API_{name}" for name in
         ("CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN", "PRICES_FILE")

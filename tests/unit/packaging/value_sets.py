@@ -85,9 +85,9 @@ SETS: dict[str, dict[str, Any]] = {
     },
     "other-s3": {
         "operator": {
-            "env": [{"name": "AWS_ENDPOINT_URL_S3", "value": "http://s3.storage:8333"}],
             "envFrom": [{"secretRef": {"name": "s3"}}],
         },
+        "s3": {"endpoint": "http://s3.storage:8333", "region": "eu-1", "addressing": "virtual", "kmsKeyId": "key"},
         "networkPolicy": {"enabled": True},
     },
     "one-small-cluster": {

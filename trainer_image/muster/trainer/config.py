@@ -83,7 +83,7 @@ def read_run(environ: Mapping[str, str] = os.environ) -> Run:
         attempt=_number(environ, Env.ATTEMPT, 1),
         worker=_number(environ, Env.WORKER, 0),
         resume_step=_number(environ, Env.RESUME_STEP, 0),
-        folder=_folder(_required(environ, Env.CHECKPOINT_URI)),
+        folder=folder_in(environ),
         fence=environ.get(Env.FENCE) or None,
         worker_dir=worker_dir,
         cache_dir=Path(environ.get(Env.CACHE_DIR) or worker_dir / "cache").resolve(),
@@ -134,9 +134,10 @@ def _worker_config(text: str) -> WorkerConfig:
         raise UserError(f"the job's configuration was refused:\n{faults}") from None
 
 
-def _folder(text: str) -> str:
+def folder_in(environ: Mapping[str, str]) -> str:
+    """The address of the job's checkpoint folder. Raises UserError where it can't be one."""
     try:
-        return str(checkpoint_address(text))
+        return str(checkpoint_address(_required(environ, Env.CHECKPOINT_URI)))
     except AddressError as error:
         raise UserError(f"{Env.CHECKPOINT_URI}: {error}") from None
 

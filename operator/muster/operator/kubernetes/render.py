@@ -6,7 +6,7 @@ Every pod passes the *restricted* Pod Security Standard, except that EFA needs I
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from muster.contract.address import AddressError, job_folder
@@ -52,7 +52,7 @@ class Site:
     report_from: who may reach the workers' report port beside their own gang, as peers of a NetworkPolicy; empty: there
     is no policy, and anybody may. fence_audience: of the token by which workers ask the API server whether their
     attempt is current; empty: the API server's own. watch_namespace: the only one whose
-    jobs are served, by the rights of a Role there; empty: all.
+    jobs are served, by the rights of a Role there; empty: all. s3: variables of muster.storage.settings.
     """
 
     image: str
@@ -67,6 +67,7 @@ class Site:
     report_from: tuple[Object, ...] = ()
     fence_audience: str = ""
     watch_namespace: str = ""
+    s3: dict[str, str] = field(default_factory=dict)
 
     def account(self, job: Job) -> str:
         """The service account of the job's workers."""
@@ -286,6 +287,7 @@ def _environment(
         Env.ATTEMPT: str(attempt),
         Env.RESUME_STEP: str(resume_step),
         Env.CHECKPOINT_URI: checkpoint_folder(job, site),
+        **site.s3,
         Env.CONFIG: _config(job),
         Env.WORKER_DIR: f"{ROOT}/worker",
         Env.CACHE_DIR: f"{ROOT}/cache",

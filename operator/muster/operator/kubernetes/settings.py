@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import uuid
 from pathlib import Path
@@ -15,6 +16,7 @@ from muster.kube.connection import SERVICE_ACCOUNT
 from muster.kube.watch import SILENCE_SECONDS
 from muster.operator.kubernetes.render import REPORT_PORT, Site
 from muster.operator.sources.settings import SourceSettings
+from muster.storage.settings import platform_variables
 
 # Taints of accelerator nodes that are there to keep others out.
 TOLERATIONS = tuple(
@@ -79,4 +81,5 @@ class KubernetesSettings(SourceSettings):
             report_from=self.report_from,
             fence_audience=self.fence_audience,
             watch_namespace=self.watch_namespace,
+            s3=platform_variables(os.environ),
         )

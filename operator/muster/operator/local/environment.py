@@ -14,6 +14,7 @@ from muster.local.cluster import LocalCluster
 from muster.operator.core.decision import CreateWorker
 from muster.operator.local.processes import WorkerKey, marks
 from muster.operator.settings import cores
+from muster.storage.settings import platform_variables
 
 # The operator's own settings, and what an enclosing torchrun set for its ranks, are none of the worker's business.
 _OURS = ("MUSTER_", "PET_", "TORCHELASTIC_")
@@ -41,6 +42,7 @@ def worker_environment(
         | visible
         | device
         | marks(state, key)
+        | platform_variables(os.environ)
         | {
             Env.JOB: meta.name,
             Env.RESUME_STEP: str(action.resume_step),
