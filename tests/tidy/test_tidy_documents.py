@@ -65,10 +65,12 @@ def _targets_in(arguments: list[str]) -> list[str]:
 
 
 def _muster_fault(arguments: list[str], help_of: Help) -> str | None:
-    words = [word for word in arguments if not PLACEHOLDER.search(word)]
     # Options of `muster` itself may stand before the sub-command.
-    name = next((word for word in words if not word.startswith("-")), None)
-    path = (name,) if name else ()
+    while arguments[:1] in (["--context"], ["--namespace"]):
+        arguments = arguments[2:]
+    words = [word for word in arguments if not PLACEHOLDER.search(word)]
+    names = [word for word in words if not word.startswith("-")]
+    path = tuple(names[: 2 if names[:1] in (["checkpoints"], ["tokens"]) else 1])
     text = help_of(path)
     if text is None:
         return f"no command 'muster {' '.join(path)}'"

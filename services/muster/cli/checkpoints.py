@@ -16,7 +16,7 @@ from muster.cli.output import answers, json_wanted, print_json, say
 from muster.contract.address import parse_address
 
 if TYPE_CHECKING:
-    from muster.cli.client import Client
+    from muster.cli.options import JobsClient
 
 LOOKED_AT_MAX = 20  # jobs of one name
 
@@ -133,7 +133,7 @@ def _error_in(text: str) -> str | None:
         return None
 
 
-def _refuse_without_commit(client: Client, name: str, job_id: str) -> None:
+def _refuse_without_commit(client: JobsClient, name: str, job_id: str) -> None:
     """A name means the newest job of that name. An older one with commits is offered by its id, never taken instead."""
     from muster.contract.text import plural
 

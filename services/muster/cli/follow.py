@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
 from muster.cli.errors import CliError, Exit
+from muster.cli.options import command_prefix
 from muster.cli.output import json_wanted, print_json_line, say
 from muster.cli.output import messages as console
 from muster.cli.plot import sparkline
@@ -18,7 +19,7 @@ from muster.cli.render import ENDED, PHASE_STYLE, format_event, format_progress,
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from muster.cli.client import Client
+    from muster.cli.options import JobsClient
 
 POLL_SECONDS = 0.5
 PLAIN_LINE_SECONDS = 10.0
@@ -64,7 +65,7 @@ class Moment:
         return self.phase in ENDED
 
 
-def moments(client: Client, job_id: str, after_event: int = 0) -> Iterator[Moment]:
+def moments(client: JobsClient, job_id: str, after_event: int = 0) -> Iterator[Moment]:
     """A look every half second; the last one is of the ended job, with its last events."""
     steps: tuple[dict[str, Any], ...] = ()
     while True:
@@ -80,7 +81,7 @@ def moments(client: Client, job_id: str, after_event: int = 0) -> Iterator[Momen
 
 
 def _newest_steps(
-    client: Client, job: dict[str, Any], before: tuple[dict[str, Any], ...]
+    client: JobsClient, job: dict[str, Any], before: tuple[dict[str, Any], ...]
 ) -> tuple[dict[str, Any], ...]:
     """Steps of the running attempt since the last look, or that look's again where there are none."""
     attempt = job["status"]["attempt"]
@@ -165,7 +166,7 @@ class Display:
         return sparkline(self.losses, width=20, unicode=unicode_ok(console()))
 
 
-def follow(client: Client, job: dict[str, Any]) -> Exit:
+def follow(client: JobsClient, job: dict[str, Any]) -> Exit:
     """Show the job until it ends, then its result. Returns the exit code for it."""
     name, job_id = job["metadata"]["name"], job["id"]
     last: Moment | None = None
@@ -178,8 +179,8 @@ def follow(client: Client, job: dict[str, Any]) -> Exit:
                 display.show(moment)
     except KeyboardInterrupt:
         say(f"\nDetached; {name} goes on.", "bold")
-        say(f"  muster get {name} --follow    watch it again")
-        say(f"  muster cancel {name}          stop it")
+        say(f"  {command_prefix()} get {name} --follow    watch it again")
+        say(f"  {command_prefix()} cancel {name}          stop it")
         return Exit.INTERRUPTED
     assert last is not None, "there is always a first look"
     return conclude(last.job)
@@ -202,12 +203,12 @@ def conclude(job: dict[str, Any]) -> Exit:
         say(f"  {failure['cause']} in attempt {failure['attempt']}: {failure['message']}")
         for line in (failure.get("logTail") or "").strip().splitlines()[-8:]:
             say(f"  | {line}", "dim")
-    say(f"  muster why {name}     what happened and what to do")
-    say(f"  muster logs {name}    what the workers wrote")
+    say(f"  {command_prefix()} why {name}     what happened and what to do")
+    say(f"  {command_prefix()} logs {name}    what the workers wrote")
     return Exit.FAILED
 
 
-def follow_log(client: Client, job_id: str, params: dict[str, Any], label_workers: bool) -> None:
+def follow_log(client: JobsClient, job_id: str, params: dict[str, Any], label_workers: bool) -> None:
     """Print log lines as they are written, attempt after attempt, until the job ends."""
     for event in client.stream(f"jobs/{job_id}/logs", follow="true", **params):
         document = _json(event.data)
@@ -222,7 +223,7 @@ def follow_log(client: Client, job_id: str, params: dict[str, Any], label_worker
             say(f"--- {document['phase']} ---", "bold")
 
 
-def follow_events(client: Client, job_id: str, after: int, kinds: list[str]) -> None:
+def follow_events(client: JobsClient, job_id: str, after: int, kinds: list[str]) -> None:
     for event in client.stream(f"jobs/{job_id}/events", last_id=str(after), follow="true", type=kinds):
         document = _json(event.data)
         if event.event == "end":

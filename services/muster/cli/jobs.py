@@ -14,7 +14,7 @@ from muster.cli.options import Job, Jobs, Json, Server, Settings, connect
 from muster.cli.output import json_wanted, print_json, say
 
 if TYPE_CHECKING:
-    from muster.cli.client import Client
+    from muster.cli.options import JobsClient
 
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", "--wait", "-w", help="Watch it to its end, which decides the exit code.")
@@ -204,7 +204,7 @@ def _act(
         raise typer.Exit(max(error.exit_code for _, error in errors))
 
 
-def _until(client: Client, job: dict[str, Any], done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def _until(client: JobsClient, job: dict[str, Any], done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     while not done(job["status"]):
         time.sleep(WAIT_POLL_SECONDS)
         job = client.get(f"jobs/{job['id']}")

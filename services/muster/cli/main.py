@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from muster.cli import checkpoints, jobs, platform, tokens, watch
+from muster.cli import checkpoints, doctor, jobs, platform, tokens, watch
 from muster.cli.errors import CliError, Exit
+from muster.cli.options import choose_cluster
 from muster.cli.output import show_error
 
 EXIT_CODES = "Exit codes: 0 done · 1 the job failed or the server said no · 2 bad input · 3 no server · 130 Ctrl-C"
@@ -27,6 +28,7 @@ app = typer.Typer(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "This machine": (platform.up, platform.down, platform.demo),
+    "Platform": (doctor.doctor,),
     "Jobs": (jobs.submit, jobs.ls, jobs.get, jobs.cancel, jobs.suspend, jobs.resume, jobs.clone),
     "Looking into a job": (watch.logs, watch.events, watch.metrics, watch.why, checkpoints.export),
 }
@@ -50,8 +52,16 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and end.")
     ] = False,
+    context: Annotated[
+        str | None,
+        typer.Option("--context", help="Speak to the cluster of this kubeconfig context itself, without Muster's API."),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", help="With --context: another namespace than the context's.")
+    ] = None,
 ) -> None:
     """Muster gathers a gang of training workers, keeps them marching through failures, and says what it cost."""
+    choose_cluster(context, namespace)
 
 
 def main() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, Protocol
 
 import typer
 
+from muster.cli.errors import usage
 from muster.cli.output import json_wanted, say, use_json
-
-if TYPE_CHECKING:
-    from muster.cli.client import Client
 
 
 def _job_names(incomplete: str) -> list[str]:
@@ -43,8 +43,78 @@ Settings = Annotated[
 ]
 
 
-def connect(server: str | None, patience_seconds: float = 20.0) -> Client:
-    """A client of the chosen server, which says when it has to wait."""
+class JobsClient(Protocol):
+    """Who answers a command: the API (`client.Client`), or a cluster itself (`cluster_client.ClusterClient`)."""
+
+    @property
+    def server(self) -> Answering: ...
+
+    def __enter__(self) -> JobsClient: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def get(self, path: str, **params: Any) -> Any: ...
+
+    def post(self, path: str, body: Any = None, key: str | None = None, repeat: bool = True, **params: Any) -> Any: ...
+
+    def delete(self, path: str) -> None: ...
+
+    def job_id(self, name: str) -> str: ...
+
+    def job_pages(self, limit: int, **filters: Any) -> Iterator[list[dict[str, Any]]]: ...
+
+    def submit(self, document: Any) -> dict[str, Any]: ...
+
+    def plan(self, document: Any) -> dict[str, Any]: ...
+
+    def stream(self, path: str, last_id: str = "", **params: Any) -> Iterator[Any]: ...
+
+
+class Answering(Protocol):
+    """Where the answers come from. local: this machine's paths mean the same there."""
+
+    @property
+    def local(self) -> bool: ...
+
+
+@dataclass
+class _Chosen:
+    """What `muster --context NAME --namespace NAME …` chose, for every command."""
+
+    context: str | None = None
+    namespace: str | None = None
+
+
+_CHOSEN = _Chosen()
+
+
+def choose_cluster(context: str | None, namespace: str | None) -> None:
+    _CHOSEN.context, _CHOSEN.namespace = context, namespace
+
+
+def chosen_cluster() -> tuple[str | None, str | None]:
+    """Context and namespace before the command."""
+    return _CHOSEN.context, _CHOSEN.namespace
+
+
+def command_prefix() -> str:
+    """`muster`, with the cluster that was chosen: for commands that are shown to be typed."""
+    context, namespace = chosen_cluster()
+    chosen = f" --context {context}" if context else ""
+    return f"muster{chosen}{f' --namespace {namespace}' if namespace else ''}"
+
+
+def connect(server: str | None, patience_seconds: float = 20.0) -> JobsClient:
+    """A client of the chosen cluster or server, which says when it has to wait."""
+    if _CHOSEN.context is not None:
+        if server is not None:
+            raise usage("--context speaks to a cluster and --server to an API: give one of them", code="two-servers")
+        from muster.cli.cluster_client import ClusterClient
+        from muster.cli.cluster_connection import connect_cluster
+
+        return ClusterClient(connect_cluster(_CHOSEN.context, _CHOSEN.namespace))
+    if _CHOSEN.namespace is not None:
+        raise usage("--namespace is for --context: a server knows the namespaces of its jobs", code="namespace")
     from muster.cli.address import find_server
     from muster.cli.client import Client
 
@@ -54,4 +124,4 @@ def connect(server: str | None, patience_seconds: float = 20.0) -> Client:
     return Client(found, patience_seconds, waiting=lambda reason: say(f"waiting for {found.url}: {reason}", "yellow"))
 
 
-__all__ = ["Job", "Jobs", "Json", "Server", "Settings", "StateFolder", "connect", "json_wanted"]
+__all__ = ["Job", "Jobs", "JobsClient", "Json", "Server", "Settings", "StateFolder", "connect", "json_wanted"]

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from muster.cli import formatting
 from muster.cli.errors import CliError, Exit
 from muster.cli.job_file import JobFile, read_job_file, set_value
+from muster.cli.options import command_prefix
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.paths import make_absolute
 from muster.cli.table import Table
 
 if TYPE_CHECKING:
-    from muster.cli.client import Client
+    from muster.cli.options import JobsClient
 
 
 def prepare(source: str, name: str | None, settings: list[str], local: bool) -> JobFile:
@@ -31,7 +32,7 @@ def prepare(source: str, name: str | None, settings: list[str], local: bool) -> 
     return file
 
 
-def ask_for_plan(client: Client, file: JobFile) -> dict[str, Any]:
+def ask_for_plan(client: JobsClient, file: JobFile) -> dict[str, Any]:
     """The server's dry run. Raises CliError with the line of every fault, also for what a submission would refuse."""
     with _placed(file):
         plan = client.plan(file.data)
@@ -40,7 +41,7 @@ def ask_for_plan(client: Client, file: JobFile) -> dict[str, Any]:
     return plan
 
 
-def send(client: Client, file: JobFile) -> dict[str, Any]:
+def send(client: JobsClient, file: JobFile) -> dict[str, Any]:
     with _placed(file):
         return client.submit(file.data)
 
@@ -78,9 +79,9 @@ def announce(job: dict[str, Any]) -> None:
     if json_wanted():
         print_json(job)
     say(f"Submitted {name} ({job['id']})", "bold green")
-    say(f"  muster get {name} --follow    watch it")
-    say(f"  muster logs {name} -f         what the workers write")
-    say(f"  muster why {name}             why it is where it is")
+    say(f"  {command_prefix()} get {name} --follow    watch it")
+    say(f"  {command_prefix()} logs {name} -f         what the workers write")
+    say(f"  {command_prefix()} why {name}             why it is where it is")
 
 
 @contextlib.contextmanager

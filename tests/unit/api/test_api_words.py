@@ -17,7 +17,7 @@ from muster.api.events.types import EventType, events_between
 from muster.api.jobs.clone import merge_patch
 from muster.api.paging import cursor_of, seq_of
 from muster.api.settings import Settings, is_loopback
-from muster.api.why.advice import advice
+from muster.contract.advice import advice
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause
 from muster.contract.status import Attempt, CheckpointStatus, Failure, JobStatus, Phase

@@ -61,3 +61,14 @@ def test_the_conversations_are_what_the_script_writes(tmp_path: Path, monkeypatc
     for line in written.splitlines():
         roles = [message["role"] for message in json.loads(line)["messages"]]
         assert roles[-1] == "assistant"
+
+
+def test_the_first_job_of_the_installation_fits_one_node(tmp_path: Path) -> None:
+    """As docs/install.md makes it: a worker takes a node, so a gang of two never started in a cluster of one."""
+    command = "sed 's/nodes: 2/nodes: 1/' examples/pretrain-stdlib.yaml | kubectl apply"
+    assert command in (EXAMPLES.parent / "docs" / "install.md").read_text()
+    file = tmp_path / "first.yaml"
+    file.write_text((EXAMPLES / "pretrain-stdlib.yaml").read_text().replace("nodes: 2", "nodes: 1"))
+    spec = parse_job(read_job_file(str(file)).data).spec
+    assert tuple(spec.gang_sizes()) == (1,)
+    assert spec.training.accumulation(1) >= 1

@@ -11,12 +11,13 @@ from pydantic.alias_generators import to_camel
 from muster.api.jobs.submission import Draft
 from muster.api.reply import Reply
 from muster.api.tables import JobRow
-from muster.contract.base import Problem, dump
+from muster.contract.base import Problem
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.prices import Bill, Prices, bill
 from muster.contract.redaction import redact_spec
 from muster.contract.spec import JobSpec
 from muster.contract.status import Attempt, JobStatus
+from muster.contract.views import plan_view, status_view, summary_view
 
 API_VERSION = f"{GROUP}/{VERSION}"
 
@@ -173,7 +174,7 @@ def job_document(row: JobRow, prices: Prices) -> dict[str, Any]:
             "creationTimestamp": row.created_at,
         },
         "spec": redact_spec(row.spec),
-        "status": status_document(row.status),
+        "status": status_view(row.status),
         "cost": cost_document(row.status, row.status.get("attempts") or (), prices),
         "handedOver": row.relayed_version >= row.spec_version,
     }
@@ -193,67 +194,17 @@ def cost_document(status: dict[str, Any], attempts: Iterable[dict[str, Any]], pr
     return made.model_dump(mode="json", by_alias=True)
 
 
-def status_document(raw: dict[str, Any]) -> dict[str, Any]:
-    """Every key that this version knows, null where there is nothing, and every key that a newer one wrote."""
-    return {**_EMPTY_STATUS, **raw}
-
-
-_EMPTY_STATUS: dict[str, Any] = JobStatus().model_dump(mode="json", by_alias=True)
-
-
 def job_summary(row: JobRow) -> dict[str, Any]:
-    status, progress = row.status, row.status.get("progress") or {}
-    gang, seconds = status.get("gang") or {}, (status.get("ledger") or {}).get("seconds") or {}
-    total = sum(seconds.values())
-    return {
-        "id": row.id,
-        "name": row.name,
-        "namespace": row.namespace,
-        "labels": row.labels,
-        "task": (row.spec.get("training") or {}).get("task", "pretrain"),
-        "phase": row.phase,
-        "code": status.get("code", ""),
-        "because": status.get("because", ""),
-        "attempt": status.get("attempt", 0),
-        "step": progress.get("step"),
-        "steps": progress.get("steps"),
-        "loss": progress.get("loss"),
-        "evaluationLoss": progress.get("evaluationLoss"),
-        "tokensPerSecond": progress.get("tokensPerSecond"),
-        "etaSeconds": progress.get("etaSeconds"),
-        "restarts": (status.get("restarts") or {}).get("total", 0),
-        "checkpointStep": (status.get("checkpoint") or {}).get("step"),
-        "wanted": gang.get("wanted", 0),
-        "ready": gang.get("ready", 0),
-        "suspend": bool(row.spec.get("suspend")),
-        "cancel": bool(row.spec.get("cancel")),
-        "priority": row.priority,
-        "createdAt": row.created_at,
-        "startedAt": status.get("startedAt"),
-        "finishedAt": row.finished_at,
-        "goodput": seconds.get("productive", 0.0) / total if total > 0 else None,
-    }
+    """A line of the list. The row's phase and end stand for the status', which a newer operator may have written."""
+    seen = {**row.status, "phase": row.phase, "finishedAt": row.finished_at}
+    summary = summary_view(row.id, row.name, row.namespace, row.labels, row.created_at, row.spec, seen)
+    return summary | {"priority": row.priority}
 
 
 def plan_document(draft: Draft, refusals: list[dict[str, str]]) -> dict[str, Any]:
-    spec, shape = draft.spec, draft.spec.training.model.shape
-    ranks = spec.gang.ranks_per_node
-    sizes = spec.gang_sizes()
     return {
         "accepted": not refusals,
-        "job": {
-            "name": draft.name,
-            "namespace": draft.namespace,
-            "labels": draft.labels,
-            "spec": redact_spec(dump(spec)),
-        },
-        "parameters": shape.parameters if shape else None,
-        "ranksPerNode": ranks,
-        "worldSize": {"min": sizes[0] * ranks, "max": sizes[-1] * ranks},
-        "accumulation": [
-            {"nodes": nodes, "ranks": nodes * ranks, "microSteps": spec.accumulation(nodes)} for nodes in sizes[:256]
-        ],
-        "samplesPerStep": spec.training.samples_per_step(),
+        **plan_view(draft.name, draft.namespace, draft.labels, draft.spec),
         "refusals": refusals,
         "warnings": [finding("warning", problem) for problem in draft.warnings],
     }

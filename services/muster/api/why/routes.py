@@ -15,7 +15,7 @@ from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
 from muster.api.tables import JobRow
-from muster.api.why.advice import advice, unreadable
+from muster.contract.advice import advice, unreadable
 from muster.contract.base import dump
 from muster.contract.status import Failure, Phase, Restarts
 

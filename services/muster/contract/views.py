@@ -1,0 +1,76 @@
+"""Jobs as REST and the command line show them, made from what is wanted (spec) and what is seen (status). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.contract.base import dump
+from muster.contract.redaction import redact_spec
+from muster.contract.spec import JobSpec
+from muster.contract.status import JobStatus
+
+_EMPTY_STATUS: dict[str, Any] = JobStatus().model_dump(mode="json", by_alias=True)
+
+
+def status_view(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key that this version knows, null where there is nothing, and every key that a newer one wrote."""
+    return {**_EMPTY_STATUS, **raw}
+
+
+def summary_view(
+    job_id: str,
+    name: str,
+    namespace: str,
+    labels: Mapping[str, str],
+    created_at: float,
+    spec: Mapping[str, Any],
+    status: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A line of the list of jobs. Times are seconds since the epoch."""
+    progress, gang = status.get("progress") or {}, status.get("gang") or {}
+    seconds = (status.get("ledger") or {}).get("seconds") or {}
+    total = sum(seconds.values())
+    return {
+        "id": job_id,
+        "name": name,
+        "namespace": namespace,
+        "labels": dict(labels),
+        "task": (spec.get("training") or {}).get("task", "pretrain"),
+        "phase": status.get("phase", ""),
+        "code": status.get("code", ""),
+        "because": status.get("because", ""),
+        "attempt": status.get("attempt", 0),
+        "step": progress.get("step"),
+        "steps": progress.get("steps"),
+        "loss": progress.get("loss"),
+        "evaluationLoss": progress.get("evaluationLoss"),
+        "tokensPerSecond": progress.get("tokensPerSecond"),
+        "etaSeconds": progress.get("etaSeconds"),
+        "restarts": (status.get("restarts") or {}).get("total", 0),
+        "checkpointStep": (status.get("checkpoint") or {}).get("step"),
+        "wanted": gang.get("wanted", 0),
+        "ready": gang.get("ready", 0),
+        "suspend": bool(spec.get("suspend")),
+        "cancel": bool(spec.get("cancel")),
+        "priority": spec.get("priority", 0),
+        "createdAt": created_at,
+        "startedAt": status.get("startedAt"),
+        "finishedAt": status.get("finishedAt"),
+        "goodput": seconds.get("productive", 0.0) / total if total > 0 else None,
+    }
+
+
+def plan_view(name: str, namespace: str, labels: Mapping[str, str], spec: JobSpec) -> dict[str, Any]:
+    """What a submission would run: the resolved job, its sizes and its batch, without refusals and warnings."""
+    shape, ranks, sizes = spec.training.model.shape, spec.gang.ranks_per_node, spec.gang_sizes()
+    return {
+        "job": {"name": name, "namespace": namespace, "labels": dict(labels), "spec": redact_spec(dump(spec))},
+        "parameters": shape.parameters if shape else None,
+        "ranksPerNode": ranks,
+        "worldSize": {"min": sizes[0] * ranks, "max": sizes[-1] * ranks},
+        "accumulation": [
+            {"nodes": nodes, "ranks": nodes * ranks, "microSteps": spec.accumulation(nodes)} for nodes in sizes[:256]
+        ],
+        "samplesPerStep": spec.training.samples_per_step(),
+    }
