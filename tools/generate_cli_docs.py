@@ -23,8 +23,8 @@ Written by `tools/generate_cli_docs.py` from the command itself; `make generated
 - Words for people (progress, warnings, errors) go to standard error. Colour is for terminals only, and never with
   `NO_COLOR`.
 - Ctrl-C while something is followed never stops the job.
-- `JOB` is a name or an id. A name means the newest job of that name, here and in `training.model.from.job`; an older one
-  is meant by its id.
+- `JOB` is a name or an id. A name means the newest job of that name, here and in `training.model.from.job`; an older
+  one is meant by its id.
 - `muster --context my-cluster ls` speaks to the cluster of that kubeconfig context itself, where there is no API. So do
   `submit`, `get`, `why`, `events`, `logs`, `cancel`, `suspend` and `resume`, as the person of the kubeconfig, in the
   context's namespace or that of `--namespace`. Exec plugins (`aws eks get-token` and its like) and several files in

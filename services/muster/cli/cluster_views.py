@@ -56,10 +56,10 @@ def summary_of(item: dict[str, Any]) -> dict[str, Any]:
 
 def why_view(item: dict[str, Any]) -> dict[str, Any]:
     status, spec = status_of(item), item.get("spec") or {}
-    flags = {"suspend": bool(spec.get("suspend")), "cancel": bool(spec.get("cancel"))}
+    suspend, cancel = bool(spec.get("suspend")), bool(spec.get("cancel"))
     try:
         known = JobStatus.model_validate(item.get("status") or {})
-        steps = advice(known, **flags, handed_over=True, ahead=0)
+        steps = advice(known, suspend=suspend, cancel=cancel, handed_over=True, ahead=0, spec=spec)
     except ValueError:
         steps = unreadable(status)
     keys = ("phase", "code", "because", "since", "attempt", "lastFailure", "retryAt", "restarts")
