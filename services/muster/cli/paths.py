@@ -12,7 +12,7 @@ from muster.contract.address import AddressError, parse_address
 
 
 def make_absolute(file: JobFile, local: bool) -> None:
-    """Make the relative paths of data sources and tokenizer absolute, in place.
+    """Make the relative paths of data sources, tokenizer and model absolute, in place.
 
     local: whether the server is this machine. Raises CliError (exit 2) for a relative path to another one.
     """
@@ -37,6 +37,7 @@ def _path_places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str
     for sources, path in lists:
         for index, source in enumerate(sources if isinstance(sources, list) else ()):
             yield _mapping(source), "source", f"{path}[{index}].source"
+    yield _mapping(training.get("model")), "source", "spec.training.model.source"
     if data.get("tokenizer") != "bytes":
         yield data, "tokenizer", "spec.training.data.tokenizer"
 

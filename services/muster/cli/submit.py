@@ -112,7 +112,7 @@ def _refused(plan: dict[str, Any], file: JobFile) -> CliError:
 
 
 def _format_model(model: dict[str, Any], parameters: int | None) -> str:
-    source = model.get("preset") or ("own shape" if model.get("architecture") else "")
+    source = model.get("preset") or model.get("source") or ("own shape" if model.get("architecture") else "")
     if origin := model.get("from"):
         source = f"from {origin.get('job') or origin.get('uri')} (step {origin.get('step')})"
     return f"{source}, {formatting.amount(parameters)} parameters" if parameters else source

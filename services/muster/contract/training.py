@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from muster.contract.address import Address, AddressError, checkpoint_address, data_address, parse_address
-from muster.contract.architecture import PRESETS, Architecture, Projection
+from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.base import Many, Spec
 
 # Bounded, so that no sum of theirs leaves 64 bits: 10^15 tokens are some fifty times what anybody has trained on.
@@ -99,40 +99,50 @@ class ModelConfig(Spec):
         return PRESETS[self.preset] if self.preset else self.architecture
 
 
+ALL_LINEAR = "all-linear"
+
+
 class Adapter(Spec):
-    """LoRA (Hu et al. 2021, arXiv 2106.09685): weights W of the targets stay as they are, and small matrices beside
-    them are trained: W + alpha / rank × B A. dropout: the share of a target's input that the adapter does not see.
+    """Weights W of the targets stay as they are, and small matrices beside them are trained: W + alpha / rank × B A
+    (lora), W + alpha / sqrt(rank) × B A (rslora), or lora with the length of each row trained apart (dora).
+
+    targets: names of linear layers, or ends of names (`q_proj`, `self_attn.q_proj`), or `all-linear`: all but the
+    output head. dropout: the share of a target's input that the adapter does not see.
     """
 
-    kind: Literal["lora"] = "lora"
+    kind: Literal["lora", "rslora", "dora"] = "lora"
     rank: Positive = 16
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
-    targets: Annotated[Many[Projection], Field(min_length=1)] = ("q_proj", "v_proj")
+    targets: Annotated[Many[Text], Field(min_length=1)] = ("q_proj", "v_proj")
     dropout: Fraction = 0.0
 
     @field_validator("kind", mode="before")
     @classmethod
     def _is_there(cls, kind: Any) -> Any:
-        if kind in ("dora", "qlora"):
-            raise ValueError(f"{kind} is not there yet; use lora, the one kind that this version trains")
+        if kind == "qlora":
+            raise ValueError("qlora is not there yet; use lora, rslora or dora beside weights in bf16")
         return kind
 
     @field_validator("targets")
     @classmethod
-    def _once_each(cls, targets: tuple[Projection, ...]) -> tuple[Projection, ...]:
+    def _once_each(cls, targets: tuple[Text, ...]) -> tuple[Text, ...]:
         if len(set(targets)) < len(targets):
-            raise ValueError(f"names a projection twice: {', '.join(targets)}")
+            raise ValueError(f"names a layer twice: {', '.join(targets)}")
+        if ALL_LINEAR in targets and len(targets) > 1:
+            raise ValueError(f"{ALL_LINEAR} has all layers already; leave the others out: {', '.join(targets)}")
         return targets
 
     @property
     def scale(self) -> float:
         """What B A is multiplied by."""
-        return self.alpha / self.rank
+        return self.alpha / (math.sqrt(self.rank) if self.kind == "rslora" else self.rank)
 
     def parameters(self, architecture: Architecture) -> int:
         """Its weights beside a decoder of this shape."""
-        shapes = architecture.projections
-        return architecture.layers * self.rank * sum(sum(shapes[target]) for target in self.targets)
+        ends = {target.rpartition(".")[2] for target in self.targets}
+        shapes = [s for name, s in architecture.projections.items() if name in ends or ALL_LINEAR in ends]
+        magnitudes = sum(outputs for outputs, _ in shapes) if self.kind == "dora" else 0
+        return architecture.layers * (self.rank * sum(sum(shape) for shape in shapes) + magnitudes)
 
 
 class Source(Spec):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.model_families import FAMILIES, config_of, write_model
 
-from muster.storage.errors import NotFound, Truncated
 from muster.storage.file_store import FileStore
 from muster.trainer.models import self_test
 from muster.trainer.models.folder import open_folder
@@ -19,7 +18,7 @@ LENGTH = 24
 
 
 def opened(folder: Path) -> TransformersModel:
-    return from_folder(open_folder(FileStore(folder), NotFound, Truncated), None)
+    return from_folder(open_folder(FileStore(folder)), None)
 
 
 def loaded(definition: TransformersModel) -> Any:

@@ -14,7 +14,7 @@ from muster.trainer.models import memory, sharding
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.decoder_model import DecoderModel
-from muster.trainer.models.init import initialize
+from muster.trainer.models.init import initialize, initialize_adapter
 from muster.trainer.models.lora import attach
 
 SHAPE = Architecture(
@@ -30,6 +30,7 @@ def made(adapter: Adapter | None, **options: Any) -> Decoder:
         attach(model, adapter)
     model.to_empty(device="cpu")
     initialize(model, SHAPE, 7, lambda parameter: (parameter.data, 0))
+    initialize_adapter(model, 7, lambda parameter: (parameter.data, 0))
     return model
 
 

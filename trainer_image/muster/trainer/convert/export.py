@@ -122,10 +122,11 @@ def _write_model(
         names = transformers_names.names(commit, weights)
     else:
         names = Names(hugging_face.names({n: e.dtype for n, e in weights.items()}))
+    added = deltas(store, commit, adapter) if adapter is not None else {}
+    names = _with_merges(names, weights, added)
     outputs = _outputs(weights, names, dtype)
     groups = hugging_face.files({o.name: prod(o.shape) * ITEM_BYTES[o.dtype] for o in outputs.values()})
     files = {hugging_face.file_name(number, len(groups)): group for number, group in enumerate(groups)}
-    added = deltas(store, commit, adapter) if adapter is not None else {}
     report = _write_files(store, commit, directory, files, outputs, names.conversions, added, progress)
     if len(groups) > 1:
         index = {name: file for file, group in files.items() for name in group}
@@ -138,13 +139,25 @@ def _write_adapter(
     store: Store, commit: Commit, directory: Path, dtype: str, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     parts = {n: e for n, e in _weights(commit).items() if is_part(n)}
-    outputs = _outputs(parts, Names(peft.names(parts)), dtype)
+    outputs = _outputs(parts, Names(peft.names(parts, transformers_names.is_transformers(commit))), dtype)
     report = _write_files(store, commit, directory, {peft.FILE: list(outputs)}, outputs, (), {}, progress)
     return report | {"adapter": "alone"}
 
 
 def _weights(commit: Commit) -> dict[str, TensorEntry]:
     return {n.removeprefix(_MODEL): entry for n, entry in commit.tensors.items() if n.startswith(_MODEL)}
+
+
+def _with_merges(names: Names, weights: dict[str, TensorEntry], added: dict[str, Delta]) -> Names:
+    """Weights that an adapter can't be added to in stretches become conversions, for which they are in memory whole."""
+    apart = [name for name in names.direct if f"{_MODEL}{name}" in added and not added[f"{_MODEL}{name}"].streams]
+
+    def renamed(values: dict[str, Any]) -> dict[str, Any]:
+        return {names.direct[name]: value for name, value in values.items()}
+
+    merges = [Conversion((n,), {names.direct[n]: tuple(weights[n].shape)}, renamed) for n in apart]
+    direct = {name: theirs for name, theirs in names.direct.items() if name not in apart}
+    return Names(direct, (*names.conversions, *merges))
 
 
 def _outputs(weights: dict[str, TensorEntry], names: Names, dtype: str) -> dict[str, Output]:
@@ -208,16 +221,13 @@ def _write_converted(
 
     from muster.trainer.models.loading import TORCH_DTYPES
 
-    held = whole(store, commit, [_MODEL + name for name in conversion.ours])
-    for name, data in held.items():
+    values = {}
+    for name, data in whole(store, commit, [_MODEL + name for name in conversion.ours]).items():
+        entry = commit.tensors[name]
+        value = torch.frombuffer(data, dtype=TORCH_DTYPES[entry.dtype]).view(tuple(entry.shape))
         if name in added:
-            added[name].add_to(memoryview(data), 0)
-    values = {
-        name.removeprefix(_MODEL): torch.frombuffer(data, dtype=TORCH_DTYPES[commit.tensors[name].dtype]).view(
-            tuple(commit.tensors[name].shape)
-        )
-        for name, data in held.items()
-    }
+            value = torch.from_numpy(added[name].merged(value.float().numpy())).to(value.dtype)
+        values[name.removeprefix(_MODEL)] = value
     return [
         _put(targets[name], 0, memoryview(tensor.contiguous().view(torch.uint8).reshape(-1).numpy().data))
         for name, tensor in conversion.revert(values).items()

@@ -19,10 +19,23 @@ BLOCK_ELEMENTS = 2**18  # of the product at a time: no more memory than that, an
 
 @dataclass(frozen=True)
 class Delta:
-    """What is to be added to W [outputs, inputs]: B A. a: [rank, inputs], b: [outputs, rank] times the scale, fp32."""
+    """What is to be added to W [outputs, inputs]: B A. a: [rank, inputs], b: [outputs, rank] times the scale, fp32.
+
+    magnitude: with DoRA, the length that each row of the sum gets, [outputs]. streams: whether any stretch of W can be
+    merged by itself: it is fp32, and no row's length counts.
+    """
 
     a: NDArray[np.float32]
     b: NDArray[np.float32]
+    magnitude: NDArray[np.float32] | None = None
+    streams: bool = True
+
+    def merged(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        """All of W with what is added to it."""
+        found: NDArray[np.float32] = weight + self.b @ self.a
+        if self.magnitude is not None:
+            found *= (self.magnitude / np.linalg.norm(found, axis=1))[:, None]
+        return found
 
     def add_to(self, data: memoryview, at: int) -> None:
         """data: fp32 elements of W, from its byte `at` on; they get their part of the product."""
@@ -40,12 +53,13 @@ def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
     """By the name of each weight that the commit has an adapter beside. All of the adapter is in memory from now on."""
     parts = [name for name in commit.tensors if name.startswith("model/") and is_part(name)]
     weights = sorted({weight_of(part) for part in parts})
-    if other := [name for name in (*parts, *weights) if commit.tensors[name].dtype != "F32"]:
+    if other := [name for name in parts if commit.tensors[name].dtype != "F32"]:
         raise UserError(f"an adapter is merged in fp32, but the commit has other numbers in: {', '.join(other[:5])}")
     held = whole(store, commit, parts)
     arrays = {name: np.frombuffer(held[name], "<f4").reshape(commit.tensors[name].shape) for name in parts}
     found = {}
     for weight in weights:
-        a, b = parts_of(weight)
-        found[weight] = Delta(arrays[a], arrays[b] * np.float32(adapter.scale))
+        a, b, m = parts_of(weight)
+        streams = m not in arrays and commit.tensors[weight].dtype == "F32"
+        found[weight] = Delta(arrays[a], arrays[b] * np.float32(adapter.scale), arrays.get(m), streams)
     return found

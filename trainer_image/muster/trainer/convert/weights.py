@@ -12,13 +12,15 @@ from muster.contract.training import Adapter
 from muster.trainer.checkpoint import CheckpointMismatch, load_weights, read_commit
 from muster.trainer.checkpoint.tensors import model_tensors
 from muster.trainer.models.adapter import adapter_of, is_part, parts_of, weight_of
+from muster.trainer.models.loading import TORCH_DTYPES
+from muster.trainer.models.lora import set_magnitudes
 from muster.trainer.models.shards import local_rows
 
 _MODEL = "model/"
 
 
 def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Module) -> Commit:
-    """Load a commit's weights, W + alpha / rank × B A (in fp32) where it has an adapter. Collective.
+    """Load a commit's weights, merged (in fp32) with its adapter where it has one. Collective.
 
     The model's own adapter, if there is one, keeps its values. Raises as `load` does.
     """
@@ -33,13 +35,25 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
         for name, entry in commit.tensors.items()
         if adapter is not None and name.startswith(_MODEL) and is_part(name)
     }
-    load_weights(folder, commit.step, own | parts)
+    # Frozen weights keep the dtype that they came in; where all is trained now, they are fp32 from here on.
+    cast = {
+        name: torch.empty_like(tensor, dtype=TORCH_DTYPES[commit.tensors[name].dtype], requires_grad=False)
+        for name, tensor in own.items()
+        if name in commit.tensors and TORCH_DTYPES[commit.tensors[name].dtype] != tensor.dtype
+    }
+    load_weights(folder, commit.step, own | parts | cast)
     with torch.no_grad():
+        for name, tensor in cast.items():
+            own[name].copy_(tensor)
         for name in sorted({weight_of(part) for part in parts}):
-            a, b = (parts[part] for part in parts_of(name))
+            a, b, *magnitude = (parts[part] for part in parts_of(name) if part in parts)
             rows, first = local_rows(own[name])
             assert adapter is not None
-            rows.addmm_(b[first : first + len(rows)], a, alpha=adapter.scale)
+            merged = rows.float().addmm_(b[first : first + len(rows)], a, alpha=adapter.scale)
+            if magnitude:
+                merged *= (magnitude[0][first : first + len(rows)] / merged.norm(dim=1))[:, None]
+            rows.copy_(merged)
+        set_magnitudes(model)
     return commit
 
 

@@ -1,6 +1,7 @@
 """Which of a commit's tensors are an adapter's, in names alone: exporting needs no torch.
 
-Beside `<module>.weight` stand `<module>.lora_A.weight` [rank, inputs] and `<module>.lora_B.weight` [outputs, rank].
+Beside `<module>.weight` stand `<module>.lora_A.weight` [rank, inputs], `<module>.lora_B.weight` [outputs, rank] and,
+for DoRA, `<module>.lora_magnitude_vector` [outputs].
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from muster.contract.checkpoint import Commit
 from muster.contract.training import Adapter
 from muster.trainer.errors import UserError
 
-_PART = re.compile(r"(.+)\.lora_([AB])\.weight")
+_PART = re.compile(r"(.+)\.lora_(?:[AB]\.weight|magnitude_vector)")
 
 
 def is_part(name: str) -> bool:
@@ -28,10 +29,10 @@ def weight_of(part: str) -> str:
     return f"{found[1]}.weight"
 
 
-def parts_of(weight: str) -> tuple[str, str]:
-    """The names that A and B beside a weight have."""
+def parts_of(weight: str) -> tuple[str, str, str]:
+    """The names that A, B and (with DoRA) the magnitudes beside a weight have."""
     module = weight.removesuffix(".weight")
-    return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
+    return f"{module}.lora_A.weight", f"{module}.lora_B.weight", f"{module}.lora_magnitude_vector"
 
 
 def adapter_of(commit: Commit) -> Adapter | None:

@@ -14,7 +14,7 @@ from muster.contract.base import dump
 from muster.contract.training import Adapter
 from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.definition import ModelSize, Recompute
-from muster.trainer.models.init import initialize
+from muster.trainer.models.init import initialize, initialize_adapter
 from muster.trainer.models.lora import attach
 from muster.trainer.models.shards import local_rows
 
@@ -77,6 +77,7 @@ class DecoderModel:
         model.to_empty(device=device)
         if values:
             initialize(model, self.architecture, seed, local_rows)
+            initialize_adapter(model, seed, local_rows)
 
     def describe(self) -> dict[str, Any]:
         return dump(self.architecture)

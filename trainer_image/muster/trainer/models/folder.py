@@ -7,11 +7,12 @@ each safetensors file, which say where every tensor lies.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Protocol
 
+from muster.storage.errors import NotFound, Truncated
 from muster.trainer.errors import UserError
 
 CONFIG: Final = "config.json"
@@ -28,7 +29,6 @@ COMPANIONS: Final = (
     "chat_template.jinja",
     "generation_config.json",
 )
-# Of a quantisation that is read back as the numbers it stands for, none is known yet.
 HEADER_BYTES_MAX: Final = 100_000_000  # the safetensors library's own limit
 ITEM_BYTES: Final = {
     "F64": 8,
@@ -86,7 +86,6 @@ class ModelFolder:
     tokenizer: str | None
     file_bytes: Mapping[str, int]
     revision: str | None = None
-    missing: type[Exception] = field(default=Exception, repr=False)
 
     @property
     def address(self) -> str:
@@ -106,12 +105,9 @@ class ModelFolder:
         return {"address": self.address, "revision": self.revision, "files": dict(self.file_bytes)}
 
 
-def open_folder(files: Files, not_found: type[Exception], truncated: type[Exception]) -> ModelFolder:
-    """Look into a folder. Raises UserError naming everything that is wrong with it.
-
-    not_found, truncated: what `files` raises where a file is not there, or ends early.
-    """
-    read = _Reader(files, not_found, truncated)
+def open_folder(files: Files) -> ModelFolder:
+    """Look into a folder. Raises UserError naming everything that is wrong with it."""
+    read = _Reader(files)
     config = read.document(CONFIG)
     if config is None:
         raise UserError(
@@ -132,8 +128,8 @@ def open_folder(files: Files, not_found: type[Exception], truncated: type[Except
 
 
 class _Reader:
-    def __init__(self, files: Files, not_found: type[Exception], truncated: type[Exception]) -> None:
-        self.files, self._not_found, self._truncated = files, not_found, truncated
+    def __init__(self, files: Files) -> None:
+        self.files = files
         self.sizes: dict[str, int] = {}
         self._texts: dict[str, str | None] = {}
 
@@ -141,7 +137,7 @@ class _Reader:
         if name not in self._texts:
             try:
                 self._texts[name] = self.files.read(name).decode()
-            except self._not_found:
+            except NotFound:
                 self._texts[name] = None
             except UnicodeDecodeError:
                 raise UserError(f"model.source {self.files.uri}: {name} is not UTF-8 text; copy it again") from None
@@ -163,9 +159,9 @@ class _Reader:
     def exists(self, name: str) -> bool:
         try:
             self.files.read_into(name, 0, memoryview(bytearray(1)))
-        except self._not_found:
+        except NotFound:
             return False
-        except self._truncated:
+        except Truncated:
             return True
         return True
 
@@ -180,16 +176,16 @@ class _Reader:
                 raise UserError(f"{place} is no safetensors file: its header claims {length} bytes")
             text = bytearray(length)
             self.files.read_into(name, 8, memoryview(text))
-        except self._not_found:
+        except NotFound:
             return None
-        except self._truncated:
+        except Truncated:
             raise UserError(f"{place} is truncated: it ends within its header; copy it again") from None
         found = _parsed(bytes(text), name, place)
         end = max((tensor.end for tensor in found.values()), default=8 + length)
         if end > 8 + length:
             try:
                 self.files.read_into(name, end - 1, memoryview(bytearray(1)))
-            except self._truncated:
+            except Truncated:
                 raise UserError(
                     f"{place} is truncated: its header promises {end:,} bytes, and it has fewer; copy it again"
                 ) from None
@@ -258,6 +254,3 @@ def _parsed(text: bytes, file: str, place: str) -> dict[str, StoredTensor]:
         if not base <= tensor.start <= tensor.end or tensor.end - tensor.start != prod(tensor.shape) * size:
             raise UserError(f"{place}: its header puts {name} where it can't be; copy it again")
     return found
-
-
-Opener = Callable[[str], Files]

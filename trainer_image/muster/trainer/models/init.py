@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from muster.contract.architecture import Architecture
+from muster.trainer.models.adapter import is_part
+from muster.trainer.models.lora import set_magnitudes
 
 BLOCK_ELEMENTS = 2**20
 
@@ -28,16 +30,26 @@ def initialize(
     """Fill every parameter. rows_of(parameter) -> (the rows held here, the index of the first of them)."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if is_part(name):
+                continue
             rows, first = rows_of(parameter)
             std = deviation(name, architecture)
-            if name.endswith("lora_B.weight"):
-                rows.zero_()
-            elif name.endswith("lora_A.weight"):
-                _fill(rows, first, len(parameter), _uniform(parameter.shape[1] ** -0.5), f"{seed}/{name}")
-            elif std is None:
+            if std is None:
                 rows.fill_(1.0)
             else:
                 _fill(rows, first, len(parameter), _normal(std), f"{seed}/{name}")
+
+
+def initialize_adapter(model: nn.Module, seed: int, rows_of: Callable[[Tensor], tuple[Tensor, int]]) -> None:
+    """Fill an adapter's parameters; DoRA's magnitudes too, so what it is beside must have its values."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("lora_B.weight"):
+                rows_of(parameter)[0].zero_()
+            elif name.endswith("lora_A.weight"):
+                rows, first = rows_of(parameter)
+                _fill(rows, first, len(parameter), _uniform(parameter.shape[1] ** -0.5), f"{seed}/{name}")
+    set_magnitudes(model)
 
 
 def deviation(name: str, architecture: Architecture) -> float | None:

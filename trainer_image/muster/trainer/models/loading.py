@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from types import EllipsisType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from muster.storage.checksum import combine
 from muster.trainer.errors import UserError
+from muster.trainer.models.adapter import is_part
 from muster.trainer.models.folder import ITEM_BYTES, ModelFolder, StoredTensor
+from muster.trainer.models.pretrained import materialize
 
 TORCH_DTYPES: Final = {
     "F64": torch.float64,
@@ -123,7 +127,7 @@ def load(model: nn.Module, folder: ModelFolder, device: torch.device) -> list[Re
     """Give a model its values. Its parameters may lie on the meta device, sharded or whole; each is cast to the dtype
     that it has there. Returns what was read. Raises UserError where the folder does not fit, or holds NaN."""
     ranges: list[ReadRange] = []
-    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.dtype.is_floating_point}
+    dtypes = {p.dtype for n, p in model.named_parameters() if p.dtype.is_floating_point and not is_part(n)}
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     slices = {
         name: LazyTensor(folder, folder.tensors[name], dtype, ranges.append) for name in _wanted_names(model, folder)
@@ -131,7 +135,7 @@ def load(model: nn.Module, folder: ModelFolder, device: torch.device) -> list[Re
     learns = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     info = _convert(model, slices, device)
     _must_fit(model, info, folder.address)
-    model.tie_weights()  # type: ignore[operator]  # setting a value has parted them
+    materialize(model, device)  # an adapter's, and tie anew what setting values has parted
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in learns)
     _must_be_numbers(model, folder.address)
@@ -179,7 +183,7 @@ def _must_fit(model: Any, info: Any, where: str) -> None:
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
     tied: dict[str, str] = model.all_tied_weights_keys
     missing = {name for name in info.missing_keys if name not in tied or tied[name] in info.missing_keys}
-    persistent = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    persistent = {name for name, _ in model.named_parameters(remove_duplicate=False) if not is_part(name)}
     problems = [f"{name}: the model has it, the folder does not" for name in sorted(missing & persistent)]
     problems += [
         f"{name}: the folder has it, the model does not"
@@ -202,7 +206,7 @@ def _must_fit(model: Any, info: Any, where: str) -> None:
 
 def _must_be_numbers(model: nn.Module, where: str) -> None:
     named = [(name, _local(parameter)) for name, parameter in model.named_parameters()]
-    named = [(name, tensor) for name, tensor in named if tensor.is_floating_point() and tensor.numel()]
+    named = [(n, tensor) for n, tensor in named if tensor.is_floating_point() and tensor.numel() and not is_part(n)]
     if not named:
         return
     largest = torch.stack([tensor.detach().abs().amax().float() for _, tensor in named])
@@ -217,4 +221,17 @@ def _must_be_numbers(model: nn.Module, where: str) -> None:
 
 def _local(tensor: Any) -> Tensor:
     found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+def checksums(ranges: Iterable[ReadRange]) -> dict[str, str]:
+    """The CRC-32 of each file's tensors as hex, where the ranges (of all ranks together) cover them without a gap.
+
+    CRCs of neighbouring ranges combine, so that whole files are vouched for though no rank has read one.
+    """
+    found: dict[str, str] = {}
+    for file in sorted({entry.file for entry in ranges}):
+        parts = sorted({(entry.start, entry.end, entry.crc32) for entry in ranges if entry.file == file})
+        if all(before[1] == after[0] for before, after in pairwise(parts)):
+            found[file] = combine([(f"{crc:08x}", end - start) for start, end, crc in parts])
     return found

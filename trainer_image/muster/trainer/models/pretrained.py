@@ -23,11 +23,12 @@ from muster.trainer.models.recompute import keep_expensive
 MaskStyle = Literal["positions", "by_layer_type"]
 
 
-def build(config: Any, recompute: Recompute = "none", masks: MaskStyle = "positions") -> Any:
+def build(config: Any, recompute: Recompute = "none", masks: MaskStyle = "positions", draws: bool = False) -> Any:
     """The model of a PretrainedConfig without values: parameters on the meta device in fp32, buffers real.
 
     masks: how packed documents are kept apart: by positions alone, which transformers' own masks follow; or, for
-    families that don't hand positions to them (gpt-oss), by a mask for each kind of layer.
+    families that don't hand positions to them (gpt-oss), by a mask for each kind of layer. draws: an adapter that will
+    be put beside it draws random numbers, which a repeated pass must draw alike.
     """
     from transformers import AutoModelForCausalLM
 
@@ -36,16 +37,16 @@ def build(config: Any, recompute: Recompute = "none", masks: MaskStyle = "positi
             config, dtype=torch.float32, attn_implementation=attention(config)
         )
     model.tie_weights()
-    return dress(model, recompute, masks)
+    return dress(model, recompute, masks, draws)
 
 
-def dress(model: Any, recompute: Recompute, masks: MaskStyle) -> Any:
+def dress(model: Any, recompute: Recompute, masks: MaskStyle, draws: bool = False) -> Any:
     """Give a model of transformers our way to be called."""
     head = model.get_output_embeddings()
     head.forward = partial(_head, head, logit_transform(model.config))
     model.forward = partial(_forward, model, masks)
     if recompute != "none":
-        draws = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()) or _drops(model)
+        draws = draws or _drops(model)
         for layer in layers(model):
             layer.forward = partial(_recomputed, layer.forward, recompute, draws)
     return model.train()

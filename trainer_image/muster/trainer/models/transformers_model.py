@@ -17,9 +17,12 @@ from muster.trainer.errors import UserError
 from muster.trainer.models import loading, pretrained
 from muster.trainer.models.architectures import position_limit, trainable_config
 from muster.trainer.models.definition import ModelSize, Recompute
-from muster.trainer.models.folder import CONFIG, ModelFolder
-from muster.trainer.models.loading import ReadRange
+from muster.trainer.models.folder import CONFIG, ITEM_BYTES, ModelFolder
+from muster.trainer.models.init import initialize_adapter
+from muster.trainer.models.loading import TORCH_DTYPES, ReadRange, checksums
+from muster.trainer.models.lora import attach
 from muster.trainer.models.self_test import Findings, examine
+from muster.trainer.models.shards import local_rows
 
 KIND: Final = "transformers"
 
@@ -27,12 +30,14 @@ KIND: Final = "transformers"
 @dataclass(frozen=True)
 class TransformersModel:
     """config: a PretrainedConfig; companions: the folder's small files, by name. folder: where the weights are; None
-    where a commit has them. provenance: what was loaded, for every commit; the checksums come with the loading."""
+    where a commit has them. stored_dtype: of the folder's weights, as safetensors spells it: what is frozen keeps it.
+    provenance: what was loaded, for every commit."""
 
     config: Any
     companions: Mapping[str, str]
     findings: Findings
     adapter: Adapter | None = None
+    stored_dtype: str = "F32"
     folder: ModelFolder | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -88,11 +93,19 @@ class TransformersModel:
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
             head_dim=int(getattr(config, "head_dim", None) or dim // heads),
             ffn_dim=_active_ffn_dim(config),
+            frozen_bytes=ITEM_BYTES[self.stored_dtype] if self.adapter is not None else 4,
         )
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
-        model: nn.Module = pretrained.build(self.config, recompute, self.findings.masks)
-        return model
+        draws = self.adapter is not None and self.adapter.dropout > 0
+        model: Any = pretrained.build(self.config, recompute, self.findings.masks, draws)
+        if self.adapter is not None:
+            attach(model, self.adapter, model.get_output_embeddings())
+            for parameter in model.parameters():
+                if not parameter.requires_grad:
+                    parameter.data = parameter.data.to(TORCH_DTYPES[self.stored_dtype])
+        found: nn.Module = model
+        return found
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         return pretrained.layers(model)
@@ -102,13 +115,19 @@ class TransformersModel:
 
     def fill(self, model: nn.Module, device: torch.device, seed: int, values: bool) -> None:
         if not values or self.folder is None:
-            return pretrained.materialize(model, device)
+            pretrained.materialize(model, device)
+        else:
+            self._load(model, device, self.folder)
+        if values and self.adapter is not None:
+            initialize_adapter(model, seed, local_rows)
+
+    def _load(self, model: nn.Module, device: torch.device, folder: ModelFolder) -> None:
         sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         error, ranges = "", list[ReadRange]()
         if sharded or rank == 0:
             try:
-                ranges = loading.load(model, self.folder, device)
+                ranges = loading.load(model, folder, device)
             except UserError as found:
                 error = str(found)
         elif not sharded:
@@ -119,6 +138,7 @@ class TransformersModel:
         if not sharded and world > 1:  # each byte is read once, and travels between the ranks
             for tensor in model.state_dict(keep_vars=True).values():
                 dist.broadcast(tensor.detach(), src=0)
+        self.provenance["crc32"] = checksums(ranges)
 
     def describe(self) -> dict[str, Any]:
         import transformers
@@ -127,6 +147,7 @@ class TransformersModel:
             "kind": KIND,
             "transformers": transformers.__version__,
             "findings": {"packs": self.findings.packs, "masks": self.findings.masks, "whyNot": self.findings.why_not},
+            "storedDtype": self.stored_dtype,
             "source": self.provenance,
             "companions": dict(self.companions),
         }
@@ -137,7 +158,7 @@ def from_folder(folder: ModelFolder, adapter: Adapter | None) -> TransformersMod
     config = trainable_config(folder.config, folder.address)
     findings = examine(config)
     loading.check_shapes(pretrained.build(config), folder)
-    return TransformersModel(config, folder.companions, findings, adapter, folder, folder.describe())
+    return TransformersModel(config, folder.companions, findings, adapter, folder.dtype, folder, folder.describe())
 
 
 def from_commit(document: Mapping[str, Any], adapter: Adapter | None, where: str) -> TransformersModel:
@@ -146,6 +167,7 @@ def from_commit(document: Mapping[str, Any], adapter: Adapter | None, where: str
         companions = {str(name): str(text) for name, text in document["companions"].items()}
         found = document["findings"]
         findings = Findings(bool(found["packs"]), found["masks"], str(found["whyNot"]))
+        dtype = str(document["storedDtype"])
         config = trainable_config(json.loads(companions[CONFIG]), where)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
@@ -153,7 +175,9 @@ def from_commit(document: Mapping[str, Any], adapter: Adapter | None, where: str
         raise UserError(
             f"{where} describes a model that this Muster can't build: {error!r}; use the Muster that wrote it"
         ) from error
-    return TransformersModel(config, companions, findings, adapter, provenance=dict(document.get("source") or {}))
+    return TransformersModel(
+        config, companions, findings, adapter, dtype, provenance=dict(document.get("source") or {})
+    )
 
 
 def is_described_by(document: Mapping[str, Any]) -> bool:

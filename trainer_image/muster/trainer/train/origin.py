@@ -9,12 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from muster.contract.address import parse_address
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit
 from muster.contract.training import FromCommit, TrainingConfig
-from muster.storage.errors import NotFound, Refused, Truncated
-from muster.storage.store import open_source
+from muster.storage.errors import Refused
 from muster.trainer.checkpoint import DamagedCommit, newest_readable, read_commit
 from muster.trainer.checkpoint.failures import GoneCommit
 from muster.trainer.config import Run
@@ -23,6 +21,7 @@ from muster.trainer.errors import StorageError, UserError
 from muster.trainer.models.adapter import adapter_of
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.definition import ModelDefinition
+from muster.trainer.models.files import open_files
 from muster.trainer.models.folder import open_folder
 from muster.trainer.models.from_commit import definition_of
 
@@ -107,7 +106,7 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
 def _from_folder(training: TrainingConfig, source: str) -> Origin:
     from muster.trainer.models import transformers_model
 
-    folder = open_folder(open_source(parse_address(source)), NotFound, Truncated)
+    folder = open_folder(open_files(source))
     where = f"the model in {source}"
     if folder.tokenizer is not None:
         tokenizer = tokenizer_of_folder(folder.tokenizer, folder.companions.get("tokenizer_config.json"), source)

@@ -1,0 +1,170 @@
+"""Adapters beside a model of transformers in bf16: the losses of `peft` in a plain loop, under ddp and fsdp, and
+exports that `peft` and transformers open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.integration.trainer.gangs import Job, Part, train_many, training, write_corpus
+from tests.model_families import write_model
+
+from muster.contract.base import parse
+from muster.contract.names import ExitCode
+from muster.contract.training import TrainingConfig
+from muster.storage.file_store import FileStore
+from muster.trainer.convert.export import export
+from muster.trainer.convert.generate import load_model
+from muster.trainer.data import Dataset, load_tokenizer, open_data
+from muster.trainer.models.folder import open_folder
+from muster.trainer.models.transformers_model import from_folder
+from muster.trainer.train.schedule import learning_rate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+STEPS, SEED = 10, 3
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["q_proj", "self_attn.v_proj", "down_proj"]},
+    "rslora": {"kind": "rslora", "rank": 4, "alpha": 4.0, "targets": ["all-linear"]},
+    "dora": {"kind": "dora", "rank": 2, "alpha": 8.0, "targets": ["k_proj", "gate_proj"]},
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    model: Path
+    jobs: dict[tuple[str, str], Job]  # by kind and sharding
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    root = tmp_path_factory.mktemp("adapters")
+    source = write_corpus(root / "corpus")
+    write_model(root / "model", "qwen2.5", dtype=torch.bfloat16)
+    jobs = {}
+    for kind, adapter in KINDS.items():
+        for shard in ("ddp", "fsdp"):
+            document = training(
+                source,
+                model={"source": (root / "model").as_uri()},
+                adapter=adapter,
+                batch={"tokensPerStep": 256, "microBatch": 2},
+                optimizer={"lr": 1e-2, "schedule": {"warmupSteps": 3}},
+                length={"steps": STEPS},
+                parallel={"shard": shard},
+                deterministic=True,
+            )
+            jobs[kind, shard] = Job(root / f"{kind}-{shard}", document, uid=f"{kind}-{shard}")
+    stopped = Job(root / "stopped", jobs["dora", "fsdp"].training, uid="stopped")
+    parts = [*map(Part, jobs.values()), Part(stopped, 1, 0, stop_after=4), Part(stopped, 2, 4)]
+    done = [ExitCode.DONE] * len(jobs)
+    assert train_many(root / "two", 2, parts) == [*done, ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE]
+    jobs["dora", "stopped"] = stopped
+    return Trained(root / "model", jobs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_are_those_of_peft_in_a_plain_loop(trained: Trained, kind: str) -> None:
+    job = trained.jobs[kind, "ddp"]
+    config = parse(TrainingConfig, job.training, "training")
+    tokenizer = load_tokenizer(str(trained.model / "tokenizer.json"))
+    data = open_data(config, tokenizer, job.root / "cache", lambda line: None)
+    expected = peft_losses(config, trained.model, data.train)
+    for shard in ("ddp", "fsdp"):
+        losses = [r.loss for r in trained.jobs[kind, shard].steps(1)]
+        assert losses == pytest.approx(expected, abs=1e-5), shard
+    assert expected[-1] < expected[0] - 0.05
+
+
+def peft_model(config: TrainingConfig, folder: Path) -> Any:
+    """peft's own adapter on transformers' own model, beginning with the values that ours begins with."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    adapter = config.adapter
+    assert adapter is not None
+    targets: Any = "all-linear" if adapter.targets == ("all-linear",) else list(adapter.targets)
+    about = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        target_modules=targets,
+        use_rslora=adapter.kind == "rslora",
+        use_dora=adapter.kind == "dora",
+    )
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs = get_peft_model(base, about).train()
+    definition = from_folder(open_folder(FileStore(folder)), adapter)
+    ours = definition.build(torch.float32, "none")
+    definition.fill(ours, torch.device("cpu"), SEED, values=True)
+    values = dict(theirs.named_parameters())
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if ".lora_A." in name:
+                values[f"base_model.model.{name.replace('lora_A.', 'lora_A.default.')}"].copy_(parameter)
+    return theirs
+
+
+def peft_losses(config: TrainingConfig, folder: Path, data: Dataset) -> list[float]:
+    model = peft_model(config, folder)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.optimizer.weight_decay},
+        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, eps=config.optimizer.eps)
+    losses, per_step = [], config.samples_per_step()
+    for step in range(1, STEPS + 1):
+        total, scored = torch.zeros(()), 0
+        for index in range((step - 1) * per_step, step * per_step):
+            sample = data.sample(0, index)
+            for document in range(int(sample.documents.max()) + 1):
+                chosen = sample.documents == document
+                tokens, labels = (torch.tensor(part[chosen]).long() for part in (sample.tokens, sample.labels))
+                logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+                total = total + torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+                scored += int((labels != -100).sum())
+        (total / scored).backward()
+        torch.nn.utils.clip_grad_norm_(weights, config.optimizer.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, step, STEPS)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append((total / scored).item())
+    return losses
+
+
+def test_a_stopped_job_goes_on_bit_for_bit(trained: Trained) -> None:
+    records = [trained.jobs["dora", name].steps(*attempts) for name, attempts in (("stopped", (1, 2)), ("fsdp", (1,)))]
+    stopped, calm = ([(r.step, r.loss, r.grad_norm) for r in each] for each in records)
+    assert stopped == calm
+
+
+def test_frozen_weights_keep_the_dtype_that_they_came_in(trained: Trained) -> None:
+    tensors = trained.jobs["lora", "fsdp"].commit(STEPS)["tensors"]
+    dtypes = {name.rpartition(".lora_")[1] or "frozen": entry["dtype"] for name, entry in tensors.items()}
+    assert dtypes == {"frozen": "BF16", ".lora_": "F32"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exports_open_in_peft_and_merged_in_transformers(trained: Trained, kind: str, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    job = trained.jobs[kind, "fsdp"]
+    store = FileStore(job.folder)
+    assert export(store, STEPS, tmp_path / "alone", form="peft")["adapter"] == "alone"
+    assert export(store, STEPS, tmp_path / "merged")["adapter"] == "merged"
+    base = AutoModelForCausalLM.from_pretrained(trained.model, dtype=torch.float32)
+    beside = PeftModel.from_pretrained(base, tmp_path / "alone").eval()
+    tokens = torch.randint(3, 250, (2, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = beside(input_ids=tokens, use_cache=False).logits
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+        assert (merged(input_ids=tokens, use_cache=False).logits - expected).abs().max() <= 2e-2  # written in bf16
+        _, ours, _ = load_model(job.folder.as_uri(), STEPS)
+        exact = ours(tokens, torch.arange(24).expand(2, 24), torch.zeros_like(tokens))
+    assert (exact - expected).abs().max() <= 1e-5

@@ -1,0 +1,334 @@
+"""Folders of models: what is wrong with one is said before a weight is read, and where they may lie."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.model_families import edit_json, write_model
+
+from muster.contract.training import Adapter, TrainingConfig
+from muster.storage.file_store import FileStore
+from muster.trainer.errors import UserError
+from muster.trainer.models.files import open_files
+from muster.trainer.models.folder import ModelFolder, open_folder
+from muster.trainer.models.loading import LazyTensor, ReadRange
+from muster.trainer.models.transformers_model import from_folder
+from muster.trainer.train import origin
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    write_model(folder, "llama-3.1")
+    return folder
+
+
+def training(source: str, **changes: Any) -> TrainingConfig:
+    document: dict[str, Any] = {
+        "model": {"source": source},
+        "data": {"train": [{"source": "x"}], "sequenceLength": 64},
+        "batch": {"tokensPerStep": 64},
+        "length": {"steps": 1},
+    }
+    return TrainingConfig.model_validate(document | changes)
+
+
+def started(folder: Path, **changes: Any) -> torch.nn.Module:
+    """What a job does with its model before it meets the other ranks, and its weights after that."""
+    config = training(folder.as_uri(), **changes)
+    found = origin._from_folder(config, folder.as_uri())
+    model = found.model.build(torch.float32, "none")
+    found.model.fill(model, torch.device("cpu"), 0, values=True)
+    return model
+
+
+def first_file(folder: Path) -> Path:
+    return sorted(folder.glob("*.safetensors"))[0]
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    path = first_file(folder)
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def truncate(folder: Path) -> None:
+    path = first_file(folder)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_header(folder: Path) -> None:
+    path = first_file(folder)
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def pickle_it(folder: Path) -> None:
+    for path in (*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"):
+        path.unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def put_nan(tensors: dict[str, torch.Tensor]) -> None:
+    next(tensor for name, tensor in tensors.items() if "embed" in name)[3, 4] = float("nan")
+
+
+def config_with(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edit_json(folder / "config.json", **changes)
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        r"holds no config.json; give the folder that `model.save_pretrained\(folder\)` wrote",
+    ),
+    "config is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+    "no weights": (
+        lambda folder: [path.unlink() for path in folder.glob("model*")],
+        "holds neither model.safetensors nor model.safetensors.index.json",
+    ),
+    "a missing file": (
+        lambda folder: first_file(folder).unlink(),
+        r"names files that are not there: model-00001-of-0000\d.safetensors",
+    ),
+    "a file outside": (
+        lambda folder: edit_json(folder / "model.safetensors.index.json", weight_map={"a": "../b.safetensors"}),
+        "names files outside the folder: ../b.safetensors",
+    ),
+    "truncated weights": (truncate, r"model-00001.* is truncated: its header promises [\d,]+ bytes"),
+    "truncated header": (cut_header, r"model-00001.* is truncated: it ends within its header"),
+    "pickled weights": (pickle_it, r"pytorch_model.bin, a pickle.*save_pretrained\(new_folder\)` writes safetensors"),
+    "other shapes": (
+        config_with(intermediate_size=56),
+        r"(?s)contradict its config.json.*layers.0.mlp.down_proj.weight: shape \[32, 48\] in the folder, \[32, 56\] by "
+        r"config.json.*layers.1.mlp.up_proj.weight: shape \[48, 32\]",
+    ),
+    "a layer too few": (
+        config_with(num_hidden_layers=1),
+        r"(?s)layers.1.input_layernorm.weight: the folder has it, the model does not",
+    ),
+    "a layer too many": (
+        config_with(num_hidden_layers=3),
+        r"(?s)layers.2.mlp.up_proj.weight: the model has it, the folder does not",
+    ),
+    "NaN": (lambda folder: rewritten(folder, put_nan), r"no numbers \(NaN or infinite\) in model.embed_tokens.weight"),
+    "an unknown architecture": (
+        config_with(model_type="llamma"),
+        r"transformers 5\.\S+ knows no architecture 'llamma'; the nearest it knows is llama",
+    ),
+    "code in the folder": (
+        config_with(model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}),
+        r"code of its own \(modeling_mine.Mine\), which Muster never runs",
+    ),
+    "quantised weights": (
+        config_with(quantization_config={"quant_method": "gptq", "bits": 4}),
+        r"quantised \(gptq\), which can't be trained; take the model's original weights",
+    ),
+    "a vision model": (config_with(vision_config={"hidden_size": 8}), r"sees or hears \(vision_config\)"),
+    "an encoder": (
+        config_with(model_type="bert", architectures=["BertForMaskedLM"]),
+        r"a bert \(BertForMaskedLM\) is no causal language model",
+    ),
+    "no tokenizer": (
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        "holds no tokenizer.json, so its tokenizer is none of the fast ones",
+    ),
+    "another model's tokenizer": (
+        lambda folder: edit_json(
+            folder / "tokenizer.json",
+            added_tokens=[
+                {
+                    "id": 500,
+                    "content": "<|endoftext|>",
+                    "single_word": False,
+                    "lstrip": False,
+                    "rstrip": False,
+                    "normalized": False,
+                    "special": True,
+                }
+            ],
+        ),
+        r"its tokenizer has a vocabulary of \d+ tokens, but the model in .* has 288",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_bad_folder_is_refused_with_the_reason(fault: str, good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    spoil, message = WRONG[fault]
+    spoil(folder)
+    if fault == "another model's tokenizer":
+        text = json.loads((folder / "tokenizer.json").read_text())
+        text["model"]["vocab"] |= {f"more{n}": 300 + n for n in range(3)}
+        (folder / "tokenizer.json").write_text(json.dumps(text))
+    with pytest.raises(UserError, match=message):
+        started(folder)
+
+
+def test_the_good_one_starts(good: Path) -> None:
+    assert all(bool(parameter.isfinite().all()) for parameter in started(good).parameters())
+
+
+def test_sequences_within_the_position_limit(good: Path) -> None:
+    with pytest.raises(UserError, match=r"sequenceLength 512 is longer than the position limit 256"):
+        started(good, data={"train": [{"source": "x"}], "sequenceLength": 512}, batch={"tokensPerStep": 512})
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (["query_proj"], r"'query_proj' matches no layer of this model; did you mean .*q_proj"),
+        (
+            ["q_proj", "self_attn.q_proj"],
+            r"q_proj and self_attn.q_proj both match model.layers.0",
+        ),
+        (["input_layernorm"], r"'input_layernorm' is no linear layer; an adapter goes beside down_proj, gate_proj"),
+    ],
+)
+def test_adapter_targets_that_do_not_fit(targets: list[str], message: str, good: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        started(good, adapter={"kind": "lora", "targets": targets})
+
+
+def test_experts_have_no_adapter_yet(tmp_path: Path) -> None:
+    write_model(tmp_path, "mixtral")
+    with pytest.raises(UserError, match=r"'gate_up_proj' is part of fused experts"):
+        from_folder(open_folder(FileStore(tmp_path)), Adapter(targets=("gate_up_proj",))).build(torch.float32, "none")
+
+
+@pytest.mark.parametrize("source", ["ftp://host/model", "model", "s3://", "hf://name"])
+def test_what_is_no_address_of_a_folder(source: str) -> None:
+    with pytest.raises(ValueError, match=r"model.source|address|names no|nothing reads"):
+        training(source)
+
+
+def test_only_what_is_sliced_is_read(good: Path) -> None:
+    """Rows of a tensor, cast on the way; and the CRC of just those bytes."""
+    folder = open_folder(FileStore(good))
+    name = "model.layers.0.mlp.up_proj.weight"
+    read: list[ReadRange] = []
+    lazy = LazyTensor(folder, folder.tensors[name], torch.float64, read.append)
+    rows = lazy[(slice(7, 19), slice(0, 32))]
+    expected = next(t[name] for path in good.glob("*.safetensors") if name in (t := load_file(path)))
+    assert torch.equal(rows, expected[7:19].double())
+    start = folder.tensors[name].start + 7 * 32 * 4
+    assert [(r.start, r.end) for r in read] == [(start, start + 12 * 32 * 4)]
+
+
+# --- the web and the hub ---
+
+
+class Hub(http.server.SimpleHTTPRequestHandler):
+    """The few answers of a hub that a model's folder needs: what a revision is, and parts of files."""
+
+    folder = Path()
+    asked: list[tuple[str, str | None]] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        Hub.asked.append((self.path, self.headers.get("Authorization")))
+        if match := re.fullmatch(r"/api/models/(?P<name>org/\w+)(?:/revision/(?P<revision>\w+))?", self.path):
+            self.answer_about(match["name"], match["revision"])
+            return
+        path = Hub.folder / self.path.rpartition("/")[2]
+        if ("/resolve/" in self.path and f"/resolve/{'c' * 40}/" not in self.path) or not path.exists():
+            self.send_error(404)
+        else:
+            self.send_part(path.read_bytes())
+
+    def answer_about(self, name: str, revision: str | None) -> None:
+        if name != "org/tiny" or revision not in (None, "v1"):
+            self.send_response(401 if name == "org/gated" else 404)
+            code = {"org/tiny": "RevisionNotFound", "org/gated": "GatedRepo"}.get(name, "RepoNotFound")
+            self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body = json.dumps({"id": name, "modelId": name, "sha": "c" * 40, "siblings": []}).encode()
+        self.send_body(200, body)
+
+    def send_part(self, body: bytes) -> None:
+        wanted = self.headers.get("Range")
+        if wanted is None:
+            return self.send_body(200, body)
+        first, last = (int(n) for n in wanted.removeprefix("bytes=").split("-"))
+        if first >= len(body):
+            self.send_response(416)
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        return self.send_body(206, body[first : last + 1])
+
+    def send_body(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def hub(good: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    Hub.folder, Hub.asked = good, []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    yield endpoint
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_revision_of_the_hub_is_resolved_once_and_recorded(hub: str, good: Path) -> None:
+    folder: ModelFolder = open_folder(open_files("hf://org/tiny@v1"))
+    assert folder.revision == "c" * 40
+    definition = from_folder(folder, None)
+    model = definition.build(torch.float32, "none")
+    definition.fill(model, torch.device("cpu"), 0, values=True)
+    described = definition.describe()["source"]
+    assert (described["address"], described["revision"]) == ("hf://org/tiny@v1", "c" * 40)
+    same = open_folder(FileStore(good))
+    plain = from_folder(same, None)
+    expected = plain.build(torch.float32, "none")
+    plain.fill(expected, torch.device("cpu"), 0, values=True)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+    assert described["crc32"] == plain.describe()["source"]["crc32"] != {}
+    assert all(token == "Bearer hf_secret" for path, token in Hub.asked if "/resolve/" in path)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("hf://org/nothing", "the hub has no such model, or shows it to members alone"),
+        ("hf://org/tiny@v9", "has no revision 'v9'"),
+        ("hf://org/gated", "the model is gated; accept the model's terms"),
+        ("hf://datasets/org/tiny", "names datasets, not a model"),
+    ],
+)
+def test_what_the_hub_does_not_give(hub: str, source: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_files(source)
+
+
+def test_without_the_network_only_the_cache_counts(hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, and the cache does not hold it"):
+        open_files("hf://org/tiny")
+    assert Hub.asked == []
