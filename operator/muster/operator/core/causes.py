@@ -226,7 +226,7 @@ def _lost_nodes(summary: WorkerSummary) -> Iterator[FailureDiagnosis]:
 
 def _rejections(summary: WorkerSummary) -> Iterator[FailureDiagnosis]:
     """Workers that will never come to be as the job stands."""
-    for worker in summary.mine:
+    for worker in summary.rejected:
         if worker.rejection is not Rejection.PERMANENT or summary.seen.now - worker.since < REJECTED_SECONDS:
             continue
         failure = Failure.model_construct(

@@ -440,10 +440,11 @@ def _gang(summary: WorkerSummary) -> GangStatus:
 def _placed(summary: WorkerSummary) -> GangStatus:
     """The gang with the nodes that another scheduler has chosen, once it has chosen them all."""
     gang = _gang(summary)
+    if summary.seen.spec.gang.scheduler.kind == "builtin":
+        return gang
     nodes = {worker.worker: worker.node for worker in summary.mine}
     chosen = tuple(nodes.get(index, "") for index in range(gang.wanted))
-    ours = summary.seen.spec.gang.scheduler.kind == "builtin"
-    if ours or chosen == gang.nodes or not all(chosen) or len(set(chosen)) < len(chosen):
+    if chosen == gang.nodes or not all(chosen) or len(set(chosen)) < len(chosen):
         return gang
     return gang.model_copy(update={"nodes": chosen})
 

@@ -232,7 +232,7 @@ def reason_to_release(summary: WorkerSummary, pause_seconds: float) -> str | Non
 
 def rejected(summary: WorkerSummary) -> str:
     """Why a starting gang should give its nodes back: workers have been refused for too long. Empty: they have not."""
-    for worker in summary.mine:
+    for worker in summary.rejected:
         if worker.rejection is Rejection.TEMPORARY and summary.seen.now - worker.since >= REJECTED_SECONDS:
             return f"worker {worker.worker} of attempt {worker.attempt} can't be created: {worker.reason}"
     return ""

@@ -12,7 +12,8 @@ from muster.operator.core.observed import Observed, Worker, WorkerState
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
     """mine: workers of the current attempt, with exited and unreachable among them. older: of attempts before it.
-    ready: how many of mine run. missing: indices of the gang that nobody answers to.
+    rejected: those that the world does not let exist. ready: how many of mine run. missing: indices of the gang that
+    nobody answers to.
     """
 
     seen: Observed
@@ -20,6 +21,7 @@ class WorkerSummary:
     older: tuple[Worker, ...]
     exited: tuple[Worker, ...]
     unreachable: tuple[Worker, ...]
+    rejected: tuple[Worker, ...]
     ready: int
     missing: tuple[int, ...]
 
@@ -63,6 +65,7 @@ class WorkerSummary:
 def summarize_workers(seen: Observed) -> WorkerSummary:
     attempt, running, exited_state = seen.status.attempt, WorkerState.RUNNING, WorkerState.EXITED
     mine, older, exited, unreachable, ready = [], [], [], [], 0
+    rejected: list[Worker] = []
     for worker in seen.workers:
         if worker.attempt == attempt:
             mine.append(worker)
@@ -73,6 +76,8 @@ def summarize_workers(seen: Observed) -> WorkerSummary:
                 exited.append(worker)
             elif state is WorkerState.UNREACHABLE:
                 unreachable.append(worker)
+            elif worker.rejection is not None:
+                rejected.append(worker)
         elif worker.attempt < attempt:
             older.append(worker)
     wanted = seen.status.gang.wanted
@@ -80,4 +85,6 @@ def summarize_workers(seen: Observed) -> WorkerSummary:
     if len(mine) < wanted:
         present = {worker.worker for worker in mine}
         missing = tuple(index for index in range(wanted) if index not in present)
-    return WorkerSummary(seen, tuple(mine), tuple(older), tuple(exited), tuple(unreachable), ready, missing)
+    return WorkerSummary(
+        seen, tuple(mine), tuple(older), tuple(exited), tuple(unreachable), tuple(rejected), ready, missing
+    )
