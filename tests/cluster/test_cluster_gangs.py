@@ -106,7 +106,7 @@ def test_a_gang_is_held_and_released_as_one(cluster: House, scheduler: StandInSc
             return status
 
         status = eventually(told, f"{name} to be held\n{cluster.tail()}")
-        assert status["because"].startswith(("waiting for", "gang needs 2 nodes, 1 free"))
+        assert status["because"].startswith(("waiting for", "gang needs 2 nodes with 5 CPUs and 1 GiB each, 1 free"))
         eventually(lambda: kind == "builtin" or len(cluster.pods(name)) == 2, "its pods")
         assert all("nodeName" not in pod["spec"] for pod in cluster.pods(name))
     finally:
