@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,8 @@ async def test_checkpoints_are_what_the_folder_holds(here: Platform) -> None:
     here.commit(uid, 20, metrics={"loss": 3.0})
     here.commit(uid, 40, attempt=2, best=True, metrics={"loss": 2.0, "evaluation_loss": 2.5}, tokens=99)
     (here.state.checkpoints / uid / "commits" / "step-00000060.json").write_text('{"torn')
+    (here.state.checkpoints / uid / "commits" / "step-00000070.json").write_text("[" * 200_000)
+    os.mkfifo(here.state.checkpoints / uid / "commits" / "step-00000080.json")
     (here.state.checkpoints / uid / "commits" / "step-00000060.json.tmp").write_text("")
     found = await here.get(f"/jobs/{uid}/checkpoints")
     assert [item["step"] for item in found["items"]] == [20, 40]
