@@ -254,7 +254,7 @@ def test_where_the_server_checks_nothing_a_flip_is_found_by_reading_back(keys: N
         ((404, "NoSuchBucket"), "the bucket does not exist; create it"),
         ((400, "ExpiredToken"), "the credentials have expired"),
         ((403, "RequestTimeTooSkewed"), "this machine's clock is wrong"),
-        ((400, "AuthorizationHeaderMalformed"), "the bucket is in another region; set AWS_REGION"),
+        ((400, "AuthorizationHeaderMalformed"), "the bucket is in another region; set MUSTER_S3_REGION"),
         ((503, "SlowDown"), "the store asks to slow down"),
     ],
 )

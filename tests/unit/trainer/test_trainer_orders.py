@@ -13,10 +13,10 @@ import torch
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit, DataCursor
-from muster.contract.names import Env
+from muster.contract.names import Env, ExitCode
 from muster.contract.training import TrainingConfig
 from muster.trainer.config import DataParallel, Ranks, Run, data_parallel, read_ranks, read_run
-from muster.trainer.errors import OutOfMemory, UserError
+from muster.trainer.errors import OutOfMemory, UserError, exit_code
 from muster.trainer.models import memory, sharding
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.train import origin
@@ -327,6 +327,14 @@ def test_origins_that_do_not_fit(
     there.append(commit(config(), PRESETS["muster-1m"], saved))
     with pytest.raises(UserError, match=message):
         origin.find_origin(run_of(training), print)
+
+
+def test_a_folder_without_commits_is_no_reason_to_try_again(tmp_path: Path) -> None:
+    """It was a failure of storage, and the job tried five times."""
+    nothing = config(model={"from": {"uri": tmp_path.as_uri()}})
+    with pytest.raises(UserError, match=r"model\.from: .* holds no commit; give the folder") as raised:
+        origin.find_origin(run_of(nothing), print)
+    assert exit_code(raised.value) == ExitCode.USER_ERROR
 
 
 MEASURE = r"""
