@@ -117,7 +117,7 @@ def test_a_service_account_that_comes_with_its_job_may_come_a_moment_later(clust
     cluster.submit(job("accountless", steps=3, runtime={"serviceAccountName": "reader"}))
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "reader"}}
     cluster.do(cluster.client.create(paths.core("team", "serviceaccounts"), account))
-    cluster.reaches("accountless", "Succeeded", 90)
+    assert cluster.reaches("accountless", "Succeeded", 90)["attempt"] == 1
 
 
 def test_a_foreign_service_of_that_name(cluster: House) -> None:
