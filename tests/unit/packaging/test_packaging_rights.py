@@ -4,6 +4,7 @@ import json
 
 import pytest
 from tests.unit.packaging.chart import Chart, environment, pod_specs
+from tests.unit.packaging.value_sets import EVERYTHING
 
 
 @pytest.mark.parametrize(("version", "there"), [("1.29.0", False), ("1.30.0", True)])
@@ -52,3 +53,12 @@ def test_gangs_have_a_network_policy_unless_told_otherwise(chart: Chart) -> None
     off = chart.objects({"workers": {"networkPolicy": {"enabled": False}}})
     (container,) = pod_specs(off)["muster-operator"]["containers"]
     assert "MUSTER_OPERATOR_REPORT_FROM" not in environment(container)
+
+
+def test_permissions_hold_no_wildcard_and_no_secret(chart: Chart) -> None:
+    rules = [rule for item in chart.objects(EVERYTHING) for rule in item.get("rules") or () if "verbs" in rule]
+    own = chart.objects({}, "--show-only", "templates/operator-rbac.yaml")
+    assert len(rules) > len([rule for item in own for rule in item.get("rules") or ()]) > 15
+    for rule in rules:
+        assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]], rule
+        assert "secrets" not in rule["resources"], rule
