@@ -17,7 +17,7 @@ def finished(platform: House) -> str:
     """A job that was submitted, watched and has succeeded."""
     file = platform.job_file("first")
     result = platform.muster("submit", str(file), "--yes", "--follow", "--json")
-    job = json.loads(result.stdout)
+    job = json.loads(result.stdout.splitlines()[-1])
     assert job["status"]["phase"] == "Succeeded"
     assert job["status"]["progress"]["step"] == 12
     assert "first succeeded: step 12/12, loss" in result.stderr
@@ -174,7 +174,7 @@ def test_a_long_job_watched_left_suspended_resumed_and_cancelled(platform: House
         assert both["errors"][0]["error"]["code"] == "job_not_found"
         output, _ = watcher.communicate(timeout=60)
     assert watcher.returncode == 1
-    assert json.loads(output)["status"]["phase"] == "Cancelled"
+    assert json.loads(output.splitlines()[-1])["status"]["phase"] == "Cancelled"
     assert "can't be" in platform.muster("suspend", "long", expect=1).stderr
 
 

@@ -87,7 +87,7 @@ def test_export_by_name_offers_the_older_job_by_its_id(server: Any) -> None:
             "items": [{"id": ID, "checkpointStep": None}, {"id": OLDER, "checkpointStep": 40}],
             "nextCursor": None,
         },
-        f"GET jobs/{ID}/checkpoints": {"uri": "s3://b/x", "items": []},
+        f"GET jobs/{ID}/checkpoints": {"uri": "s3://bucket/x", "items": []},
         f"GET jobs/{ID}": {"status": {"checkpoint": None}},
     }
     server(answers)
@@ -95,7 +95,7 @@ def test_export_by_name_offers_the_older_job_by_its_id(server: Any) -> None:
         checkpoints._folder("base", None)
     assert f"1 older job of that name with commits: {OLDER} (step 40)" in raised.value.next_step
     server({**answers, f"GET jobs/{ID}": {"status": {"checkpoint": {"step": 3}}}})
-    assert checkpoints._folder("base", None) == "s3://b/x"
+    assert checkpoints._folder("base", None) == "s3://bucket/x"
 
 
 def test_a_spec_says_what_must_be_filled_in(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
