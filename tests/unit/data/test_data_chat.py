@@ -31,8 +31,8 @@ def test_a_conversation_as_bytes_and_what_of_it_is_scored(tmp_path: Path) -> Non
     store = stored(write_jsonl(tmp_path / "a.jsonl", [record]), tmp_path / "cache", format="openai-chat")
     expected = [ord("S"), EOT, USER, *b"hi", EOT, ASSISTANT, *b"yo", EOT, USER, *b"?", EOT, ASSISTANT, *b"!", EOT]
     assert store.tokens.tolist() == expected
-    assert store.scored is not None
-    assert store.scored.tolist() == [0] * 7 + [1, 1, 1] + [0] * 4 + [1, 1]
+    assert store.loss_mask is not None
+    assert store.loss_mask.tolist() == [0] * 7 + [1, 1, 1] + [0] * 4 + [1, 1]
     assert store.firsts is not None
     assert store.firsts.tolist() == [7]
 
@@ -67,8 +67,8 @@ def test_only_the_end_of_turn_is_learnt_of_a_longer_closing(tmp_path: Path) -> N
     store = stored(path, tmp_path / "cache", str(tokenizer), format="openai-chat")
     loaded = load_tokenizer(str(tokenizer))
     assert loaded.chat is not None
-    assert store.scored is not None
-    scored = store.tokens[np.flatnonzero(store.scored)].tolist()
+    assert store.loss_mask is not None
+    scored = store.tokens[np.flatnonzero(store.loss_mask)].tolist()
     assert scored == [*loaded.encode("dog"), loaded.chat.end_of_turn]
     assert store.tokens.tolist()[-2:] == list(loaded.chat.closing)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.data.making import chat_record, stored, write_jsonl
 
 from muster.trainer.data import shuffle
-from muster.trainer.data.packing import Cut, Packing, Sample, Whole, best_fit, one_each
+from muster.trainer.data.packing import ConcatPacking, DocumentPacking, Packing, Sample, best_fit, one_each
 from muster.trainer.data.shuffle import Shuffle, permutation
 from muster.trainer.data.store import Documents, Meta, TokenStore
 
@@ -66,7 +66,7 @@ LENGTHS = st.lists(st.integers(2, 40), min_size=1, max_size=30)
 
 @given(lengths=LENGTHS, length=st.integers(1, 25), seed=st.integers(0, 2**63), epoch=st.integers(0, 5))
 def test_cut_uses_every_token_once_with_its_successor(lengths: list[int], length: int, seed: int, epoch: int) -> None:
-    packing = Cut(documents_of(lengths), length, END, seed, 0)
+    packing = ConcatPacking(documents_of(lengths), length, END, seed, 0)
     assert packing.samples == -(-sum(lengths) // length)
     found = epoch_of(packing, epoch)
     assert all(labels == expected_labels(tokens, lengths) for tokens, labels in found)
@@ -77,7 +77,9 @@ def test_cut_uses_every_token_once_with_its_successor(lengths: list[int], length
 @given(lengths=LENGTHS, length=st.integers(1, 25), skip=st.integers(0, 29))
 def test_cut_reads_only_its_own_range_of_the_store(lengths: list[int], length: int, skip: int) -> None:
     skip = min(skip, len(lengths) - 1)
-    used = Counter(t for s in epoch_of(Cut(documents_of(lengths, skip), length, END, 1, 0), 0) for t in s.tokens)
+    used = Counter(
+        t for s in epoch_of(ConcatPacking(documents_of(lengths, skip), length, END, 1, 0), 0) for t in s.tokens
+    )
     assert {token // 1000 for token in used if token != END} == {
         number for number in range(skip, len(lengths)) if lengths[number] > 1
     }
@@ -88,7 +90,7 @@ def test_cut_reads_only_its_own_range_of_the_store(lengths: list[int], length: i
 def test_whole_never_cuts_and_never_loses_a_document(lengths: list[int], length: int, packing: bool) -> None:
     documents = documents_of(lengths)
     members, edges = best_fit(np.array(lengths), length) if packing else one_each(len(lengths))
-    whole = Whole(documents, members, edges, length, END, 3, 0)
+    whole = DocumentPacking(documents, members, edges, length, END, 3, 0)
     for epoch in (0, 1):
         found = epoch_of(whole, epoch)
         assert all(labels == expected_labels(tokens, lengths) for tokens, labels in found)
@@ -98,7 +100,7 @@ def test_whole_never_cuts_and_never_loses_a_document(lengths: list[int], length:
 
 def test_a_long_document_is_truncated_but_its_next_token_is_still_a_label() -> None:
     members, edges = one_each(1)
-    (found,) = stretches(Whole(documents_of([10]), members, edges, 4, END, 0, 0).sample(0, 0))
+    (found,) = stretches(DocumentPacking(documents_of([10]), members, edges, 4, END, 0, 0).sample(0, 0))
     assert found == ((0, 1, 2, 3), (1, 2, 3, 4))
 
 
@@ -161,13 +163,13 @@ def test_any_window_is_a_piece_of_the_whole_epoch(
 
 
 def test_epochs_differ_and_are_random_access() -> None:
-    packing = Cut(documents_of([7] * 50), 10, END, 3, 0)
+    packing = ConcatPacking(documents_of([7] * 50), 10, END, 3, 0)
     epochs = [[packing.sample(epoch, index).tokens.tolist() for index in range(packing.samples)] for epoch in range(4)]
     assert len({str(epoch) for epoch in epochs}) == 4
-    again = Cut(documents_of([7] * 50), 10, END, 3, 0)
+    again = ConcatPacking(documents_of([7] * 50), 10, END, 3, 0)
     for epoch, index in [(3, 34), (0, 0), (2, 17), (3, 1), (1, 34)]:
         assert again.sample(epoch, index).tokens.tolist() == epochs[epoch][index]
-    other_seed = Cut(documents_of([7] * 50), 10, END, 4, 0)
+    other_seed = ConcatPacking(documents_of([7] * 50), 10, END, 4, 0)
     assert other_seed.sample(0, 0).tokens.tolist() != epochs[0][0]
 
 
@@ -196,7 +198,7 @@ def test_packed_chats_are_whole_and_scored_alone(tmp_path: Path) -> None:
     store = stored(write_jsonl(tmp_path / "c.jsonl", records), tmp_path / "cache", format="openai-chat")
     documents = Documents(store, 0, len(records))
     members, edges = best_fit(np.diff(documents.bounds), 32)
-    whole = Whole(documents, members, edges, 32, 256, 0, 0)
+    whole = DocumentPacking(documents, members, edges, 32, 256, 0, 0)
     found = epoch_of(whole, 0)
     assert sorted(len(stretch.tokens) for stretch in found) == [4 + 2 * n for n in range(1, 12)]
     for tokens, labels in found:

@@ -14,7 +14,7 @@ from muster.contract.training import Source
 from muster.trainer.data import load_tokenizer, prepare, sources
 from muster.trainer.data import store as stores
 from muster.trainer.data.build import Builder
-from muster.trainer.data.packing import Cut
+from muster.trainer.data.packing import ConcatPacking
 from muster.trainer.data.prepare import prepared
 from muster.trainer.data.store import TokenStore
 from muster.trainer.errors import StorageError, UserError
@@ -94,7 +94,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     tokenizer.vocab_size = 128_256  # type: ignore[misc]
     large = prepared(Source(source=str(source)), tokenizer, tmp_path / "large", lambda _: None)
     assert (small.meta.dtype, large.meta.dtype) == ("uint16", "uint32")
-    assert small.tokens.tolist() == large.tokens.tolist() == [*tokenizer.encode("the fox"), tokenizer.end_of_document]
+    assert small.tokens.tolist() == large.tokens.tolist() == [*tokenizer.encode("the fox"), tokenizer.eos]
 
 
 @pytest.mark.parametrize("damage", ["cut", "meta", "version", "missing"])
@@ -125,7 +125,7 @@ def test_ids_that_no_tokenizer_has_are_told_and_the_store_is_made_again(tmp_path
     tokens = np.memmap(path, np.uint16, mode="r+")
     tokens[::16] = 60_000
     tokens.flush()
-    sample = Cut(stores.split(store, 0)[0], 64, 0, seed=0, stream=0).sample
+    sample = ConcatPacking(stores.split(store, 0)[0], 64, 0, seed=0, stream=0).sample
     with pytest.raises(StorageError, match="holds the id 60000"):
         sample(0, 0)
     with pytest.raises(StorageError, match="holds the id 60000"):

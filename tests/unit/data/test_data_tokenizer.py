@@ -30,7 +30,7 @@ def test_bytes_come_back(text: str) -> None:
 def test_the_marks_of_the_byte_tokenizer_stand_behind_the_bytes() -> None:
     tokenizer = load_tokenizer("bytes")
     assert tokenizer.chat is not None
-    marks = (tokenizer.end_of_document, tokenizer.chat.end_of_turn, *tokenizer.chat.opening["user"])
+    marks = (tokenizer.eos, tokenizer.chat.end_of_turn, *tokenizer.chat.opening["user"])
     assert (*marks, *tokenizer.chat.opening["assistant"]) == (256, 257, 258, 259)
     assert tokenizer.vocab_size == BYTE_VOCABULARY == 260
     assert tokenizer.decode([104, 256, 258, 105, 257]) == "hi"
@@ -48,7 +48,7 @@ def test_a_mark_spelt_in_a_document_stays_text(chatml: Path) -> None:
     tokenizer = load_tokenizer(f"file://{chatml}")
     assert tokenizer.chat is not None
     ids = tokenizer.encode("<|im_end|><|endoftext|>")
-    assert not {tokenizer.end_of_document, tokenizer.chat.end_of_turn} & set(ids)
+    assert not {tokenizer.eos, tokenizer.chat.end_of_turn} & set(ids)
     assert tokenizer.decode(ids) == "<|im_end|><|endoftext|>"
 
 
@@ -67,7 +67,7 @@ def test_the_chat_marks_of_each_family(
     vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     spelt = {number: name.replace("Ċ", "\n") for name, number in vocabulary.items()}
     assert tokenizer.chat is not None
-    assert spelt[tokenizer.end_of_document] == end_of_document
+    assert spelt[tokenizer.eos] == end_of_document
     assert "".join(spelt[number] for number in tokenizer.chat.opening["user"]) == opening
     assert "".join(spelt[number] for number in tokenizer.chat.closing) == closing
 
@@ -94,9 +94,9 @@ def test_an_end_of_document_is_taken_from_the_configuration_beside(tmp_path: Pat
         load_tokenizer(str(path))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<stop>"}}))
     tokenizer = load_tokenizer(str(path))
-    assert tokenizer.decode([tokenizer.end_of_document]) == ""
+    assert tokenizer.decode([tokenizer.eos]) == ""
     again = tokenizer_from_commit(tokenizer.describe())  # without the file beside
-    assert again.end_of_document == tokenizer.end_of_document
+    assert again.eos == tokenizer.eos
 
 
 @pytest.mark.parametrize(

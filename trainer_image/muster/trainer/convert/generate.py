@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         definition, model, tokenizer = load_model(options.checkpoint, options.step)
-        prompt = [*tokenizer.begin, *tokenizer.encode(options.prompt)]
+        prompt = [*tokenizer.bos, *tokenizer.encode(options.prompt)]
         tokens = list(sample(definition, model, tokenizer, prompt, options.tokens, options.temperature, options.seed))
     except Exception as error:
         code = exit_code(error)
@@ -58,7 +58,7 @@ def sample(
 
     Raises UserError where the prompt has no token to begin with.
     """
-    tokens = prompt or [tokenizer.end_of_document]
+    tokens = prompt or [tokenizer.eos]
     if max(tokens) >= definition.vocab_size:
         raise UserError("the prompt has tokens that the model does not know: the tokenizer is not the model's")
     dice = torch.Generator().manual_seed(seed)
@@ -68,7 +68,7 @@ def sample(
             temperature,
             dice,
         )
-        if chosen == tokenizer.end_of_document:
+        if chosen == tokenizer.eos:
             return
         tokens = [*tokens, chosen]
         yield chosen

@@ -29,7 +29,7 @@ class Encoded(NamedTuple):
     """A chunk as ids, with 1 in `scored` (uint8) where the loss counts the id."""
 
     ids: Array
-    scored: Array
+    loss_mask: Array
     hash: int | None
 
 
@@ -77,12 +77,12 @@ class Builder:
         self._read += count
         self._progress.at(self._read, self._written)
 
-    def _write(self, encoded: Encoded, tokens: BinaryIO, scored: BinaryIO) -> None:
+    def _write(self, encoded: Encoded, tokens: BinaryIO, loss_mask: BinaryIO) -> None:
         tokens.write(encoded.ids.astype(self._dtype).data)
         self._written += len(encoded.ids)
         if self._chat:
-            scored.write(encoded.scored.data)
-            self._firsts.append(int(encoded.scored.argmax()))  # every conversation has a scored token
+            loss_mask.write(encoded.loss_mask.data)
+            self._firsts.append(int(encoded.loss_mask.argmax()))  # every conversation has a scored token
         if encoded.hash is not None:
             self._hashes.append(encoded.hash)
             self._ends.append(self._written)
@@ -131,7 +131,7 @@ def encode(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[Encoded]:
     texts = iter(tokenizer.encode_many([part.text for chunk in batch for part in chunk.parts if not part.ids]))
     for chunk in batch:
         ids = [np.array(part.ids, np.uint32) if part.ids else next(texts) for part in chunk.parts]
-        flags = np.array([part.scored for part in chunk.parts], np.uint8)
+        flags = np.array([part.loss_mask for part in chunk.parts], np.uint8)
         yield Encoded(np.concatenate(ids), np.repeat(flags, [len(each) for each in ids]), chunk.hash)
 
 

@@ -17,17 +17,17 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 class Part(NamedTuple):
-    """A stretch of a document: text to tokenise, or ids as they are. scored: the loss counts these tokens."""
+    """A stretch of a document: text to tokenise, or ids as they are. loss_mask: the loss counts these tokens."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
-    scored: bool = True
+    loss_mask: bool = True
 
 
 class Turn(NamedTuple):
     role: str
     content: str
-    scored: bool
+    loss_mask: bool
 
 
 def conversation(record: object) -> tuple[Turn, ...]:
@@ -36,7 +36,7 @@ def conversation(record: object) -> tuple[Turn, ...]:
     if not isinstance(messages, list):
         raise ValueError('is not {"messages": [{"role": …, "content": …}, …]}')
     turns = tuple(_turn(message, f"messages[{number}]") for number, message in enumerate(messages))
-    if not any(turn.scored for turn in turns):
+    if not any(turn.loss_mask for turn in turns):
         raise ValueError("has no assistant message to learn from (one with weight 0 does not count)")
     return turns
 
@@ -69,14 +69,14 @@ def _content(content: object, at: str) -> str:
     raise ValueError(f"{at} is {'missing' if content is None else f'a {type(content).__name__}'}; it must be text")
 
 
-def parts(turns: Iterable[Turn], marks: ChatMarks, begin: tuple[int, ...]) -> tuple[Part, ...]:
+def parts(turns: Iterable[Turn], marks: ChatMarks, bos: tuple[int, ...]) -> tuple[Part, ...]:
     """Each turn as opening mark, content, closing mark; scored where an assistant must learn to say it."""
-    found = [Part(ids=begin, scored=False)] if begin else []
+    found = [Part(ids=bos, loss_mask=False)] if bos else []
     for turn in turns:
-        found.append(Part(ids=marks.opening[turn.role], scored=False))
-        found.append(Part(text=turn.content, scored=turn.scored))
-        found.append(Part(ids=marks.closing[:1], scored=turn.scored))
-        found.append(Part(ids=marks.closing[1:], scored=False))
+        found.append(Part(ids=marks.opening[turn.role], loss_mask=False))
+        found.append(Part(text=turn.content, loss_mask=turn.loss_mask))
+        found.append(Part(ids=marks.closing[:1], loss_mask=turn.loss_mask))
+        found.append(Part(ids=marks.closing[1:], loss_mask=False))
     return tuple(part for part in found if part.text or part.ids)
 
 
@@ -85,7 +85,7 @@ def content_hash(turns: Iterable[Turn]) -> int:
     state = hashlib.blake2b(digest_size=8)
     for turn in turns:
         content = turn.content.encode()
-        state.update(f"{turn.role}:{int(turn.scored)}:{len(content)}:".encode())
+        state.update(f"{turn.role}:{int(turn.loss_mask)}:{len(content)}:".encode())
         state.update(content)
     return int.from_bytes(state.digest(), "little")
 
@@ -108,6 +108,6 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> lis
     except ValueError as error:
         raise UserError(str(error)) from None
     ids: list[int] = []
-    for part in parts(turns, marks, tokenizer.begin):
+    for part in parts(turns, marks, tokenizer.bos):
         ids += part.ids or tokenizer.encode(part.text)
     return ids + list(marks.opening["assistant"])

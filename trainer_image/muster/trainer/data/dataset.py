@@ -14,7 +14,7 @@ import numpy as np
 from muster.contract.training import Source, TrainingConfig
 from muster.trainer.data import store as stores
 from muster.trainer.data.mixture import Mixture
-from muster.trainer.data.packing import Cut, Packing, Sample, Whole, best_fit, one_each
+from muster.trainer.data.packing import ConcatPacking, DocumentPacking, Packing, Sample, best_fit, one_each
 from muster.trainer.data.prepare import prepared
 from muster.trainer.data.store import Documents, TokenStore
 from muster.trainer.data.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, rep
     opened = [prepared(source, tokenizer, cache_dir, report) for source in config.data.train]
     threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0, report)
     training, held_out = zip(*(stores.split(store, threshold) for store in opened), strict=True)
-    maker = _Maker(config, tokenizer.end_of_document, report)
+    maker = _Maker(config, tokenizer.eos, report)
     train = maker.training(training)
     fingerprint = _fingerprint(config, tokenizer, opened)
     if evaluation is None:
@@ -133,7 +133,7 @@ class _Maker:
         if not len(documents):
             return None
         if self.config.data.packing and not chat:
-            return Cut(documents, length, self.pad, seed, stream)
+            return ConcatPacking(documents, length, self.pad, seed, stream)
         sizes = np.diff(documents.bounds)
         usable = np.flatnonzero(documents.firsts <= length) if chat else np.arange(len(documents))
         # The last token of a document that is one longer than a sample is still a label.
@@ -143,7 +143,7 @@ class _Maker:
             return None
         clipped = np.minimum(sizes[usable], length)
         members, edges = best_fit(clipped, length) if self.config.data.packing else one_each(len(usable))
-        return Whole(documents, usable[members], edges, length, self.pad, seed, stream)
+        return DocumentPacking(documents, usable[members], edges, length, self.pad, seed, stream)
 
     def _say_what_is_lost(self, source: Source, silent: int, truncated: int) -> None:
         length = self.config.data.sequence_length

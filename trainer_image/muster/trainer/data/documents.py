@@ -91,7 +91,7 @@ def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer) -> Iterator[Chun
     """One document. A chunk is given out only when the next piece is there, so that the last one is known as such."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     state = hashlib.blake2b(digest_size=8)
-    opening: tuple[Part, ...] = (Part(ids=tokenizer.begin),) if tokenizer.begin else ()
+    opening: tuple[Part, ...] = (Part(ids=tokenizer.bos),) if tokenizer.bos else ()
     held, offset = "", 0
     for block in _pieces(stream, address):
         text = _decode(decoder, block, offset, address)
@@ -105,8 +105,8 @@ def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer) -> Iterator[Chun
         held += text
     _decode(decoder, b"", offset, address, final=True)
     if held:
-        end = Part(ids=(tokenizer.end_of_document,))
-        yield Chunk((*opening, Part(held), end), int.from_bytes(state.digest(), "little"))
+        eos = Part(ids=(tokenizer.eos,))
+        yield Chunk((*opening, Part(held), eos), int.from_bytes(state.digest(), "little"))
 
 
 def _pieces(stream: BinaryIO, address: str) -> Iterator[bytes]:
@@ -179,7 +179,7 @@ def _conversation(record: object, tokenizer: Tokenizer, place: str) -> Chunk:
     marks = chat.chat_marks(tokenizer)
     try:
         turns = chat.conversation(record)
-        return Chunk(chat.parts(turns, marks, tokenizer.begin), chat.content_hash(turns))
+        return Chunk(chat.parts(turns, marks, tokenizer.bos), chat.content_hash(turns))
     except ValueError as error:  # UnicodeEncodeError is one
         raise UserError(f"{place}: {_reason(error)}") from None
 
@@ -189,9 +189,9 @@ def _document(text: str, tokenizer: Tokenizer, place: str) -> Chunk:
         content = text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"{place}: {_reason(error)}") from None
-    begin = (Part(ids=tokenizer.begin),) if tokenizer.begin else ()
-    end = Part(ids=(tokenizer.end_of_document,))
-    return Chunk((*begin, Part(text), end), _hash(content))
+    bos = (Part(ids=tokenizer.bos),) if tokenizer.bos else ()
+    eos = Part(ids=(tokenizer.eos,))
+    return Chunk((*bos, Part(text), eos), _hash(content))
 
 
 def _in_pieces(document: Chunk) -> Iterator[Chunk]:

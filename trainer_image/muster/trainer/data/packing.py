@@ -1,12 +1,12 @@
 """How documents become samples of a fixed length. `documents` tells them apart, so that none attends to another.
 
-Cut (pretrain, `packing: true`): each epoch lays its documents end to end in its own order and cuts every
+ConcatPacking (pretrain, `packing: true`): each epoch lays its documents end to end in its own order and cuts every
 sequence_length tokens. A cut document goes on in the next sample as a document of its own. Every token is in exactly
 one sample of an epoch; the last sample is padded.
 
-Whole (sft, and `packing: false`): a document is never cut in two. With packing, best fit puts as many as possible into
-each sample, once for all epochs; the epoch decides the order of the samples. Without, each document has its own. What
-is longer than a sample is truncated. Padding has label -100 and document -1.
+DocumentPacking (sft, and `packing: false`): a document is never cut in two. With packing, best fit puts as many as
+possible into each sample, once for all epochs; the epoch decides the order of the samples. Without, each document has
+its own. What is longer than a sample is truncated. Padding has label -100 and document -1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Packing(Protocol):
     def sample(self, epoch: int, index: int) -> Sample: ...
 
 
-class Cut:
+class ConcatPacking:
     """documents: at least one token. length: tokens per sample. pad: the id that fills the last sample."""
 
     def __init__(self, documents: Documents, length: int, pad: int, seed: int, stream: int) -> None:
@@ -60,7 +60,7 @@ class Cut:
         return _gathered(self._documents, items, first, last, self._length, self._pad)
 
 
-class Whole:
+class DocumentPacking:
     """bins: the documents of sample i are members[edges[i] : edges[i + 1]]."""
 
     def __init__(
@@ -101,10 +101,10 @@ def _gathered(documents: Documents, items: Int64s, first: Int64s, last: Int64s, 
     following = store.tokens[places[ends - 1] + goes_on]
     store.must_be_sound(following)
     sample.labels[ends - 1] = np.where(goes_on, following, np.int32(IGNORED))
-    if store.scored is not None:
+    if store.loss_mask is not None:
         counted = np.zeros(length, np.bool_)
-        counted[: total - 1] = store.scored[places[1:]]
-        counted[ends - 1] = goes_on & (store.scored[places[ends - 1] + goes_on] != 0)
+        counted[: total - 1] = store.loss_mask[places[1:]]
+        counted[ends - 1] = goes_on & (store.loss_mask[places[ends - 1] + goes_on] != 0)
         sample.labels[~counted] = IGNORED
     return sample
 

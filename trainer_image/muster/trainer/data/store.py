@@ -71,7 +71,7 @@ class TokenStore:
 
     meta: Meta
     tokens: Array
-    scored: Array | None
+    loss_mask: Array | None
     hashes: Array
     starts: Array
     bounds: Array
@@ -109,7 +109,7 @@ class TokenStore:
         return TokenStore(
             meta=meta,
             tokens=array("tokens", meta.dtype),
-            scored=array("scored", "uint8") if meta.scored else None,
+            loss_mask=array("scored", "uint8") if meta.scored else None,
             hashes=array("hashes", "uint64"),
             starts=array("starts", "int64"),
             bounds=array("bounds", "int64"),

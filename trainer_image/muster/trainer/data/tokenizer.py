@@ -44,18 +44,18 @@ class ChatMarks:
 
 
 class Tokenizer(Protocol):
-    """vocab_size: ids are in [0, vocab_size). begin: ids before every document. chat: None where marks are unknown."""
+    """vocab_size: ids are in [0, vocab_size). bos: ids before every document. chat: None where marks are unknown."""
 
     @property
     def vocab_size(self) -> int: ...
     @property
-    def end_of_document(self) -> int: ...
+    def eos(self) -> int: ...
     @property
-    def begin(self) -> tuple[int, ...]: ...
+    def bos(self) -> tuple[int, ...]: ...
     @property
     def chat(self) -> ChatMarks | None: ...
     def encode(self, text: str) -> list[int]:
-        """Ids of the text alone, without `begin` or end of document."""
+        """Ids of the text alone, without `bos` or end of document."""
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         """`encode` of each text, as arrays."""
@@ -75,8 +75,8 @@ class ByteTokenizer:
     """
 
     vocab_size = BYTE_VOCABULARY
-    end_of_document = END_OF_DOCUMENT
-    begin: tuple[int, ...] = ()
+    eos = END_OF_DOCUMENT
+    bos: tuple[int, ...] = ()
     chat = ChatMarks(
         opening={"system": (), "user": (USER_MARK,), "assistant": (ASSISTANT_MARK,)},
         closing=(END_OF_TURN,),
@@ -98,7 +98,7 @@ class ByteTokenizer:
 class HuggingFaceTokenizer:
     """A `tokenizer.json`. text: the file's content; where: its address, for messages."""
 
-    def __init__(self, text: str, where: str, end_of_document: str | None = None) -> None:
+    def __init__(self, text: str, where: str, eos: str | None = None) -> None:
         self._json = text
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
@@ -112,8 +112,8 @@ class HuggingFaceTokenizer:
         self._tokenizer.encode_special_tokens = True  # a mark spelt inside a document stays text
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
-        self.end_of_document = _end_of_document(vocabulary, end_of_document, where)
-        self.begin = _begin(self._tokenizer.encode("").ids, self.end_of_document)
+        self.eos = _eos(vocabulary, eos, where)
+        self.bos = _bos(self._tokenizer.encode("").ids, self.eos)
         self.chat = _chat_marks(vocabulary, self._ids)
 
     def _ids(self, text: str) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ class HuggingFaceTokenizer:
         return {
             "kind": "huggingface",
             "sha256": hashlib.sha256(self._json.encode()).hexdigest(),
-            "end_of_document": self._tokenizer.id_to_token(self.end_of_document),
+            "end_of_document": self._tokenizer.id_to_token(self.eos),
             "json": self._json,
         }
 
@@ -142,7 +142,7 @@ class HuggingFaceTokenizer:
 _ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 
 
-def _end_of_document(vocabulary: dict[str, int], wanted: str | None, where: str) -> int:
+def _eos(vocabulary: dict[str, int], wanted: str | None, where: str) -> int:
     # The well-known names come first: an instruct model's configuration calls its end of turn the end of everything.
     for name in (*_ENDS, wanted):
         if name is not None and name in vocabulary:
@@ -153,10 +153,10 @@ def _end_of_document(vocabulary: dict[str, int], wanted: str | None, where: str)
     )
 
 
-def _begin(ids_of_nothing: list[int], end_of_document: int) -> tuple[int, ...]:
+def _bos(ids_of_nothing: list[int], eos: int) -> tuple[int, ...]:
     """What the tokenizer's own post-processor puts before a text: `<|begin_of_text|>` for Llama, nothing for Qwen."""
     first = ids_of_nothing[:1]
-    return () if first == [end_of_document] else tuple(first)
+    return () if first == [eos] else tuple(first)
 
 
 def _chat_marks(vocabulary: dict[str, int], ids: Any) -> ChatMarks | None:

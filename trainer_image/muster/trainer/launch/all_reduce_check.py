@@ -17,13 +17,13 @@ from muster.contract.names import Env
 # Beside torchrun's own port, which the gang will need in a moment.
 PORT_OFFSET = 2
 # Nodes come up one by one, each pulling its image; who does not come is not this check's affair.
-MEETING_SECONDS = float(os.environ.get("MUSTER_REHEARSAL_MEETING_SECONDS", "600"))
+MEETING_SECONDS = float(os.environ.get("MUSTER_ALL_REDUCE_MEETING_SECONDS", "600"))
 REDUCE_SECONDS = 60.0
 ELEMENTS = 4 * 2**20  # 16 MiB of float32: enough for NCCL to use every way that it has
 ABSENT = 3  # exit code: the others did not come
 
 
-def rehearse() -> str | None:
+def check_all_reduce() -> str | None:
     """Why the gang can't add numbers up together; None if it can, or if there is nobody to add with."""
     nodes, per_node = int(os.environ.get("PET_NNODES", "1")), int(os.environ.get("PET_NPROC_PER_NODE", "1"))
     if nodes < 2:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from muster.contract.names import Env, ExitCode
 from muster.contract.signals import WorkerExit
-from muster.trainer.launch.all_reduce_check import rehearse
+from muster.trainer.launch.all_reduce_check import check_all_reduce
 from muster.trainer.launch.report import leave_word
 
 ANSWERS = {"gpus": "exclude", "disk": "retry", "efa": "exclude", "network": "warn", "collective": "retry"}
@@ -121,7 +121,7 @@ def network() -> str | None:
 
 CHECKS: dict[str, Callable[[], str | None]] = {"gpus": gpus, "disk": disk, "efa": efa, "network": network}
 # Only where this node is well, for here all wait for all: a gang that can't meet anyway should not take the time to.
-GANG_CHECKS: dict[str, Callable[[], str | None]] = {"collective": rehearse}
+GANG_CHECKS: dict[str, Callable[[], str | None]] = {"collective": check_all_reduce}
 
 
 if __name__ == "__main__":

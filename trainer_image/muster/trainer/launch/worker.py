@@ -141,7 +141,7 @@ def children() -> list[int]:
     return [child.pid for child in psutil.Process().children()]
 
 
-def see_uploads_end() -> None:
+def wait_for_uploads() -> None:
     """Wait for upload processes that outlived their ranks, for as long as an upload after a crash may take."""
     import psutil
 
@@ -186,7 +186,7 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
         ends = [_end(run, rank, failure, started) for rank, failure in error.failures.items()]
         return worker_exit(ends, stop.wanted, SHUTDOWN_SECONDS)
     finally:
-        see_uploads_end()
+        wait_for_uploads()
     return WorkerExit(exit_code=ExitCode.DONE, at=time.time())
 
 

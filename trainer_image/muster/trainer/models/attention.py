@@ -20,7 +20,7 @@ from muster.trainer.models.layers import Linear
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttentionContext:
     """What each token may see, and where it stands; made once per forward pass and shared by all layers.
 
     cos, sin: [B, 1, T, head_dim] fp32. mask: None (plain causal), additive [B, 1, T, T], or a flex BlockMask.
@@ -31,15 +31,17 @@ class Sight:
     mask: Any
 
 
-def sight(architecture: Architecture, positions: Tensor, documents: Tensor, dtype: torch.dtype) -> Sight:
+def attention_context(
+    architecture: Architecture, positions: Tensor, documents: Tensor, dtype: torch.dtype
+) -> AttentionContext:
     """positions, documents: [B, T] integers; tokens see earlier tokens of the same document only.
 
     A negative document is padding; it stands at the end of a row and is not scored, so what it sees does not matter.
     """
     cos, sin = rotary(architecture, positions)
     if positions.is_cuda and dtype != torch.float32:
-        return Sight(cos, sin, _block_mask(documents))
-    return Sight(cos, sin, _additive_mask(documents, dtype))
+        return AttentionContext(cos, sin, _block_mask(documents))
+    return AttentionContext(cos, sin, _additive_mask(documents, dtype))
 
 
 def rotary(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,14 +71,14 @@ class Attention(nn.Module):
         self.v_proj = Linear(architecture.dim, architecture.kv_heads * self.head_dim)
         self.o_proj = Linear(architecture.heads * self.head_dim, architecture.dim)
 
-    def forward(self, x: Tensor, seen: Sight) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         batch, length, _ = x.shape
         query, key, value = (
             projection(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, key = rotate(query, seen.cos, seen.sin), rotate(key, seen.cos, seen.sin)
-        mixed = attend(query, key, value, seen.mask)
+        query, key = rotate(query, context.cos, context.sin), rotate(key, context.cos, context.sin)
+        mixed = attend(query, key, value, context.mask)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from muster.contract.architecture import Architecture
-from muster.trainer.models.attention import Attention, Sight, sight
+from muster.trainer.models.attention import Attention, AttentionContext, attention_context
 from muster.trainer.models.head import Head
 from muster.trainer.models.layers import Embedding, FeedForward, RMSNorm
 from muster.trainer.models.recompute import keep_expensive
@@ -29,20 +29,20 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(architecture.dim, architecture.norm_eps)
         self.feed_forward = FeedForward(architecture.dim, architecture.ffn_dim)
 
-    def forward(self, x: Tensor, seen: Sight) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
-            return self._layer(x, seen)
+            return self._layer(x, context)
         # Two calls, because torch.compile must see which function makes the contexts.
         if self.recompute == "full":
-            out: Tensor = checkpoint(self._layer, x, seen, use_reentrant=False, preserve_rng_state=self.draws)
+            out: Tensor = checkpoint(self._layer, x, context, use_reentrant=False, preserve_rng_state=self.draws)
         else:
             out = checkpoint(
-                self._layer, x, seen, use_reentrant=False, preserve_rng_state=self.draws, context_fn=keep_expensive
+                self._layer, x, context, use_reentrant=False, preserve_rng_state=self.draws, context_fn=keep_expensive
             )
         return out
 
-    def _layer(self, x: Tensor, seen: Sight) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), seen)
+    def _layer(self, x: Tensor, context: AttentionContext) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), context)
         out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return out
 
@@ -77,10 +77,10 @@ class Decoder(nn.Module):
         Without labels: logits [B, T, vocab] in fp32. With labels (already shifted, -100 not scored): the cross-entropy
         summed over all scored tokens, an fp32 scalar.
         """
-        seen = sight(self.architecture, positions, documents, self.dtype)
+        context = attention_context(self.architecture, positions, documents, self.dtype)
         x = self.embed(tokens)
         for layer in self.layers:
-            x = layer(x, seen)
+            x = layer(x, context)
         shared = self.embed.weight if self.architecture.tied_head else None
         out: Tensor = self.head(self.norm(x), shared, labels, smoothing)
         return out

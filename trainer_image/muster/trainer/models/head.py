@@ -99,16 +99,16 @@ class _SummedCrossEntropy(torch.autograd.Function):
             logits = (h @ cast.t()).float()
             if bias is not None:
                 logits = logits.add_(bias.float())
-            loss, slope = _chunk(logits, y, smoothing, wants_hidden or wants_weight or wants_bias, transform)
+            loss, grad_logits = _chunk(logits, y, smoothing, wants_hidden or wants_weight or wants_bias, transform)
             total = total + loss
-            if slope is None:
+            if grad_logits is None:
                 continue
-            hidden_grads.append((slope * boost).to(hidden.dtype) @ cast)
+            hidden_grads.append((grad_logits * boost).to(hidden.dtype) @ cast)
             if wants_weight:
-                part = slope.to(hidden.dtype).t() @ h
+                part = grad_logits.to(hidden.dtype).t() @ h
                 weight_grad = part.float() if weight_grad is None else weight_grad.add_(part)
             if bias_grad is not None:
-                bias_grad.add_(slope.sum(dim=0))
+                bias_grad.add_(grad_logits.sum(dim=0))
         ctx.grads = (torch.cat(hidden_grads) if hidden_grads else None, weight_grad, bias_grad)
         ctx.boost = boost
         ctx.weight_dtype = weight.dtype
@@ -129,26 +129,26 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
 
 def _chunk(
-    logits: Tensor, labels: Tensor, smoothing: float, wants_slope: bool, transform: LogitTransform
+    logits: Tensor, labels: Tensor, smoothing: float, wants_grad: bool, transform: LogitTransform
 ) -> tuple[Tensor, Tensor | None]:
     """The summed loss of some rows of logits (fp32, and used up), and its derivative by what was transformed to them.
 
     With smoothing s the target is (1 - s) on the label and s/V on every token (Szegedy et al. 2015, arXiv 1512.00567).
     """
     logits = transform.apply_(logits)
-    scored = labels != IGNORED
+    loss_mask = labels != IGNORED
     safe = labels.clamp_min(0)[:, None]
     normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
     loss = normalizer - (1.0 - smoothing) * logits.gather(1, safe)
     if smoothing:
         loss = loss - smoothing * logits.mean(dim=-1, keepdim=True)
-    total = loss.squeeze(1).masked_fill(~scored, 0.0).sum()
-    if not wants_slope:
+    total = loss.squeeze(1).masked_fill(~loss_mask, 0.0).sum()
+    if not wants_grad:
         return total, None
     transformed = logits.clone() if transform.cap is not None else logits
-    slope = logits.sub_(normalizer).exp_()
+    grad_logits = logits.sub_(normalizer).exp_()
     if smoothing:
-        slope.sub_(smoothing / logits.shape[1])
-    slope.scatter_add_(1, safe, torch.full_like(safe, smoothing - 1.0, dtype=slope.dtype))
-    slope = slope.masked_fill_(~scored[:, None], 0.0)
-    return total, transform.derivative_(slope, transformed)
+        grad_logits.sub_(smoothing / logits.shape[1])
+    grad_logits.scatter_add_(1, safe, torch.full_like(safe, smoothing - 1.0, dtype=grad_logits.dtype))
+    grad_logits = grad_logits.masked_fill_(~loss_mask[:, None], 0.0)
+    return total, transform.derivative_(grad_logits, transformed)

@@ -34,7 +34,7 @@ def test_a_gang_adds_up_before_it_trains() -> None:
 @pytest.mark.timeout(60)
 def test_one_node_has_nobody_to_add_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NNODES", "1")
-    assert all_reduce_check.rehearse() is None
+    assert all_reduce_check.check_all_reduce() is None
 
 
 @pytest.mark.timeout(120)
@@ -46,8 +46,8 @@ def test_others_that_do_not_come_are_no_fault_of_this_node(
     for name, value in {
         "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1",
         "PET_MASTER_PORT": str(port - all_reduce_check.PORT_OFFSET), "MUSTER_DEVICE": "cpu",
-        "MUSTER_REHEARSAL_MEETING_SECONDS": "2",
+        "MUSTER_ALL_REDUCE_MEETING_SECONDS": "2",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    assert all_reduce_check.rehearse() is None
+    assert all_reduce_check.check_all_reduce() is None
     assert "not all of the gang came in time" in capfd.readouterr().err
