@@ -58,15 +58,21 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
 
 
 def _parts_must_fit(commit: Commit, adapter: Adapter | None, own: dict[str, torch.Tensor], folder: str) -> None:
-    """Raises CheckpointMismatch where A is not [rank, inputs] or B not [outputs, rank] of a weight that is here."""
-    parts = {name for name in commit.tensors if adapter is not None and name.startswith(_MODEL) and is_part(name)}
+    """Raises CheckpointMismatch where A is not [rank, inputs], B not [outputs, rank] or, with DoRA, the magnitudes are
+    not [outputs] of a weight that is here."""
+    if adapter is None:
+        return
     wrong = []
-    for weight in sorted({weight_of(part) for part in parts}):
-        for part, side in zip(parts_of(weight), (0, 1), strict=True):
-            assert adapter is not None
-            shape = commit.tensors[part].shape if part in parts else ()
-            there = tuple(own[weight].shape) if weight in own else ()
-            if len(there) != 2 or shape != ((adapter.rank, there[1]) if side == 0 else (there[0], adapter.rank)):
+    for weight in sorted({weight_of(n) for n in commit.tensors if n.startswith(_MODEL) and is_part(n)}):
+        there = tuple(own[weight].shape) if weight in own else ()
+        outputs, inputs = there if len(there) == 2 else (0, 0)
+        a, b, magnitudes = parts_of(weight)
+        wanted: dict[str, tuple[int, ...]] = {a: (adapter.rank, inputs), b: (outputs, adapter.rank)}
+        if adapter.kind == "dora":
+            wanted[magnitudes] = (outputs,)
+        for part, expected in wanted.items():
+            shape = tuple(commit.tensors[part].shape) if part in commit.tensors else ()
+            if len(there) != 2 or shape != expected:
                 wrong.append(f"{part}: shape {list(shape)} beside {weight} of {list(there)}, at rank {adapter.rank}")
     if wrong:
         raise CheckpointMismatch(f"{folder} step {commit.step}", tuple(wrong))
