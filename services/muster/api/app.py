@@ -19,7 +19,7 @@ from muster.api.background import Background, Work
 from muster.api.checkpoints import routes as checkpoints
 from muster.api.cluster import Cluster, Local
 from muster.api.db import Database
-from muster.api.errors import ApiError, job_not_found, problem_response
+from muster.api.errors import ACTIONS, ApiError, job_not_found, problem_response
 from muster.api.events import routes as events
 from muster.api.health import routes as health
 from muster.api.hub import Hub
@@ -207,8 +207,9 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
     """What Starlette refuses by itself."""
     headers = dict(error.headers or {})
     path, method = request.url.path[:200], request.method
-    if path.startswith("/api/v1/jobs/") and ":" in path and error.status_code in (404, 405):
-        return job_not_found(path.removeprefix("/api/v1/jobs/"))
+    job, colon, action = path.removeprefix("/api/v1/jobs/").partition(":")
+    if colon and path.startswith("/api/v1/jobs/") and action not in ACTIONS and error.status_code in (404, 405):
+        return job_not_found(f"{job}:{action}")
     if error.status_code == 404:
         return ApiError(
             "not_found", f"There is nothing at {path}; /api/v1/openapi.json lists the addresses.", headers=headers

@@ -96,10 +96,13 @@ class ApiError(Exception):
         return f"{self.code}: {self.detail}"
 
 
+ACTIONS = ("cancel", "suspend", "resume", "clone")  # of a job: POST /jobs/{id}:cancel
+
+
 def job_not_found(job: str) -> ApiError:
     if ":" in job:  # no id has one
         action = job.partition(":")[2][:64]
-        detail = f"A job knows no action {action!r}; there are POST …:cancel, :suspend, :resume and :clone."
+        detail = f"A job knows no action {action!r}; there are POST …:{', :'.join(ACTIONS)}."
         return ApiError("not_found", detail)
     return ApiError(
         "job_not_found", f"There is no job with the id {job!r}; GET /api/v1/jobs?name=… finds a job by name."

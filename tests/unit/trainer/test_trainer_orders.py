@@ -87,7 +87,7 @@ def test_orders_are_read() -> None:
 def test_bad_orders_name_the_place(changes: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as refused:
         read_run(environment(**changes))
-    assert message in str(refused.value).replace("unknown key.", "unknown key")
+    assert message in str(refused.value)
 
 
 def test_ranks_as_torchrun_says() -> None:
