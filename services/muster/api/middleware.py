@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from muster.api.errors import MEDIA_TYPE, ApiError, problem_body, problem_headers
@@ -55,6 +56,8 @@ class RequestLog:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self.app(scope, receive, send_with_id)
+            except ClientDisconnect:
+                status = 499  # nginx's number for a client that went away before its answer
             except Exception:
                 log.exception("request failed", method=scope["method"], path=scope["path"])
                 if started:
