@@ -171,7 +171,7 @@ class Store:
             JobSummary(job.uid, job.namespace, job.name, job.created_at, view[4], view[1], view[2])
             for job, view in jobs
         )
-        return Fleet(self.wall, fresh, nodes, summaries, self.limits, (), self.grow_after_seconds)
+        return Fleet(self.wall, fresh, nodes, summaries, self.limits, grow_after_seconds=self.grow_after_seconds)
 
 
 def _gang_words(spec: JobSpec) -> str:
