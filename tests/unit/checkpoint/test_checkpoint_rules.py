@@ -72,7 +72,7 @@ def test_what_holds_together_is_read_in_any_layout() -> None:
 CHANGES: dict[str, tuple[str, Any]] = {
     "it is of step 8, but its name says step 7": ("step", 8),
     "it was made in the folder 'other'": ("folder", "other"),
-    "step: input should be greater than or equal to 0": ("step", -7),
+    "step: must be at least 0, not -7": ("step", -7),
     "attempt: ": ("attempt", -1),
     "worldSize: ": ("worldSize", 0),
     "committedAt: ": ("committedAt", -1.0),
