@@ -113,7 +113,7 @@ def _overlap(slices: Sequence[Slice], dimensions: int) -> bool:
         else:
             if len(group) > TANGLED_MAX:
                 raise InvalidCommit(f"{len(group)} of its slices overlap, or are too tangled to be checked")
-            if any(_meet(a, b) for number, a in enumerate(group) for b in group[:number]):
+            if any(_intersect(a, b) for number, a in enumerate(group) for b in group[:number]):
                 return True
     return False
 
@@ -132,7 +132,7 @@ def _cut(group: list[Slice], dimension: int) -> Iterator[list[Slice]]:
     yield part
 
 
-def _meet(a: Slice, b: Slice) -> bool:
+def _intersect(a: Slice, b: Slice) -> bool:
     sides = zip(a.offset, a.extent, b.offset, b.extent, strict=True)
     return all(x < y + d and y < x + w for x, w, y, d in sides)
 

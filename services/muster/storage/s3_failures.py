@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Answer(Enum):
+class FailureKind(Enum):
     AGAIN = "again"
     SLOWER = "slower"  # the store is throttling: everybody waits
     GONE = "gone"  # no such object
@@ -21,9 +21,9 @@ class ArrivedDamaged(Exception):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    answer: Answer
-    words: str  # cause and next step
+class S3Failure:
+    kind: FailureKind
+    message: str  # cause and next step
     retry_after_seconds: float | None = None
 
 
@@ -69,7 +69,7 @@ _ADVICE = {
 }
 
 
-def judge(error: Exception) -> Verdict:
+def classify(error: Exception) -> S3Failure:
     """What to do about an exception of botocore, urllib3 or the socket. Anything unknown is final."""
     from botocore.exceptions import (
         ClientError,
@@ -83,23 +83,23 @@ def judge(error: Exception) -> Verdict:
     from urllib3.exceptions import HTTPError
 
     if isinstance(error, ClientError):
-        return _judge_answer(error)
+        return _classify_response(error)
     if isinstance(error, ArrivedDamaged):
-        return Verdict(Answer.AGAIN, f"it was damaged on its way: {error}")
+        return S3Failure(FailureKind.AGAIN, f"it was damaged on its way: {error}")
     if isinstance(error, NoCredentialsError):
-        return Verdict(
-            Answer.FINAL, "no AWS credentials were found; give the worker a role, or keys in its environment"
+        return S3Failure(
+            FailureKind.FINAL, "no AWS credentials were found; give the worker a role, or keys in its environment"
         )
     if isinstance(error, CredentialRetrievalError):
-        return Verdict(Answer.AGAIN, f"the credentials could not be fetched: {error}")
+        return S3Failure(FailureKind.AGAIN, f"the credentials could not be fetched: {error}")
     if isinstance(error, NoRegionError):
-        return Verdict(Answer.FINAL, "no AWS region is set; set MUSTER_S3_REGION")
+        return S3Failure(FailureKind.FINAL, "no AWS region is set; set MUSTER_S3_REGION")
     if isinstance(error, ConnectionError | HTTPClientError | IncompleteReadError | HTTPError | OSError | EOFError):
-        return Verdict(Answer.AGAIN, f"the store can't be reached or broke off: {_short(error)}")
-    return Verdict(Answer.FINAL, f"{type(error).__name__}: {_short(error)}")
+        return S3Failure(FailureKind.AGAIN, f"the store can't be reached or broke off: {_short(error)}")
+    return S3Failure(FailureKind.FINAL, f"{type(error).__name__}: {_short(error)}")
 
 
-def _judge_answer(error: Exception) -> Verdict:
+def _classify_response(error: Exception) -> S3Failure:
     response = getattr(error, "response", {})
     code = str(response.get("Error", {}).get("Code", ""))
     about = response.get("ResponseMetadata", {})
@@ -108,22 +108,22 @@ def _judge_answer(error: Exception) -> Verdict:
     retry_after = headers.get("retry-after", "")
     after = float(retry_after) if retry_after.replace(".", "", 1).isdigit() else None
     if code in _THROTTLED or status in (429, 503):
-        return Verdict(Answer.SLOWER, f"the store asks to slow down ({code or status})", after)
+        return S3Failure(FailureKind.SLOWER, f"the store asks to slow down ({code or status})", after)
     if code in ("NoSuchKey", "NoSuchVersion") or (status == 404 and code not in _ADVICE and code != "NoSuchUpload"):
-        return Verdict(Answer.GONE, "there is no such object")
+        return S3Failure(FailureKind.GONE, "there is no such object")
     if code in ("NoSuchUpload", "NotImplemented", "InvalidPart"):  # rclone's server takes each part only once
-        return Verdict(Answer.BROKEN, f"the store can't go on with the upload ({code})")
+        return S3Failure(FailureKind.BROKEN, f"the store can't go on with the upload ({code})")
     if code == "InvalidRange" or status == 416:
-        return Verdict(Answer.BEYOND, "the object ends before the range")
+        return S3Failure(FailureKind.BEYOND, "the object ends before the range")
     if code == "PreconditionFailed" or status == 412:
-        return Verdict(Answer.TAKEN, "the key is in use")
+        return S3Failure(FailureKind.TAKEN, "the key is in use")
     if code in _PASSING or status >= 500:
-        return Verdict(Answer.AGAIN, f"the store failed ({code or status})", after)
+        return S3Failure(FailureKind.AGAIN, f"the store failed ({code or status})", after)
     region = headers.get("x-amz-bucket-region")
     advice = _ADVICE.get(code) or (_ADVICE["PermanentRedirect"] if status in (301, 307) else None)
     advice = f"{advice} ({region})" if advice and region and "MUSTER_S3_REGION" in advice else advice
     message = str(response.get("Error", {}).get("Message", ""))[:200]
-    return Verdict(Answer.FINAL, advice or f"refused with {code or status}: {message}")
+    return S3Failure(FailureKind.FINAL, advice or f"refused with {code or status}: {message}")
 
 
 def _short(error: Exception) -> str:

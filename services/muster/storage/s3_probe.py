@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from muster.storage.s3_failures import Answer, judge
+from muster.storage.s3_failures import FailureKind, classify
 
 # crc32: the server refuses a body that does not match the CRC-32 it was sent with, and keeps it. etag: it answers with
 # the MD5 of what arrived, which we compare (a Content-MD5 would say the same, and have it hash everything twice).
@@ -49,7 +49,7 @@ def probe(
         try:
             client.put_object(**at, Body=body, IfNoneMatch="*")
         except Exception as error:
-            if judge(error).answer is Answer.TAKEN:
+            if classify(error).kind is FailureKind.TAKEN:
                 return True
             if getattr(error, "response", {}).get("Error", {}).get("Code") in ("NotImplemented", "InvalidArgument"):
                 return False

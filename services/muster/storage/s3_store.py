@@ -15,7 +15,7 @@ from muster.contract.checkpoint import FileEntry
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.storage.errors import NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
 from muster.storage.retry import Retry
-from muster.storage.s3_failures import Answer, ArrivedDamaged, judge
+from muster.storage.s3_failures import ArrivedDamaged, FailureKind, classify
 from muster.storage.s3_probe import Server, crc32_header, etag_is, etag_of_parts, md5, probe
 from muster.storage.settings import S3Settings, s3_client
 from muster.storage.store import SMALL_BYTES_MAX, Object, Stream, expect_all, nobody
@@ -308,27 +308,27 @@ class S3Store:
         def wait_for(error: Exception) -> tuple[bool, float | None] | None:
             if isinstance(error, StoreError):
                 return None
-            verdict = judge(error)
-            if verdict.answer not in (Answer.AGAIN, Answer.SLOWER):
+            failure = classify(error)
+            if failure.kind not in (FailureKind.AGAIN, FailureKind.SLOWER):
                 return None
-            return verdict.answer is Answer.SLOWER, verdict.retry_after_seconds
+            return failure.kind is FailureKind.SLOWER, failure.retry_after_seconds
 
         try:
             return self._retry.call(request, wait_for)
         except StoreError:
             raise
         except Exception as error:
-            verdict = judge(error)
-            if verdict.answer is Answer.GONE:
+            failure = classify(error)
+            if failure.kind is FailureKind.GONE:
                 raise NotFound(f"{self._where(key)}: there is no such object") from error
-            if verdict.answer is Answer.BEYOND:
-                raise Truncated(f"{self._where(key)}: {verdict.words}; it was truncated") from error
-            if verdict.answer is Answer.TAKEN and doing == "read":
+            if failure.kind is FailureKind.BEYOND:
+                raise Truncated(f"{self._where(key)}: {failure.message}; it was truncated") from error
+            if failure.kind is FailureKind.TAKEN and doing == "read":
                 raise Replaced(f"{self._where(key)}: was replaced while it was being read") from error
-            if verdict.answer is Answer.TAKEN:
+            if failure.kind is FailureKind.TAKEN:
                 raise FileExistsError(key) from error
-            kind = {Answer.BROKEN: _Broken, Answer.FINAL: Refused}.get(verdict.answer, StoreError)
-            raise kind(f"{self._where(key)}: can't {doing} it: {verdict.words}") from error
+            error_type = {FailureKind.BROKEN: _Broken, FailureKind.FINAL: Refused}.get(failure.kind, StoreError)
+            raise error_type(f"{self._where(key)}: can't {doing} it: {failure.message}") from error
 
 
 class _Broken(StoreError):

@@ -124,15 +124,15 @@ class UploadProcess:
 
     def use_memory(self, slot: int, memory: SharedMemory) -> None:
         self._memories[slot] = memory
-        self._tell({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor)
+        self._send({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor)
 
     def use_layout(self, size: int, slices: dict[str, list[Any]], stateless: list[str]) -> None:
         self._layout = {"do": "layout", "bytes": size, "slices": slices, "stateless": stateless}
-        self._tell(self._layout)
+        self._send(self._layout)
 
     def send_save(self, save: Message) -> None:
         self._save, self._lives_left, self.sent = save, LIVES_PER_SAVE, 0
-        self._tell(save)
+        self._send(save)
 
     def poll(self, timeout_seconds: float = 0.0) -> Message | None:
         """The outcome of the save in flight, when there is one. Starts a new process where the old one died."""
@@ -156,7 +156,7 @@ class UploadProcess:
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Say that what is in the memory is not wanted any more, and see the process end."""
-        self._tell({"do": "end"})
+        self._send({"do": "end"})
         self._channel.close()
         try:
             self._process.wait(timeout_seconds)
@@ -175,18 +175,18 @@ class UploadProcess:
         self.sent = 0
         self._start()
         for message, descriptor in self._told():
-            self._tell(message, descriptor)
+            self._send(message, descriptor)
         if self._save is None:
             return None
         self._lives_left -= 1
         if self._lives_left > 0:
-            self._tell(self._save | {"again": True})
+            self._send(self._save | {"again": True})
             return None
         error = (
             f"the upload process died {LIVES_PER_SAVE} times, the last time with exit code {code}; see this rank's log"
         )
         failed, self._save = self._save, None
-        self._tell(failed | {"again": True, "failed": error})  # for rank 0 to know
+        self._send(failed | {"again": True, "failed": error})  # for rank 0 to know
         return {"event": "outcome", "seq": failed["seq"], "step": failed["step"], "committed": False, "error": error}
 
     def _told(self) -> list[tuple[Message, int | None]]:
@@ -197,7 +197,7 @@ class UploadProcess:
             told.append((self._layout, None))
         return told
 
-    def _tell(self, message: Message, descriptor: int | None = None) -> None:
+    def _send(self, message: Message, descriptor: int | None = None) -> None:
         try:
             self._channel.send(message, descriptor)
         except Closed:  # poll notices, and the next process is told all of it
@@ -205,4 +205,4 @@ class UploadProcess:
 
     def _start(self) -> None:
         self._process, self._channel = _young.pop() if _young else _start_anew()
-        self._tell(self._init, None if self._listener is None else self._listener.fileno())
+        self._send(self._init, None if self._listener is None else self._listener.fileno())
