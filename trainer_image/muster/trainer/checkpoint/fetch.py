@@ -85,7 +85,7 @@ class Reader:
         """The bytes of a file that its header is in: all before its first slice. Asks the file where the COMMIT does
         not say where slices begin."""
         starts = [held.start for _, held in self._slices_in[file]]
-        if None not in starts:
+        if starts and None not in starts:
             first = min(start for start in starts if start is not None)
             return Span(file, 0, min(first, HEADER_BYTES_MAX))
         first_eight = bytearray(min(8, self._commit.files[file].bytes))
