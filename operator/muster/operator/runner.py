@@ -163,7 +163,7 @@ class Runner:
             self.listener.reserved(held.entries, plan.entries)
             for entry in set(plan.entries) - set(held.entries):
                 self.queue.enqueue(entry.uid, ticks)
-        self._tell(plan.waits, ticks)
+        self._tell_waits(plan.waits, ticks)
         return ADMISSION_SECONDS if plan.waits else IDLE_ADMISSION_SECONDS
 
     async def resync(self, ticks: float) -> None:
@@ -192,7 +192,7 @@ class Runner:
         wait = self._waits.get(uid)
         return replace(seen, wait=wait) if seen and wait else seen
 
-    def _tell(self, waits: dict[str, Wait], ticks: float) -> None:
+    def _tell_waits(self, waits: dict[str, Wait], ticks: float) -> None:
         """Let the queued jobs whose reason changed say so."""
         self._waits = waits
         self._told = {uid: told for uid, told in self._told.items() if uid in waits}
