@@ -98,7 +98,8 @@ def export(
 ) -> None:
     """Write a commit's weights as Hugging Face transformers loads them, or its adapter as peft does.
 
-    transformers gets the whole model, with what an adapter learnt merged into it; peft gets the adapter alone.
+    transformers gets the whole model, with what an adapter learnt merged into it; peft gets the adapter, with its base
+    model beside it where that is no folder and no repository of the hub.
     """
     command = ["--checkpoint", _folder(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
     _tool("muster.trainer.convert.export", *command, "--format", form)

@@ -151,15 +151,14 @@ def test_frozen_weights_keep_the_dtype_that_they_came_in(trained: Trained) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exports_open_in_peft_and_merged_in_transformers(trained: Trained, kind: str, tmp_path: Path) -> None:
-    from peft import PeftModel
+    from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM
 
     job = trained.jobs[kind, "fsdp"]
     store = FileStore(job.folder)
     assert export(store, STEPS, tmp_path / "alone", form="peft")["adapter"] == "alone"
     assert export(store, STEPS, tmp_path / "merged")["adapter"] == "merged"
-    base = AutoModelForCausalLM.from_pretrained(trained.model, dtype=torch.float32)
-    beside = PeftModel.from_pretrained(base, tmp_path / "alone").eval()
+    beside = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "alone", dtype=torch.float32).eval()
     tokens = torch.randint(3, 250, (2, 24), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = beside(input_ids=tokens, use_cache=False).logits

@@ -174,7 +174,7 @@ def test_the_next_job_begins_with_what_the_adapter_learnt(jobs: dict[str, Job]) 
 
 
 def test_peft_and_transformers_compute_the_same(jobs: dict[str, Job], tmp_path: Path) -> None:
-    from peft import PeftModel
+    from peft import AutoPeftModelForCausalLM, PeftModel
     from transformers import AutoModelForCausalLM
 
     export(FileStore(jobs["base"].folder), "last", tmp_path / "base")
@@ -188,3 +188,5 @@ def test_peft_and_transformers_compute_the_same(jobs: dict[str, Job], tmp_path: 
         assert (merged(tokens).logits - ours).abs().max().item() <= 1e-5
         adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")
         assert (adapted(tokens).logits - ours).abs().max().item() <= 1e-5
+        alone = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter", dtype=torch.float32)
+        assert (alone(tokens).logits - ours).abs().max().item() <= 1e-5

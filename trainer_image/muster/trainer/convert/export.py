@@ -1,8 +1,8 @@
 """python -m muster.trainer.convert.export --checkpoint FOLDER --to DIRECTORY [--step best|last|N]
 [--format transformers|peft] [--dtype bf16] [--json]
 
-Writes the weights of a commit as `transformers` loads them, with its adapter, if it has one, merged; or the adapter
-alone, as `peft` loads it. Streams: a few parts of 16 MiB are in memory at a time, whatever the model's size, and an
+Writes the weights of a commit as `transformers` loads them, with its adapter, if it has one, merged; or the adapter,
+as `peft` loads it. Streams: a few parts of 16 MiB are in memory at a time, whatever the model's size, and an
 adapter that is merged, or experts that go back into their files' layout; needs no accelerator, and torch for a model of
 transformers alone. What was written is read back and compared.
 """
@@ -32,15 +32,17 @@ from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.readers import reading
 from muster.trainer.checkpoint.shard_file import Slot, lay_out
-from muster.trainer.convert import hugging_face, peft, transformers_names
+from muster.trainer.convert import byte_tokenizer, hugging_face, peft, transformers_names
 from muster.trainer.convert.merge import Delta, deltas
 from muster.trainer.convert.pieces import stream, whole
 from muster.trainer.convert.transformers_names import Conversion, Names
+from muster.trainer.data.tokenizer import BYTES
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.models.adapter import adapter_of, is_part
 
 Format = Literal["transformers", "peft"]
 FORMATS: dict[str, Format] = {"transformers": "transformers", "hf": "transformers", "peft": "peft"}
+BASE = "base"  # beside an adapter: the model that it belongs to, where it can't be had elsewhere
 _MODEL = "model/"
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
@@ -79,7 +81,8 @@ def export(
 ) -> dict[str, Any]:
     """Write a directory that must not exist yet; it appears whole or not at all. progress: (bytes read, of all).
 
-    form: the whole model for `transformers`, with an adapter merged into it; or the adapter alone for `peft`.
+    form: the whole model for `transformers`, with an adapter merged into it; or the adapter for `peft`, with the model
+    that it belongs to in `base/` where that is no folder of this machine and no repository of the hub.
 
     Raises UserError, CheckpointError (also where the commit's bytes do not verify) or StorageError.
     """
@@ -98,15 +101,33 @@ def export(
             unfinished.mkdir(parents=True)
             if adapter is not None and form == "peft":
                 report = _write_adapter(store, commit, unfinished, dtype, progress)
-                described = {"adapter_config.json": peft.config(adapter)}
+                base = peft.base_of(commit)
+                if base is None:
+                    _write_whole(store, commit, None, unfinished / BASE, "keep", progress)
+                    base = peft.Base(str((directory / BASE).absolute()))
+                _write_descriptions(commit, unfinished, {"adapter_config.json": peft.config(adapter, base)})
+                report |= {"base": base.name}
             else:
-                report = _write_model(store, commit, adapter, unfinished, dtype, progress)
-                described = {"config.json": _config(commit, report["dtype"])}
-            _write_descriptions(commit, unfinished, described)
+                report = _write_whole(store, commit, adapter, unfinished, dtype, progress)
             os.rename(unfinished, directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return {"step": commit.step, "directory": str(directory), **report}
+
+
+def _write_whole(
+    store: Store,
+    commit: Commit,
+    adapter: Adapter | None,
+    directory: Path,
+    dtype: str,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """A directory that transformers opens. adapter: merged where it is given; an adapter that isn't is left out."""
+    directory.mkdir(exist_ok=True)
+    report = _write_model(store, commit, adapter, directory, dtype, progress)
+    _write_descriptions(commit, directory, {"config.json": _config(commit, report["dtype"])})
+    return report
 
 
 def _write_model(
@@ -117,7 +138,7 @@ def _write_model(
     dtype: str,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    weights = {n: e for n, e in _weights(commit).items() if adapter is None or not is_part(n)}
+    weights = {n: e for n, e in _weights(commit).items() if adapter_of(commit) is None or not is_part(n)}
     if transformers_names.is_transformers(commit):
         names = transformers_names.names(commit, weights)
     else:
@@ -280,6 +301,9 @@ def _write_descriptions(commit: Commit, directory: Path, described: dict[str, di
         (directory / name).write_text(json.dumps(document, indent=2) + "\n")
     if commit.tokenizer.get("kind") == "huggingface":
         (directory / "tokenizer.json").write_text(commit.tokenizer["json"])
+    elif commit.tokenizer.get("kind") == BYTES and not transformers_names.is_transformers(commit):
+        for name, text in byte_tokenizer.files(commit.architecture["maxPositions"]).items():
+            (directory / name).write_text(text)
     if transformers_names.is_transformers(commit):
         for name, text in transformers_names.companions(commit).items():
             (directory / name).write_text(text)

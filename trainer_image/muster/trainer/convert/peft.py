@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from muster.contract.address import hub_path, parse_address
+from muster.contract.checkpoint import Commit
 from muster.contract.training import ALL_LINEAR, Adapter
 from muster.trainer.convert import hugging_face
 from muster.trainer.models.adapter import weight_of
@@ -26,12 +29,34 @@ def names(ours: Iterable[str], of_transformers: bool) -> dict[str, str]:
     }
 
 
-def config(adapter: Adapter) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Base:
+    """The model that an adapter belongs to, as `from_pretrained` takes it: a folder, or a repository of the hub with
+    its revision."""
+
+    name: str
+    revision: str | None = None
+
+
+def base_of(commit: Commit) -> Base | None:
+    """The folder or repository that the job began from; None where it began from a commit, or from an address that
+    `from_pretrained` does not read."""
+    if not commit.config["model"].get("source"):
+        return None
+    origin = commit.architecture["source"]
+    address = parse_address(origin["address"])
+    if address.scheme == "hf":
+        return Base(hub_path(address).repository, origin["revision"])
+    return Base(str(address.local.absolute())) if address.scheme == "file" else None
+
+
+def config(adapter: Adapter, base: Base) -> dict[str, Any]:
     """adapter_config.json of a LoraConfig."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": base.name,
+        "revision": base.revision,
         "r": adapter.rank,
         "lora_alpha": int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha,
         "lora_dropout": adapter.dropout,
