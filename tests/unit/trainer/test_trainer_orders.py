@@ -215,7 +215,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> list[Commit]:
     """The commits that can be read: the first of this list."""
     found: list[Commit] = []
     monkeypatch.setattr(origin, "read_commit", lambda folder, step: found[0])
-    monkeypatch.setattr(origin, "newest_readable", lambda folder, at_most, report: found[0])
+    monkeypatch.setattr(origin, "newest_readable", lambda folder, at_most, report, check: found[0])
     monkeypatch.setattr(origin, "tokenizer_from_commit", lambda saved: Words(saved["size"]))
     monkeypatch.setattr(origin, "load_tokenizer", lambda spec: Words(int(spec.split("-")[1]) if "-" in spec else 260))
     return found
