@@ -88,6 +88,8 @@ def test_a_batch_that_the_gang_can_not_divide_fails_with_its_path(cluster: House
     assert "training.batch.tokensPerStep 128 can't be divided over 3 ranks" in status["because"]
     failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
     assert failed["status"] == "True"
+    events = cluster.kubectl("events", "-n", "team", "--for", "trainingjob/odd")
+    assert "InvalidSpec" in events
     cluster.kubectl("delete", "tj", "-n", "team", "odd", "--timeout=20s")
 
 

@@ -4,10 +4,13 @@ import asyncio
 from typing import Any, cast
 
 from tests.unit.core.seen import observed
+from tests.unit.kubernetes.making import JOB_UID, job_item
 
 from muster.kube.client import Client
 from muster.operator.core.observed import Observed
 from muster.operator.kubernetes.events import Events
+from muster.operator.kubernetes.render import Site
+from muster.operator.kubernetes.world import KubernetesWorld
 from muster.operator.pacing import TOLD_AT_ONCE
 
 
@@ -71,3 +74,26 @@ async def test_what_is_bad_is_told_as_bad_and_what_is_long_in_several() -> None:
     assert (first["type"], first["reason"]) == ("Warning", "Hang")
     assert "Running: again" in first["note"]
     assert (second["type"], second["reason"], second["note"]) == ("Normal", "Succeeded", "y" * 800)
+
+
+class StatusServer(Server):
+    """Takes statuses, too."""
+
+    async def patch(self, path: str, body: dict[str, Any], **_: Any) -> dict[str, Any]:
+        return {"metadata": job_item(version=8)["metadata"]}
+
+    async def put(self, path: str, body: dict[str, Any], accept: str = "") -> dict[str, Any]:
+        return {"metadata": job_item(version=9)["metadata"]}
+
+
+async def test_a_job_that_can_not_be_read_is_told_of() -> None:
+    server = StatusServer(1)
+    events = Events(cast(Client, server), "me")
+    world = KubernetesWorld(cast(Client, server), "muster-system", Site(image="trainer"), on_refusal=events.refused)
+    item = job_item()
+    world.job_cache.keep(item | {"spec": item["spec"] | {"gang": {"nodes": "four"}}})
+    assert await world.observe(JOB_UID, fresh=False) is None
+    await told_by(events, server)
+    (event,) = server.made
+    assert (event["reason"], event["type"], event["regarding"]["uid"]) == ("InvalidSpec", "Warning", JOB_UID)
+    assert "gang.nodes" in event["note"]

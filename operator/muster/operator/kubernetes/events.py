@@ -19,6 +19,7 @@ from muster.operator.core.codes import GIVEN_UP, OF_CAUSE, Code
 from muster.operator.core.conditions import TRAINING_CONDITIONS
 from muster.operator.core.decision import Decision
 from muster.operator.core.observed import Observed
+from muster.operator.kubernetes.jobs import Job
 from muster.operator.pacing import TOLD_AT_ONCE, TOLD_PER_SECOND
 from muster.operator.runner import Listener
 
@@ -36,7 +37,7 @@ _PASSING = frozenset({Phase.STOPPING})
 class _Told:
     """Something that happened to a job. at: RFC 3339."""
 
-    job: Observed
+    job: Observed | Job
     reason: str
     note: str
     bad: bool
@@ -70,7 +71,11 @@ class Events(Listener):
             if condition.type in TRAINING_CONDITIONS and news and condition.reason != "NotTraining":
                 self.tell(seen, condition.reason, condition.message, condition.status == "True")
 
-    def tell(self, seen: Observed, reason: str, note: str, bad: bool = False) -> None:
+    def refused(self, job: Job, reason: str, note: str) -> None:
+        """A job that the core never sees, because its spec can't run."""
+        self.tell(job, reason, note, bad=True)
+
+    def tell(self, seen: Observed | Job, reason: str, note: str, bad: bool = False) -> None:
         self._waiting.setdefault(seen.uid, []).append(_Told(seen, reason, note, bad, timestamps.now_micro()))
         self._news.set()
 

@@ -121,6 +121,7 @@ async def _lead(
     server: ThreadingHTTPServer,
 ) -> None:
     """Until told to stop. Raises LeadershipLost, and whatever ends the watch."""
+    events = Events(client, identity)
     world = KubernetesWorld(
         client,
         namespace,
@@ -129,10 +130,10 @@ async def _lead(
         lambda what, error: log.warning("trying again", what=what, error=f"{type(error).__name__}: {error}"[:500]),
         settings.silence_seconds,
         settings.report_port,
+        events.refused,
     )
     metrics.show_jobs(world.phases, world.known, load_prices(settings.prices_file))
     metrics.registry.register(_Agents(world.nodes.agents))
-    events = Events(client, identity)
     port = server.server_address[1]
     log.info("operator leads", identity=identity, server=client.connection.server, pid=os.getpid(), port=port)
     async with sources.opened(world, world.current_attempt, world.enqueue) as heard:

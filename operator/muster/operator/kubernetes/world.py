@@ -62,8 +62,10 @@ class KubernetesWorld:
         on_error: Callable[[str, Exception], None] = lambda what, error: None,
         silence_seconds: float = SILENCE_SECONDS,
         report_port: int = REPORT_PORT,
+        on_refusal: Callable[[Job, str, str], None] = lambda job, code, because: None,
     ) -> None:
         self._client, self._site, self._limits, self._on_error = client, site, limits or {}, on_error
+        self._on_refusal = on_refusal
         self._news: asyncio.Queue[str] = asyncio.Queue()
         self._told: set[str] = set()
         self._enqueued_later: set[str] = set()
@@ -153,13 +155,13 @@ class KubernetesWorld:
             return None
         if job.unreadable:
             raise Unreadable(f"job {job.namespace}/{job.name}: {job.unreadable}; it is left to a newer operator")
+        if job.invalid:  # first: the stand-in for its spec has faults of its own
+            await self._refuse(job, job.invalid)
+            return None
         try:
             folder = checkpoint_folder(job, self._site)
         except Unrenderable as error:
             await self._refuse(job, str(error))
-            return None
-        if job.invalid:
-            await self._refuse(job, job.invalid)
             return None
         # Before the first attempt nobody has made a worker, which the object itself says: no need to ask for them.
         pods = await self._read_pods(job) if fresh and job.status.attempt else self.pods.of(uid)
@@ -472,6 +474,7 @@ class KubernetesWorld:
             }
         )
         await self._put_status(job, dump(status), job.version)
+        self._on_refusal(job, status.code, because)
 
     async def _remove_job(self, job: Job) -> None:
         """Drop our finalizer, which lets a deleted object go; and delete it first if its time to live is up."""
