@@ -13,7 +13,6 @@ import typer
 from muster.cli.errors import CliError, Exit, usage
 from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, json_wanted, print_json, say
-from muster.contract.address import parse_address
 
 if TYPE_CHECKING:
     from muster.cli.options import JobsClient
@@ -163,6 +162,8 @@ def is_folder(where: str) -> bool:
 def _folder(where: str, server: str | None) -> str:
     if is_folder(where):
         return where
+    from muster.contract.address import parse_address  # pydantic is not for --help to wait for
+
     with connect(server) as client:
         job_id = client.job_id(where)
         found = client.get(f"jobs/{job_id}/checkpoints")["uri"]

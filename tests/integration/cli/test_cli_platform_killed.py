@@ -1,5 +1,6 @@
 """The platform stops or is killed mid-job, then `muster up`: the job finishes, and never in two gangs."""
 
+import json
 from typing import Any
 
 import psutil
@@ -22,7 +23,8 @@ def submit(house: House) -> str:
 
 def finish(house: House, uid: str) -> dict[str, Any]:
     """Watch it to its end, then stop the platform; returns the status."""
-    status: dict[str, Any] = house.ask("get", "survivor", "--follow")["status"]
+    *_, last = house.muster("get", "survivor", "--follow", "--json").stdout.splitlines()
+    status: dict[str, Any] = json.loads(last)["status"]
     assert (status["phase"], status["progress"]["step"]) == ("Succeeded", STEPS)
     assert [point["step"] for point in house.ask("metrics", uid)["points"]] == list(range(1, STEPS + 1))
     code, errors = house.stop()

@@ -40,14 +40,14 @@ def run(checkout: Path, failing: str = "") -> subprocess.CompletedProcess[str]:
 def test_all_steps_run_and_the_closing_line_comes_again(checkout: Path) -> None:
     result = run(checkout)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert (checkout / "steps").read_text().split() == ["test", "lint", "types", "generated"]
+    assert (checkout / "steps").read_text().split() == ["test", "test-long", "lint", "types", "generated"]
     assert result.stdout.splitlines()[-2:] == [CLOSING_LINE, "All steps passed."]
 
 
-@pytest.mark.parametrize("failing", ["test", "lint", "types", "generated", "test types"])
+@pytest.mark.parametrize("failing", ["test", "test-long", "lint", "types", "generated", "test types"])
 def test_any_failing_step_fails_the_run_after_all_steps(checkout: Path, failing: str) -> None:
     result = run(checkout, failing)
     assert result.returncode == 1
-    assert (checkout / "steps").read_text().split() == ["test", "lint", "types", "generated"]
-    names = " ".join({"test": "tests"}.get(step, step) for step in failing.split())
+    assert (checkout / "steps").read_text().split() == ["test", "test-long", "lint", "types", "generated"]
+    names = " ".join({"test": "tests", "test-long": "long-tests"}.get(step, step) for step in failing.split())
     assert result.stdout.splitlines()[-2:] == [CLOSING_LINE, f"FAILED: {names}"]
