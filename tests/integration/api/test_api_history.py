@@ -211,7 +211,7 @@ async def test_why_names_the_place_in_the_queue(here: Platform) -> None:
     assert (await here.get(f"/jobs/{uids['c']}/why"))["queue"]["position"] == 1
 
 
-@pytest.mark.parametrize(("cause", "word"), [(Cause.OUT_OF_MEMORY, "sequenceLength"), (Cause.STORAGE, "space")])
+@pytest.mark.parametrize(("cause", "word"), [(Cause.OUT_OF_MEMORY, "gang.resources.memory"), (Cause.STORAGE, "space")])
 async def test_why_says_what_to_do(here: Platform, cause: Cause, word: str) -> None:
     uid = (await here.submit())["id"]
     await here.handed_over(uid)
