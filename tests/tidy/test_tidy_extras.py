@@ -42,7 +42,7 @@ COMPANIONS = {
     "pydantic_core": ["pydantic"],
     "starlette": ["fastapi"],
     "typing_extensions": ["pydantic"],
-    "urllib3": ["boto3"],  # its exceptions come through botocore unwrapped
+    "urllib3": ["boto3", "kubernetes"],  # its exceptions come through both unwrapped
 }
 
 IMPORT_ALL = """
