@@ -12,7 +12,8 @@ Positive = Annotated[int, Field(gt=0)]
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-BYTE_VOCABULARY = 260  # 256 bytes, then end-of-document, end-of-turn, and the two role marks of the built-in tokenizer
+BYTE_VOCABULARY = 260  # the built-in tokenizer's: 256 bytes, and then these marks
+END_OF_DOCUMENT, END_OF_TURN, USER_MARK, ASSISTANT_MARK = range(256, BYTE_VOCABULARY)
 
 
 class Architecture(Spec):

@@ -36,7 +36,6 @@ from muster.trainer.convert import byte_tokenizer, hugging_face, peft, transform
 from muster.trainer.convert.merge import Delta, deltas
 from muster.trainer.convert.pieces import stream, whole
 from muster.trainer.convert.transformers_names import Conversion, Names
-from muster.trainer.data.tokenizer import BYTES
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.models.adapter import adapter_of, is_part
 
@@ -301,7 +300,7 @@ def _write_descriptions(commit: Commit, directory: Path, described: dict[str, di
         (directory / name).write_text(json.dumps(document, indent=2) + "\n")
     if commit.tokenizer.get("kind") == "huggingface":
         (directory / "tokenizer.json").write_text(commit.tokenizer["json"])
-    elif commit.tokenizer.get("kind") == BYTES and not transformers_names.is_transformers(commit):
+    elif hugging_face.reads_bytes(commit) and not transformers_names.is_transformers(commit):
         for name, text in byte_tokenizer.files(commit.architecture["maxPositions"]).items():
             (directory / name).write_text(text)
     if transformers_names.is_transformers(commit):

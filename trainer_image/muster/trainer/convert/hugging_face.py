@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from muster.contract.architecture import Architecture
+from muster.contract.architecture import END_OF_DOCUMENT, Architecture
 from muster.contract.checkpoint import Commit
 from muster.trainer.errors import UserError
 
@@ -48,10 +48,15 @@ def names(ours: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def reads_bytes(commit: Commit) -> bool:
+    """Whether the model was trained with the built-in tokenizer."""
+    return commit.tokenizer.get("kind") == "bytes"
+
+
 def config(commit: Commit, dtype: str) -> dict[str, Any]:
     """config.json of a LlamaForCausalLM. dtype: as torch spells it."""
     shape = Architecture.model_validate(commit.architecture)
-    end = 256 if commit.tokenizer.get("kind") == "bytes" else None
+    end = END_OF_DOCUMENT if reads_bytes(commit) else None
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -17,7 +17,13 @@ import numpy.typing as npt
 import tokenizers
 
 from muster.contract.address import Address, data_address
-from muster.contract.architecture import BYTE_VOCABULARY
+from muster.contract.architecture import (
+    ASSISTANT_MARK,
+    BYTE_VOCABULARY,
+    END_OF_DOCUMENT,
+    END_OF_TURN,
+    USER_MARK,
+)
 from muster.storage.errors import NotFound, Refused
 from muster.storage.store import open_source
 from muster.trainer.errors import StorageError, UserError
@@ -25,7 +31,6 @@ from muster.trainer.errors import StorageError, UserError
 Ids = npt.NDArray[np.uint32]
 
 BYTES = "bytes"
-END_OF_DOCUMENT, END_OF_TURN, USER_MARK, ASSISTANT_MARK = range(256, BYTE_VOCABULARY)
 
 
 @dataclass(frozen=True)
