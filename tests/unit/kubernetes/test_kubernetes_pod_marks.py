@@ -68,7 +68,8 @@ def test_one_worker_on_each_node_whoever_chooses_the_nodes(share: bool, apart: b
     if apart:
         (term,) = affinity["podAntiAffinity"][REQUIRED]
         assert term["topologyKey"] == "kubernetes.io/hostname"
-        assert term["labelSelector"]["matchLabels"].keys() == {"muster.dev/job-uid", "muster.dev/attempt"}
+        # The same in every attempt: Kueue takes no other pod into the group that it admitted.
+        assert term["labelSelector"]["matchLabels"].keys() == {"muster.dev/job-uid"}
 
 
 def test_the_jobs_affinity_and_ours_hold_together() -> None:

@@ -191,8 +191,8 @@ def require_node_affinity(pod: Object, job: Job, now: float) -> None:
     """
     affinity = pod["spec"].setdefault("affinity", {})
     if job.status.gang.wanted > 1 and not job.spec.gang.share_nodes:
-        labels = {Label.JOB_UID: job.uid, Label.ATTEMPT: str(job.status.attempt)}
-        apart = {"labelSelector": {"matchLabels": labels}, "topologyKey": HOST}
+        # Not by attempt: Kueue takes a pod into the group that it admitted only where its spec is as the others' were.
+        apart = {"labelSelector": {"matchLabels": {Label.JOB_UID: job.uid}}, "topologyKey": HOST}
         affinity["podAntiAffinity"] = {_REQUIRED: [apart]}
     expressions: list[Object] = []
     if job.spec.gang.instance_types:
