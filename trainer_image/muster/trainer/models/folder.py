@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Protocol
 
+from muster.contract.checkpoint import ITEM_BYTES
 from muster.storage.errors import NotFound, Truncated
 from muster.trainer.errors import UserError
 
@@ -30,23 +31,6 @@ COMPANIONS: Final = (
     "generation_config.json",
 )
 HEADER_BYTES_MAX: Final = 100_000_000  # the safetensors library's own limit
-ITEM_BYTES: Final = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-}
 
 
 class Files(Protocol):

@@ -18,10 +18,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from muster.contract.checkpoint import ITEM_BYTES
 from muster.storage.checksum import combine
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part
-from muster.trainer.models.folder import ITEM_BYTES, ModelFolder, StoredTensor
+from muster.trainer.models.folder import ModelFolder, StoredTensor
 from muster.trainer.models.pretrained import materialize
 
 TORCH_DTYPES: Final = {

@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from muster.contract.checkpoint import ITEM_BYTES
 from muster.contract.training import Adapter
 from muster.trainer.errors import UserError
 from muster.trainer.models import loading, pretrained
 from muster.trainer.models.architectures import position_limit, trainable_config
 from muster.trainer.models.definition import ModelSize, Recompute
-from muster.trainer.models.folder import CONFIG, ITEM_BYTES, ModelFolder
+from muster.trainer.models.folder import CONFIG, ModelFolder
 from muster.trainer.models.init import initialize_adapter
 from muster.trainer.models.loading import TORCH_DTYPES, ReadRange, checksums
 from muster.trainer.models.lora import attach
