@@ -174,8 +174,12 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
 
 
-def survives(house: House, data: bytes, document: dict[str, Any]) -> str:
-    """One case for every reader of commits; how `resume` judged it."""
+def survives(house: House, data: bytes, document: dict[str, Any], tries: int = 3) -> str:
+    """One case for every reader of commits; how `resume` judged it.
+
+    A case that takes too long is tried again: a collection of this process' garbage costs some case a second now and
+    then, and what hangs because of its document hangs each time.
+    """
     began = time.process_time()
     house.put(data)
     store = open_store(house.folder.as_uri())
@@ -190,7 +194,10 @@ def survives(house: House, data: bytes, document: dict[str, Any]) -> str:
     said: list[str] = []
     loaded = resume(house.folder.as_uri(), 2, model, optimizer, said.append)
     found = tensors(model, optimizer)
-    assert time.process_time() - began < CPU_SECONDS_MAX
+    spent = time.process_time() - began
+    if spent >= CPU_SECONDS_MAX:
+        assert tries > 1, f"{spent:.2f} s of CPU"
+        return survives(house, data, document, tries - 1)
     if loaded.step == 1:
         assert same(found, house.states[1])
         assert said, "nobody was told"
