@@ -17,6 +17,7 @@ from muster.trainer.data.loader import advanced, dealt
 from muster.trainer.errors import UserError
 
 T = 4
+ONE = DataParallel(1, (0,))
 
 
 @dataclass
@@ -126,6 +127,20 @@ def test_every_sample_is_dealt_once_whoever_holds_the_shares(
         assert all(len({number // micro_batch for number in row}) == 1 for row in rows)
 
 
+def test_ranks_that_hold_unequal_shares_make_equally_many_passes() -> None:
+    """What fills up scores nothing, counts no tokens and has no sample id."""
+    held = [DataParallel(3, shares, shares_per_rank=2) for shares in ((0, 2), (1,), ())]
+    got = [steps(Loader(Numbered(100), start(), 12, 2, division, "cpu"), 1)[0] for division in held]
+    assert [len(batch.micro) for batch in got] == [4, 4, 4]
+    assert [batch.sample_ids for batch in got] == [(0, 1, 4, 5, 6, 7, 10, 11), (2, 3, 8, 9), ()]
+    assert [[bool((micro.labels != -100).any()) for micro in batch.micro] for batch in got] == [
+        [True] * 4,
+        [True, True, False, False],
+        [False] * 4,
+    ]
+    assert sum(batch.tokens for batch in got) == steps(Loader(Numbered(100), start(), 12, 12, ONE, "cpu"), 1)[0].tokens
+
+
 def test_a_batch_is_int64_tensors_with_the_padding_counted() -> None:
     (batch,) = steps(Loader(Numbered(100), start(), 8, 2, DataParallel(2, (1,)), "cpu"), 1)
     assert batch.sample_ids == (2, 3, 6, 7)
@@ -141,7 +156,7 @@ def test_a_batch_is_int64_tensors_with_the_padding_counted() -> None:
 
 
 def test_a_step_may_cross_several_epochs() -> None:
-    first, second = steps(Loader(Numbered(3), start(), 8, 8, DataParallel(1, (0,)), "cpu"), 2)
+    first, second = steps(Loader(Numbered(3), start(), 8, 8, ONE, "cpu"), 2)
     assert first.sample_ids == tuple(range(8))
     assert first.cursor == DataCursor(seed=5, epoch=2, sample=2)
     assert second.sample_ids == tuple(range(8, 16))
@@ -149,21 +164,21 @@ def test_a_step_may_cross_several_epochs() -> None:
 
 def test_a_cursor_at_the_end_of_an_epoch_is_the_start_of_the_next() -> None:
     at_end = DataCursor(seed=5, epoch=1, sample=3)
-    (batch,) = steps(Loader(Numbered(3), at_end, 3, 1, DataParallel(1, (0,)), "cpu"), 1)
+    (batch,) = steps(Loader(Numbered(3), at_end, 3, 1, ONE, "cpu"), 1)
     assert batch.sample_ids == (6, 7, 8)
     assert batch.cursor == DataCursor(seed=5, epoch=3, sample=0)
 
 
 def test_prefetching_is_bounded() -> None:
     dataset = Numbered(1000)
-    loader = Loader(dataset, start(), 2, 1, DataParallel(1, (0,)), "cpu", prefetch=3)
+    loader = Loader(dataset, start(), 2, 1, ONE, "cpu", prefetch=3)
     loader.next()
     loader.close()
     assert len(dataset.asked) <= 2 * 4
 
 
 def test_what_fails_on_the_thread_is_raised_by_next() -> None:
-    loader = Loader(Numbered(100, fails_at=5), start(), 2, 1, DataParallel(1, (0,)), "cpu")
+    loader = Loader(Numbered(100, fails_at=5), start(), 2, 1, ONE, "cpu")
     assert loader.next().sample_ids == (0, 1)
     assert loader.next().sample_ids == (2, 3)
     with pytest.raises(OSError, match="Input/output error"):
@@ -173,7 +188,7 @@ def test_what_fails_on_the_thread_is_raised_by_next() -> None:
 
 def test_close_ends_the_thread() -> None:
     before = set(threading.enumerate())
-    loader = Loader(Numbered(100), start(), 2, 1, DataParallel(1, (0,)), "cpu")
+    loader = Loader(Numbered(100), start(), 2, 1, ONE, "cpu")
     (thread,) = set(threading.enumerate()) - before
     loader.close()
     loader.close()
@@ -183,7 +198,7 @@ def test_close_ends_the_thread() -> None:
 def test_close_does_not_wait_for_steps_that_have_not_begun() -> None:
     gate = threading.Event()
     dataset = Numbered(100, gate=gate)
-    loader = Loader(dataset, start(), 1, 1, DataParallel(1, (0,)), "cpu", prefetch=3)
+    loader = Loader(dataset, start(), 1, 1, ONE, "cpu", prefetch=3)
     closing = threading.Thread(target=loader.close)
     try:
         eventually(lambda: dataset.asked, "the thread to begin")
@@ -196,10 +211,10 @@ def test_close_does_not_wait_for_steps_that_have_not_begun() -> None:
 
 
 def test_a_step_that_cannot_be_divided_is_refused() -> None:
-    with pytest.raises(UserError, match="a step of 8 samples can't be divided over 3 ranks × microBatch 2"):
+    with pytest.raises(UserError, match="a step of 8 samples can't be divided over 3 shares × microBatch 2"):
         Loader(Numbered(100), start(), 8, 2, DataParallel(3, (0,)), "cpu")
 
 
 def test_a_cursor_of_another_seed_is_refused() -> None:
     with pytest.raises(UserError, match="seed 6, the configuration's of seed 5"):
-        Loader(Numbered(100), DataCursor(seed=6, epoch=0, sample=0), 8, 2, DataParallel(1, (0,)), "cpu")
+        Loader(Numbered(100), DataCursor(seed=6, epoch=0, sample=0), 8, 2, ONE, "cpu")

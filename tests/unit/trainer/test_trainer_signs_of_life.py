@@ -186,7 +186,7 @@ def test_step_lines_and_metrics(tmp_path: Path) -> None:
     rank_state = RankState(tmp_path, attempt=2, rank=3, started_at=time.time())
     metrics = Metrics(3, rank_state.heartbeat)
     metrics.stepped(record(1), samples=2, own_data_wait=0.01)
-    metrics.saved(1, 950.0, 0.5, 1234)
+    metrics.commits.committed(1, 950.0, 0.5, 1234)
     text = generate_latest(metrics.registry).decode()
     for line in (
         "muster_trainer_steps_total 1.0",

@@ -66,11 +66,20 @@ class DataParallel:
 
     A share is not a rank. Ranks that compute one model together hold the same share (`ranks_per_share` of them), and a
     rank that takes over the work of a lost one holds two. Batches, evaluation and a step's sums know only shares.
+
+    shares_per_rank: the most that any rank holds. All ranks make as many passes as that one, for a sharded model's
+    passes need them all: one that holds fewer shares fills up with batches in which nothing is scored.
     """
 
     size: int
     shares: tuple[int, ...]
     ranks_per_share: int = 1
+    shares_per_rank: int = 1
+
+    @property
+    def blank_shares(self) -> int:
+        """How many shares' worth of unscored batches this rank computes beside its own."""
+        return max(0, self.shares_per_rank - len(self.shares))
 
 
 def read_run(environ: Mapping[str, str] = os.environ) -> Run:

@@ -20,7 +20,7 @@ PRIOR_FAILURES_PER_NODE_SECOND = 3 / 1_000 / 86_400
 class History:
     """What the policy is told. Times in seconds on one clock.
 
-    started_at, started_step: where this attempt began. saved_at, saved_step: the last save that was started.
+    started_at, started_step: where this attempt began. saved_at: when the last save was started.
     blocked_seconds: how long the last saves kept training waiting. upload_seconds: how long their uploads took.
     failures, observed_seconds: of the whole gang, for the estimate of the failure rate. nodes: of the gang.
     """
@@ -28,7 +28,6 @@ class History:
     started_at: float
     started_step: int = 0
     saved_at: float | None = None
-    saved_step: int | None = None
     blocked_seconds: tuple[float, ...] = ()
     upload_seconds: tuple[float, ...] = ()
     failures: int = 0

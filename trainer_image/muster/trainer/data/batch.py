@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muster.trainer.data.packing import Sample
+from muster.trainer.data.packing import IGNORED, Sample
 
 
 class Batch:
@@ -26,12 +26,17 @@ class Batch:
         self.tokens, self.labels, self.positions, self.documents = values.unbind(0)
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], pin: bool = False) -> Batch:
-        """Samples of equal length as rows, in memory; pin: where the CUDA driver copies from it without waiting."""
+    def of(cls, samples: Sequence[Sample], unscored: int = 0, pin: bool = False) -> Batch:
+        """Samples of equal length as rows, in memory.
+
+        unscored: so many of the last rows only fill the batch; none of their labels counts. pin: put it where the CUDA
+        driver copies from without waiting.
+        """
         values = np.empty((len(Sample._fields), len(samples), len(samples[0].tokens)), np.int64)
         for row, sample in enumerate(samples):
             for field, numbers in enumerate(sample):
                 values[field, row] = numbers
+        values[Sample._fields.index("labels"), len(samples) - unscored :] = IGNORED
         tensor = torch.from_numpy(values)
         return cls(tensor.pin_memory() if pin else tensor)
 

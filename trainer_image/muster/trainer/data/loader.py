@@ -36,8 +36,9 @@ class Samples(Protocol):
 class StepBatch:
     """The part of one optimizer step's samples that this rank computes.
 
-    cursor: where the data stands after this step. sample_ids: epoch × samples per epoch + index of each sample, in the
-    order of `micro`. tokens: inputs that are not padding. wait_seconds: how long next() had to wait.
+    micro: as many batches on every rank; the last ones may be unscored (DataParallel.shares_per_rank). cursor: where
+    the data stands after this step. sample_ids: epoch × samples per epoch + index of each sample, in the order of
+    `micro`; unscored rows have none. tokens: inputs that are not padding. wait_seconds: how long next() had to wait.
     """
 
     micro: tuple[Batch, ...]
@@ -77,7 +78,7 @@ class Loader:
     ) -> None:
         if samples_per_step % (micro_batch * division.size):
             raise UserError(
-                f"a step of {samples_per_step} samples can't be divided over {division.size} ranks × microBatch "
+                f"a step of {samples_per_step} samples can't be divided over {division.size} shares × microBatch "
                 f"{micro_batch}; change training.batch or the number of ranks"
             )
         if cursor.seed != dataset.seed:
@@ -88,6 +89,7 @@ class Loader:
         self._dataset, self._samples_per_step = dataset, samples_per_step
         self._micro_batch, self._device = micro_batch, torch.device(device)
         self._mine = dealt(samples_per_step, micro_batch, division)
+        self._blanks = division.blank_shares * samples_per_step // (micro_batch * division.size)
         self._cursor = advanced(cursor, 0, dataset.samples_per_epoch)
         self._prefetch = prefetch
         self._waiting: deque[Future[StepBatch]] = deque()
@@ -116,11 +118,18 @@ class Loader:
         per_epoch = self._dataset.samples_per_epoch
         at = [divmod(cursor.sample + number, per_epoch) for number in self._mine]
         samples = [self._dataset.sample(cursor.epoch + later, index) for later, index in at]
-        rows = (samples[i : i + self._micro_batch] for i in range(0, len(samples), self._micro_batch))
+        rows = [samples[i : i + self._micro_batch] for i in range(0, len(samples), self._micro_batch)]
         pin = self._device.type == "cuda"
         return StepBatch(
-            micro=tuple(Batch.of(some, pin) for some in rows),
+            micro=(
+                *(Batch.of(some, pin=pin) for some in rows),
+                *(self._blank(cursor, pin) for _ in range(self._blanks)),
+            ),
             cursor=advanced(cursor, self._samples_per_step, per_epoch),
             sample_ids=tuple((cursor.epoch + later) * per_epoch + index for later, index in at),
             tokens=sum(int(np.count_nonzero(sample.documents != PADDING)) for sample in samples),
         )
+
+    def _blank(self, cursor: DataCursor, pin: bool) -> Batch:
+        filling = [self._dataset.sample(cursor.epoch, cursor.sample)] * self._micro_batch
+        return Batch.of(filling, unscored=self._micro_batch, pin=pin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass, replace
 
 from muster.contract.signals import TrainerPhase
 from muster.contract.spec import Past
@@ -11,7 +12,7 @@ from muster.trainer.checkpoint import Policy, SaveOutcome, Saver, TrainState
 from muster.trainer.checkpoint.policy import History
 from muster.trainer.config import Ranks
 from muster.trainer.errors import StorageError
-from muster.trainer.train.metrics import Metrics
+from muster.trainer.train.metrics import CommitMetrics
 from muster.trainer.train.rank_state import RankState
 
 # The grace before a kill is the killer's to give; this only bounds a storage that never answers.
@@ -22,11 +23,34 @@ FAILURES_BORNE = 2
 # Of the training time, for the copies in memory that a crash is committed from: every step, if a step is long enough.
 SNAPSHOT_SHARE_MAX = 0.01
 SKIPPED = "skipped:"
+REMEMBERED = 10  # saves, for the policy
+
+
+@dataclass
+class Snapshots:
+    """Copies in memory. possible: whether the saver can take them. step: of the last one.
+
+    seconds: what the last ones took; the least of them is what one takes.
+    """
+
+    possible: bool
+    step: int = 0
+    seconds: tuple[float, ...] = (0.0,)
+
+    def due(self, step: int, step_seconds: float) -> bool:
+        """Whether one after `step` would cost no more than its share of the training since the last one."""
+        share = min(self.seconds) / max((step - self.step) * step_seconds, 1e-9)
+        return self.possible and share <= SNAPSHOT_SHARE_MAX
+
+    def taken(self, step: int, seconds: float) -> None:
+        self.step, self.seconds = step, (*self.seconds[-2:], seconds)
 
 
 class CheckpointScheduler:
-    """every: of CheckpointSpec. snapshots: whether `saver` can take them. Rank 0 alone decides when a save is due; the
-    others hear it in the step's reduction."""
+    """every: of CheckpointSpec. snapshots: whether `saver` can take them.
+
+    Rank 0 alone decides when a save is due; the others hear it in the step's reduction.
+    """
 
     def __init__(
         self,
@@ -35,70 +59,60 @@ class CheckpointScheduler:
         past: Past,
         ranks: Ranks,
         rank_state: RankState,
-        metrics: Metrics,
+        metrics: CommitMetrics,
         snapshots: bool = False,
     ) -> None:
-        self._saver, self._policy, self._ranks, self._rank_state, self._metrics = (
-            saver,
-            Policy(every),
-            ranks,
-            rank_state,
-            metrics,
+        self._saver, self._policy, self._metrics = saver, Policy(every), metrics
+        self._rank_state, self._decides = rank_state, ranks.rank == 0
+        # Of the attempts before this one; `_history_now` adds this one's own time.
+        self._history = History(
+            started_at=time.monotonic(), failures=past.failures, observed_seconds=past.seconds, nodes=ranks.nodes
         )
-        self._past, self._snapshots = past, snapshots
-        self._started = (time.monotonic(), 0)
-        self._saved: tuple[float, int] | None = None
-        self._blocked: list[float] = []
-        self._uploads: list[float] = []
-        self._productive: dict[int, float] = {}
+        self._snapshots = Snapshots(snapshots)
+        self._productive: dict[int, float] = {}  # seconds when the state of a step was taken
         self._committed_step = 0
-        self._failures = 0
-        self._ever = False
         self._pending = 0  # saves whose outcome is not known yet
-        self._snapshot_step = 0
-        self._snapshot_seconds = [0.0]  # of the last ones; the least is what one takes
+        self._failures, self._failures_borne = 0, 0
 
     def begin(self, step: int) -> None:
         """This attempt continues after the commit of `step`."""
-        self._started = (time.monotonic(), step)
+        self._history = replace(self._history, started_at=time.monotonic(), started_step=step)
         self._committed_step = step
 
     def due(self, step: int) -> bool:
-        return self._ranks.rank == 0 and self._policy.due(step, time.monotonic(), self._history())
+        return self._decides and self._policy.due(step, time.monotonic(), self._history_now())
 
     def interval_seconds(self, step_seconds: float) -> float:
         """The time between two saves that the policy asks for now."""
         every = self._policy.every
-        return every * step_seconds if isinstance(every, int) else self._policy.interval_seconds(self._history())
+        return every * step_seconds if isinstance(every, int) else self._policy.interval_seconds(self._history_now())
 
     def save(
         self, state: TrainState, emergency: bool = False, seconds_left: float | None = None, terminating: bool = False
     ) -> None:
         """Collective. Start to save; training goes on once the state is staged. The rest as for Saver.save."""
-        self._saved = (time.monotonic(), state.step)
+        self._history = replace(self._history, saved_at=time.monotonic())
         self._productive[state.step] = self._rank_state.activity.seconds().productive
         self._pending += 1
         with self._rank_state.activity.during(TrainerPhase.CHECKPOINT):
             blocked = self._saver.save(state, emergency=emergency, seconds_left=seconds_left, terminating=terminating)
-        self._blocked = [*self._blocked[-9:], blocked]
-        self._metrics.checkpoint_blocked.observe(blocked)
+        self._history = replace(self._history, blocked_seconds=_with_last(self._history.blocked_seconds, blocked))
+        self._metrics.blocked.observe(blocked)
 
     def snapshot_due(self, step: int, step_seconds: float) -> bool:
         """Whether to keep the state after `step` in memory; rank 0 decides, as for `due`."""
-        share = min(self._snapshot_seconds) / max((step - self._snapshot_step) * step_seconds, 1e-9)
-        return self._ranks.rank == 0 and self._snapshots and share <= SNAPSHOT_SHARE_MAX
+        return self._decides and self._snapshots.due(step, step_seconds)
 
     def snapshot(self, state: TrainState) -> None:
         """Keep the state in memory, on every rank alike."""
         with self._rank_state.activity.taking_a_snapshot():
-            seconds = self._saver.snapshot(state)
-        self._snapshot_step, self._snapshot_seconds = state.step, [*self._snapshot_seconds[-2:], seconds]
+            self._snapshots.taken(state.step, self._saver.snapshot(state))
 
     def look(self) -> None:
         """Take note of saves that ended. Raises StorageError when they keep failing, StaleAttempt."""
         for outcome in self._saver.finished() if self._pending else ():
             self._note(outcome)
-            if outcome.error and self._failures > (FAILURES_BORNE if self._ever else 0):
+            if outcome.error and self._failures > self._failures_borne:
                 raise StorageError(f"saving the checkpoint of step {outcome.step} failed: {outcome.error}")
 
     def save_last(self, state: TrainState, seconds_left: float | None = None, terminating: bool = False) -> bool:
@@ -140,27 +154,23 @@ class CheckpointScheduler:
         self._pending -= 1
         if outcome.committed:
             now = time.time()
-            self._ever, self._failures = True, 0
+            self._failures, self._failures_borne = 0, FAILURES_BORNE
             self._committed_step = max(self._committed_step, outcome.step)
-            self._uploads = [*self._uploads[-9:], outcome.seconds]
+            self._history = replace(
+                self._history, upload_seconds=_with_last(self._history.upload_seconds, outcome.seconds)
+            )
             self._rank_state.committed(outcome.step, now, outcome.best, self._productive.pop(outcome.step, 0.0))
-            self._metrics.saved(outcome.step, now, outcome.seconds, outcome.bytes)
+            self._metrics.committed(outcome.step, now, outcome.seconds, outcome.bytes)
         elif outcome.error and not outcome.error.startswith(SKIPPED):
             self._failures += 1
-            self._metrics.checkpoint_failures.inc()
-        if outcome.error and self._ranks.rank == 0:
+            self._metrics.failures.inc()
+        if outcome.error and self._decides:
             print(f"checkpoint of step {outcome.step}: {outcome.error}", file=sys.stderr, flush=True)
 
-    def _history(self) -> History:
-        saved_at, saved_step = self._saved if self._saved else (None, None)
-        return History(
-            started_at=self._started[0],
-            started_step=self._started[1],
-            saved_at=saved_at,
-            saved_step=saved_step,
-            blocked_seconds=tuple(self._blocked),
-            upload_seconds=tuple(self._uploads),
-            failures=self._past.failures,
-            observed_seconds=self._past.seconds + time.monotonic() - self._started[0],
-            nodes=self._ranks.nodes,
-        )
+    def _history_now(self) -> History:
+        seconds = self._history.observed_seconds + time.monotonic() - self._history.started_at
+        return replace(self._history, observed_seconds=seconds)
+
+
+def _with_last(values: tuple[float, ...], last: float) -> tuple[float, ...]:
+    return (*values[1 - REMEMBERED :], last)

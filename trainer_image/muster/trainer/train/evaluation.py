@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from muster.contract.training import EarlyStopping
 from muster.trainer.config import DataParallel
 from muster.trainer.data.batch import Batch
-from muster.trainer.data.packing import IGNORED, Sample
+from muster.trainer.data.packing import Sample
 from muster.trainer.train.tasks.objective import Objective
 
 
@@ -27,7 +27,8 @@ class HeldOut(Protocol):
 
 class Evaluator:
     """Scores the first `samples` held-out samples, dealt to the data-parallel shares in turn. Every rank runs equally
-    many batches, filled up with unscored rows, because a sharded model's forward pass needs all ranks."""
+    many batches, filled up with unscored rows, however many shares it holds: a sharded model's forward pass needs all
+    ranks."""
 
     def __init__(
         self,
@@ -64,20 +65,17 @@ class Evaluator:
 
     def _all(self) -> Iterator[Batch]:
         if not self._batches:
-            for share in self._division.shares:
-                own = list(range(share, self._samples, self._division.size))
-                passes = math.ceil(self._samples / (self._division.size * self._micro_batch))
-                places = (slice(n * self._micro_batch, (n + 1) * self._micro_batch) for n in range(passes))
-                self._batches += [self._batch(own[place]) for place in places]
+            division, rows = self._division, self._micro_batch
+            passes = math.ceil(self._samples / (division.size * rows))
+            dealt = [list(range(share, self._samples, division.size)) for share in division.shares]
+            for own in [*dealt, *[[]] * division.blank_shares]:
+                self._batches += [self._batch(own[n * rows : (n + 1) * rows]) for n in range(passes)]
         for batch in self._batches:
             yield batch.to(self._device)
 
     def _batch(self, indices: list[int]) -> Batch:
         blanks = self._micro_batch - len(indices)
-        batch = Batch.of([self._held_out.sample(0, index) for index in [*indices, *[0] * blanks]])
-        if blanks:
-            batch.labels[-blanks:] = IGNORED
-        return batch
+        return Batch.of([self._held_out.sample(0, index) for index in [*indices, *[0] * blanks]], unscored=blanks)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from muster.contract.checkpoint import DataCursor
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
 from muster.contract.training import TrainingConfig
-from muster.trainer.checkpoint import Identity, Saver, TrainState, resume
+from muster.trainer.checkpoint import TrainState, resume
 from muster.trainer.config import Ranks, Run, data_parallel
 from muster.trainer.convert.weights import begin_with
 from muster.trainer.data import Data, Loader, open_data
@@ -20,31 +20,27 @@ from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, mus
 from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, is_out_of_memory
 from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import memory, sharding
-from muster.trainer.train import flops, randomness
-from muster.trainer.train.checkpoint_scheduler import CheckpointScheduler
+from muster.trainer.train import assembly, randomness
 from muster.trainer.train.evaluation import Best, Evaluator
-from muster.trainer.train.metrics import Metrics
 from muster.trainer.train.origin import Origin, find_origin
 from muster.trainer.train.progress import Progress, set_aside_commit
 from muster.trainer.train.rank_state import RankState
-from muster.trainer.train.records import RecordMaker, StepReporter, say
+from muster.trainer.train.records import StepReporter, say
 from muster.trainer.train.reduction import Requests, all_reduce_sum
 from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.step import TrainStep
 
-# A second copy of this rank's part of the state is kept where it takes at most this part of the host's spare memory.
-SNAPSHOT_MEMORY_PART = 8
 INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
 
 
 def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
     """Train to the end, or to an agreed stop. Returns the exit code; raises the errors of `errors.py`."""
-    data_parallel(run.training, ranks)
+    division = data_parallel(run.training, ranks)
     origin = find_origin(run, say if ranks.rank == 0 else _say_nothing)
     device = sharding.choose_device(ranks)
     if run.training.deterministic:
         randomness.make_deterministic(device)
-    randomness.seed(run.training.seed, ranks.rank)
+    randomness.seed(run.training.seed, division.shares[0])
     sharding.connect(device)
     with rank_state.activity.during(TrainerPhase.DATA):
         report = say if ranks.local_rank == 0 else _say_nothing
@@ -99,11 +95,11 @@ class Trainer:
         self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state)
         self.best = Best(config.evaluation.early_stopping if config.evaluation else None)
         self.save_owed = False  # a save that waits until the weights have learnt again
-        metrics = self._metrics()
+        metrics = assembly.serve_metrics(run, origin, ranks, rank_state)
         self.reporter = StepReporter(run.worker_dir, metrics, rank_state, ranks)
-        self.records = self._record_maker()
-        self.checkpoints = self._checkpoint_scheduler(metrics)
-        self.evaluator = self._evaluator()
+        self.records = assembly.record_maker(run, origin, ranks, self.progress.steps, device)
+        self.checkpoints = assembly.checkpoint_scheduler(run, origin, ranks, rank_state, model, metrics.commits)
+        self.evaluator = assembly.evaluator(run, data, self.step)
         if ranks.rank == 0:
             say(
                 f"model of {origin.model.size().parameters:,} parameters{_beside(run, origin)}, "
@@ -114,55 +110,6 @@ class Trainer:
     def close(self) -> None:
         """Write what is not written yet."""
         self.reporter.close()
-
-    # --- the parts ---
-
-    def _metrics(self) -> Metrics:
-        config = self.run.training
-        share = flops.hardware_share(
-            self.origin.model.size(), config.data.sequence_length, config.parallel.activation_checkpointing
-        )
-        metrics = Metrics(self.ranks.rank, self.rank_state.heartbeat, share)
-        metrics.serve("127.0.0.1" if sharding.all_local() else "0.0.0.0", self.rank_state.serves_metrics)  # noqa: S104
-        return metrics
-
-    def _record_maker(self) -> RecordMaker:
-        config, device = self.run.training, self.step.model.device
-        return RecordMaker(
-            attempt=self.run.attempt,
-            steps=self.progress.steps,
-            world=self.ranks.world,
-            device=device,
-            flops_per_token=flops.per_token(self.origin.model.size(), config.data.sequence_length),
-            peak=flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None,
-        )
-
-    def _checkpoint_scheduler(self, metrics: Metrics) -> CheckpointScheduler:
-        run, model = self.run, self.step.model
-        identity = Identity(
-            job=run.job,
-            job_uid=run.job_uid,
-            attempt=run.attempt,
-            fence=run.fence,
-            folder=run.folder,
-            config=run.document,
-            architecture=self.origin.model.describe(),
-            tokenizer=self.origin.tokenizer.describe(),
-        )
-        saver = Saver(identity, run.checkpoint.keep, model.layout.describe())
-        on_the_host = model.layout.need.total if model.device.type == "cpu" else 0
-        spare = sharding.host_memory(self.ranks) - on_the_host
-        snapshots = saver.prepare(model.module, spare // SNAPSHOT_MEMORY_PART)
-        return CheckpointScheduler(
-            saver, run.checkpoint.every, run.past, self.ranks, self.rank_state, metrics, snapshots
-        )
-
-    def _evaluator(self) -> Evaluator | None:
-        config, model = self.run.training, self.step.model
-        if config.evaluation is None or self.data.evaluation is None:
-            return None
-        samples, micro_batch = config.evaluation.samples, config.batch.micro_batch
-        return Evaluator(self.data.evaluation, samples, micro_batch, model.division, self.step.objective, model.device)
 
     def open_loader(self) -> Loader:
         """The training data from where we stand."""
@@ -307,7 +254,7 @@ class Trainer:
             loss, stop = evaluator.run(self.step.model.model, all_reduce_sum, lambda: self.rank_state.stop_wanted)
         if not math.isfinite(loss):
             raise NumericError(f"the evaluation loss is {loss} after step {self.progress.step}")
-        self.reporter.metrics.evaluation_loss.set(loss)
+        self.reporter.metrics.learning.evaluation_loss.set(loss)
         return loss, stop
 
     # --- the end ---

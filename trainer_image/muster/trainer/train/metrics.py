@@ -48,96 +48,141 @@ class StepLog:
         self._file.close()
 
 
-class Metrics:
-    """The metrics of one rank, in a registry of its own. heartbeat: read at every scrape, for phase and seconds.
+class SpeedMetrics:
+    """How much was trained, and how fast. place: registry and namespace, as prometheus_client takes them.
+
     hardware_share: HFU over MFU.
     """
 
-    def __init__(self, rank: int, heartbeat: Callable[[], Heartbeat], hardware_share: float = 1.0) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    def __init__(self, rank: int, hardware_share: float, place: dict[str, Any]) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
 
-        self.registry: CollectorRegistry = CollectorRegistry()
-        place: dict[str, Any] = {"registry": self.registry, "namespace": "muster_trainer"}
-        self._rank = str(rank)
-        self._slow = False
-        self._hardware_share = hardware_share
-        self.step_seconds = Histogram(
-            "step_seconds", "Time of one optimizer step", buckets=STEP_SECONDS_BUCKETS, **place
-        )
-        self.steps = Counter("steps_total", "Optimizer steps made by this process", **place)
-        self.skipped = Counter("skipped_steps_total", "Steps whose batch was not learnt from, for its numbers", **place)
-        self.tokens = Counter(
+        self._rank, self._hardware_share = str(rank), hardware_share
+        self._seconds = Histogram("step_seconds", "Time of one optimizer step", buckets=STEP_SECONDS_BUCKETS, **place)
+        self._rank_seconds = Gauge("rank_step_seconds", "This rank's last step, waits included", ["rank"], **place)
+        self._steps = Counter("steps_total", "Optimizer steps made by this process", **place)
+        self._tokens = Counter(
             "tokens_total", "Tokens trained on by all ranks in this attempt, padding not counted", **place
         )
-        self.samples = Counter("samples_total", "Samples trained on by all ranks in this attempt", **place)
-        self.loss = Gauge("loss", "Training loss of the last step, per scored token", **place)
-        self.evaluation_loss = Gauge("evaluation_loss", "Loss of the last evaluation, per scored token", **place)
-        self.grad_norm = Gauge("grad_norm", "Gradient norm of the last step, before clipping", **place)
-        self.learning_rate = Gauge("learning_rate", "Learning rate of the last step", **place)
-        self.tokens_per_second = Gauge(
+        self._samples = Counter("samples_total", "Samples trained on by all ranks in this attempt", **place)
+        self._tokens_per_second = Gauge(
             "tokens_per_second", "Tokens per second of all ranks over the last step", **place
         )
-        self.mfu = Gauge(
+        self._mfu = Gauge(
             "mfu_ratio", "Model FLOPs utilisation of the last step; NaN where the peak is unknown", **place
         )
-        self.hfu = Gauge("hfu_ratio", "The same with recomputed work (estimated for selective checkpointing)", **place)
-        self.memory = Gauge("memory_bytes", "Peak memory of this rank on the device; on the CPU resident", **place)
-        self.data_wait = Counter("data_wait_seconds_total", "Time this rank waited for data", **place)
-        self.checkpoint_blocked = Histogram(
+        self._hfu = Gauge("hfu_ratio", "The same with recomputed work (estimated for selective checkpointing)", **place)
+        self._memory = Gauge("memory_bytes", "Peak memory of this rank on the device; on the CPU resident", **place)
+        self._data_wait = Counter("data_wait_seconds_total", "Time this rank waited for data", **place)
+        self._last_step_at = Gauge("last_step_timestamp_seconds", "When the last step ended", **place)
+        self._mfu.set(float("nan"))
+        self._hfu.set(float("nan"))
+
+    def stepped(self, record: StepRecord, samples: int, own_data_wait: float) -> None:
+        """A step has ended. samples: of all ranks. own_data_wait: seconds for which this rank waited for data."""
+        self._seconds.observe(record.step_seconds)
+        self._rank_seconds.labels(self._rank).set(record.step_seconds)
+        self._steps.inc()
+        self._tokens.inc(record.tokens)
+        self._samples.inc(samples)
+        self._tokens_per_second.set(record.tokens_per_second)
+        self._memory.set(record.memory_bytes)
+        self._data_wait.inc(own_data_wait)
+        self._last_step_at.set(record.at)
+        if record.mfu is not None:
+            self._mfu.set(record.mfu)
+            self._hfu.set(record.mfu * self._hardware_share)
+
+
+class LearningMetrics:
+    """What the numbers of a step say about what is learnt."""
+
+    def __init__(self, place: dict[str, Any]) -> None:
+        from prometheus_client import Counter, Gauge
+
+        self.skipped = Counter("skipped_steps_total", "Steps whose batch was not learnt from, for its numbers", **place)
+        self.evaluation_loss = Gauge("evaluation_loss", "Loss of the last evaluation, per scored token", **place)
+        self._loss = Gauge("loss", "Training loss of the last step, per scored token", **place)
+        self._grad_norm = Gauge("grad_norm", "Gradient norm of the last step, before clipping", **place)
+        self._learning_rate = Gauge("learning_rate", "Learning rate of the last step", **place)
+
+    def stepped(self, record: StepRecord) -> None:
+        self._loss.set(record.loss)
+        self._grad_norm.set(record.grad_norm)
+        self._learning_rate.set(record.lr)
+
+
+class CommitMetrics:
+    """How long saves take, and what came of them."""
+
+    def __init__(self, place: dict[str, Any]) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        self.blocked = Histogram(
             "checkpoint_blocked_seconds",
             "Time a save kept this rank from training",
             buckets=STEP_SECONDS_BUCKETS,
             **place,
         )
-        self.checkpoint_duration = Histogram(
+        self.failures = Counter("checkpoint_failures_total", "Saves that ended without a commit", **place)
+        self._duration = Histogram(
             "checkpoint_duration_seconds",
             "Time from the start of a save to its commit",
             buckets=STEP_SECONDS_BUCKETS,
             **place,
         )
-        self.checkpoint_bytes = Counter("checkpoint_bytes_total", "Bytes that this rank wrote into commits", **place)
-        self.checkpoint_failures = Counter("checkpoint_failures_total", "Saves that ended without a commit", **place)
-        self.last_step_at = Gauge("last_step_timestamp_seconds", "When the last step ended", **place)
-        self.last_commit_at = Gauge("last_commit_timestamp_seconds", "When the last commit was seen", **place)
-        self.last_commit_step = Gauge("last_commit_step", "The step of the last commit", **place)
-        self.rank_step_seconds = Gauge("rank_step_seconds", "This rank's last step, waits included", ["rank"], **place)
-        self.straggler = Gauge(
+        self._bytes = Counter("checkpoint_bytes_total", "Bytes that this rank wrote into commits", **place)
+        self._last_at = Gauge("last_commit_timestamp_seconds", "When the last commit was seen", **place)
+        self._last_step = Gauge("last_commit_step", "The step of the last commit", **place)
+
+    def committed(self, step: int, at: float, seconds: float, size: int) -> None:
+        """seconds: since the save began. size: bytes that this rank wrote."""
+        self._duration.observe(seconds)
+        self._bytes.inc(size)
+        self._last_step.set(step)
+        self._last_at.set(at)
+
+
+class StragglerMetrics:
+    """Which ranks are slow now; a rank that is well again has no series."""
+
+    def __init__(self, place: dict[str, Any]) -> None:
+        from prometheus_client import Gauge
+
+        self._any = False
+        self._ratio = Gauge(
             "straggler_ratio", "Own work of a slow rank in a step, to the median of the others", ["rank"], **place
         )
-        self.mfu.set(float("nan"))
-        self.hfu.set(float("nan"))
+
+    def set(self, slow: Sequence[SlowRank]) -> None:
+        if slow or self._any:
+            self._ratio.clear()
+            self._any = bool(slow)
+            for entry in slow:
+                self._ratio.labels(str(entry.rank)).set(entry.ratio)
+
+
+class Metrics:
+    """The metrics of one rank, in a registry of its own.
+
+    heartbeat: read at every scrape, for phase and seconds. hardware_share: HFU over MFU.
+    """
+
+    def __init__(self, rank: int, heartbeat: Callable[[], Heartbeat], hardware_share: float = 1.0) -> None:
+        from prometheus_client import CollectorRegistry
+
+        self.registry: CollectorRegistry = CollectorRegistry()
+        place: dict[str, Any] = {"registry": self.registry, "namespace": "muster_trainer"}
+        self.speed = SpeedMetrics(rank, hardware_share, place)
+        self.learning = LearningMetrics(place)
+        self.commits = CommitMetrics(place)
+        self.stragglers = StragglerMetrics(place)
         self.registry.register(_FromHeartbeat(heartbeat))
 
     def stepped(self, record: StepRecord, samples: int, own_data_wait: float) -> None:
-        self.step_seconds.observe(record.step_seconds)
-        self.rank_step_seconds.labels(self._rank).set(record.step_seconds)
-        self.steps.inc()
-        self.tokens.inc(record.tokens)
-        self.samples.inc(samples)
-        self.loss.set(record.loss)
-        self.grad_norm.set(record.grad_norm)
-        self.learning_rate.set(record.lr)
-        self.tokens_per_second.set(record.tokens_per_second)
-        self.memory.set(record.memory_bytes)
-        self.data_wait.inc(own_data_wait)
-        self.last_step_at.set(record.at)
-        if record.mfu is not None:
-            self.mfu.set(record.mfu)
-            self.hfu.set(record.mfu * self._hardware_share)
-
-    def stragglers(self, slow: Sequence[SlowRank]) -> None:
-        """Those of now; a rank that is well again has no series."""
-        if slow or self._slow:
-            self.straggler.clear()
-            self._slow = bool(slow)
-            for entry in slow:
-                self.straggler.labels(str(entry.rank)).set(entry.ratio)
-
-    def saved(self, step: int, at: float, seconds: float, size: int) -> None:
-        self.checkpoint_duration.observe(seconds)
-        self.checkpoint_bytes.inc(size)
-        self.last_commit_step.set(step)
-        self.last_commit_at.set(at)
+        """As for `SpeedMetrics.stepped`."""
+        self.speed.stepped(record, samples, own_data_wait)
+        self.learning.stepped(record)
 
     def serve(self, address: str, ready: Callable[[int], None]) -> None:
         """Answer /metrics on a free port, from a thread that also does the slow imports; `ready` is told the port."""

@@ -26,9 +26,10 @@ def make_deterministic(device: torch.device) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def seed(value: int, rank: int) -> None:
-    """Seed every generator, differently on each rank. Weights and data have seeds of their own."""
-    mixed = (value * 1_000_003 + rank) % 2**32
+def seed(value: int, share: int) -> None:
+    """Seed every generator, differently for each data-parallel share: ranks that compute one model together must draw
+    the same numbers. Weights and data have seeds of their own."""
+    mixed = (value * 1_000_003 + share) % 2**32
     random.seed(mixed)
     torch.manual_seed(mixed)  # CUDA's generators too
     if "numpy" in sys.modules:

@@ -84,10 +84,10 @@ class StepReporter:
         if self._ranks.rank == 0:
             self._stragglers.hear(outcome.number, outcome.work_seconds)
             self._rank_state.slow_ranks = self._stragglers.slow
-            self.metrics.stragglers(self._stragglers.slow)
+            self.metrics.stragglers.set(self._stragglers.slow)
         if outcome.skipped:
             self._rank_state.steps.skipped = skipped_steps
-            self.metrics.skipped.inc()
+            self.metrics.learning.skipped.inc()
             if self._ranks.rank == 0:
                 say(f"step {outcome.number}: {outcome.skipped}; its batch is skipped")
         self.metrics.stepped(record, samples, outcome.data_wait_seconds)

@@ -1,0 +1,104 @@
+"""A rank that trains the same steps under several divisions of their samples.
+
+`python -m tests.integration.trainer.shares OUT`: everything but the division is the trainer's own; what each rank saw
+goes to OUT.<rank>, as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.integration.trainer.gangs import ARCHITECTURE, training
+
+from muster.contract.base import parse
+from muster.contract.checkpoint import DataCursor
+from muster.contract.training import TrainingConfig
+from muster.trainer.config import DataParallel, Ranks, read_ranks
+from muster.trainer.data import Loader, Sample
+from muster.trainer.models import sharding
+from muster.trainer.models.decoder_model import DecoderModel
+from muster.trainer.train import randomness
+from muster.trainer.train.evaluation import Evaluator
+from muster.trainer.train.rank_state import RankState
+from muster.trainer.train.reduction import Requests, all_reduce_sum
+from muster.trainer.train.step import TrainStep
+
+LENGTH, STEPS, SEED, HELD_OUT = 32, 4, 3, 7
+# By name: what each of two ranks holds of a step of six samples.
+DIVISIONS = {
+    "plain": (DataParallel(2, (0,)), DataParallel(2, (1,))),
+    "one share, computed by both ranks": (DataParallel(1, (0,), ranks_per_share=2),) * 2,
+    "a rank with another's share": (DataParallel(2, (0, 1), shares_per_rank=2), DataParallel(2, (), shares_per_rank=2)),
+    "three shares on two ranks": (DataParallel(3, (0, 2), shares_per_rank=2), DataParallel(3, (1,), shares_per_rank=2)),
+}
+
+
+class Numbered:
+    """Samples of noise that depend on their number alone; some have fewer labels than others."""
+
+    seed, samples_per_epoch = SEED, 20
+
+    def sample(self, epoch: int, index: int) -> Sample:
+        dice = np.random.default_rng((epoch, index))
+        tokens = dice.integers(0, 250, LENGTH, dtype=np.int32)
+        labels = np.roll(tokens, -1)
+        labels[LENGTH - 1 - index % 5 :] = -100
+        documents = np.where(labels == -100, -1, 0).astype(np.int32)
+        return Sample(tokens, labels, np.arange(LENGTH, dtype=np.int32), documents)
+
+
+def trained(config: TrainingConfig, ranks: Ranks, division: DataParallel, directory: Path) -> dict[str, Any]:
+    """What this rank saw of STEPS steps: numbers by step, the samples that it computed, and the held-out loss."""
+    device = torch.device("cpu")
+    randomness.seed(config.seed, ranks.rank)
+    model_of = DecoderModel(config.model.shape, None)  # type: ignore[arg-type]
+    layout = dataclasses.replace(sharding.plan(model_of, config, ranks, 1 << 33), division=division)
+    model = sharding.ParallelModel(model_of, config, layout, ranks, device)
+    step = TrainStep(config, STEPS, model, ranks, RankState(directory, 1, ranks.rank, 0.0))
+    start = DataCursor(seed=SEED, epoch=0, sample=0)
+    loader = Loader(Numbered(), start, config.samples_per_step(), config.batch.micro_batch, division, device)
+    nothing = Requests(stop=False, save=False, snapshot=False)
+    try:
+        outcomes = [step.run(number, loader, lambda: nothing) for number in range(1, STEPS + 1)]
+    finally:
+        loader.close()
+    evaluator = Evaluator(Numbered(), HELD_OUT, 2, division, step.objective, device)
+    held_out, _ = evaluator.run(model.model, all_reduce_sum, lambda: False)
+    return {
+        "losses": [outcome.loss for outcome in outcomes],
+        "norms": [outcome.grad_norm for outcome in outcomes],
+        "tokens": [outcome.tokens for outcome in outcomes],
+        "cursor": outcomes[-1].cursor.sample,
+        "evaluation": held_out,
+    }
+
+
+def main() -> None:
+    out, ranks = Path(sys.argv[1]), read_ranks()
+    sharding.connect(torch.device("cpu"))
+    found = {}
+    for shard in ("ddp", "fsdp"):
+        document = training(
+            "none.txt",
+            model={"architecture": ARCHITECTURE},
+            batch={"tokensPerStep": 6 * LENGTH, "microBatch": 1},
+            parallel={"shard": shard},
+        )
+        config = parse(TrainingConfig, document, "training")
+        for name, held in DIVISIONS.items():
+            found[f"{shard}: {name}"] = trained(config, ranks, held[ranks.rank], out.parent)
+    out.with_suffix(f".{ranks.rank}").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

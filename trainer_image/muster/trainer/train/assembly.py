@@ -1,0 +1,80 @@
+"""How the parts that watch, save and evaluate a run are made from its orders, its model and its place in the gang."""
+
+from __future__ import annotations
+
+import torch
+
+from muster.trainer.checkpoint import Identity, Saver
+from muster.trainer.config import Ranks, Run
+from muster.trainer.data import Data
+from muster.trainer.models import sharding
+from muster.trainer.train import flops
+from muster.trainer.train.checkpoint_scheduler import CheckpointScheduler
+from muster.trainer.train.evaluation import Evaluator
+from muster.trainer.train.metrics import CommitMetrics, Metrics
+from muster.trainer.train.origin import Origin
+from muster.trainer.train.rank_state import RankState
+from muster.trainer.train.records import RecordMaker
+from muster.trainer.train.step import TrainStep
+
+# A second copy of this rank's part of the state is kept where it takes at most this part of the host's spare memory.
+SNAPSHOT_MEMORY_PART = 8
+
+
+def serve_metrics(run: Run, origin: Origin, ranks: Ranks, rank_state: RankState) -> Metrics:
+    """This rank's metrics, which anybody who reaches the gang may read."""
+    config = run.training
+    share = flops.hardware_share(
+        origin.model.size(), config.data.sequence_length, config.parallel.activation_checkpointing
+    )
+    metrics = Metrics(ranks.rank, rank_state.heartbeat, share)
+    metrics.serve("127.0.0.1" if sharding.all_local() else "0.0.0.0", rank_state.serves_metrics)  # noqa: S104
+    return metrics
+
+
+def record_maker(run: Run, origin: Origin, ranks: Ranks, steps: int, device: torch.device) -> RecordMaker:
+    """steps: of the whole job."""
+    config = run.training
+    return RecordMaker(
+        attempt=run.attempt,
+        steps=steps,
+        world=ranks.world,
+        device=device,
+        flops_per_token=flops.per_token(origin.model.size(), config.data.sequence_length),
+        peak=flops.peak(torch.cuda.get_device_name(device), config.precision) if device.type == "cuda" else None,
+    )
+
+
+def checkpoint_scheduler(
+    run: Run,
+    origin: Origin,
+    ranks: Ranks,
+    rank_state: RankState,
+    model: sharding.ParallelModel,
+    metrics: CommitMetrics,
+) -> CheckpointScheduler:
+    """Collective: the ranks learn where rank 0 coordinates their saves, and whether all have memory for snapshots."""
+    identity = Identity(
+        job=run.job,
+        job_uid=run.job_uid,
+        attempt=run.attempt,
+        fence=run.fence,
+        folder=run.folder,
+        config=run.document,
+        architecture=origin.model.describe(),
+        tokenizer=origin.tokenizer.describe(),
+    )
+    saver = Saver(identity, run.checkpoint.keep, model.layout.describe())
+    on_the_host = model.layout.need.total if model.device.type == "cpu" else 0
+    spare = sharding.host_memory(ranks) - on_the_host
+    snapshots = saver.prepare(model.module, spare // SNAPSHOT_MEMORY_PART)
+    return CheckpointScheduler(saver, run.checkpoint.every, run.past, ranks, rank_state, metrics, snapshots)
+
+
+def evaluator(run: Run, data: Data, step: TrainStep) -> Evaluator | None:
+    """None where the configuration asks for no evaluation."""
+    config, model = run.training, step.model
+    if config.evaluation is None or data.evaluation is None:
+        return None
+    samples, micro_batch = config.evaluation.samples, config.batch.micro_batch
+    return Evaluator(data.evaluation, samples, micro_batch, model.division, step.objective, model.device)
