@@ -115,7 +115,8 @@ async def _serve(settings: Settings, listener: socket.socket, parent_pid: int | 
     app = create_app(settings)
     config = uvicorn.Config(
         app,
-        http=timed_protocol(settings.receive_seconds_max),  # type: ignore[arg-type]  # a class, or what makes one
+        # A class, or what makes one.
+        http=timed_protocol(settings.receive_seconds_max, settings.send_seconds_max),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="off",  # entered here, so that a failure to start is one clear line

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+from pydantic_core import from_json
 from sqlalchemy import Dialect, Text, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -32,7 +33,12 @@ class Json(TypeDecorator[Any]):
         return None if value is None else json.dumps(value, separators=(",", ":"))
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        return None if value is None else json.loads(value)
+        if value is None:
+            return None
+        try:
+            return from_json(value)  # a third of the time of json's, and most of what a long list costs
+        except ValueError:
+            return json.loads(value)  # half a surrogate pair, which json takes
 
 
 class Database:

@@ -36,6 +36,9 @@ KINDS: dict[str, Kind] = {
     "job_not_found": Kind(
         404, "There is no such job", "GET /api/v1/jobs lists the jobs; ?name= finds one by its name."
     ),
+    "checkpoint_not_found": Kind(
+        404, "There is no such commit", "GET /api/v1/jobs/{id}/checkpoints lists the commits."
+    ),
     "log_not_found": Kind(404, "There is no such log", "GET /api/v1/jobs/{id}/attempts lists what ran."),
     "token_not_found": Kind(404, "There is no such token", "GET /api/v1/tokens lists the tokens."),
     "method_not_allowed": Kind(
@@ -49,6 +52,9 @@ KINDS: dict[str, Kind] = {
     ),
     "job_cancelling": Kind(
         409, "The job is being cancelled", "A cancelled job does not go on; `:clone` starts a new one like it."
+    ),
+    "checkpoint_unusable": Kind(
+        409, "The commit can't be read or marked", "The detail says why; GET …/checkpoints lists the sound ones."
     ),
     "body_too_slow": Kind(
         408, "The body came too slowly", "Send the whole body at once; nothing was done, so repeat the request."
@@ -68,6 +74,9 @@ KINDS: dict[str, Kind] = {
     ),
     "internal": Kind(
         500, "Something is wrong in the API", "Retry; if it stays, show the requestId to whoever runs Muster."
+    ),
+    "storage_unavailable": Kind(
+        503, "The checkpoint folder can't be used", "The detail names the place and the next step; nothing was changed."
     ),
     "database_unavailable": Kind(
         503, "The database does not answer", "Nothing was changed. Retry after `Retry-After` seconds."

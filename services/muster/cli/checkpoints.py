@@ -53,7 +53,13 @@ def ls(where: Where, server: Server = None, json: Json = False) -> None:
 @app.command("inspect")
 def inspect(where: Where, step: MaybeStep = None, server: Server = None, json: Json = False) -> None:
     """Show what one commit holds, by default the newest."""
-    _run("inspect", where, step, server)
+    from muster.cli.render import show_commit
+
+    if is_folder(where):
+        return _run("inspect", where, step, server)
+    with connect(server) as client:
+        document = client.get(f"jobs/{client.job_id(where)}/checkpoints/{'last' if step is None else step}")
+    print_json(document) if json else show_commit(document)
 
 
 @app.command("verify")
@@ -65,13 +71,13 @@ def verify(where: Where, step: MaybeStep = None, server: Server = None, json: Js
 @app.command("pin")
 def pin(where: Where, step: Step, server: Server = None, json: Json = False) -> None:
     """Keep a commit, whatever the retention policy says."""
-    _run("pin", where, step, server)
+    _mark("pin", where, step, server, json)
 
 
 @app.command("unpin")
 def unpin(where: Where, step: Step, server: Server = None, json: Json = False) -> None:
     """Take a pin back."""
-    _run("unpin", where, step, server)
+    _mark("unpin", where, step, server, json)
 
 
 @app.command("rm")
@@ -102,6 +108,18 @@ def export(
     """
     command = ["--checkpoint", _folder(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
     _tool("muster.trainer.convert.export", *command, "--format", form)
+
+
+def _mark(verb: str, where: str, step: int, server: str | None, json: bool) -> None:
+    if is_folder(where):
+        return _run(verb, where, step, server)
+    with connect(server) as client:
+        document = client.post(f"jobs/{client.job_id(where)}/checkpoints/{step}:{verb}")
+    if json:
+        print_json(document)
+    else:
+        state = "pinned" if document["pinned"] else "not pinned"
+        say(f"Step {step} is {state}{'' if document['changed'] else ', as before'}.")
 
 
 def _run(action: str, where: str, step: int | None, server: str | None, *more: str) -> None:

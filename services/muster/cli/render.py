@@ -206,7 +206,7 @@ def format_event(event: dict[str, Any]) -> str:
 
 
 def checkpoints_table(document: dict[str, Any]) -> Table:
-    table = Table(">STEP", ">ATTEMPT", "COMMITTED", ">RANKS", ">SIZE", ">LOSS", ">EVALUATION", "BEST")
+    table = Table(">STEP", ">ATTEMPT", "COMMITTED", ">RANKS", ">SIZE", ">LOSS", ">EVALUATION", "MARKS")
     for commit in document["items"]:
         metrics = commit.get("metrics") or {}
         table.add_row(
@@ -217,9 +217,31 @@ def checkpoints_table(document: dict[str, Any]) -> Table:
             formatting.size(commit["bytes"]),
             formatting.loss(metrics.get("loss")),
             formatting.loss(metrics.get("evaluation_loss", metrics.get("evaluationLoss"))),
-            "best" if commit["best"] else "",
+            " ".join(mark for mark in ("best", "pinned") if commit[mark]),
         )
     return table
+
+
+def show_commit(commit: dict[str, Any]) -> None:
+    """What `muster checkpoints inspect` says of one commit."""
+    console = answers()
+    table = Table("", "", header=False)
+    marks = "".join(f", {mark}" for mark in ("best", "pinned") if commit[mark])
+    table.add_row("commit", f"step {commit['step']:,} of {commit['job']}{marks}\n{commit['uri']}")
+    table.add_row("committed", f"{formatting.moment(commit['committedAt'])} by attempt {commit['attempt']}")
+    table.add_row("trained", f"{commit['tokens']:,} tokens on {formatting.plural(commit['worldSize'], 'rank')}")
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(commit["metrics"].items()))
+    table.add_row("metrics", metrics or formatting.NOTHING)
+    table.add_row("model", f"{commit['elements']:,} weights, {formatting.size(commit['tensorBytes'])} with optimizer")
+    table.add_row("files", f"{len(commit['files'])}, {formatting.size(commit['bytes'])}")
+    table.add_row("made by", ", ".join(f"{name} {value}" for name, value in sorted(commit["versions"].items())))
+    console.print(table, soft_wrap=True)
+    console.print()
+    tensors = Table("TENSOR", "DTYPE", "SHAPE", ">SLICES")
+    for name, tensor in commit["tensors"].items():
+        shape = "×".join(map(str, tensor["shape"])) or "one number"
+        tensors.add_row(name, tensor["dtype"], shape, str(tensor["slices"]))
+    console.print(tensors, soft_wrap=True)
 
 
 def one_line(text: str) -> str:

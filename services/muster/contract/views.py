@@ -1,11 +1,14 @@
-"""Jobs as REST and the command line show them, made from what is wanted (spec) and what is seen (status). Pure."""
+"""Jobs as REST and the command line show them, made from what is wanted (spec) and what is seen (status), and their
+commits. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from muster.contract.base import dump
+from muster.contract.checkpoint import ITEM_BYTES, Commit
 from muster.contract.redaction import redact_spec
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
@@ -73,4 +76,39 @@ def plan_view(name: str, namespace: str, labels: Mapping[str, str], spec: JobSpe
             {"nodes": nodes, "ranks": nodes * ranks, "microSteps": spec.accumulation(nodes)} for nodes in sizes[:256]
         ],
         "samplesPerStep": spec.training.samples_per_step(),
+    }
+
+
+def commit_summary_view(commit: Commit) -> dict[str, Any]:
+    """A line of the list of a job's commits. bytes: of all its files. metrics: those with a finite value."""
+    return {
+        "step": commit.step,
+        "attempt": commit.attempt,
+        "committedAt": commit.committed_at,
+        "worldSize": commit.world_size,
+        "tokens": commit.tokens,
+        "metrics": {name: value for name, value in commit.metrics.items() if math.isfinite(value)},
+        "best": commit.best,
+        "bytes": sum(file.bytes for file in commit.files),
+    }
+
+
+def commit_view(commit: Commit) -> dict[str, Any]:
+    """What a commit holds. elements: of the model's weights. tensorBytes: of all tensors, the optimizer's too."""
+    weights = [entry for name, entry in commit.tensors.items() if name.startswith("model/")]
+    return commit_summary_view(commit) | {
+        "job": commit.job,
+        "jobUid": commit.job_uid,
+        "mesh": commit.mesh,
+        "files": [file.model_dump(mode="json", by_alias=True, exclude={"parts"}) for file in commit.files],
+        "elements": sum(math.prod(entry.shape) for entry in weights),
+        "tensorBytes": sum(math.prod(entry.shape) * ITEM_BYTES[entry.dtype] for entry in commit.tensors.values()),
+        "tensors": {
+            name: {"dtype": entry.dtype, "shape": list(entry.shape), "slices": len(entry.slices)}
+            for name, entry in commit.tensors.items()
+        },
+        "cursor": commit.cursor.model_dump(mode="json", by_alias=True),
+        "config": commit.config,
+        "architecture": commit.architecture,
+        "versions": commit.versions,
     }

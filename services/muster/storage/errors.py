@@ -36,4 +36,5 @@ class Replaced(StoreError):
 
 
 class Refused(StoreError):
-    """Trying again changes nothing until a person does: no such bucket, no access, no credentials."""
+    """Nobody will ever be let do this until a person changes something: there is no such bucket, access is denied, a
+    name of the address is wrong. What another attempt, on another node, may well be let do is a plain StoreError."""

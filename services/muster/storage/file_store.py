@@ -15,7 +15,7 @@ from pathlib import Path
 
 from muster.contract.checkpoint import FileEntry
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
-from muster.storage.errors import NotAFile, NotFound, Replaced, StoreError, TooLarge, Truncated
+from muster.storage.errors import NotAFile, NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
 from muster.storage.store import SMALL_BYTES_MAX, Object, expect_all, nobody
 
 _TEMPORARY = ".tmp-"
@@ -252,6 +252,7 @@ _ADVICE = {
     errno.EIO: "the disk reports an error; check its health",
     errno.ESTALE: "the network file system lost the folder; check its server",
 }
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 @contextlib.contextmanager
@@ -266,4 +267,5 @@ def _explained(path: Path, doing: str) -> Iterator[None]:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link to itself, a socket
             raise NotAFile(f"{path}: is no regular file; remove it") from error
         advice = _ADVICE.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
-        raise StoreError(f"{path}: can't {doing} it: {advice}") from error
+        error_type = Refused if error.errno in _REFUSALS else StoreError
+        raise error_type(f"{path}: can't {doing} it: {advice}") from error

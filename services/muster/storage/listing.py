@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 
 from muster.contract.address import Address, parse_address
-from muster.contract.checkpoint import COMMITS, Commit, step_of_commit_key
+from muster.contract.checkpoint import COMMITS, Commit, commit_key, step_of_commit_key
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit
 from muster.storage.errors import NotFound, UnfitObject
 from muster.storage.settings import S3Settings, share_client
@@ -70,7 +70,7 @@ class CommitListing:
         found: dict[str, CommitSummary | None] = {}
         for step, entry in _commit_objects(store):
             tag = f"{entry.key}:{entry.tag}"
-            found[tag] = known[tag] if tag in known else _summary(store, step, entry)
+            found[tag] = known[tag] if tag in known else _summary(store, step)
         self._known[str(folder)] = found
         return tuple(sorted((seen for seen in found.values() if seen), key=lambda seen: seen.step))
 
@@ -101,10 +101,15 @@ def _commit_objects(store: Store) -> list[tuple[int, Object]]:
     return [(step, entry) for step, entry in found if step is not None]
 
 
-def _summary(store: Store, step: int, entry: Object) -> CommitSummary | None:
+def read_commit(store: Store, step: int) -> Commit:
+    """The COMMIT of a step in the folder of its own job. Raises NotFound, UnfitObject, InvalidCommit, StoreError."""
+    data = store.read(commit_key(step), COMMIT_BYTES_MAX)
+    return parse_commit(data, step=step, folder=parse_address(store.uri).name)
+
+
+def _summary(store: Store, step: int) -> CommitSummary | None:
     try:
-        data = store.read(entry.key, COMMIT_BYTES_MAX)
-        return CommitSummary.of(parse_commit(data, step=step, folder=parse_address(store.uri).name))
+        return CommitSummary.of(read_commit(store, step))
     except NewerCommit as newer:  # for its trainer to judge: not to believe it would mean to begin again at step 0
         return CommitSummary(step, newer.attempt, newer.committed_at)
     except (NotFound, UnfitObject, InvalidCommit):  # removed meanwhile, or none of ours

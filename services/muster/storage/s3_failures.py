@@ -13,7 +13,8 @@ class FailureKind(Enum):
     BEYOND = "beyond"  # the object ends before the range
     BROKEN = "broken"  # an upload in parts can't go on; a new one may
     TAKEN = "taken"  # a conditional write found the key in use
-    FINAL = "final"
+    LATER = "later"  # useless to repeat now; another attempt may find fresh credentials, a right clock, free space
+    FINAL = "final"  # until a person changes something
 
 
 class ArrivedDamaged(Exception):
@@ -46,9 +47,13 @@ _PASSING = {
 }
 _REGION = "the bucket is in another region; set MUSTER_S3_REGION to it"
 _EXPIRED = "the credentials have expired and could not be renewed; give the worker fresh ones"
+_LATER = {
+    *("ExpiredToken", "ExpiredTokenException", "InvalidToken", "RequestTimeTooSkewed"),
+    *("QuotaExceeded", "XMinioStorageFull"),
+}
 _PERMISSIONS = "s3:ListBucket, GetObject, PutObject, DeleteObject and AbortMultipartUpload"
 _ADVICE = {
-    "NoSuchBucket": "the bucket does not exist; create it or correct checkpoint.uri",
+    "NoSuchBucket": "the bucket does not exist; create it or correct the address",
     "AccessDenied": f"access denied; the worker's role needs {_PERMISSIONS} there",
     "AllAccessDisabled": "the bucket is disabled; ask its owner",
     "InvalidAccessKeyId": "the access key does not exist; give the worker valid credentials",
@@ -70,7 +75,7 @@ _ADVICE = {
 
 
 def classify(error: Exception) -> S3Failure:
-    """What to do about an exception of botocore, urllib3 or the socket. Anything unknown is final."""
+    """What to do about an exception of botocore, urllib3 or the socket. What is unknown is not tried again now."""
     from botocore.exceptions import (
         ClientError,
         ConnectionError,
@@ -88,7 +93,9 @@ def classify(error: Exception) -> S3Failure:
         return S3Failure(FailureKind.AGAIN, f"it was damaged on its way: {error}")
     if isinstance(error, NoCredentialsError):
         return S3Failure(
-            FailureKind.FINAL, "no AWS credentials were found; give the worker a role, or keys in its environment"
+            # The service that hands out a role's credentials on a node also fails so when too many ask it at once.
+            FailureKind.LATER,
+            "no AWS credentials were found; give the worker a role, or keys in its environment",
         )
     if isinstance(error, CredentialRetrievalError):
         return S3Failure(FailureKind.AGAIN, f"the credentials could not be fetched: {error}")
@@ -96,7 +103,7 @@ def classify(error: Exception) -> S3Failure:
         return S3Failure(FailureKind.FINAL, "no AWS region is set; set MUSTER_S3_REGION")
     if isinstance(error, ConnectionError | HTTPClientError | IncompleteReadError | HTTPError | OSError | EOFError):
         return S3Failure(FailureKind.AGAIN, f"the store can't be reached or broke off: {_short(error)}")
-    return S3Failure(FailureKind.FINAL, f"{type(error).__name__}: {_short(error)}")
+    return S3Failure(FailureKind.LATER, f"{type(error).__name__}: {_short(error)}")
 
 
 def _classify_response(error: Exception) -> S3Failure:
@@ -117,13 +124,14 @@ def _classify_response(error: Exception) -> S3Failure:
         return S3Failure(FailureKind.BEYOND, "the object ends before the range")
     if code == "PreconditionFailed" or status == 412:
         return S3Failure(FailureKind.TAKEN, "the key is in use")
-    if code in _PASSING or status >= 500:
+    if code in _PASSING or (status >= 500 and code not in _ADVICE):
         return S3Failure(FailureKind.AGAIN, f"the store failed ({code or status})", after)
     region = headers.get("x-amz-bucket-region")
     advice = _ADVICE.get(code) or (_ADVICE["PermanentRedirect"] if status in (301, 307) else None)
     advice = f"{advice} ({region})" if advice and region and "MUSTER_S3_REGION" in advice else advice
     message = str(response.get("Error", {}).get("Message", ""))[:200]
-    return S3Failure(FailureKind.FINAL, advice or f"refused with {code or status}: {message}")
+    kind = FailureKind.LATER if code in _LATER else FailureKind.FINAL
+    return S3Failure(kind, advice or f"refused with {code or status}: {message}")
 
 
 def _short(error: Exception) -> str:

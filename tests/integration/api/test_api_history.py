@@ -142,6 +142,7 @@ async def test_checkpoints_are_what_the_folder_holds(here: Platform) -> None:
         "best": True,
         "bytes": 30,
         "files": 2,
+        "pinned": False,
         "uri": f"{folder}/commits/step-00000040.json",
     }
     assert (found["uri"], found["reason"]) == (folder, None)

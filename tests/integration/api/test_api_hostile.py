@@ -17,6 +17,9 @@ import pytest
 from tests.integration.api.hostile import KINDS, Body, bodies
 from tests.integration.api.platform import document
 from tests.integration.api.test_api_process import Process, api
+from tests.polling import eventually
+
+from muster.contract.layout import State
 
 BODY_SECONDS_MAX = 1.0  # of the API's own processor time: what a loaded machine adds is no fault of the body
 HEALTH_SECONDS_MAX = 2.0  # some 20 ms where nothing else runs; minutes before
@@ -89,13 +92,20 @@ def test_health_is_told_while_hostile_bodies_are_read(tmp_path: Path) -> None:
 @pytest.fixture
 def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     monkeypatch.setenv("MUSTER_API_RECEIVE_SECONDS_MAX", "0.5")
+    monkeypatch.setenv("MUSTER_API_SEND_SECONDS_MAX", "0.5")
     with api(tmp_path) as process:
         yield process
 
 
-def connected(process: Process) -> socket.socket:
+def connected(process: Process, receive_bytes: int | None = None) -> socket.socket:
+    """receive_bytes: what the kernel takes of a reply before it is read; None: as it likes."""
     address = urlsplit(process.url)
-    return socket.create_connection((address.hostname, address.port or 0), timeout=30)
+    made = socket.socket()
+    made.settimeout(30)
+    if receive_bytes is not None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    made.connect((address.hostname, address.port or 0))
+    return made
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "])
@@ -134,6 +144,31 @@ def test_an_event_stream_outlives_the_time_for_bodies(impatient: Process) -> Non
             threading.Event().wait(0.1)
         httpx2.post(f"{impatient.url}/api/v1/jobs/{uid}:cancel")
         assert any("job.cancel_requested" in line for line in lines)
+
+
+@pytest.mark.parametrize("trickles", [False, True])
+def test_a_reader_that_takes_nothing_is_given_up(impatient: Process, tmp_path: Path, trickles: bool) -> None:
+    """Each holds a connection and what is on its way to it, never a thread or a connection of the database."""
+    uid = httpx2.post(f"{impatient.url}/api/v1/jobs", json=document()).json()["id"]
+    worker = State(tmp_path).worker(uid, 1, 0)
+    worker.mkdir(parents=True)
+    with (worker / "log").open("w") as log:
+        log.writelines(f"{n} {'x' * 50_000}\n" for n in range(600))  # more than all buffers of the kernel take
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(connected(impatient, receive_bytes=4_096)) for _ in range(20)]
+        for reader in readers:
+            reader.sendall(f"GET /api/v1/jobs/{uid}/logs?follow=true HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+
+        def streams() -> float:
+            for reader in readers if trickles else ():
+                with contextlib.suppress(ConnectionError):
+                    reader.recv(10)
+            text = httpx2.get(f"{impatient.url}/metrics").text
+            return float(text.partition("\nmuster_api_streams ")[2].split()[0])
+
+        eventually(lambda: streams() == 20, "all to be served", 30)
+        assert httpx2.get(f"{impatient.url}/api/v1/jobs", timeout=5).status_code == 200
+        eventually(lambda: streams() == 0, "all to be given up", 30)
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -16,7 +16,7 @@ from tests.s3_servers import Missing, S3Server, rclone_server
 from muster.contract.address import parse_address
 from muster.contract.spec import Keep
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
-from muster.storage.errors import NotFound, StoreError, Truncated
+from muster.storage.errors import NotFound, Refused, StoreError, Truncated
 from muster.storage.file_store import FileStore
 from muster.storage.retry import Retry
 from muster.storage.s3_probe import Server
@@ -252,20 +252,24 @@ def test_where_the_server_checks_nothing_a_flip_is_found_by_reading_back(keys: N
     [
         ((403, "AccessDenied"), "access denied; the worker's role needs s3:ListBucket"),
         ((404, "NoSuchBucket"), "the bucket does not exist; create it"),
+        ((400, "AuthorizationHeaderMalformed"), "the bucket is in another region; set MUSTER_S3_REGION"),
         ((400, "ExpiredToken"), "the credentials have expired"),
         ((403, "RequestTimeTooSkewed"), "this machine's clock is wrong"),
-        ((400, "AuthorizationHeaderMalformed"), "the bucket is in another region; set MUSTER_S3_REGION"),
+        ((507, "XMinioStorageFull"), "the store is full; free space"),
         ((503, "SlowDown"), "the store asks to slow down"),
     ],
 )
 def test_a_refusal_says_cause_place_and_next_step(
     keys: None, moto_s3: S3Server, refusal: tuple[int, str], says: str
 ) -> None:
+    """Refused is what no attempt on any node will be let do: the job's user is told, instead of trying five times."""
     with faulty_proxy(moto_s3.url, Plan(refuse_with=refusal)) as url:
         store = s3_store(url, Retry(0.3))
         with pytest.raises(StoreError, match=says) as caught:
             store.read("commits/a")
         assert str(caught.value).startswith(f"{store.uri}/commits/a: can't read it: ")
+        for_good = refusal[1] in ("AccessDenied", "NoSuchBucket", "AuthorizationHeaderMalformed")
+        assert isinstance(caught.value, Refused) == for_good
 
 
 def test_a_store_that_is_gone_is_given_up_in_time(keys: None) -> None:

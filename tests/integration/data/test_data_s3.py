@@ -102,7 +102,7 @@ def test_missing_credentials_are_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(UserError, match="no AWS credentials were found"):
+    with pytest.raises(StorageError, match="no AWS credentials were found"):
         sources.find("s3://texts/a", "text")
 
 

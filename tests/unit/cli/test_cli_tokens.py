@@ -98,6 +98,34 @@ def test_export_by_name_offers_the_older_job_by_its_id(server: Any) -> None:
     assert checkpoints._folder("base", None) == "s3://bucket/x"
 
 
+def test_a_jobs_commits_are_inspected_and_pinned_by_the_api(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever asks need not reach the job's folder: the API does."""
+    commit = {
+        "step": 40, "attempt": 2, "committedAt": 1040.0, "worldSize": 2, "tokens": 99, "metrics": {"loss": 2.0},
+        "best": True, "bytes": 30, "pinned": True, "uri": "s3://bucket/x/commits/step-00000040.json", "job": "base",
+        "files": [{}], "elements": 1000, "tensorBytes": 4000, "versions": {"muster": "1"},
+        "tensors": {"model/w": {"dtype": "F32", "shape": [10, 100], "slices": 2}},
+    }  # fmt: skip
+    path = f"jobs/{ID}/checkpoints"
+    asked = server({
+        f"GET {path}/last": commit, f"GET {path}/40": commit,
+        f"POST {path}/40:pin": {"step": 40, "pinned": True, "changed": True},
+        f"POST {path}/40:unpin": {"step": 40, "pinned": False, "changed": False},
+    })  # fmt: skip
+    checkpoints.inspect(ID)
+    checkpoints.inspect(ID, 40)
+    shown = capsys.readouterr().out
+    assert shown.count("step 40 of base, best, pinned") == 2
+    assert "model/w  F32    10×100" in shown
+    checkpoints.pin(ID, 40)
+    checkpoints.unpin(ID, 40)
+    assert "Step 40 is pinned." in (said := capsys.readouterr().err)
+    assert "Step 40 is not pinned, as before." in said
+    assert [what[:2] for what in asked] == [
+        ("GET", f"{path}/last"), ("GET", f"{path}/40"), ("POST", f"{path}/40:pin"), ("POST", f"{path}/40:unpin")
+    ]  # fmt: skip
+
+
 def test_a_spec_says_what_must_be_filled_in(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     job = {
         "id": ID, "apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "base"},

@@ -1,27 +1,36 @@
-"""`/jobs/{id}/checkpoints`: the commits that the job's folder holds now."""
+"""`/jobs/{id}/checkpoints`: the commits that the job's folder holds now, what each is, and whether it is pinned."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
 
+from muster.api.errors import ApiError
 from muster.api.jobs import service
 from muster.api.jobs.examples import AT, UID
-from muster.api.jobs.routes import JobId, reads
+from muster.api.jobs.routes import JobId, reads, writes
 from muster.api.jobs.submission import folder_of
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
+from muster.api.tables import JobRow
 from muster.contract.address import Address
 from muster.contract.base import UserError
 from muster.contract.checkpoint import commit_key
-from muster.storage.errors import StorageError
-from muster.storage.listing import CommitSummary
+from muster.contract.views import commit_view
+from muster.storage.commits import InvalidCommit
+from muster.storage.errors import NotFound, Refused, StorageError, UnfitObject
+from muster.storage.listing import CommitListing, CommitSummary, read_commit
+from muster.storage.pins import pin, pinned, unpin
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
 
 
 class Checkpoint(Reply):
@@ -36,6 +45,7 @@ class Checkpoint(Reply):
     best: bool
     bytes: int
     files: int
+    pinned: bool
     uri: str
 
 
@@ -45,6 +55,58 @@ class CheckpointList(Reply):
     uri: str | None
     items: list[Checkpoint]
     reason: str | None
+
+
+class CheckpointFile(Reply):
+    """key: relative to the job's folder. checksum: in hex, CRC-32 of the whole file."""
+
+    key: str
+    bytes: int
+    checksum: str
+    part_bytes: int | None
+
+
+class CheckpointTensor(Reply):
+    """dtype: as safetensors spells it. slices: how many chunks the files hold of it."""
+
+    dtype: str
+    shape: list[int]
+    slices: int
+
+
+class CheckpointDetail(Reply):
+    """What a commit holds. bytes: of all its files. tokens: trained until then. elements: of the model's weights.
+    tensor_bytes: of all tensors, the optimizer's too. cursor: where the data stands. config: the job's training."""
+
+    step: int
+    attempt: int
+    committed_at: float
+    world_size: int
+    tokens: int
+    metrics: dict[str, float]
+    best: bool
+    bytes: int
+    pinned: bool
+    uri: str
+    job: str
+    job_uid: str
+    mesh: dict[str, Any]
+    files: list[CheckpointFile]
+    elements: int
+    tensor_bytes: int
+    tensors: dict[str, CheckpointTensor]
+    cursor: dict[str, Any]
+    config: dict[str, Any]
+    architecture: dict[str, Any]
+    versions: dict[str, str]
+
+
+class Pin(Reply):
+    """changed: whether this request made the difference."""
+
+    step: int
+    pinned: bool
+    changed: bool
 
 
 _EXAMPLE: dict[str, Any] = {
@@ -57,8 +119,31 @@ _EXAMPLE: dict[str, Any] = {
     "best": False,
     "bytes": 14_680_064,
     "files": 2,
+    "pinned": False,
     "uri": f"file:///var/lib/muster/checkpoints/{UID}/commits/step-00000120.json",
 }
+_DETAIL: dict[str, Any] = {
+    **_EXAMPLE,
+    "job": "stdlib-60m",
+    "jobUid": UID,
+    "mesh": {"shard": "fsdp"},
+    "files": [
+        {
+            "key": "step-00000120/attempt-2/shard-00000-of-00002.safetensors",
+            "bytes": 7_340_032,
+            "checksum": "8e1f2a90",
+            "partBytes": 16_777_216,
+        }
+    ],
+    "elements": 1_048_576,
+    "tensorBytes": 14_679_040,
+    "tensors": {"model/embedding.weight": {"dtype": "F32", "shape": [260, 128], "slices": 2}},
+    "cursor": {"seed": 17, "epoch": 0, "sample": 7_680},
+    "config": {},
+    "architecture": {},
+    "versions": {"muster": "0.4.0", "torch": "2.9.0"},
+}
+_UNUSABLE = ("job_not_found", "checkpoint_not_found", "checkpoint_unusable", "storage_unavailable")
 
 
 @router.get(
@@ -81,15 +166,111 @@ async def list_checkpoints(services: ServicesDependency, job_id: JobId) -> JSONR
     if folder is None:
         return JSONResponse({"uri": None, "items": [], "reason": "the job does not say where it commits"})
     try:
-        commits = await asyncio.to_thread(services.commits.read, folder)
+        items = await asyncio.to_thread(_list, services.commits, folder)
     except (StorageError, UserError) as error:
         seen = row.status.get("checkpoint") or {}
         newest = f"; its newest commit is of step {seen['step']}" if "step" in seen else ""
         return JSONResponse({"uri": str(folder), "items": [], "reason": f"{error}{newest}"})
-    return JSONResponse({"uri": str(folder), "items": [_document(folder, c) for c in commits], "reason": None})
+    return JSONResponse({"uri": str(folder), "items": items, "reason": None})
 
 
-def _document(folder: Address, commit: CommitSummary) -> dict[str, Any]:
+@router.get(
+    "/{job_id}/checkpoints/{step}",
+    response_model=CheckpointDetail,
+    dependencies=[reads],
+    summary="Inspect a checkpoint",
+    responses={200: shown(_DETAIL, "The commit"), **problems(*_UNUSABLE)},
+)
+async def get_checkpoint(
+    services: ServicesDependency,
+    job_id: JobId,
+    step: Annotated[
+        str,
+        Path(
+            description="A step; `last`: the newest; `best`: the newest that was best when it was committed.",
+            pattern=r"^([0-9]{1,18}|last|best)$",
+        ),
+    ],
+) -> JSONResponse:
+    """What one commit holds, read from its folder and checked."""
+    row = await service.find(services, job_id)
+    return JSONResponse(await asyncio.to_thread(_inspect, services.commits, row, step))
+
+
+def _add_verb(verb: Literal["pin", "unpin"], summary: str, story: str) -> None:
+    async def act(services: ServicesDependency, job_id: JobId, step: Step) -> JSONResponse:
+        row = await service.find(services, job_id)
+        return JSONResponse(await asyncio.to_thread(_mark, services.commits, row, step, verb == "pin"))
+
+    router.post(
+        f"/{{job_id}}/checkpoints/{{step}}:{verb}",
+        response_model=Pin,
+        dependencies=[writes],
+        summary=summary,
+        description=story,
+        operation_id=f"{verb}_checkpoint",
+        responses={
+            200: shown({"step": 120, "pinned": verb == "pin", "changed": True}, "The pin"),
+            **problems(*_UNUSABLE),
+        },
+    )(act)
+
+
+_add_verb("pin", "Keep a checkpoint", "Keep a commit, whatever the retention policy says. Repeating it is harmless.")
+_add_verb("unpin", "Take a pin back", "Leave a commit to the retention policy again. Repeating it is harmless.")
+
+
+def _list(commits: CommitListing, folder: Address) -> list[dict[str, Any]]:
+    found, pins = commits.read(folder), pinned(commits.store(folder))
+    return [_document(folder, commit, commit.step in pins) for commit in found]
+
+
+def _inspect(commits: CommitListing, row: JobRow, wanted: str) -> dict[str, Any]:
+    folder = _folder(row)
+    with _explained(folder):
+        step = int(wanted) if wanted.isdigit() else _newest(commits.read(folder), wanted == "best", folder)
+        store = commits.store(folder)
+        found = commit_view(read_commit(store, step))
+        return found | {"pinned": step in pinned(store), "uri": str(folder.child(commit_key(step)))}
+
+
+def _mark(commits: CommitListing, row: JobRow, step: int, wanted: bool) -> dict[str, Any]:
+    folder = _folder(row)
+    store = commits.store(folder)
+    with _explained(folder):
+        if not wanted:
+            return {"step": step, "pinned": False, "changed": unpin(store, step)}
+        store.about(commit_key(step))  # raises NotFound: there must be one to keep
+        return {"step": step, "pinned": True, "changed": pin(store, step)}
+
+
+def _newest(commits: tuple[CommitSummary, ...], best: bool, folder: Address) -> int:
+    if not commits:
+        raise ApiError("checkpoint_not_found", f"{folder} holds no commit yet.")
+    return next((commit.step for commit in reversed(commits) if commit.best or not best), commits[-1].step)
+
+
+def _folder(row: JobRow) -> Address:
+    if (folder := folder_of(row)) is None:
+        raise ApiError("checkpoint_not_found", f"Job {row.name!r} does not say where it commits.")
+    return folder
+
+
+@contextlib.contextmanager
+def _explained(folder: Address) -> Iterator[None]:
+    """Raise what storage says as the API's refusals."""
+    try:
+        yield
+    except NotFound as error:
+        raise ApiError("checkpoint_not_found", str(error)) from error
+    except (InvalidCommit, UnfitObject, Refused, UserError) as error:
+        where = "" if str(folder) in str(error) else f"{folder}: "
+        raise ApiError("checkpoint_unusable", f"{where}{error}") from error
+    except StorageError as error:
+        raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
+
+
+def _document(folder: Address, commit: CommitSummary, is_pinned: bool) -> dict[str, Any]:
     shown = Checkpoint(
         step=commit.step,
         attempt=commit.attempt,
@@ -100,6 +281,7 @@ def _document(folder: Address, commit: CommitSummary) -> dict[str, Any]:
         best=commit.best,
         bytes=commit.bytes,
         files=commit.files,
+        pinned=is_pinned,
         uri=str(folder.child(commit_key(commit.step))),
     )
     return shown.model_dump(by_alias=True)

@@ -11,19 +11,20 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
-from muster.contract.checkpoint import ITEM_BYTES, Commit, commit_key
+from muster.contract.checkpoint import commit_key
 from muster.contract.names import ExitCode
 from muster.contract.text import size
+from muster.contract.views import commit_summary_view, commit_view
 from muster.storage.listing import steps_in
+from muster.storage.pins import pin, pinned, unpin
 from muster.storage.store import Store, open_store
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.quarantine import quarantined
-from muster.trainer.checkpoint.readers import being_read, pin, pinned, unpin
+from muster.trainer.checkpoint.readers import being_read
 from muster.trainer.checkpoint.verify import verify
 from muster.trainer.errors import StorageError, UserError
 
@@ -34,33 +35,14 @@ def ls(store: Store, _: argparse.Namespace) -> Report:
     pins, aside, rows = pinned(store), quarantined(store), []
     for step in steps_in(store):
         try:
-            rows.append(_row(commit_in(store, step)) | {"pinned": step in pins})
+            rows.append(commit_summary_view(commit_in(store, step)) | {"pinned": step in pins})
         except CheckpointError as error:
             rows.append({"step": step, "pinned": step in pins, "error": str(error)})
     return {"folder": store.uri, "commits": rows, "quarantined": sorted(aside)}
 
 
 def inspect(store: Store, chosen: argparse.Namespace) -> Report:
-    commit = commit_in(store, chosen.step if chosen.step is not None else "last")
-    tensors = {
-        name: {"dtype": entry.dtype, "shape": list(entry.shape), "slices": len(entry.slices)}
-        for name, entry in commit.tensors.items()
-    }
-    weights = [entry for name, entry in commit.tensors.items() if name.startswith("model/")]
-    return _row(commit) | {
-        "job": commit.job,
-        "jobUid": commit.job_uid,
-        "mesh": commit.mesh,
-        "files": [file.model_dump(mode="json", by_alias=True, exclude={"parts"}) for file in commit.files],
-        "elements": sum(prod(entry.shape) for entry in weights),
-        "tensorBytes": sum(prod(e.shape) * ITEM_BYTES[e.dtype] for e in commit.tensors.values()),
-        "tensors": tensors,
-        "cursor": commit.cursor.model_dump(mode="json", by_alias=True),
-        "tokens": commit.tokens,
-        "config": commit.config,
-        "architecture": commit.architecture,
-        "versions": commit.versions,
-    }
+    return commit_view(commit_in(store, chosen.step if chosen.step is not None else "last"))
 
 
 def check(store: Store, chosen: argparse.Namespace) -> Report:
@@ -76,9 +58,7 @@ def keep(store: Store, chosen: argparse.Namespace) -> Report:
 
 
 def release(store: Store, chosen: argparse.Namespace) -> Report:
-    was = chosen.step in pinned(store)
-    unpin(store, chosen.step)
-    return {"step": chosen.step, "pinned": False, "changed": was}
+    return {"step": chosen.step, "pinned": False, "changed": unpin(store, chosen.step)}
 
 
 def rm(store: Store, chosen: argparse.Namespace) -> Report:
@@ -102,18 +82,6 @@ def rm(store: Store, chosen: argparse.Namespace) -> Report:
         store.delete(key)
     unpin(store, chosen.step)
     return {"step": chosen.step, "removed": True, "files": len(files)}
-
-
-def _row(commit: Commit) -> Report:
-    return {
-        "step": commit.step,
-        "attempt": commit.attempt,
-        "committedAt": commit.committed_at,
-        "bytes": sum(file.bytes for file in commit.files),
-        "worldSize": commit.world_size,
-        "best": commit.best,
-        "metrics": commit.metrics,
-    }
 
 
 def _checked(store: Store, step: int, progress: Callable[[int, int], None]) -> Report:

@@ -9,12 +9,13 @@ from muster.contract.checkpoint import QUARANTINE, Commit, commit_key, step_name
 from muster.contract.spec import Keep
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
+from muster.storage.pins import pinned
 from muster.storage.store import Store
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.policy import Kept, retained
 from muster.trainer.checkpoint.quarantine import quarantined
-from muster.trainer.checkpoint.readers import being_read, pinned
+from muster.trainer.checkpoint.readers import being_read
 
 _ATTEMPT_FILE = re.compile(r"step-(\d{8,})/attempt-(\d+)/[^/]+")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from muster.contract.checkpoint import Commit, FileEntry, Slice, TensorEntry, attempt_prefix
 from muster.contract.spec import Keep
-from muster.storage.errors import StoreError
+from muster.storage.errors import Refused, StoreError
 from muster.storage.store import Store
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.collect import collect
@@ -81,7 +81,7 @@ class Coordinator:
         except StaleAttempt as stale:
             outcome |= {"error": str(stale), "stale": True}
         except (StoreError, CheckpointError, FenceUnreachable, ValueError) as error:
-            outcome["error"] = str(error)
+            outcome |= {"error": str(error), "refused": isinstance(error, Refused)}
         self._announce(seq, outcome)
         return outcome
 
@@ -116,14 +116,15 @@ class Coordinator:
         collect(self._store, self._job.attempt, step, self._job.keep)
 
     def _all_reports(self, seq: int, deadline: float) -> dict[int, Message]:
-        """Every rank's report. Raises CheckpointError for the first that says it failed, or when time is up."""
+        """Every rank's report. Raises CheckpointError for the first that says it failed (Refused, where its store will
+        never take it), or when time is up."""
         world = self._job.world_size
         with self._changed:
             while True:
                 reports = self._reports.get(seq, {})
                 for rank, report in sorted(reports.items()):
                     if report.get("error"):
-                        raise CheckpointError(f"rank {rank}: {report['error']}")
+                        raise (Refused if report.get("refused") else CheckpointError)(f"rank {rank}: {report['error']}")
                 if len(reports) == world:
                     return reports
                 missing = [rank for rank in range(world) if rank not in reports]

@@ -1,8 +1,6 @@
-"""Marks of who reads a commit or wants it kept: retention spares what is marked.
+"""Marks of who reads a commit just now, `readers/step-00001200/<random>.json`: retention spares it.
 
-pins/step-00001200                     a person's wish; lasts until it is taken back
-readers/step-00001200/<random>.json    somebody loads it just now; lasts an hour at most, so the dead hold nothing for
-long
+A mark lasts an hour at most, so that readers who died hold nothing for long.
 """
 
 from __future__ import annotations
@@ -13,26 +11,11 @@ import time
 import uuid
 from collections.abc import Iterator
 
-from muster.contract.checkpoint import PINS, step_name
+from muster.contract.checkpoint import READERS, step_name
 from muster.storage.errors import StoreError
 from muster.storage.store import Store
 
-READERS = "readers"
 READ_SECONDS_MAX = 3_600.0
-
-
-def pin(store: Store, step: int) -> bool:
-    """Keep this commit whatever the policy says; False where it was pinned already."""
-    return store.create(f"{PINS}/{step_name(step)}", b"{}")
-
-
-def unpin(store: Store, step: int) -> None:
-    store.delete(f"{PINS}/{step_name(step)}")
-
-
-def pinned(store: Store) -> frozenset[int]:
-    names = (entry.key.rpartition("-")[2] for entry in store.objects(f"{PINS}/"))
-    return frozenset(int(name) for name in names if name.isdigit())
 
 
 @contextlib.contextmanager

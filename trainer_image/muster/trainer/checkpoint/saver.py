@@ -78,7 +78,8 @@ class Identity:
 class SaveOutcome:
     """How a save ended. committed: the COMMIT is published, and only then. seconds: from `save` to here.
 
-    bytes: written by this rank. error: why there is no commit (`skipped: …` where none was tried).
+    bytes: written by this rank. error: why there is no commit (`skipped: …` where none was tried). refused: the store
+    will not take it before a person changes something.
     """
 
     step: int
@@ -87,6 +88,7 @@ class SaveOutcome:
     bytes: int
     error: str | None
     best: bool
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,12 @@ class Saver:
         self._in_flight = _InFlight(self._seq, state.step, started, state.best, slot)
         return time.monotonic() - began
 
+    def refused(self) -> str | None:
+        """Why the store will take no save at all before a person changes something; None as far as is known."""
+        if not self._process.ready:
+            self._poll()
+        return self._process.refused
+
     def finished(self) -> tuple[SaveOutcome, ...]:
         """Outcomes since the last call, as this rank knows them. Never blocks. Raises StaleAttempt."""
         self._poll()
@@ -261,7 +269,7 @@ class Saver:
         committed, size = bool(message["committed"]), int(message.get("bytes", 0))
         if committed and size:
             self._rates = [*self._rates[1 - RATES_KEPT :], size / max(float(message["seconds"]), 1e-3)]
-        self._end(committed, size, message["error"])
+        self._end(committed, size, message["error"], bool(message.get("refused")))
 
     def _wait(self, deadline: float) -> None:
         while self._in_flight is not None and (left := deadline - time.monotonic()) > 0:
@@ -273,11 +281,11 @@ class Saver:
             self._process.abandon()
             self._end(committed=False, size=0, error=error)
 
-    def _end(self, committed: bool, size: int, error: str | None) -> None:
+    def _end(self, committed: bool, size: int, error: str | None, refused: bool = False) -> None:
         assert self._in_flight is not None
         save, self._in_flight = self._in_flight, None
         seconds = time.monotonic() - save.started
-        self._outcomes.append(SaveOutcome(save.step, committed, seconds, size, error, save.best))
+        self._outcomes.append(SaveOutcome(save.step, committed, seconds, size, error, save.best, refused))
 
     def _skip(self, state: TrainState, began: float, why: str) -> None:
         seconds = time.monotonic() - began

@@ -116,6 +116,8 @@ class UploadProcess:
         self._save: Message | None = None
         self._lives_left = LIVES_PER_SAVE
         self.sent = 0  # bytes of the save in flight that the store has, as far as was heard
+        self.ready = False
+        self.refused: str | None = None  # why the store will take no save, as the process found when it was ready
         self._start()
 
     @property
@@ -139,6 +141,8 @@ class UploadProcess:
         try:
             while (message := self._channel.receive(timeout_seconds)) is not None:
                 timeout_seconds = 0.0  # progress is no reason to wait longer than was asked
+                if message["event"] == "ready":
+                    self.ready, self.refused = True, message["refused"]
                 if self._save is None or message.get("seq") != self._save["seq"]:
                     continue
                 if message["event"] == "outcome":

@@ -19,7 +19,7 @@ from typing import Any
 
 from muster.contract.checkpoint import shard_key
 from muster.contract.spec import Keep
-from muster.storage.errors import StoreError
+from muster.storage.errors import Refused, StoreError
 from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, Coordinator, Job
@@ -43,15 +43,22 @@ class Uploader:
         self._peer: Channel | None = None
         self._rank_is_dead = False
 
-    def warm_up(self) -> None:
-        with contextlib.suppress(StoreError):  # a save will say so, should it still be so
+    def warm_up(self) -> str | None:
+        """Make ready for the first save. Returns why the store will take none, where it says so for good."""
+        refused: str | None = None
+        try:
             self._store.warm_up()
+        except Refused as error:
+            refused = str(error)
+        except StoreError:  # a save will say so, should it still be so
+            pass
         if self._coordinator is None:
             with contextlib.suppress(Closed, OSError):  # a save will try again
                 self._peer = self._connect(5.0)
         gc.collect()
         with contextlib.suppress(AttributeError):  # glibc's: what starting took and needs no more
             ctypes.CDLL(None).malloc_trim(0)
+        return refused
 
     def run(self) -> None:
         """Until the rank says that it needs us no more; or dies, and then until what it left is saved."""
@@ -163,7 +170,7 @@ class Uploader:
             entry = self._store.write(key, self._file(order), told)
             self._store.verify(entry)
         except (StoreError, OSError) as error:
-            return {"error": str(error)}
+            return {"error": str(error), "refused": isinstance(error, Refused)}
         layout = {"slices": self._layout["slices"], "stateless": self._layout["stateless"]}
         return {"file": entry.model_dump(mode="json"), **layout, "rng": order["rng"]}
 
@@ -245,8 +252,7 @@ def main(parent: int, connection: socket.socket) -> None:
         assert init is not None
         listener = socket.socket(fileno=channel.take_descriptor()) if init["rank"] == 0 else None
         uploader = Uploader(channel, init, listener)
-        uploader.warm_up()
-        channel.send({"event": "ready"})
+        channel.send({"event": "ready", "refused": uploader.warm_up()})
         uploader.run()
 
 

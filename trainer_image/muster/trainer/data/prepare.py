@@ -20,7 +20,7 @@ from muster.trainer.data.build import Builder
 from muster.trainer.data.sources import File
 from muster.trainer.data.store import FORMAT_VERSION, TokenStore, sync
 from muster.trainer.data.tokenizer import Tokenizer
-from muster.trainer.errors import StorageError, UserError
+from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
 
 Report = Callable[[str], None]
 
@@ -30,7 +30,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
 
 
-@sources.final_errors_are_the_users()
+@final_errors_are_the_users()
 def prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report) -> TokenStore:
     """The token store of a source, made now if there is none. Blocks while another process makes it.
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from muster.contract.address import data_address
-from muster.storage.errors import NotFound, Refused, Replaced
+from muster.storage.errors import NotFound
 from muster.storage.store import Object, ReadOnlyStore, open_source
-from muster.trainer.errors import StorageError, UserError
+from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
 
 STDLIB = "builtin://python-stdlib"
 # Tests are more than half of the library and mostly data; the packages beside it are not part of it. What is left:
@@ -81,15 +81,6 @@ class StoredFile:
 
     def open(self) -> BinaryIO:
         return cast(BinaryIO, self.store.open(self.entry))
-
-
-@contextlib.contextmanager
-def final_errors_are_the_users() -> Iterator[None]:
-    """Raise UserError for what a store refuses for good: whoever submitted the job has to change something."""
-    try:
-        yield
-    except (NotFound, Refused, Replaced) as error:
-        raise UserError(str(error)) from error
 
 
 @final_errors_are_the_users()

@@ -11,7 +11,7 @@ from muster.contract.spec import Past
 from muster.trainer.checkpoint import Policy, SaveOutcome, Saver, TrainState
 from muster.trainer.checkpoint.policy import History
 from muster.trainer.config import Ranks
-from muster.trainer.errors import StorageError
+from muster.trainer.errors import StorageError, UserError
 from muster.trainer.train.metrics import CommitMetrics
 from muster.trainer.train.rank_state import RankState
 
@@ -109,7 +109,9 @@ class CheckpointScheduler:
             self._snapshots.taken(state.step, self._saver.snapshot(state))
 
     def look(self) -> None:
-        """Take note of saves that ended. Raises StorageError when they keep failing, StaleAttempt."""
+        """Take note of saves that ended. Raises UserError when the store refuses them for good, StorageError when they
+        keep failing, StaleAttempt."""
+        self._refuse(self._saver.refused())
         for outcome in self._saver.finished() if self._pending else ():
             self._note(outcome)
             if outcome.error and self._failures > self._failures_borne:
@@ -132,7 +134,7 @@ class CheckpointScheduler:
         return self._committed_step == step and not self._pending
 
     def finish(self, step: int) -> None:
-        """Wait for the last save. Raises StorageError where `step` is not committed."""
+        """Wait for the last save. Raises as `look` where `step` is not committed."""
         failures = self._wait()
         if self._committed_step != step:
             raise StorageError(
@@ -164,8 +166,15 @@ class CheckpointScheduler:
         elif outcome.error and not outcome.error.startswith(SKIPPED):
             self._failures += 1
             self._metrics.failures.inc()
+            self._refuse(outcome.error if outcome.refused else None)
         if outcome.error and self._decides:
             print(f"checkpoint of step {outcome.step}: {outcome.error}", file=sys.stderr, flush=True)
+
+    def _refuse(self, reason: str | None) -> None:
+        """A folder that has never taken a commit of this job, and will not take one, is the user's to correct. One that
+        has taken some may do so again, once whoever closed it has opened it."""
+        if reason is not None and not self._committed_step:
+            raise UserError(f"checkpoint.uri: {reason}")
 
     def _history_now(self) -> History:
         seconds = self._history.observed_seconds + time.monotonic() - self._history.started_at

@@ -17,7 +17,7 @@ from muster.trainer.config import Ranks, Run, data_parallel
 from muster.trainer.convert.weights import begin_with
 from muster.trainer.data import Data, Loader, open_data
 from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, must_have_samples
-from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, is_out_of_memory
+from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, UserError, is_out_of_memory
 from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import memory, sharding
 from muster.trainer.train import assembly, randomness
@@ -55,7 +55,7 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
         trainer.load()
         try:
             return trainer.run_to_the_end()
-        except (NumericError, StaleAttempt, StorageError) as error:
+        except (NumericError, StaleAttempt, StorageError, UserError) as error:
             trainer.checkpoints.close()  # what is in memory is not to be committed after us
             if isinstance(error, NumericError):
                 trainer.quarantine_resume_commit(error)

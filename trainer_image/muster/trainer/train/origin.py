@@ -17,7 +17,7 @@ from muster.trainer.checkpoint import DamagedCommit, newest_readable, read_commi
 from muster.trainer.checkpoint.failures import GoneCommit
 from muster.trainer.config import Run
 from muster.trainer.data import Tokenizer, load_tokenizer, tokenizer_from_commit, tokenizer_of_folder
-from muster.trainer.errors import StorageError, UserError
+from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
 from muster.trainer.models.adapter import adapter_of
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.definition import ModelDefinition
@@ -103,6 +103,7 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
     return Origin(model, tokenizer, weights=(source.uri, commit.step))
 
 
+@final_errors_are_the_users("model.source")
 def _from_folder(training: TrainingConfig, source: str) -> Origin:
     from muster.trainer.models import transformers_model
 
