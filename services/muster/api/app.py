@@ -43,6 +43,7 @@ from muster.api.why import routes as why
 from muster.contract.base import Problem
 from muster.documents.prices import load_prices
 from muster.local.cluster import LocalCluster
+from muster.local.private import make_private_database, make_private_folder
 from muster.storage.listing import CommitListing
 
 log = structlog.get_logger("muster.api")
@@ -100,8 +101,12 @@ def _api() -> APIRouter:
 
 @contextlib.asynccontextmanager
 async def _opened(settings: Settings, cluster: Cluster | None, counted: Metrics, hub: Hub) -> AsyncIterator[Services]:
-    settings.state.mkdir(parents=True, exist_ok=True)
+    settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     database = Database(settings.database, settings.database_timeout_seconds)
+    if settings.cluster == "local":  # in a cluster the folder is a volume, whose rights the platform decides
+        make_private_folder(settings.state, settings.layout.cluster)
+        if database.file is not None:
+            make_private_database(database.file)
     try:
         await migrate(database)
         await token_service.ensure_first(database, settings)

@@ -15,8 +15,6 @@ from muster.contract.layout import State
 ENV_SERVER = "MUSTER_SERVER"
 ENV_TOKEN = "MUSTER_TOKEN"  # noqa: S105 - the name of a variable
 ENV_STATE = "MUSTER_STATE"
-# In the state folder, written by the API at its first start.
-ADMIN_TOKEN = "admin-token"  # noqa: S105 - the name of a file
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -45,14 +43,16 @@ def state_folder(given: Path | None, environ: Mapping[str, str] = os.environ) ->
 
 
 def find_server(given: str | None, environ: Mapping[str, str] = os.environ) -> Server:
-    """--server, else MUSTER_SERVER, else the `muster up` that runs on this machine. Raises CliError (exit 3)."""
-    token = find_token(environ)
-    if given:
-        return Server(_checked(given), "--server", token)
-    if environ.get(ENV_SERVER):
-        return Server(_checked(environ[ENV_SERVER]), ENV_SERVER, token)
-    state = state_folder(None, environ)
+    """--server, else MUSTER_SERVER, else the `muster up` that runs on this machine. Raises CliError (exit 3).
+
+    The token of that `muster up` is sent to no other server.
+    """
+    token, state = find_token(environ), state_folder(None, environ)
     here = running.who(state)
+    for named, source in ((given, "--server"), (environ.get(ENV_SERVER), ENV_SERVER)):
+        if named:
+            url = _checked(named)
+            return Server(url, source, token or (own_token(state) if here and here.url == url else None))
     if here is None or not here.url:
         raise CliError(
             what="no Muster server is named, and none runs on this machine",
@@ -60,7 +60,12 @@ def find_server(given: str | None, environ: Mapping[str, str] = os.environ) -> S
             code="no-server",
             next_step="start one with `muster up`, or name one with --server or MUSTER_SERVER",
         )
-    return Server(here.url, f"`muster up` on {state.root}", token or _read_token(state.root / ADMIN_TOKEN))
+    return Server(here.url, f"`muster up` on {state.root}", token or own_token(state))
+
+
+def own_token(state: State) -> str | None:
+    """The token that the `muster up` of this folder keeps for its user; None before its first start."""
+    return _read_token(state.admin_token)
 
 
 def find_token(environ: Mapping[str, str] = os.environ) -> str | None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import processes
-from muster.cli.address import Server
+from muster.cli.address import Server, own_token
 from muster.cli.demo_checks import Evidence, Kill
 from muster.cli.errors import CliError, Exit, usage
 from muster.cli.output import say
@@ -197,7 +197,7 @@ def _platform(folder: Path) -> Iterator[Platform]:
         began = time.monotonic()
         url = _read_url(process, log)
         say(f"The platform answers at {url} after {time.monotonic() - began:.1f} s", "bold green")
-        yield Platform(Server(url, "muster demo"), State(folder))
+        yield Platform(Server(url, "muster demo", own_token(State(folder))), State(folder))
     finally:
         _stop(process)
 

@@ -18,7 +18,7 @@ Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Virtual nodes
 def up(
     state: StateFolder = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8642,
-    host: Annotated[str, typer.Option("--host", help="Other addresses than loopback demand tokens.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option("--host", help="The address to listen on; each demands tokens.")] = "127.0.0.1",
     nodes: Nodes = None,
     gpus_per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", min=0, help="GPUs of each virtual node.")

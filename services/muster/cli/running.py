@@ -11,6 +11,7 @@ from pathlib import Path
 
 from muster.cli.errors import CliError, usage
 from muster.contract.layout import State
+from muster.local.private import make_private_folder
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def already_running(state: State, other: Running | None) -> CliError:
 
 def _open(state: State) -> int:
     try:
-        state.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(state.root, state.running)
         state.logs.mkdir(exist_ok=True)
         return os.open(state.running, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

@@ -20,7 +20,6 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from muster.cli import running
-from muster.cli.address import LOOPBACK
 from muster.cli.errors import CliError, Exit, usage
 from muster.cli.output import json_wanted, print_json_line, say
 from muster.cli.supervise import Child, how_it_ended
@@ -55,10 +54,6 @@ class PlatformOptions:
         """As seen from this machine: an address that means all of them is no place to connect to."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - it is looked for
         return f"http://{host}:{self.port}"
-
-    @property
-    def loopback(self) -> bool:
-        return self.host in LOOPBACK
 
     def command(self) -> list[str]:
         """The same options as a command line, for --detach."""
@@ -143,7 +138,7 @@ def refuse_missing_extras() -> None:
 
 def _children(options: PlatformOptions) -> tuple[Child, ...]:
     state = ["--state", str(options.state.root)]
-    api = ["--host", options.host, "--port", str(options.port), *(["--no-auth"] if options.loopback else [])]
+    api = ["--host", options.host, "--port", str(options.port)]
     operator = ["--world", "local", *state]
     operator += ["--nodes", str(options.nodes)] if options.nodes is not None else []
     operator += ["--gpus-per-node", str(options.gpus_per_node)] if options.gpus_per_node is not None else []
@@ -221,8 +216,7 @@ def _welcome(options: PlatformOptions) -> None:
     if json_wanted():
         print_json_line({"url": options.url, "pid": os.getpid(), "state": str(options.state.root)})
     say(f"Muster is up at {options.url} (state: {options.state.root})", "bold green")
-    if not options.loopback:
-        say(f"  Every request needs a token; the first one is in {options.state.root / 'admin-token'}")
+    say(f"  Every request needs a token: yours is in {options.state.admin_token}, where `muster` finds it")
     say("  muster submit examples/pretrain-stdlib.yaml --follow    train something, in another terminal")
     say("  muster ls                                               what is here")
     say(f"  {options.url + '/docs':<56}the API")

@@ -23,6 +23,11 @@ class State:
         return self.root / "muster.db"
 
     @property
+    def admin_token(self) -> Path:
+        """An API token with the scope admin, for the user of this machine alone (0600)."""
+        return self.root / "admin-token"
+
+    @property
     def checkpoints(self) -> Path:
         """The default checkpoint address, as a folder."""
         return self.root / "checkpoints"

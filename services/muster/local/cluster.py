@@ -20,6 +20,7 @@ from pathlib import Path
 from muster.contract.base import dump_json
 from muster.contract.spec import JobSpec, Metadata, TrainingJob
 from muster.contract.status import JobStatus
+from muster.local.private import make_private_database
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -88,7 +89,9 @@ class LocalCluster:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(OSError):  # SQLite says better what is wrong with it
+            make_private_database(path)
         self._threads = threading.local()
         try:
             self._prepare(self._connection())

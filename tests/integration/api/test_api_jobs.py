@@ -356,3 +356,13 @@ async def test_what_is_not_there_is_not_found(here: Platform) -> None:
     wrong = await here.client.delete("/api/v1/jobs")
     assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
     assert json.loads(wrong.text)["instance"] == "/api/v1/jobs"
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONSTARTUP", "BROWSER", "GIT_SSH_COMMAND"])
+async def test_what_a_process_loads_is_not_the_jobs_to_say_outside_a_container(here: Platform, name: str) -> None:
+    wanted = document(runtime={"env": [{"name": "FINE", "value": "1"}, {"name": name, "value": "/tmp/x.so"}]})
+    reply = await here.client.post("/api/v1/jobs", json=wanted)
+    assert reply.status_code == 422
+    (fault,) = reply.json()["errors"]
+    assert fault["path"] == "spec.runtime.env[1].name"
+    assert fault["message"].startswith(f"{name} decides what a process of this machine loads")

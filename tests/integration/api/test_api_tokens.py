@@ -123,6 +123,36 @@ async def test_the_first_token_is_private_and_made_once(tmp_path: Path, database
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+async def test_the_user_of_a_machine_always_has_a_token(tmp_path: Path, database_url: str) -> None:
+    """Lost or revoked, it is made anew; another person's tokens stay as they are."""
+    path = tmp_path / "state" / "admin-token"
+    tokens = set()
+    for loss in ("nothing", "the file", "revoked"):
+        async with platform(tmp_path / "state", database_url=database_url, auth=True) as here:
+            admin = bearer(path.read_text().strip())
+            tokens.add(path.read_text())
+            listed = (await here.client.get("/api/v1/tokens", headers=admin)).json()["items"]
+            if loss == "the file":
+                path.unlink()
+            if loss == "revoked":
+                for token in listed:
+                    await here.client.delete(f"/api/v1/tokens/{token['id']}", headers=admin)
+    async with platform(tmp_path / "state", database_url=database_url, auth=True) as here:
+        assert (await here.client.get("/api/v1/jobs", headers=admin)).status_code == 401
+        admin = bearer(path.read_text().strip())
+        assert len((await here.client.get("/api/v1/tokens", headers=admin)).json()["items"]) == 1
+    assert len(tokens | {path.read_text()}) == 3
+
+
+async def test_the_state_of_a_machine_is_its_users_alone(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    async with platform(state, auth=True):
+        assert stat.S_IMODE(state.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(file.stat().st_mode) for file in state.glob("*.db*") if file.suffix != ".migrate"} == {
+            0o600
+        }
+
+
 async def test_a_given_first_token_opens_too(tmp_path: Path, database_url: str) -> None:
     token = "muster_" + "a1" * 20
     for _ in range(2):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def test_a_day_in_the_life(house: House) -> None:
     house.environ["MUSTER_AGENT_KERNEL_LOG"] = str(kernel_log)
     house.up()
     assert ready(house)
+    with pytest.raises(urllib.error.HTTPError, match="401"):  # loopback is open to the machine's other users
+        urllib.request.urlopen(f"{house.url}/api/v1/jobs", timeout=2)
     assert house.ask("ls") == {"items": [], "more": False}
 
     second = house.muster("up", "--port", "0", expect=2)

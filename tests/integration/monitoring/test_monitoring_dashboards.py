@@ -148,7 +148,8 @@ def test_money_is_told_everywhere(watched: Watched, tmp_path: Path) -> None:
     assert job["cost"]["nodeHours"] > 0
     assert job["cost"]["cost"] == pytest.approx(job["cost"]["nodeHours"] * 36_000)
     assert job["cost"]["gaps"] == []
-    history = json.loads(fetch(f"{house.url}/api/v1/jobs/{watched.uid}/attempts"))
+    token = house.state.admin_token.read_text().strip()
+    history = json.loads(fetch(f"{house.url}/api/v1/jobs/{watched.uid}/attempts", {"Authorization": f"Bearer {token}"}))
     assert [cost["nodeHours"] > 0 for cost in history["costs"]] == [True, True]
     assert history["cost"]["cost"] == pytest.approx(sum(cost["cost"] for cost in history["costs"]))
     shown = house.muster("get", "hurt").stdout
@@ -157,7 +158,7 @@ def test_money_is_told_everywhere(watched: Watched, tmp_path: Path) -> None:
     assert float(told["value"][1]) > 0
 
 
-def fetch(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=10) as reply:
+def fetch(address: str, headers: dict[str, str] | None = None) -> str:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers or {}), timeout=10) as reply:
         body: bytes = reply.read()
     return body.decode()

@@ -29,6 +29,8 @@ def test_the_muster_up_of_this_machine_is_found_while_it_lives(tmp_path: Path) -
     (state.root / "admin-token").write_text("muster_abc\n")
     (state.root / "admin-token").chmod(0o600)
     assert find_server(None, environ(tmp_path)).token == "muster_abc"
+    assert find_server("http://127.0.0.1:9999", environ(tmp_path)).token == "muster_abc"
+    assert find_server("http://127.0.0.1:9998", environ(tmp_path)).token is None, "another server never sees it"
     lock.release()
     with pytest.raises(CliError, match="none runs on this machine") as raised:
         find_server(None, environ(tmp_path))

@@ -12,19 +12,18 @@ from muster.contract.notices import MACHINE
 
 
 @pytest.mark.parametrize(
-    ("host", "url", "loopback"),
+    ("host", "url"),
     [
-        ("127.0.0.1", "http://127.0.0.1:7", True),
-        ("0.0.0.0", "http://127.0.0.1:7", False),
-        ("::", "http://[::1]:7", False),
-        ("10.0.0.5", "http://10.0.0.5:7", False),
+        ("127.0.0.1", "http://127.0.0.1:7"),
+        ("0.0.0.0", "http://127.0.0.1:7"),
+        ("::", "http://[::1]:7"),
+        ("10.0.0.5", "http://10.0.0.5:7"),
     ],
 )
-def test_the_address_as_seen_from_here(host: str, url: str, loopback: bool) -> None:
+def test_the_address_as_seen_from_here(host: str, url: str) -> None:
     options = up.PlatformOptions(State(Path("/s")), host, 7)
-    assert (options.url, options.loopback) == (url, loopback)
-    api = up._children(options)[0].arguments
-    assert ("--no-auth" in api) is loopback, "only loopback goes without tokens"
+    assert options.url == url
+    assert "--no-auth" not in up._children(options)[0].arguments, "the machine has other users"
 
 
 def test_children_are_told_what_was_asked_for() -> None:
@@ -32,7 +31,7 @@ def test_children_are_told_what_was_asked_for() -> None:
     api, operator, agent = up._children(options)
     assert (api.module, list(api.arguments)) == (
         "muster.api",
-        ["--state", "/s", "--host", "127.0.0.1", "--port", "7", "--no-auth"],
+        ["--state", "/s", "--host", "127.0.0.1", "--port", "7"],
     )
     assert (operator.module, list(operator.arguments)) == (
         "muster.operator",

@@ -42,7 +42,7 @@ class Submitted:
 
 async def plan(services: Services, submission: Submission) -> dict[str, Any]:
     """What a submission would do and why it would be refused. Writes nothing."""
-    drafted = await draft(services.database, services.commits, submission, services.settings.default_checkpoint_uri)
+    drafted = await draft(services, submission)
     async with services.database.read() as session:
         taken = await repository.live_with_name(session, drafted.namespace, drafted.name)
     refusals = [finding("invalid_job", fault) for fault in drafted.faults]
@@ -55,7 +55,7 @@ async def submit(
     services: Services, submission: Submission, attempted: Attempted | None, origin: str = ""
 ) -> Submitted:
     """Store the job, its first event and the reply in one commit. Raises ApiError; then nothing was stored."""
-    drafted = await draft(services.database, services.commits, submission, services.settings.default_checkpoint_uri)
+    drafted = await draft(services, submission)
     if drafted.faults:
         # What was right when the request first came may be wrong when it is repeated: the first answer holds.
         return await _replay(services, attempted) or _refuse(drafted)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.jobs import repository
+from muster.api.services import Services
 from muster.api.tables import JobRow
 from muster.contract.address import Address, AddressError, job_folder, parse_address
 from muster.contract.base import InvalidDocument, Problem
@@ -20,6 +22,10 @@ from muster.storage.errors import StoreError
 from muster.storage.listing import CommitListing
 
 _FROM = "spec.training.model.from"
+# They decide which programs and libraries a process loads: a job's own affair in a container, not on a shared machine.
+_LOADER_VARIABLES = re.compile(
+    r"(LD|DYLD|GIT|SSH)_\w*|PYTHON\w*|PERL5\w*|BASH_ENV|ENV|BROWSER|PAGER|EDITOR|NODE_OPTIONS|PATH|SHELL"
+)
 
 
 @dataclass(frozen=True)
@@ -52,24 +58,34 @@ def invalid_job(faults: tuple[Problem, ...], count: int = 0) -> ApiError:
     return ApiError("invalid_job", f"The job is not valid: {first}{rest}", errors=faults)
 
 
-async def draft(
-    database: Database, commits: CommitListing, submission: Submission, default_checkpoint_uri: str | None
-) -> Draft:
+async def draft(services: Services, submission: Submission) -> Draft:
     """Fill in what depends on the platform. Reads the database, where it must, and commit files; writes nothing."""
     namespace = submission.namespace or "default"
-    spec = submission.spec
+    spec, default_checkpoint_uri = submission.spec, services.settings.default_checkpoint_uri
     if spec.checkpoint.uri is None and default_checkpoint_uri is not None:
         spec = _with(spec, checkpoint=_with(spec.checkpoint, uri=default_checkpoint_uri))
-    faults: tuple[Problem, ...] = ()
+    faults = _loader_variables(spec) if services.settings.cluster == "local" else ()
     source = spec.training.model.from_
     if source is not None and source.job is not None and source.uri is None:
-        found = await _resolve(database, commits, namespace, source.job, source)
+        found = await _resolve(services.database, services.commits, namespace, source.job, source)
         if isinstance(found, Problem):
-            faults = (found,)
+            faults = (*faults, found)
         else:
             model = _with(spec.training.model, from_=_with(source, uri=found))
             spec = _with(spec, training=_with(spec.training, model=model))
     return Draft(submission.name, namespace, submission.labels, spec, faults, await _warnings(spec))
+
+
+def _loader_variables(spec: JobSpec) -> tuple[Problem, ...]:
+    return tuple(
+        Problem(
+            f"spec.runtime.env[{index}].name",
+            f"{variable.name} decides what a process of this machine loads, and may only be set where workers run in "
+            "containers; leave it out",
+        )
+        for index, variable in enumerate(spec.runtime.env)
+        if _LOADER_VARIABLES.fullmatch(variable.name)
+    )
 
 
 async def _resolve(

@@ -55,7 +55,10 @@ async def note_uses(session: AsyncSession, uses: dict[str, float]) -> None:
 
 
 async def ensure_first(database: Database, settings: Settings) -> None:
-    """With authentication on there is always a way in: the token of the settings, or one written to the state folder.
+    """With authentication on there is always a way in: the token of the settings, or one in the state folder.
+
+    On one machine the file is the user's key, so it is made anew where it is gone or opens nothing any more. In a
+    cluster, where the folder may end with its pod, it is only made while there is no token at all.
 
     Raises ValueError for a bootstrap token that could be guessed.
     """
@@ -64,13 +67,23 @@ async def ensure_first(database: Database, settings: Settings) -> None:
     if settings.bootstrap_token is not None:
         await _ensure_given(database, settings.bootstrap_token.get_secret_value())
         return
-    token, path = new_token(), settings.state / "admin-token"
+    token, path = new_token(), settings.layout.admin_token
     async with database.write() as session:
-        if (await session.execute(select(func.count()).select_from(TokenRow))).scalar_one():
+        if settings.cluster == "local":
+            has_a_way_in = await _opens(session, _read(path))
+        else:
+            has_a_way_in = bool((await session.execute(select(func.count()).select_from(TokenRow))).scalar_one())
+        if has_a_way_in:
             return
         _write_private(path, token)
         make(session, "first start", [Scope.ADMIN], None, token)
-    log.info("the first admin token was written to a file", path=str(path))
+    log.info("an admin token was written to a file", path=str(path))
+
+
+async def _opens(session: AsyncSession, token: str) -> bool:
+    """Whether the token is known and not revoked."""
+    known = select(TokenRow).where(TokenRow.hash == hash_of(token), TokenRow.revoked_at.is_(None))
+    return (await session.scalars(known)).one_or_none() is not None
 
 
 async def _ensure_given(database: Database, token: str) -> None:
@@ -82,6 +95,14 @@ async def _ensure_given(database: Database, token: str) -> None:
                 make(session, "bootstrap", [Scope.ADMIN], None, token)
     except IntegrityError:
         pass  # another process made it at the same moment
+
+
+def _read(path: Path) -> str:
+    """Empty where there is no such file."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _write_private(path: Path, token: str) -> None:
