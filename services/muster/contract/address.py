@@ -13,6 +13,7 @@ Two programs that read the same text always mean the same place, and `parse_addr
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,9 @@ _HUB = re.compile(
     r"(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(?P<path>.*))?"
 )
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_WEB_URL = re.compile(r"\s*https?://(?:[^/@]*@)?([^/?#]+)", re.IGNORECASE)
+_METADATA_NAMES = frozenset({"metadata", "metadata.google.internal", "metadata.goog", "instance-data.ec2.internal"})
+_METADATA_ADDRESSES = frozenset({"fd00:ec2::254", "fd20:ce::254", "100.100.100.200"})  # AWS, Google, Alibaba
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -100,6 +104,8 @@ def parse_address(text: str) -> Address:
         host, _, path = rest.partition("/")
         if "@" in host or not _WEB_HOST.fullmatch(host):
             raise AddressError(f"{_shown(text)}: names no host, or more than a host; write https://host/path")
+        if is_metadata_host(_host_name(host)):
+            raise AddressError(f"{_shown(text)}: is a machine's own metadata service, which no job may read")
         return Address("https", host.lower(), path)
     if scheme == "hf":
         if not _HUB.fullmatch(rest):
@@ -113,6 +119,24 @@ def parse_address(text: str) -> Address:
         f"{_shown(text)}: nothing reads {scheme}://; there are file:///folder, s3://bucket/folder and, to read from, "
         "https:// and hf://"
     )
+
+
+def is_metadata_host(host: str) -> bool:
+    """Whether a name or IP address is a cloud's metadata service, which hands out the machine's own credentials, or any
+    other link-local address. host: without port and brackets."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower().rstrip(".") in _METADATA_NAMES
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_link_local or str(address) in _METADATA_ADDRESSES
+
+
+def refuse_metadata_url(text: str) -> None:
+    """Raises AddressError for an http(s) URL of a machine's metadata service; any other text passes."""
+    match = _WEB_URL.match(text)
+    if match and is_metadata_host(_host_name(match[1])):
+        raise AddressError("is the address of a machine's own metadata service, which no job may name as an endpoint")
 
 
 def checkpoint_address(text: str) -> Address:
@@ -145,6 +169,11 @@ def hub_path(address: Address) -> HubPath:
     match = _HUB.fullmatch(address.path)
     assert match is not None, f"{address} is no address of the hub"
     return HubPath(match["kind"], match["repository"], match["revision"], match["path"] or "")
+
+
+def _host_name(host: str) -> str:
+    """Of `name:port`, `[v6]:port` or a bare one."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def _plain(text: str) -> Address:

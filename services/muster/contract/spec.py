@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from muster.contract.address import refuse_metadata_url
 from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, parse
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
 from muster.contract.pods import PodMarks, label_key, label_value
@@ -222,6 +223,7 @@ class EnvVar(Spec):
     def _not_ours(self) -> Self:
         if self.name.startswith(("MUSTER_", "PET_")):
             raise ValueError(f"{self.name} is set by Muster itself; choose another name")
+        refuse_metadata_url(self.value)
         return self
 
 

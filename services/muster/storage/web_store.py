@@ -6,12 +6,13 @@ import email.utils
 import functools
 import http.client
 import io
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from muster.contract.address import Address
+from muster.contract.address import Address, is_metadata_host
 from muster.storage.errors import NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
 from muster.storage.retry import Retry
 from muster.storage.store import SMALL_BYTES_MAX, Object, Stream
@@ -30,6 +31,7 @@ class WebStore:
     def __init__(self, address: Address, retry: Retry | None = None) -> None:
         self.uri = str(address).rstrip("/")
         self._retry = retry or Retry(RETRY_SECONDS)
+        self._web = urllib.request.build_opener(_Encrypted(), _Redirects())
 
     def about(self, key: str) -> Object:
         def head() -> Object:
@@ -83,11 +85,7 @@ class WebStore:
         # Not compressed on its way: sizes and ranges are of the file.
         asked = {"Accept-Encoding": "identity", "User-Agent": "muster", **(headers or {})}
         request = urllib.request.Request(self._where(key), headers=asked, method=method)  # noqa: S310 (https alone)
-        answer = urllib.request.urlopen(request, timeout=SECONDS_MAX)  # noqa: S310
-        if not answer.url.startswith("https://"):
-            answer.close()
-            raise Refused(f"{self._where(key)}: leads to {answer.url[:200]}, which is not encrypted")
-        return answer
+        return self._web.open(request, timeout=SECONDS_MAX)
 
     def _where(self, key: str) -> str:
         return f"{self.uri}/{key}" if key else self.uri
@@ -107,6 +105,34 @@ class WebStore:
             raise kind(f"{self._where(key)}: can't read it: {error.code} {error.reason}") from None
         except (OSError, http.client.HTTPException, EOFError) as error:
             raise StoreError(f"{self._where(key)}: can't read it: {error}") from error
+
+
+class _Connection(http.client.HTTPSConnection):
+    """Whatever name leads there, a machine's metadata service is not spoken to."""
+
+    def connect(self) -> None:
+        super().connect()
+        peer = self.sock.getpeername()[0]
+        if is_metadata_host(peer.partition("%")[0]):
+            self.close()
+            raise Refused(f"https://{self.host}: is {peer}, a machine's own metadata service, which no job may read")
+
+
+class _Encrypted(urllib.request.HTTPSHandler):
+    def __init__(self) -> None:
+        self._tls = ssl.create_default_context()
+        super().__init__(context=self._tls)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, request, context=self._tls)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, request: Any, fp: Any, code: int, message: str, headers: Any, url: str) -> Any:
+        if not url.startswith("https://"):
+            fp.close()
+            raise Refused(f"{request.full_url}: leads to {url[:200]}, which is not encrypted")
+        return super().redirect_request(request, fp, code, message, headers, url)
 
 
 _PASSING = (408, 425, 429)

@@ -16,7 +16,7 @@ from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.unit.data.making import CHATML, contents, stored, write_tokenizer
 
 from muster.contract.address import parse_address
-from muster.storage.errors import Replaced, StoreError
+from muster.storage.errors import Refused, Replaced, StoreError
 from muster.storage.store import open_source
 from muster.trainer.data import load_tokenizer, sources
 from muster.trainer.errors import StorageError, UserError
@@ -143,6 +143,12 @@ class Web(http.server.BaseHTTPRequestHandler):
     cut_at = 1 << 20  # of each answer
 
     def do_GET(self) -> None:
+        if self.path == "/away":
+            self.send_response(302)
+            self.send_header("Location", "http://169.254.169.254/latest/meta-data")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         body = FILES.get(self.path)
         if body is None:
             self.send_error(404)
@@ -186,6 +192,21 @@ def test_a_file_of_the_web_is_a_source(web: str, tmp_path: Path) -> None:
     assert sorted(contents(store)) == [b"one", b"two"]
     with pytest.raises(UserError, match="none: there is no such file"):
         sources.find(f"{web}/none", "text")
+
+
+def test_the_web_leads_to_no_metadata_service(web: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a redirect, which is not followed, nor by a name that stands for its address."""
+    store = open_source(parse_address(web))
+    with pytest.raises(Refused, match=r"/away: leads to http://169\.254\.169\.254/latest/meta-data, which is not encr"):
+        store.about("away")
+
+    class Peer(ssl.SSLSocket):
+        def getpeername(self) -> tuple[str, int]:
+            return "169.254.169.254", 443
+
+    monkeypatch.setattr(ssl.SSLContext, "sslsocket_class", Peer)
+    with pytest.raises(Refused, match=r"is 169\.254\.169\.254, a machine's own metadata service"):
+        open_source(parse_address(web)).about("long.txt")
 
 
 def test_a_file_of_the_web_is_read_on_after_a_broken_answer_and_by_ranges(web: str) -> None:

@@ -239,3 +239,14 @@ def test_durations(text: str, seconds: int) -> None:
 def test_dump_is_canonical() -> None:
     shuffled = json.loads(json.dumps(DOCUMENT, sort_keys=True))
     assert dump_json(parse_job(shuffled).spec) == dump_json(parse_job(DOCUMENT).spec)
+
+
+@pytest.mark.parametrize(
+    "value", ["http://169.254.169.254", "http://u:p@[fe80::1]:80/x", "HTTPS://metadata.google.internal/"]
+)
+def test_no_endpoint_of_a_job_is_a_metadata_service(value: str) -> None:
+    env = [{"name": "AWS_ENDPOINT_URL_S3", "value": value}]
+    with pytest.raises(InvalidDocument, match=r"spec\.runtime\.env\[0\]: is the address of a machine's own metadata"):
+        parse_job(edited(put("spec.runtime", {"env": env})))
+    env[0]["value"] = "http://169.254.169.254.example.com"
+    assert parse_job(edited(put("spec.runtime", {"env": env}))).spec.runtime.env[0].value == env[0]["value"]
