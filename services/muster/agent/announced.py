@@ -15,7 +15,10 @@ _DEVICE = "0000:00:00"
 
 
 def announce(folder: Path, node: str, what: str, table: dict[int, Entry]) -> NodeNotices:
-    """what: spot, rebalance, drain, xid:<code> (judged by the table), or clear. Raises ValueError."""
+    """Write the notice that a person announces for a node into its file, and return all that stands there now.
+
+    `what` is spot, rebalance, drain, xid:<code> (judged by the table) or clear. Raises ValueError for anything else.
+    """
     now = time.time()
     notices = NodeNotices(node=node, at=now, notices=_notices(what, table, now))
     folders.write(folder, notices)

@@ -23,7 +23,7 @@ class Space:
 
 
 class Disks:
-    """paths: one on each file system to watch, all of them meant to be written to."""
+    """Watches the file systems of these paths for space, and for having become read-only against expectation."""
 
     name = "disk"
 

@@ -36,17 +36,18 @@ LINK_ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One GPU at one moment. values: metric without its prefix and label values → number, for what NVML would tell."""
+    """One GPU at one moment."""
 
     index: int
     device: str  # PCI address
     uuid: str
     lost: bool = False
+    # (metric without its prefix, value of its label) to number, for everything that NVML could tell.
     values: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 class Gpus:
-    """nvml: the library; None: nvidia-ml-py, if it is there."""
+    """Reads the node's GPUs by NVML. `nvml` is the library; None takes nvidia-ml-py where it is installed."""
 
     name = "nvml"
 

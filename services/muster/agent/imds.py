@@ -34,7 +34,7 @@ class _Troubled(Exception):
 
 
 class Imds:
-    """address: of the service, `http://169.254.169.254` unless a test stands in for it."""
+    """Asks AWS' instance metadata service at `address` whether a spot interruption or a rebalance is announced."""
 
     name = "imds"
 

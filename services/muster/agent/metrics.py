@@ -33,7 +33,10 @@ _GPU: dict[str, tuple[str, str]] = {
 
 
 class Metrics(Collector):
-    """notices: as they stand now. ages: seconds since each source's last look."""
+    """What Prometheus scrapes of the agent.
+
+    `notices` returns those that stand now, and `ages` the seconds since each source last looked.
+    """
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class NodeObject:
         await self.confirm(notices)
 
     async def confirm(self, notices: NodeNotices, ready: bool = True) -> None:
-        """The conditions, with a heartbeat. ready: false as the last word of an agent that stops."""
+        """Write the node's conditions with a new heartbeat. An agent that stops says so with `ready` False."""
         worst = [notice for notice in notices.notices if notice.keeps_out or notice.remedy is Remedy.RESTART]
         word = "; ".join(notice.message for notice in worst)[:1000]
         fault = {

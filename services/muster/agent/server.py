@@ -26,7 +26,10 @@ def serve(
     metrics: Callable[[], bytes],
     stuck: Callable[[], str],
 ) -> ThreadingHTTPServer:
-    """Answer in threads of our own. stuck: which source does not look any more, empty if all do. Raises OSError."""
+    """Answer requests in threads of our own. `stuck` names the source that has stopped looking, or is empty.
+
+    Raises OSError where the port can't be had.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

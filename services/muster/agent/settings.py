@@ -16,29 +16,30 @@ PREFIX = "MUSTER_AGENT_"
 
 
 class Settings(BaseModel):
-    """node: its name in the cluster. folder: also write the notices to <folder>/<node>.json. imds: the metadata
-    service; empty: none is asked. disks: a path on each file system to watch. kubernetes: write to the Node object.
-    parent_pid: stop when that process, which started this one, is gone.
-    """
+    """What one agent watches, and whom it tells."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    node: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+    node: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]  # its name in the cluster
     host: str = "0.0.0.0"  # noqa: S104 - the node's workers are in networks of their own
     port: Annotated[int, Field(ge=0, le=65535)] = AGENT_PORT
-    folder: Path | None = None
+    folder: Path | None = None  # where the notices are also written, to <node>.json
     kernel_log: Path = Path("/dev/kmsg")
     xid_table: Path | None = None
-    imds: str = "http://169.254.169.254"
+    imds: str = "http://169.254.169.254"  # the instance metadata service; an empty one is not asked
     sysfs: Path = Path("/sys")
-    disks: tuple[Path, ...] = (Path("/tmp"),)  # noqa: S108 - in a pod, a volume on the disk that the workers fill
-    kubernetes: bool = False
-    parent_pid: int | None = None
+    # A path on each file system to watch; in a pod, /tmp is a volume on the disk that the workers fill.
+    disks: tuple[Path, ...] = (Path("/tmp"),)  # noqa: S108
+    kubernetes: bool = False  # whether the notices are written to the Node object
+    parent_pid: int | None = None  # the process that started this one; when it is gone, the agent stops
     service_account: Path = SERVICE_ACCOUNT  # the folder with our own token
 
 
 def read(words: dict[str, Any], environment: dict[str, str] | None = None) -> Settings:
-    """words: from the command line, those that were given. Raises pydantic's ValidationError, which is a ValueError."""
+    """The settings of the environment, overridden by those of the command line in `words`.
+
+    Raises pydantic's ValidationError, which is a ValueError.
+    """
     environment = dict(os.environ) if environment is None else environment
     found: dict[str, Any] = {"node": socket.gethostname().lower()}
     for name in Settings.model_fields:

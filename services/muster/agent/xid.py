@@ -74,12 +74,12 @@ def _parse(text: str, where: str) -> dict[int, Entry]:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """device: PCI address. switch: an NVSwitch's SXid."""
+    """An error that NVIDIA's driver wrote into the kernel log."""
 
     code: int
-    device: str
+    device: str  # PCI address
     text: str
-    switch: bool = False
+    switch: bool = False  # of an NVSwitch, which writes SXid
 
 
 def parse(text: str) -> Xid | None:

@@ -25,8 +25,10 @@ ALERTS_MAX = 2_000  # in one call; a megabyte holds no more
 
 
 class Webhook:
-    """token: read at every call, so that a Secret may be rotated under us; None or empty: nobody may call.
-    count: told what became of each alert. hub: None while another operator leads.
+    """The address that Alertmanager calls. While another operator leads, `hub` is None and it refuses with 503.
+
+    `token` is called for each request, so that a Secret can be rotated; None or an empty token lets nobody in. `count`
+    is called with what became of each alert.
     """
 
     def __init__(self, token: Callable[[], str | None], count: Callable[[str], None]) -> None:

@@ -40,7 +40,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One signal about one job. key: tells the same alert from another, within its source."""
+    """One signal about one job. Two reports of a source with the same key are the same alert, seen again."""
 
     uid: str
     key: str

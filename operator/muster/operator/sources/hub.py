@@ -18,8 +18,10 @@ Key = tuple[str, str]  # source, and the report's own
 
 
 class Hub:
-    """current: the attempt of a living job; None when there is no such job, or it is over. enqueue: called with
-    the uid of a job about which something changed. Both may be called from any thread, as may everything here.
+    """The signals that stand about each job, of all sources. Any thread may call anything here.
+
+    `current` returns the attempt of a living job, and None for a job that is over or unknown. `enqueue` is called, from
+    any thread, with the uid of a job about which something changed.
     """
 
     def __init__(self, current: Callable[[str], int | None], enqueue: Callable[[str], None]) -> None:

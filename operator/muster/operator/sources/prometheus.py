@@ -59,13 +59,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Gang:
-    """mark: whatever differs is progress. since: the sample at which that mark was first true, as far as is known.
-    first_at: the sample in which we saw it first. All by Prometheus' clock.
-    """
+    """What the samples of one gang said so far. Times are by Prometheus' clock."""
 
-    mark: tuple[float, float]
-    since: float
-    first_at: float
+    mark: tuple[float, float]  # when the last step ended, and whether ranks are stepping: progress is a change of it
+    since: float  # when the mark was first true, as far as is known
+    first_at: float  # of the sample in which we saw the mark first
 
 
 class Progress:
@@ -75,7 +73,7 @@ class Progress:
         self._gangs: dict[tuple[str, str], _Gang] = {}
 
     def stalled(self, samples: Iterable[Sample], now: float) -> tuple[Report, ...]:
-        """now: ours, for the signals."""
+        """Reports of the gangs that make no progress. `now` is by our own clock, which the signals carry."""
         seen: dict[tuple[str, str], dict[str, float]] = {}
         for sample in samples:
             labels = sample.labels
@@ -142,8 +140,10 @@ def samples_in(body: bytes) -> tuple[Sample, ...]:
 
 
 class Prometheus:
-    """url: of its HTTP API, as far as /api/v1. token: for its bearer authentication, if it wants one. told: of every
-    question, with the error if there was one.
+    """Asks a Prometheus server, again and again, which gangs make no progress, and tells the hub.
+
+    `url` is that of its HTTP API without /api/v1. `token` returns the bearer token for it, or None. `told` is called
+    after every question, with the error if there was one.
     """
 
     def __init__(

@@ -20,12 +20,9 @@ def _address(text: str) -> str:
 
 
 class SourceSettings(BaseSettings):
-    """prometheus_url: empty: it is not asked. prometheus_token_file: for its bearer authentication, if it wants one.
-    webhook_token_file: holds the token that Alertmanager must show; without one the webhook is closed. Both files are
-    read each time, so that they may be rotated. prices_file: a table (JSON) that is laid over the built-in one.
-    """
+    """Where the operator hears of jobs beside the world. Token files are read at each use: they may be rotated."""
 
-    prometheus_url: Annotated[str, AfterValidator(_address)] = ""
-    prometheus_token_file: Path | None = None
-    webhook_token_file: Path | None = None
-    prices_file: Annotated[Path | None, AfterValidator(checked_prices)] = None
+    prometheus_url: Annotated[str, AfterValidator(_address)] = ""  # an empty one is not asked
+    prometheus_token_file: Path | None = None  # the bearer token for Prometheus
+    webhook_token_file: Path | None = None  # the token that Alertmanager must show; without one the webhook is closed
+    prices_file: Annotated[Path | None, AfterValidator(checked_prices)] = None  # JSON, laid over the built-in table

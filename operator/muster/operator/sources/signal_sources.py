@@ -18,7 +18,7 @@ from muster.operator.world import World
 
 
 class SignalSources:
-    """webhook: hang it under alertmanager.PATH. It answers from the start, and takes alerts while `opened`."""
+    """All sources of signals. `webhook` is served at alertmanager.PATH, and takes alerts while they are opened."""
 
     def __init__(self, settings: SourceSettings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
@@ -29,8 +29,9 @@ class SignalSources:
     async def opened(
         self, world: World, current: Callable[[str], int | None], enqueue: Callable[[str], None]
     ) -> AsyncIterator[World]:
-        """The world together with what these sources say. current, enqueue: as Hub wants them, but `enqueue` is only
-        called in the event loop.
+        """The world together with what these sources say.
+
+        `current` and `enqueue` are as the Hub wants them, but `enqueue` is only called in the event loop.
         """
         loop = asyncio.get_running_loop()
         hub = Hub(current, lambda uid: _enqueue_from_thread(loop, enqueue, uid))
