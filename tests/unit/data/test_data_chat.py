@@ -19,7 +19,7 @@ from tests.unit.data.making import (
     write_tokenizer,
 )
 
-from muster.trainer.data import chat_prompt, load_tokenizer
+from muster.trainer.data import chat_prompt, documents, load_tokenizer, sources
 from muster.trainer.data.chat import conversation
 from muster.trainer.errors import UserError
 
@@ -35,6 +35,30 @@ def test_a_conversation_as_bytes_and_what_of_it_is_scored(tmp_path: Path) -> Non
     assert store.loss_mask.tolist() == [0] * 7 + [1, 1, 1] + [0] * 4 + [1, 1]
     assert store.firsts is not None
     assert store.firsts.tolist() == [7]
+
+
+@pytest.mark.parametrize("piece", [1, 7, 40, 100])
+def test_a_long_conversation_is_tokenised_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """Its tokens are never in memory all at once, whether one turn is long or there are many; the store is the same."""
+    lines = "".join(f"line {number}\n" for number in range(30))
+    records = [
+        chat_record(("user", "x" * 90 + lines), ("assistant", lines), ("user", "?"), ("assistant", "x" * 250)),
+        chat_record(("user", "short"), ("assistant", "")),
+        chat_record(*[(role, "ten chars\n") for _ in range(20) for role in ("user", "assistant")]),
+    ]
+    path = write_jsonl(tmp_path / "a.jsonl", records)
+    whole = stored(path, tmp_path / "whole", format="openai-chat")
+    monkeypatch.setattr(documents, "PIECE_BYTES", piece)
+    pieced = stored(path, tmp_path / "pieced", format="openai-chat")
+    assert pieced.meta == whole.meta
+    for name in ("tokens", "loss_mask", "hashes", "starts", "bounds", "firsts"):
+        assert getattr(pieced, name).tolist() == getattr(whole, name).tolist(), name
+    (file,) = sources.find(str(path), "openai-chat")
+    chunks = list(documents.Reading(file, lambda count: None).chunks("openai-chat", "", load_tokenizer("bytes")))
+    assert max(sum(len(part.text) for part in chunk.parts) for chunk in chunks) <= piece
+    assert [chunk.hash is None for chunk in chunks].count(False) == len(records)
 
 
 def test_labels_are_only_the_assistants(tmp_path: Path) -> None:

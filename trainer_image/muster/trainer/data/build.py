@@ -41,6 +41,7 @@ class Builder:
         self._dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
         self._chat = source.format == "openai-chat"
         self._hashes, self._ends, self._firsts = array("Q"), array("q"), array("q")
+        self._first = -1  # the first scored token of the document that is being written; -1: it is still to come
         self._written = self._read = 0
         self._progress = Progress(source.source, say)
 
@@ -79,11 +80,15 @@ class Builder:
 
     def _write(self, encoded: Encoded, tokens: BinaryIO, loss_mask: BinaryIO) -> None:
         tokens.write(encoded.ids.astype(self._dtype).data)
-        self._written += len(encoded.ids)
         if self._chat:
             loss_mask.write(encoded.loss_mask.data)
-            self._firsts.append(int(encoded.loss_mask.argmax()))  # every conversation has a scored token
+            if self._first < 0 and encoded.loss_mask.any():
+                self._first = self._written + int(encoded.loss_mask.argmax())
+        self._written += len(encoded.ids)
         if encoded.hash is not None:
+            if self._chat:
+                self._firsts.append(self._first - (self._ends[-1] if self._ends else 0))
+                self._first = -1  # every conversation has a scored token
             self._hashes.append(encoded.hash)
             self._ends.append(self._written)
 

@@ -20,8 +20,8 @@ from muster.trainer.data.sources import BLOCK_BYTES, File
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import StorageError, UserError
 
-# A longer text file is tokenised in pieces that end at line ends: memory stays bounded, and only a tokenizer that
-# merges across line ends could tell the difference.
+# A longer text, of whatever format, is tokenised in pieces that end at line ends: memory stays bounded, and only a
+# tokenizer that merges across line ends could tell the difference.
 PIECE_BYTES = 8 << 20
 # A line is parsed whole, which takes several times its size; 64 MiB is twenty long novels.
 LINE_BYTES_MAX = 64 << 20
@@ -52,7 +52,7 @@ class Reading:
                     yield from _in_pieces(_document(text, tokenizer, place))
             else:
                 for place, record in _records(stream, self.file.address):
-                    yield _conversation(record, tokenizer, place)
+                    yield from _in_pieces(_conversation(record, tokenizer, place))
 
     def digest(self) -> str:
         """As sources.digest: of the bytes read so far."""
@@ -195,16 +195,22 @@ def _document(text: str, tokenizer: Tokenizer, place: str) -> Chunk:
 
 
 def _in_pieces(document: Chunk) -> Iterator[Chunk]:
-    """A document whose long texts are cut at line ends, as a text file's are, so that its tokens need not be in memory
-    all at once."""
+    """A long document in chunks of at most PIECE_BYTES characters: its tokens need not be in memory all at once.
+
+    It is cut between its parts, or at a line end of a long one, as a text file is.
+    """
     waiting: list[Part] = []
+    room = PIECE_BYTES
     for part in document.parts:
         start = 0
-        while len(part.text) - start > PIECE_BYTES:
-            cut = part.text.rfind("\n", start, start + PIECE_BYTES) + 1 or start + PIECE_BYTES
-            yield Chunk((*waiting, part._replace(text=part.text[start:cut])), None)
-            waiting, start = [], cut
+        while len(part.text) - start > room:
+            cut = part.text.rfind("\n", start, start + room) + 1 or (start if waiting else start + room)
+            if cut > start:
+                waiting.append(part._replace(text=part.text[start:cut]))
+            yield Chunk(tuple(waiting), None)
+            waiting, start, room = [], cut, PIECE_BYTES
         waiting.append(part._replace(text=part.text[start:]) if start else part)
+        room -= len(part.text) - start
     yield Chunk(tuple(waiting), document.hash)
 
 
