@@ -13,7 +13,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from muster.contract.base import dump_json
-from muster.contract.notices import NodeNotices
+from muster.contract.notices import NOTICES_PATH, NodeNotices
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 IDLE_SECONDS = 30.0  # a connection that asks nothing for so long is closed
@@ -37,7 +37,7 @@ def serve(
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            if path == "/notices":
+            if path == NOTICES_PATH:
                 self._answer(200, "application/json", dump_json(notices()).encode())
             elif path == "/metrics":
                 self._answer(200, METRICS_TYPE, metrics())

@@ -16,8 +16,18 @@ FINALIZER = (
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 
 
+class Rendezvous:
+    """torchrun's own variables, set in every worker: how the ranks of a gang meet."""
+
+    NODES = "PET_NNODES"
+    RANKS_PER_NODE = "PET_NPROC_PER_NODE"
+    NODE_RANK = "PET_NODE_RANK"  # the worker's number
+    HOST = "PET_MASTER_ADDR"
+    PORT = "PET_MASTER_PORT"
+
+
 class Env:
-    """Set in every worker; torchrun's own rendezvous is told by `PET_*`."""
+    """Set in every worker."""
 
     JOB = "MUSTER_JOB"
     JOB_UID = "MUSTER_JOB_UID"
@@ -64,6 +74,10 @@ class ExitCode(IntEnum):
     HUNG = 89  # its ranks did not move any more when they were told to stop, and were killed
     PREFLIGHT_EXCLUDE = 90  # preflight failed in a way that another try will not mend: leave this node
 
+
+# What a worker in a cluster tells the operator: at its report port while it runs, and in its termination message.
+HEARTBEATS_PATH = "/heartbeats"  # answers with the heartbeats of its ranks
+LAST_HEARTBEAT = "lastHeartbeat"  # a key beside those of WorkerExit
 
 # Files in MUSTER_WORKER_DIR, each replaced whole (written beside, then renamed).
 EXIT_RECORD = "exit.json"  # WorkerExit, by the launcher, last of all

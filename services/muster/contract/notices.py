@@ -13,6 +13,7 @@ FAULT_CONDITION = "MusterNodeFault"  # True: something here is broken, or the no
 AGENT_CONDITION = "MusterAgentReady"  # its heartbeat is the agent's
 NOTICES_ENV = "MUSTER_NOTICES"  # set in a worker: where its node's notices are, a file or an address
 MACHINE = "machine"  # as the name of a node: of all virtual nodes of this machine
+NOTICES_PATH = "/notices"  # of the agent: answers with NodeNotices
 AGENT_PORT = 29_502  # of the agent's /notices, /metrics and /healthz, on the node's own address
 
 

@@ -353,6 +353,13 @@ class WorkerConfig(Record):
     data_skip: DataSkip | None = None  # applies where training begins after that very commit
 
 
+def worker_config(spec: JobSpec, status: JobStatus) -> WorkerConfig:
+    """What the workers of the job's next attempt are told."""
+    return WorkerConfig(
+        training=spec.training, checkpoint=spec.checkpoint, past=past_of(status), data_skip=status.data_skip
+    )
+
+
 class Submission(Record):
     """A parsed job document: `{apiVersion, kind, metadata: {name, …}, spec}`."""
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.s3_servers import Missing, S3Server, moto_server, rclone_server
 
+from muster.contract.names import Env
+
 
 @pytest.fixture(scope="module")
 def rclone_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
@@ -30,7 +32,7 @@ def moto_s3() -> Iterator[S3Server]:
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for the node cache that has room however full this machine's disks are: a cache takes no disk's last."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="muster-tests-cache-") as folder:
-        monkeypatch.setenv("MUSTER_NODE_CACHE_DIR", folder)
+        monkeypatch.setenv(Env.CACHE_DIR, folder)
         yield Path(folder)
 
 

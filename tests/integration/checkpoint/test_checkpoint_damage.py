@@ -293,9 +293,10 @@ def test_a_commit_is_not_collected_while_it_is_read(folder: Path) -> None:
 
 
 def test_a_copy_on_the_node_is_used_when_it_is_good_and_not_when_it_is_not(
-    saved: tuple[Path, dict[int, dict[str, str]]], folder: Path, cache: Path
+    saved: tuple[Path, dict[int, dict[str, str]]], folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FileStore(folder)
+    monkeypatch.setattr(loader, "node_cache", lambda uri, job_uid: NodeCache(cache / job_uid))  # a file:// needs none
     (entry,) = commit_in(store, 3).files
     data = bytearray((folder / entry.key).read_bytes())
     copies = NodeCache(cache / "uid")

@@ -11,6 +11,8 @@ from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.integration.checkpoint.gang import SAMPLES_PER_EPOCH, SAMPLES_PER_STEP, run_gang
 from tests.s3_servers import BUCKET, S3Server
 
+from muster.contract.names import Env
+
 STEPS = 7  # more than an epoch's samples, so that the cursor has wrapped
 
 
@@ -113,7 +115,7 @@ def test_each_byte_is_fetched_once_per_node_and_not_at_all_where_the_node_has_it
         replaced = run_gang(2, "ddp", "load", folder, step=1)
         assert plan.done["bytes of safetensors"] == lost < kept
         plan.done.clear()
-        monkeypatch.setenv("MUSTER_NODE_CACHE_DIR", "")
+        monkeypatch.delenv(Env.CACHE_DIR)
         cold = run_gang(2, "ddp", "load", folder, step=1)
         assert plan.done["bytes of safetensors"] == kept > 0
     for said in (*warm, *replaced, *cold):

@@ -46,8 +46,8 @@ def test_others_that_do_not_come_are_no_fault_of_this_node(
     for name, value in {
         "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1",
         "PET_MASTER_PORT": str(port - all_reduce_check.PORT_OFFSET), "MUSTER_DEVICE": "cpu",
-        "MUSTER_ALL_REDUCE_MEETING_SECONDS": "2",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(all_reduce_check, "MEETING_SECONDS", 2.0)
     assert all_reduce_check.check_all_reduce() is None
     assert "not all of the gang came in time" in capfd.readouterr().err

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from muster.contract.names import HEARTBEATS_PATH
 from muster.contract.signals import Heartbeat
 from muster.contract.status import Phase
 from muster.operator.core.conditions import change_key
@@ -169,7 +170,7 @@ async def _fetch(host: str, port: int) -> bytes:
     """The body of one answer. An HTTP client costs three times as much, and there are many workers to ask."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(b"GET /heartbeats HTTP/1.0\r\n\r\n")
+        writer.write(f"GET {HEARTBEATS_PATH} HTTP/1.0\r\n\r\n".encode())
         answer = bytearray()
         while (part := await reader.read(ANSWER_BYTES_MAX)) and len(answer) < ANSWER_BYTES_MAX:
             answer += part

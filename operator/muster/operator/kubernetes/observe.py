@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from pydantic import ValidationError
 
+from muster.contract.names import LAST_HEARTBEAT
 from muster.contract.signals import Heartbeat, Signal, SignalKind, WorkerExit
 from muster.contract.status import Phase
 from muster.operator.core.observed import Worker, WorkerState
@@ -19,7 +20,6 @@ from muster.operator.kubernetes.pods import TRAINER, End, Pod
 from muster.operator.redaction import redact
 
 LOG_TAIL_LENGTH_MAX = 4_096
-LAST_HEARTBEAT = "lastHeartbeat"  # beside the keys of WorkerExit, in a termination message
 # What the kubelet says of every end; the exit code says more.
 _PLAIN = frozenset({"", "Completed", "Error", "ContainerStatusUnknown", "StartError"})
 # Reasons of a DisruptionTarget or TerminationTarget condition that mean: others need the place more.

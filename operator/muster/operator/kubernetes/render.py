@@ -11,10 +11,10 @@ from functools import lru_cache
 
 from muster.contract.address import AddressError, job_folder
 from muster.contract.base import dump, dump_json
-from muster.contract.names import GROUP, KIND, VERSION, Env, Label, worker_name
-from muster.contract.notices import NOTICES_ENV
+from muster.contract.names import GROUP, KIND, VERSION, Env, Label, Rendezvous, worker_name
+from muster.contract.notices import NOTICES_ENV, NOTICES_PATH
 from muster.contract.pods import Toleration
-from muster.contract.spec import WorkerConfig, past_of
+from muster.contract.spec import worker_config
 from muster.kube.client import Object
 from muster.operator.core.decision import CreateWorker
 from muster.operator.core.placement import quantity
@@ -119,7 +119,7 @@ def render_pod(job: Job, action: CreateWorker, site: Site, scheduler: str, insta
     """The pod of one worker, before its gang scheduler has a say."""
     spec = job.spec
     same = _same_for_all(job, site, instance_type, action.attempt, len(action.nodes), action.resume_step)
-    which = {Env.WORKER: str(action.worker), "PET_NODE_RANK": str(action.worker)}
+    which = {Env.WORKER: str(action.worker), Rendezvous.NODE_RANK: str(action.worker)}
     container = same.container | {"env": [*same.container["env"], *_variables(which)]}
     name = worker_name(job.name, action.attempt, action.worker)
     pod: Object = {
@@ -288,7 +288,7 @@ def _environment(
         Env.RESUME_STEP: str(resume_step),
         Env.CHECKPOINT_URI: checkpoint_folder(job, site),
         **site.s3,
-        Env.CONFIG: _config(job),
+        Env.CONFIG: dump_json(worker_config(job.spec, job.status)),
         Env.WORKER_DIR: f"{ROOT}/worker",
         Env.CACHE_DIR: f"{ROOT}/cache",
         Env.FENCE: f"{site.api_server}/apis/{GROUP}/{VERSION}/namespaces/{job.namespace}/trainingjobs/{job.name}",
@@ -296,10 +296,10 @@ def _environment(
         Env.FENCE_CA_FILE: f"{FENCE_FOLDER}/ca.crt",
         Env.REPORT_PORT: str(REPORT_PORT),
         Env.TERMINATION_LOG: TERMINATION_LOG,
-        "PET_NNODES": str(size),
-        "PET_NPROC_PER_NODE": str(spec.gang.ranks_per_node),
-        "PET_MASTER_ADDR": meeting,
-        "PET_MASTER_PORT": str(RENDEZVOUS_PORT),
+        Rendezvous.NODES: str(size),
+        Rendezvous.RANKS_PER_NODE: str(spec.gang.ranks_per_node),
+        Rendezvous.HOST: meeting,
+        Rendezvous.PORT: str(RENDEZVOUS_PORT),
     }
     if not spec.gang.gpus_per_node:
         settings[Env.DEVICE] = "cpu"
@@ -308,7 +308,7 @@ def _environment(
         settings["OMP_NUM_THREADS"] = str(max(1, int(cores) // spec.gang.ranks_per_node))
     addresses = {Env.POD_IP: "status.podIP"}
     if site.agent_port:
-        settings[NOTICES_ENV] = f"http://{{host}}:{site.agent_port}/notices"
+        settings[NOTICES_ENV] = f"http://{{host}}:{site.agent_port}{NOTICES_PATH}"
         addresses[Env.HOST_IP] = "status.hostIP"
     told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in addresses.items()]
     return [*_variables(settings), *told]
@@ -316,13 +316,6 @@ def _environment(
 
 def _variables(settings: dict[str, str]) -> list[Object]:
     return [{"name": name, "value": value} for name, value in settings.items()]
-
-
-def _config(job: Job) -> str:
-    """What the trainer reads."""
-    past, skip = past_of(job.status), job.status.data_skip
-    config = WorkerConfig(training=job.spec.training, checkpoint=job.spec.checkpoint, past=past, data_skip=skip)
-    return dump_json(config)
 
 
 def _resources(job: Job, net: network.NetworkPlan) -> Object:

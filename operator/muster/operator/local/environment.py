@@ -7,9 +7,9 @@ import os
 from muster.contract.address import job_folder
 from muster.contract.base import dump_json
 from muster.contract.layout import State
-from muster.contract.names import Env
+from muster.contract.names import Env, Rendezvous
 from muster.contract.notices import NOTICES_ENV
-from muster.contract.spec import JobSpec, Runtime, TrainingJob, WorkerConfig, past_of
+from muster.contract.spec import JobSpec, Runtime, TrainingJob, worker_config
 from muster.local.cluster import LocalCluster
 from muster.operator.core.decision import CreateWorker
 from muster.operator.local.processes import WorkerKey, marks
@@ -47,22 +47,15 @@ def worker_environment(
             Env.JOB: meta.name,
             Env.RESUME_STEP: str(action.resume_step),
             Env.CHECKPOINT_URI: checkpoint_folder(state, job.spec, meta.uid),
-            Env.CONFIG: dump_json(
-                WorkerConfig(
-                    training=job.spec.training,
-                    checkpoint=job.spec.checkpoint,
-                    past=past_of(job.status),
-                    data_skip=job.status.data_skip,
-                )
-            ),
+            Env.CONFIG: dump_json(worker_config(job.spec, job.status)),
             Env.CACHE_DIR: str(state.cache),
             Env.FENCE: cluster.fence,
             NOTICES_ENV: str(state.notices / f"{action.node}.json"),
-            "PET_NNODES": str(len(action.nodes)),
-            "PET_NPROC_PER_NODE": str(gang.ranks_per_node),
-            "PET_NODE_RANK": str(action.worker),
-            "PET_MASTER_ADDR": "127.0.0.1",
-            "PET_MASTER_PORT": str(port),
+            Rendezvous.NODES: str(len(action.nodes)),
+            Rendezvous.RANKS_PER_NODE: str(gang.ranks_per_node),
+            Rendezvous.NODE_RANK: str(action.worker),
+            Rendezvous.HOST: "127.0.0.1",
+            Rendezvous.PORT: str(port),
         }
     )
 

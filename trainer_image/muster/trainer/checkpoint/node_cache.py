@@ -15,7 +15,6 @@ from muster.contract.address import parse_address
 from muster.contract.checkpoint import FileEntry, step_name
 from muster.contract.names import Env
 
-SETTING = "MUSTER_NODE_CACHE_DIR"
 FREE_SHARE_MIN = 0.1  # of the disk: the cache is a convenience, a full disk is not
 
 
@@ -62,13 +61,9 @@ class NodeCache:
 
 
 def node_cache(uri: str, job_uid: str) -> NodeCache | None:
-    """The cache for a job whose checkpoints are at `uri`; None where they are on a disk anyway, or no folder is set.
+    """The cache for a job whose checkpoints are at `uri`, beside the node's prepared data.
 
-    MUSTER_NODE_CACHE_DIR names the folder (empty: no cache); by default it is beside the node's prepared data.
+    None where they are on a disk anyway, or the node keeps no prepared data.
     """
-    folder = os.environ.get(SETTING)
-    if folder is None and parse_address(uri).scheme != "s3":
-        return None
-    if folder is None and (cache := os.environ.get(Env.CACHE_DIR)):
-        folder = os.path.join(cache, "checkpoints")
-    return NodeCache(Path(folder) / job_uid) if folder else None
+    cache = os.environ.get(Env.CACHE_DIR)
+    return NodeCache(Path(cache) / "checkpoints" / job_uid) if cache and parse_address(uri).scheme == "s3" else None

@@ -12,12 +12,12 @@ import sys
 import time
 from datetime import timedelta
 
-from muster.contract.names import Env
+from muster.contract.names import Env, Rendezvous
 
 # Beside torchrun's own port, which the gang will need in a moment.
 PORT_OFFSET = 2
 # Nodes come up one by one, each pulling its image; who does not come is not this check's affair.
-MEETING_SECONDS = float(os.environ.get("MUSTER_ALL_REDUCE_MEETING_SECONDS", "600"))
+MEETING_SECONDS = 600.0
 REDUCE_SECONDS = 60.0
 ELEMENTS = 4 * 2**20  # 16 MiB of float32: enough for NCCL to use every way that it has
 ABSENT = 3  # exit code: the others did not come
@@ -25,14 +25,15 @@ ABSENT = 3  # exit code: the others did not come
 
 def check_all_reduce() -> str | None:
     """Why the gang can't add numbers up together; None if it can, or if there is nobody to add with."""
-    nodes, per_node = int(os.environ.get("PET_NNODES", "1")), int(os.environ.get("PET_NPROC_PER_NODE", "1"))
+    nodes, per_node = int(os.environ.get(Rendezvous.NODES, "1")), int(os.environ.get(Rendezvous.RANKS_PER_NODE, "1"))
     if nodes < 2:
         return None
-    first = int(os.environ.get("PET_NODE_RANK", "0")) * per_node
+    first = int(os.environ.get(Rendezvous.NODE_RANK, "0")) * per_node
     began = time.monotonic()
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "muster.trainer.launch.all_reduce_check", str(first + local), str(nodes * per_node)],
+            [sys.executable, "-m", "muster.trainer.launch.all_reduce_check",
+             str(first + local), str(nodes * per_node), str(MEETING_SECONDS)],
             stderr=subprocess.PIPE, text=True,
         )
         for local in range(per_node)
@@ -53,16 +54,16 @@ def check_all_reduce() -> str | None:
     return "; ".join(told[:2]) or None
 
 
-def reduce(rank: int, world: int) -> int:
-    """One rank's part. Returns its exit code."""
+def reduce(rank: int, world: int, meeting_seconds: float) -> int:
+    """One rank's part. meeting_seconds: how long it waits for the others. Returns its exit code."""
     import torch
     from torch import distributed as dist
     from torch._C._distributed_c10d import TCPStore
 
     gpus = os.environ.get(Env.DEVICE) != "cpu" and torch.cuda.is_available()
-    host, port = os.environ["PET_MASTER_ADDR"], int(os.environ["PET_MASTER_PORT"]) + PORT_OFFSET
+    host, port = os.environ[Rendezvous.HOST], int(os.environ[Rendezvous.PORT]) + PORT_OFFSET
     try:
-        store = TCPStore(host, port, world, rank == 0, timedelta(seconds=MEETING_SECONDS))
+        store = TCPStore(host, port, world, rank == 0, timedelta(seconds=meeting_seconds))
     except (RuntimeError, OSError) as error:
         print(error, file=sys.stderr)
         return ABSENT
@@ -92,7 +93,7 @@ def reduce(rank: int, world: int) -> int:
 
 
 if __name__ == "__main__":
-    code = reduce(int(sys.argv[1]), int(sys.argv[2]))
+    code = reduce(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # not by tearing NCCL down, which may hang when another rank has gone

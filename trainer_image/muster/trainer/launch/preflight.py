@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.contract.names import Env, ExitCode
+from muster.contract.names import Env, ExitCode, Rendezvous
 from muster.contract.signals import WorkerExit
 from muster.trainer.launch.all_reduce_check import check_all_reduce
 from muster.trainer.launch.report import leave_word
@@ -64,7 +64,7 @@ def verdict(faults: list[Fault], answers: dict[str, str]) -> WorkerExit:
 
 def gpus() -> str | None:
     """As many as this worker has ranks, and each answers to an allocation."""
-    ranks = int(os.environ.get("PET_NPROC_PER_NODE", "1"))
+    ranks = int(os.environ.get(Rendezvous.RANKS_PER_NODE, "1"))
     if os.environ.get(Env.DEVICE) == "cpu" or not Path("/dev/nvidiactl").exists():
         return None
     import torch
@@ -106,7 +106,7 @@ def efa() -> str | None:
 
 def network() -> str | None:
     """The rendezvous' name resolves. (Worker 0 does not listen yet: all preflights run before any launcher.)"""
-    host = os.environ.get("PET_MASTER_ADDR", "")
+    host = os.environ.get(Rendezvous.HOST, "")
     deadline = time.monotonic() + RESOLVE_SECONDS
     while host:
         try:

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from muster.contract.base import dump_json
-from muster.contract.names import HEARTBEAT, Env, heartbeat_rank
+from muster.contract.names import HEARTBEAT, HEARTBEATS_PATH, LAST_HEARTBEAT, Env, heartbeat_rank
 from muster.contract.signals import WorkerExit
 from muster.local.metric_pages import CONTENT_TYPE, gathered
 from muster.local.processes import is_stopped
 
-LAST_HEARTBEAT = "lastHeartbeat"  # a key beside those of WorkerExit
 NOT_LAST = ("stands", "memory", "slowRanks", "lastSkipped")  # what nobody asks of a rank that has ended
 TERMINATION_BYTES_MAX = 4_096  # the kubelet keeps no more of a termination message
 
@@ -101,7 +100,7 @@ def metrics_page(directory: Path, environ: Mapping[str, str]) -> str:
 def _handler(directory: Path, job_uid: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known, kind = self.path in ("/heartbeats", "/metrics"), "application/json"
+            known, kind = self.path in (HEARTBEATS_PATH, "/metrics"), "application/json"
             if self.path == "/metrics":
                 kind, body = CONTENT_TYPE, metrics_page(directory, os.environ).encode()
             else:

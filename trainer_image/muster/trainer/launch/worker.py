@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.contract.base import dump_json
-from muster.contract.names import EXIT_RECORD, ExitCode
+from muster.contract.names import EXIT_RECORD, Env, ExitCode, Rendezvous
 from muster.contract.signals import WorkerExit
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
@@ -42,7 +42,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def main() -> int:
     started = time.time()
-    directory = Path(os.environ.get("MUSTER_WORKER_DIR") or ".")
+    directory = Path(os.environ.get(Env.WORKER_DIR) or ".")
     directory.mkdir(parents=True, exist_ok=True)
     stop = Stop(directory, started)
     serve_reports(directory)
@@ -192,7 +192,7 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
 
 def _own_arguments() -> list[str]:
     """What torchrun would otherwise guess: a free port for a gang of one worker that was told none."""
-    if os.environ.get("PET_MASTER_PORT") or os.environ.get("PET_NNODES", "1") not in ("1", "1:1"):
+    if os.environ.get(Rendezvous.PORT) or os.environ.get(Rendezvous.NODES, "1") not in ("1", "1:1"):
         return []
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
