@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from muster.contract.base import dump
+from pydantic import ValidationError
+
+from muster.contract.base import dump, known_part
 from muster.contract.spec import JobSpec
 from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound, RawChange
 
@@ -81,6 +84,19 @@ class Cluster(Protocol):
     async def find(self, uid: str) -> FoundJob | None: ...
 
 
+def shown_spec(document: dict[str, Any]) -> dict[str, Any]:
+    """The spec with its defaults. Of one that can't be read, which its operator says in the status, the parts that are
+    mappings, and numbers that a column holds: a row of any job can be listed."""
+    try:
+        return dump(JobSpec.model_validate(known_part(JobSpec, document)))
+    except ValidationError:
+        return {
+            key: part
+            for key, part in document.items()
+            if isinstance(part, dict) or (isinstance(part, int) and abs(part) < 1 << 31)
+        }
+
+
 class Local:
     """muster.local.LocalCluster, asked in a thread."""
 
@@ -109,11 +125,12 @@ class Local:
 
     async def find(self, uid: str) -> FoundJob | None:
         try:
-            job = await asyncio.to_thread(self._cluster.get, uid)
+            job = await asyncio.to_thread(self._cluster.raw, uid)
         except NotFound:
             return None
         meta = job.metadata
-        return FoundJob(uid, meta.name, meta.namespace, meta.labels, dump(job.spec), meta.creation_timestamp)
+        spec = shown_spec(json.loads(job.spec))
+        return FoundJob(uid, meta.name, meta.namespace, meta.labels, spec, meta.creation_timestamp)
 
     def _apply(self, job: DesiredJob) -> ApplyResult:
         try:

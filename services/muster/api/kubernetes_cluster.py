@@ -13,14 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
-from pydantic import ValidationError
 
-from muster.api.cluster import ApplyResult, DesiredJob, FoundJob, Outcome
+from muster.api.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, shown_spec
 from muster.api.pod_logs import PodLogs
-from muster.contract.base import dump, known_part
+from muster.contract.base import dump
 from muster.contract.layout import State
 from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
-from muster.contract.spec import JobSpec
 from muster.kube import paths
 from muster.kube.client import Client, Object
 from muster.kube.errors import ApiError
@@ -221,10 +219,6 @@ def _status(item: Object) -> Object:
 
 
 def _found(item: Object, uid: str) -> FoundJob:
-    meta, spec = item["metadata"], dict(item.get("spec") or {})
-    try:
-        spec = dump(JobSpec.model_validate(known_part(JobSpec, spec)))
-    except ValidationError:
-        pass  # the operator refuses it, which its status says; its row shows it as it stands in the cluster
+    meta, spec = item["metadata"], shown_spec(dict(item.get("spec") or {}))
     labels, created_at = meta.get("labels") or {}, seconds_of(meta["creationTimestamp"])
     return FoundJob(uid, meta["name"], meta["namespace"], labels, spec, created_at)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from muster.cli.address import Server
 from muster.cli.errors import CliError, Exit, Fault, Unreachable
 from muster.contract.base import Problem
+from muster.contract.text import plural
 
 if TYPE_CHECKING:
     import httpx2
@@ -224,7 +225,9 @@ def problem_error(status: int, body: dict[str, Any], server: Server) -> CliError
         for entry in body.get("errors") or ()
     )
     if code == "invalid_job" and faults:  # the detail repeats the first of them
-        what = f"the job is not valid: {len(faults)} problem{'' if len(faults) == 1 else 's'}"
+        what = f"the job is not valid: {plural(len(faults), 'problem')}"
+    elif code == "invalid_parameter" and faults:  # of a query: what an option says
+        what, faults = "; ".join(str(fault.problem).replace("query.", "--", 1) for fault in faults), ()
     details = {"status": status} | ({"requestId": body["requestId"]} if body.get("requestId") else {})
     exit_code = Exit.UNREACHABLE if status in _BUSY else Exit.USAGE if status in (400, 413, 415, 422) else Exit.FAILED
     return CliError(what, exit_code, code, faults=faults, next_step=_next_step(status, code, body), details=details)
@@ -236,7 +239,7 @@ def _next_step(status: int, code: str, body: dict[str, Any]) -> str:
     if code == "job_not_found":
         return "`muster ls` lists the jobs"
     if code == "name_taken":
-        return "choose another name with --name, or look at that one with `muster get`"
+        return "`--name` submits it under another name; `muster get` shows the one that has it"
     if status in _BUSY:
         return "try again in a moment; nothing was done"
     if status >= 500:

@@ -13,4 +13,4 @@ def with_workers(state: State) -> list[str]:
     """Names of the jobs that have, or are about to have, workers on this machine."""
     if not state.cluster.exists():
         return []
-    return [job.metadata.name for job in LocalCluster(state.cluster).jobs() if job.status.phase in _WITH_WORKERS]
+    return LocalCluster(state.cluster).names_in(_WITH_WORKERS)

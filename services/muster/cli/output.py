@@ -79,7 +79,8 @@ def show_error(error: CliError) -> None:
 
     messages().print(Text.assemble(("error: ", "bold red"), error.what), soft_wrap=True)
     for fault in error.faults:
-        _show_fault(error, fault)
+        if fault.line or fault.setting or _message(fault) not in error.what:  # else it has been said
+            _show_fault(error, fault)
     if error.next_step:
         messages().print(Text.assemble(("next:  ", "bold"), error.next_step), soft_wrap=True)
     if json_wanted():

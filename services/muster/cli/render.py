@@ -89,7 +89,8 @@ def show_job(
     table.add_row("age", format_age(status, metadata["creationTimestamp"]))
     if progress:
         table.add_row("progress", format_progress_line(progress, ended=status["phase"] in ENDED))
-    table.add_row("gang", f"{gang.get('ready', 0)} of {formatting.plural(gang.get('wanted', 0), 'worker')} ready")
+    if gang.get("wanted") or status["phase"] not in ENDED:
+        table.add_row("gang", f"{gang.get('ready', 0)} of {formatting.plural(gang.get('wanted', 0), 'worker')} ready")
     table.add_row("attempt", f"{status['attempt']}  ({formatting.plural(status['restarts']['total'], 'restart')})")
     if checkpoint:
         best = f", best {checkpoint['bestStep']}" if checkpoint.get("bestStep") is not None else ""

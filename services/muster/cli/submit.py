@@ -100,15 +100,8 @@ def _refused(plan: dict[str, Any], file: JobFile) -> CliError:
 
     faults = tuple(file.fault(Problem(r.get("path") or "", r["message"])) for r in plan["refusals"])
     code = plan["refusals"][0]["code"] if plan["refusals"] else "refused"
-    next_step = "choose another name with --name" if code == "name_taken" else ""
-    return CliError(
-        f"the server would refuse {plan['job']['name']}: {'; '.join(r['message'] for r in plan['refusals'])}",
-        Exit.FAILED,
-        code,
-        file.name,
-        faults,
-        next_step,
-    )
+    next_step = "`--name` submits it under another name" if code == "name_taken" else ""
+    return CliError(f"the server would refuse {plan['job']['name']}", Exit.FAILED, code, file.name, faults, next_step)
 
 
 def _format_model(model: dict[str, Any], parameters: int | None) -> str:

@@ -49,6 +49,7 @@ _BY_CODE: Mapping[str, tuple[str, ...]] = {
         "See that the operator reaches the checkpoint address, and that the job's folder is where it was.",
         "It is looked for again by itself; to begin anew, clone the job.",
     ),
+    "InvalidSpec": ("Put right what the reason names, and submit the job anew.",),
     "TopologyUnsatisfiable": ("Clone the job with topology.preferred instead of required, or with fewer nodes.",),
     "NamespaceLimit": ("Wait until another job of the namespace ends, or ask for a higher limit.",),
     "AwaitingScheduler": ("Look at the queue of the scheduler that spec.gang.scheduler names: it admits the gang.",),

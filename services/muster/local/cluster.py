@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,15 @@ class Change:
     at: float
     gone: bool
     status: JobStatus
+
+
+@dataclass(frozen=True)
+class RawJob:
+    """A job whose spec and status are still the JSON texts that were written."""
+
+    metadata: Metadata
+    spec: str
+    status: str
 
 
 @dataclass(frozen=True)
@@ -149,11 +158,24 @@ class LocalCluster:
             raise NotFound(f"no job with uid {uid}")
         return _job(row)
 
+    def raw(self, uid: str) -> RawJob:
+        """The job with its spec as it stands, readable or not. Raises NotFound."""
+        row = self._connection().execute("SELECT * FROM jobs WHERE uid = ?", (uid,)).fetchone()
+        if row is None:
+            raise NotFound(f"no job with uid {uid}")
+        return RawJob(_metadata(row), row["spec"], row["status"])
+
     def jobs(self, after_version: int = 0) -> list[TrainingJob]:
         """Jobs written after that version, oldest write first; all of them by default."""
         query = "SELECT * FROM jobs WHERE version > ? ORDER BY version"
         rows = self._connection().execute(query, (after_version,)).fetchall()
         return [_job(row) for row in rows]
+
+    def names_in(self, phases: Collection[str]) -> list[str]:
+        """The names of the jobs in any of these phases, also of those that can't be read."""
+        query = "SELECT name, status FROM jobs ORDER BY version"
+        rows = self._connection().execute(query).fetchall()
+        return [row["name"] for row in rows if json.loads(row["status"]).get("phase") in phases]
 
     def version(self) -> int:
         """The newest version written: a cheap way to see whether anything changed."""
@@ -276,16 +298,20 @@ def _check(db: sqlite3.Connection, uid: str, resource_version: str | None) -> sq
 
 def _job(row: sqlite3.Row) -> TrainingJob:
     return TrainingJob(
-        metadata=Metadata(
-            name=row["name"],
-            namespace=row["namespace"],
-            uid=row["uid"],
-            generation=row["generation"],
-            resource_version=str(row["version"]),
-            creation_timestamp=row["created"],
-            deletion_timestamp=row["deleted"],
-            labels=json.loads(row["labels"]),
-        ),
+        metadata=_metadata(row),
         spec=JobSpec.model_validate_json(row["spec"]),
         status=JobStatus.model_validate_json(row["status"]),
+    )
+
+
+def _metadata(row: sqlite3.Row) -> Metadata:
+    return Metadata(
+        name=row["name"],
+        namespace=row["namespace"],
+        uid=row["uid"],
+        generation=row["generation"],
+        resource_version=str(row["version"]),
+        creation_timestamp=row["created"],
+        deletion_timestamp=row["deleted"],
+        labels=json.loads(row["labels"]),
     )

@@ -16,7 +16,7 @@ from muster.api.cluster import ApplyResult, DesiredJob, Local
 from muster.contract.layout import State
 from muster.contract.signals import Cause
 from muster.contract.spec import parse_job
-from muster.contract.status import Attempt, CheckpointStatus, ExcludedNode, Failure, Phase, Progress
+from muster.contract.status import Attempt, CheckpointStatus, ExcludedNode, Failure, JobStatus, Phase, Progress
 from muster.local.cluster import LocalCluster
 
 
@@ -191,6 +191,28 @@ async def test_a_job_made_in_the_cluster_is_imported(here: Platform) -> None:
     assert (await here.events(uid))[0] == "job.imported"
     taken = await here.client.post("/api/v1/jobs", json=document("by-hand"))
     assert taken.json()["code"] == "name_taken"
+
+
+async def test_a_job_that_can_not_be_read_is_shown_and_holds_up_nobody(here: Platform) -> None:
+    """The mirror stopped at it, for all jobs."""
+    uid = here.cluster.create("broken", "default", parse_job(document("broken")).spec, {}).metadata.uid
+    with closing(sqlite3.connect(here.state.cluster)) as db:
+        db.execute(
+            "UPDATE jobs SET spec = ? WHERE uid = ?",
+            ('{"gang": {"nodes": "four"}, "priority": "high", "training": "none"}', uid),
+        )
+        db.commit()
+    before = JobStatus.model_validate_json(here.cluster.raw(uid).status)
+    words = "the spec was refused: spec.gang.nodes: must be a number"
+    refused = before.model_copy(update={"phase": Phase.FAILED, "code": "InvalidSpec", "because": words})
+    here.cluster.write_status(uid, refused, here.cluster.raw(uid).metadata.resource_version)
+    other = (await here.submit("sound"))["id"]
+    await here.finish(other)
+    await here.phase(uid, Phase.FAILED)
+    (shown,) = (await here.get("/jobs", name="broken"))["items"]
+    assert (shown["phase"], shown["code"]) == ("Failed", "InvalidSpec")
+    assert "spec.gang.nodes" in (await here.get(f"/jobs/{uid}/why"))["because"]
+    assert (await here.get(f"/jobs/{uid}"))["spec"]["gang"] == {"nodes": "four"}
 
 
 async def test_a_job_removed_from_the_cluster_keeps_its_history(here: Platform) -> None:

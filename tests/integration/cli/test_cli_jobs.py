@@ -102,7 +102,8 @@ def test_a_live_name_is_taken(platform: House) -> None:
     for more in ([], ["--dry-run"]):
         result = platform.muster("submit", file, "--yes", *more, expect=1)
         assert "waits" in result.stderr.splitlines()[0]
-        assert result.stderr.splitlines()[-1] == "next:  choose another name with --name"
+        assert result.stderr.count("has a live job named") == 1
+        assert result.stderr.splitlines()[-1] == "next:  `--name` submits it under another name"
     platform.muster("cancel", "waits", "--wait")
 
 

@@ -10,11 +10,14 @@ from typing import Any
 import httpx2
 import pytest
 
+from muster.api.errors import invalid_parameter, problem_body
 from muster.cli import client as module
 from muster.cli.address import Server
 from muster.cli.client import Client, problem_error
 from muster.cli.errors import CliError, Exit, Unreachable
 from muster.contract.base import Problem
+from muster.contract.status import Phase
+from muster.contract.text import nearest
 
 JOB_ID = "6f1f7a0e-8f0a-4c6e-9a55-0d0f3c1c3a11"
 
@@ -259,3 +262,11 @@ def test_a_stream_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "STREAM_SILENCE_SECONDS", 0.05)
     with pytest.raises(Unreachable, match="the server closed the stream"):
         list(client(lambda _: httpx2.Response(503)).stream("jobs/x/events"))
+
+
+def test_a_wrong_option_is_told_once_in_the_words_of_the_option() -> None:
+    """It came as `query.phase`, twice, with the near word as Python shows a constant."""
+    fault = invalid_parameter("query.phase", "'Runing' is not one of Queued, Running", nearest("Runing", Phase))
+    error = problem_error(422, problem_body(fault, "/api/v1/jobs", "x"), Server("http://127.0.0.1:1", "test"))
+    assert error.what == "--phase: 'Runing' is not one of Queued, Running. Did you mean 'Running'?"
+    assert (error.faults, error.exit_code) == ((), Exit.USAGE)

@@ -13,10 +13,10 @@ import pytest
 from muster.contract.layout import State
 from muster.operator.commit_lookup import CommitLookup, KnownCommits
 from muster.operator.core.observed import Committed
-from muster.operator.local.files import open_to_append, read_regular
 from muster.operator.local.processes import WorkerKey, read_record
 from muster.operator.local.reading import Heartbeats, log_tail, read_exit
 from muster.storage.listing import CommitSummary
+from muster.storage.small_files import open_to_append, read_regular
 
 COMMIT = CommitSummary(7, 1, 5.0, world_size=1, tokens=0, metrics={}, best=False, bytes=0, files=0)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -332,6 +334,26 @@ async def test_a_job_that_a_newer_muster_wrote_is_left_alone(house: House, monke
     with pytest.raises(Unreadable, match="written by a newer Muster"):
         await house.world.observe(house.uid)
     assert [job.name for job in (await house.world.fleet()).jobs] == ["tiny"]
+
+
+async def test_a_job_whose_spec_can_not_be_read_ends_and_says_why(house: House) -> None:
+    """It stayed in the queue without a word, and its removal was never done."""
+    uid = house.world.cluster.create("broken", "default", house.job.spec, {}).metadata.uid
+    with contextlib.closing(sqlite3.connect(house.world.state.cluster)) as db:
+        document = json.loads(db.execute("SELECT spec FROM jobs WHERE uid = ?", (uid,)).fetchone()[0])
+        document["gang"]["nodes"] = "four"
+        db.execute("UPDATE jobs SET spec = ? WHERE uid = ?", (json.dumps(document), uid))
+        db.commit()
+    assert await house.world.observe(uid) is None
+    status = JobStatus.model_validate_json(house.world.cluster.raw(uid).status)
+    assert (status.phase, status.code) == (Phase.FAILED, "InvalidSpec")
+    assert status.because.startswith("the spec was refused: spec.gang.nodes:")
+    version = house.world.cluster.version()
+    assert await house.world.observe(uid) is None
+    assert house.world.cluster.version() == version, "said once"
+    house.world.cluster.delete(uid)
+    assert await house.world.observe(uid) is None
+    assert uid not in await house.world.jobs()
 
 
 async def test_a_node_that_this_start_does_not_have_is_unfit(house: House) -> None:

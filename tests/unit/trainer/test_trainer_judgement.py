@@ -17,8 +17,8 @@ from torch import nn
 from muster.contract.names import HEARTBEAT
 from muster.contract.signals import Heartbeat, TrainerPhase
 from muster.local.processes import is_stopped
+from muster.storage.small_files import write_whole
 from muster.trainer.errors import NumericError
-from muster.trainer.files import write_whole
 from muster.trainer.launch.stack_dumps import DUMP_SIGNAL, STACKS, dump
 from muster.trainer.launch.verdict import hung_ranks
 from muster.trainer.train.deadlines import Deadlines

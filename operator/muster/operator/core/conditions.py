@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from muster.contract.signals import Heartbeat, SlowRank
-from muster.contract.status import Condition, Phase
+from muster.contract.status import Condition, JobStatus, Phase
 from muster.operator.core.budgets import charge_node
 from muster.operator.core.worker_summary import WorkerSummary
 
@@ -104,6 +104,22 @@ def phase_conditions(
         over = tuple(ConditionUpdate(kind, False, "NotTraining", because) for kind in TRAINING_CONDITIONS)
         rest = with_updates(rest, over, now, generation)
     return (*after, *rest)
+
+
+def refused_status(before: JobStatus, because: str, now: float, generation: int) -> JobStatus:
+    """Failed at once, for a spec that can't be read or can't run: no rule is asked about such a job."""
+    conditions = phase_conditions(before.conditions, Phase.FAILED, "InvalidSpec", because, now, generation)
+    return before.model_copy(
+        update={
+            "phase": Phase.FAILED,
+            "code": "InvalidSpec",
+            "because": because,
+            "since": now,
+            "finished_at": now,
+            "observed_generation": generation,
+            "conditions": conditions,
+        }
+    )
 
 
 def _stamp(now: float) -> str:

@@ -7,17 +7,17 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 from muster.contract.address import parse_address
 from muster.contract.base import dump
 from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
-from muster.contract.status import Condition, JobStatus, Phase
+from muster.contract.status import JobStatus, Phase
 from muster.kube import paths
 from muster.kube.client import METADATA, METADATA_LIST, Client, Object
 from muster.kube.errors import ApiError
 from muster.kube.watch import SILENCE_SECONDS, ObjectCache, Reflector
 from muster.operator.commit_lookup import CommitLookup, KnownCommits
+from muster.operator.core.conditions import refused_status
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Observed, Reservation
@@ -453,26 +453,7 @@ class KubernetesWorld:
             return
         if job.status.attempt:  # it ran, under another version of Muster: hands off
             raise Unreadable(f"job {job.namespace}/{job.name}: {because}")
-        now = datetime.now(UTC)
-        condition = Condition(
-            type="Failed",
-            status="True",
-            reason="InvalidSpec",
-            message=because,
-            last_transition_time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            observed_generation=job.generation,
-        )
-        status = job.status.model_copy(
-            update={
-                "phase": Phase.FAILED,
-                "code": "InvalidSpec",
-                "because": because,
-                "since": now.timestamp(),
-                "finished_at": now.timestamp(),
-                "observed_generation": job.generation,
-                "conditions": (condition,),
-            }
-        )
+        status = refused_status(job.status, because, self.now(), job.generation)
         await self._put_status(job, dump(status), job.version)
         self._on_refusal(job, status.code, because)
 

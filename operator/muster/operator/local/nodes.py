@@ -19,9 +19,9 @@ import psutil
 
 from muster.contract.layout import State
 from muster.operator.core.fleet import Node
-from muster.operator.local.files import read_regular, write_whole
 from muster.operator.local.processes import WorkerRecord
 from muster.operator.settings import cores
+from muster.storage.small_files import read_regular, write_whole
 
 POOL = "local"
 RENDEZVOUS = "rendezvous.json"  # in the attempt's folder: {"port": …}, the same for all its workers

@@ -15,7 +15,7 @@ from muster.contract.notices import MACHINE, NodeNotices, Notice, Remedy
 from muster.contract.signals import Signal
 from muster.contract.status import JobStatus, Phase
 from muster.operator.core.observed import Worker, WorkerState
-from muster.operator.local.files import read_regular
+from muster.storage.small_files import read_regular
 
 Stamp = tuple[int, int, int]
 _LIVING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from muster.contract.base import Many, Record, dump_json
 from muster.contract.layout import State
 from muster.contract.names import EXIT_RECORD, HEARTBEAT, LOG, Env
-from muster.operator.local.files import open_to_append, read_regular, write_whole
+from muster.storage.small_files import open_to_append, read_regular, write_whole
 
 RECORD = "worker.json"  # WorkerRecord, by whoever started the worker
 CLAIM = "claim"  # locked by the launcher as long as it lives

@@ -16,9 +16,9 @@ from muster.contract.layout import State
 from muster.contract.names import EXIT_RECORD, LOG, ExitCode, heartbeat_rank
 from muster.contract.signals import Heartbeat, WorkerExit
 from muster.local.processes import is_stopped
-from muster.operator.local.files import open_regular, open_to_append, read_regular, write_whole
 from muster.operator.local.processes import WorkerKey
 from muster.operator.redaction import redact
+from muster.storage.small_files import open_regular, open_to_append, read_regular, write_whole
 
 LOG_TAIL_BYTES = 4_096
 KILLED = 137  # 128 + SIGKILL

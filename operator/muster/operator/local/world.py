@@ -6,6 +6,7 @@ Whatever blocks (SQLite, folders, scans, S3) runs in a thread, so a pass over on
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -14,18 +15,19 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from muster.contract.base import InvalidDocument, parse
 from muster.contract.layout import State
-from muster.contract.spec import TrainingJob
+from muster.contract.spec import JobSpec, TrainingJob
 from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster, NotFound
 from muster.local.metric_pages import gathered
 from muster.operator.commit_lookup import CommitLookup
+from muster.operator.core.conditions import refused_status
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Observed, Reservation, WorkerState
 from muster.operator.local import processes
 from muster.operator.local.environment import checkpoint_folder, ignored, worker_environment
-from muster.operator.local.files import write_whole
 from muster.operator.local.nodes import VirtualNodes, rendezvous_port
 from muster.operator.local.notices import Notices
 from muster.operator.local.processes import WorkerKey, WorkerRecord
@@ -35,8 +37,13 @@ from muster.operator.local.watch import Watch
 from muster.operator.local.workers import Workers
 from muster.operator.world import Conflict, Reservations, Unreadable
 from muster.storage.listing import CommitListing
+from muster.storage.small_files import write_whole
 
 _ENTRIES = TypeAdapter(tuple[Reservation, ...])
+
+
+class InvalidSpec(Exception):
+    """A job's spec can't be read; the message names the faults and their places."""
 
 
 class LocalWorld:
@@ -186,6 +193,9 @@ class LocalWorld:
             job = self._read(uid)
         except NotFound:
             return None
+        except InvalidSpec as invalid:
+            self._refuse(uid, str(invalid))
+            return None
         meta, status = job.metadata, job.status
         folder = checkpoint_folder(self.state, job.spec, uid)
         environment = {variable.name: variable.value for variable in job.spec.runtime.env}
@@ -211,11 +221,34 @@ class LocalWorld:
         )
 
     def _read(self, uid: str) -> TrainingJob:
+        """Raises NotFound, Unreadable for a status that nobody here can read, InvalidSpec for such a spec."""
         try:
             return self.cluster.get(uid)
+        except ValidationError:
+            raw = self.cluster.raw(uid)
+        try:
+            status = JobStatus.model_validate_json(raw.status)
+            spec = parse(JobSpec, json.loads(raw.spec), "spec")
         except ValidationError as error:
             where = f"job {uid} in {self.state.cluster}"
             raise Unreadable(f"{where} can't be understood, was it written by a newer Muster? {error}") from error
+        except InvalidDocument as error:
+            raise InvalidSpec("; ".join(str(problem) for problem in error.problems)) from None
+        return TrainingJob(metadata=raw.metadata, spec=spec, status=status)  # written anew between the two looks
+
+    def _refuse(self, uid: str, why: str) -> None:
+        """Say in the status of a job that can't be read what is wrong with it, once."""
+        raw = self.cluster.raw(uid)
+        status, because = JobStatus.model_validate_json(raw.status), f"the spec was refused: {why}"[:4_000]
+        if status.attempt and not status.phase.terminal:  # it ran, under another version of Muster: hands off
+            raise Unreadable(f"job {raw.metadata.namespace}/{raw.metadata.name}: {because}")
+        if self._reads_only:
+            return
+        if raw.metadata.deletion_timestamp is not None:
+            self.cluster.remove(uid)
+        elif not status.phase.terminal:
+            refused = refused_status(status, because, self.now(), raw.metadata.generation)
+            self.cluster.write_status(uid, refused, raw.metadata.resource_version)
 
     def _create(self, uid: str, action: CreateWorker) -> WorkerRecord | None:
         job = self._read(uid)

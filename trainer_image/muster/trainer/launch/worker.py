@@ -21,10 +21,10 @@ from typing import Any
 from muster.contract.base import dump_json
 from muster.contract.names import EXIT_RECORD, Env, ExitCode, Rendezvous
 from muster.contract.signals import WorkerExit
+from muster.storage.small_files import write_whole
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
 from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm
-from muster.trainer.files import write_whole
 from muster.trainer.launch.cores import share_cores
 from muster.trainer.launch.notices import watch_notices
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, LAUNCHER, adopt_orphans

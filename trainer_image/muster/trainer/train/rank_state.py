@@ -13,7 +13,7 @@ from pathlib import Path
 from muster.contract.base import dump_json
 from muster.contract.names import HEARTBEAT, RANK_FAILURE, ExitCode
 from muster.contract.signals import Heartbeat, RankFailure, SlowRank, StepRecord, TrainerPhase
-from muster.trainer.files import write_whole
+from muster.storage.small_files import write_whole
 from muster.trainer.launch.stack_dumps import main_thread_stands
 from muster.trainer.train.activity import Activity
 from muster.trainer.train.heartbeats import HeartbeatThread

@@ -1,11 +1,12 @@
-"""Small files in folders that a job may write: a FIFO, a device or a link in their place hangs and misleads nobody."""
+"""Small files that one process writes and others read, also in folders that a job may write: a FIFO, a device or a link
+in their place hangs and misleads nobody."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-import tempfile
+import threading
 from pathlib import Path
 
 BYTES_MAX = 4_000_000
@@ -32,15 +33,14 @@ def open_to_append(path: Path) -> int:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace the file in one step, so that no reader sees a half."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Replace the file in one step, so that a reader sees the old or the new text and never a part. Raises OSError."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
+        beside.write_text(text)
+        beside.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            beside.unlink()
         raise
 
 
