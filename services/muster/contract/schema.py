@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from muster.contract.architecture import PRESETS
+from muster.contract.descriptions import describe
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.spec import DURATION, MUTABLE, QUANTITY, JobSpec
 from muster.contract.status import JobStatus
@@ -182,6 +183,7 @@ def document_schema() -> Schema:
 def structural(model: type[BaseModel]) -> Schema:
     """A model's JSON schema in the dialect of CRDs: no $ref, no null, no anyOf, no titles."""
     whole = model.model_json_schema(by_alias=True, mode="validation")
+    describe(whole, model)
     return _structural(whole, whole.get("$defs", {}))
 
 

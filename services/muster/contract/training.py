@@ -62,8 +62,11 @@ class FromCommit(Spec):
     """Start from the weights of a commit: of a job in the same project, or of a folder (`<uri>/<job uid>`)."""
 
     job: Text | None = None
+    """The job's id, or its name, which means the newest job of that name."""
     uri: FolderAddress | None = None
+    """The checkpoint folder of a job: `<checkpoint.uri>/<job uid>`."""
     step: Annotated[Literal["best", "last"] | Positive, BeforeValidator(_step)] = "best"
+    """The step of the commit; `best` has the lowest evaluation loss, `last` is the newest."""
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:
@@ -73,15 +76,18 @@ class FromCommit(Spec):
 
 
 class ModelConfig(Spec):
-    """Exactly one of: a preset's name, a shape of one's own, a commit to start from, or a source: the address of a
-    folder as Hugging Face writes it (config.json, safetensors, tokenizer.json): s3://, file://, https:// or
-    hf://organisation/name@revision. A source's weights, tokenizer and chat marks are the job's.
-    """
+    """What is trained: exactly one of a preset, a shape, a commit to start from, or the folder of a model."""
 
     preset: Text | None = None
+    """The name of a decoder's shape that Muster knows, such as muster-60m."""
     architecture: Architecture | None = None
+    """The shape of a decoder of your own."""
     from_: FromCommit | None = Field(default=None, alias="from")
+    """The commit whose weights the job starts from."""
     source: ModelAddress | None = None
+    """The address of a folder as Hugging Face writes it (config.json, safetensors, tokenizer.json): s3://, file://,
+    https:// or hf://organisation/name@revision. The job has its weights, tokenizer and chat marks.
+    """
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -146,27 +152,33 @@ class Adapter(Spec):
 
 
 class Source(Spec):
-    """A folder, file or glob of documents.
-
-    source: a path, a file://, s3:// or https:// address, a glob, or `builtin://python-stdlib` (Python's own library).
-    format: `text` (a file is a document), `jsonl` (`field` of each line is a document), `openai-chat` (JSON lines of
-    `{"messages": [{"role", "content"}]}`).
-    weight: share of the samples relative to the other sources.
-    """
+    """A folder, file or glob of documents."""
 
     source: DataAddress
+    """A path, a file://, s3:// or https:// address, a glob, or `builtin://python-stdlib` (Python's own library)."""
     format: Literal["text", "jsonl", "openai-chat"] = "text"
+    """In `text` a file is a document. In `jsonl` each line is a JSON object whose `field` is a document. In
+    `openai-chat` each line is a conversation: `{"messages": [{"role", "content"}]}`.
+    """
     field: Text = "text"
+    """The field of a line of `jsonl` that holds the document."""
     weight: Annotated[float, Field(gt=0)] = 1.0
+    """The source's share of the samples, relative to the weights of the other sources."""
 
 
 class DataConfig(Spec):
-    """tokenizer: `bytes`, or the address of a Hugging Face `tokenizer.json`. sequence_length: tokens per sample."""
+    """What is trained on, and how it becomes samples of equal length."""
 
     train: Annotated[Many[Source], Field(min_length=1)]
+    """The sources of the training documents, mixed by their weights."""
     tokenizer: DataAddress = "bytes"
+    """`bytes` (each byte is a token), or the address of a Hugging Face tokenizer.json. A model that is
+    started from brings its own.
+    """
     sequence_length: Positive = 512
+    """Tokens of one sample."""
     packing: bool = True
+    """Whether a sample holds several documents, which never attend to one another, or one document and padding."""
 
     @model_validator(mode="after")
     def _weights_are_comparable(self) -> Self:
@@ -185,9 +197,13 @@ class Schedule(Spec):
     """Warm-up, then `cosine`, `linear`, `wsd` (constant, then linear over the last decayFraction) or `constant`."""
 
     name: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """What the learning rate does after the warm-up."""
     warmup_steps: Count = 0
+    """Steps in which the learning rate rises from zero."""
     min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """The learning rate of the last step, as a share of the highest."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """The share of all steps in which `wsd` falls."""
 
 
 class OptimizerConfig(Spec):
@@ -203,19 +219,28 @@ class OptimizerConfig(Spec):
 
 
 class BatchConfig(Spec):
-    """tokens_per_step: tokens of one optimizer step over all ranks. micro_batch: samples per rank and forward pass."""
+    """How much is learnt from at a time. What does not fit one forward pass of each rank is accumulated."""
 
     tokens_per_step: Positive
+    """Tokens of one optimizer step, over all ranks."""
     micro_batch: Positive = 1
+    """Samples of one forward pass of one rank."""
 
 
 class ParallelConfig(Spec):
-    """shard `auto` takes the lowest of ddp, zero2, fsdp that fits in memory. replicas: copies of the model in hsdp."""
+    """How the model is divided over the ranks, and what is recomputed to save memory."""
 
     shard: Shard = "auto"
+    """Each rank holds the whole model (`ddp`), a part of gradients and optimizer (`zero2`), a part of everything
+    (`fsdp`), or a part of everything within a group of ranks (`hsdp`). `auto` takes the first of ddp, zero2 and fsdp
+    that fits in memory.
+    """
     replicas: Positive | None = None
+    """Copies of the model in `hsdp`; left out, one per node."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Which activations are recomputed in the backward pass instead of kept."""
     compile: bool = False
+    """Whether the layers are compiled by torch.compile."""
 
     @model_validator(mode="after")
     def _replicas_need_hsdp(self) -> Self:
@@ -225,11 +250,14 @@ class ParallelConfig(Spec):
 
 
 class Length(Spec):
-    """Exactly one of steps, tokens, epochs."""
+    """When the job is done: exactly one of steps, tokens, epochs."""
 
     steps: Positive | None = None
+    """Optimizer steps."""
     tokens: Positive | None = None
+    """Tokens, rounded up to whole steps."""
     epochs: Positive | None = None
+    """Passes through all training samples."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -243,21 +271,24 @@ class EarlyStopping(Spec):
     """Stop after `patience` evaluations in a row that did not improve the best loss by more than min_delta."""
 
     patience: Positive
+    """Evaluations in a row without an improvement after which the job stops."""
     min_delta: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """By how much the loss must fall to count as an improvement."""
 
 
 class Evaluation(Spec):
-    """every: steps between evaluations; the first is at step 0 and the last after the final step.
-
-    data: held-out sources, or holdout: the share of the training documents (chosen by content) kept out of training.
-    samples: at most so many samples are scored each time.
-    """
+    """How well the model does on what it was not trained on: either `data` or `holdout`."""
 
     every: Positive
+    """Steps between evaluations; the first is at step 0 and the last after the final step."""
     data: Many[Source] = ()
+    """Sources of documents that are only evaluated on."""
     holdout: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """The share of the training documents, chosen by their content, that is kept out of training."""
     samples: Positive = 256
+    """The most samples that are scored each time."""
     early_stopping: EarlyStopping | None = None
+    """When to stop before the length is reached; left out, never."""
 
     @model_validator(mode="after")
     def _one_kind_of_data(self) -> Self:

@@ -1,0 +1,50 @@
+"""What each field of a document means, for `kubectl explain` and editors: the text literal below the field.
+
+Sphinx and pydantic read such literals too. They are looked for only when a schema is written, because reading the
+source of every model would make each process start slower.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from itertools import pairwise
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Write the descriptions of all fields into the JSON schema of `model`, in place."""
+    models = {found.__name__: found for found in _subclasses(BaseModel)} | {model.__name__: model}
+    for name, definition in {**schema.get("$defs", {}), model.__name__: schema}.items():
+        for field, text in field_descriptions(models[name]).items() if name in models else ():
+            definition["properties"][models[name].model_fields[field].alias or field]["description"] = text
+
+
+def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """The text below each field of a model and of the models that it extends, by the field's name in Python."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, BaseModel) and base.__module__.startswith("muster."):
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(definition, ast.ClassDef), "it is the source of a class"
+            found |= dict(_described(definition))
+    return {name: text for name, text in found.items() if name in model.model_fields}
+
+
+def _described(definition: ast.ClassDef) -> list[tuple[str, str]]:
+    return [
+        (field.target.id, " ".join(inspect.cleandoc(below.value.value).split()))
+        for field, below in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    ]
+
+
+def _subclasses(model: type[BaseModel]) -> set[type[BaseModel]]:
+    return {model}.union(*(_subclasses(child) for child in model.__subclasses__()))
