@@ -30,6 +30,7 @@ from tests.polling import eventually  # noqa: E402
 
 from muster.contract.names import STEP_LOG, worker_name  # noqa: E402
 from muster.contract.signals import StepRecord  # noqa: E402
+from muster.contract.times import epoch_seconds  # noqa: E402
 
 JOB = "recovery"
 SECONDS_MAX = 30.0
@@ -75,7 +76,7 @@ def lose_a_pod(house: House, attempt: int, dice: random.Random) -> Recovery:
     else:
         house.kubectl("delete", "pod", "-n", "team", name, "--force", "--grace-period=0", "--wait=false")
     stepped = first_step(house, attempt + 1)
-    decided = house.status(JOB)["attempts"][-1]["createdAt"]
+    decided = epoch_seconds(house.status(JOB)["attempts"][-1]["createdAt"])
     return Recovery(fault, decided - at, stepped - at)
 
 

@@ -6,8 +6,8 @@ import pydantic.fields
 
 from muster.contract import status
 
-status.STATUS_VERSION = 2
-status.JobStatus.model_fields["schema_version"].default = 2
+status.STATUS_VERSION += 1
+status.JobStatus.model_fields["schema_version"].default = status.STATUS_VERSION
 status.JobStatus.__annotations__["novelty"] = "str"
 status.JobStatus.model_fields["novelty"] = pydantic.fields.FieldInfo(annotation=str, default="of version 2")
 status.JobStatus.model_rebuild(force=True)

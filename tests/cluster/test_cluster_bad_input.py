@@ -8,6 +8,7 @@ from tests.polling import eventually
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import tool
 
+from muster.contract.status import STATUS_VERSION
 from muster.kube import paths
 from muster.kube.client import Object
 from muster.kube.errors import ApiError
@@ -187,7 +188,7 @@ def test_a_spec_that_is_edited_while_it_runs(cluster: House) -> None:
         cluster.change("edited", {"gang": {"nodes": 1}})
     assert "gang is fixed at submission" in refused.value.message
     # The rule lets through what looks like a new status; nobody can make an edit look so.
-    both = {"spec": {"gang": {"nodes": 1}}, "status": {"ledger": {"since": 1.0}}}
+    both = {"spec": {"gang": {"nodes": 1}}, "status": {"ledger": {"seconds": {"queue": 1.0}}}}
     with pytest.raises(ApiError, match="gang is fixed at submission"):
         cluster.do(cluster.client.patch(paths.job("team", "edited"), both))
     cluster.change("edited", {"recovery": {"budgets": {"hang": 1}}, "priority": 5})
@@ -233,6 +234,6 @@ def test_words_of_a_newer_muster_are_left_alone(cluster: House) -> None:
     after = cluster.job("newer")
     assert after["metadata"]["resourceVersion"] == before
     assert after["status"]["novelty"] == {"deep": True}
-    back = {"status": {"schemaVersion": 1, "novelty": None}}
+    back = {"status": {"schemaVersion": STATUS_VERSION, "novelty": None}}
     cluster.do(cluster.client.patch(path, back))
     cancel(cluster, "newer")

@@ -1,5 +1,6 @@
 """Two operators of different versions over the same jobs: the newer one takes them over, the older one then lets go."""
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,9 @@ import pytest
 from tests.cluster.house import House, quick_job
 from tests.polling import eventually
 
+from muster.contract.base import dump
+from muster.contract.schema import document_schema
+from muster.contract.status import STATUS_VERSION, JobStatus, Phase
 from muster.kube import paths
 from muster.kube.client import Object
 from muster.kube.errors import ApiError
@@ -45,13 +49,15 @@ def test_a_newer_operator_upgrades_what_it_finds_and_an_older_one_keeps_off(hous
     older = house.start_operator("older")
     house.submit(quick_job("lasting", steps=10_000, gang=KIND))
     house.reaches("lasting", "Running")
-    assert house.status("lasting")["schemaVersion"] == 1
+    assert house.status("lasting")["schemaVersion"] == STATUS_VERSION
 
     newer = house.start_operator("newer", program=NEWER)
     eventually(lambda: '"leader": "older"' in house.log.read_text(), "the newer one to wait its turn")
     hand_over(older)
     house.change("lasting", {"priority": 7})
-    eventually(lambda: house.status("lasting").get("schemaVersion") == 2, f"the upgrade\n{house.tail()}")
+    eventually(
+        lambda: house.status("lasting").get("schemaVersion") == STATUS_VERSION + 1, f"the upgrade\n{house.tail()}"
+    )
     assert house.status("lasting")["novelty"] == "of version 2"
     assert (house.status("lasting")["phase"], house.status("lasting")["attempt"]) == ("Running", 1)
 
@@ -62,7 +68,7 @@ def test_a_newer_operator_upgrades_what_it_finds_and_an_older_one_keeps_off(hous
     house.reaches("beside-it", "Succeeded")
     before = house.job("lasting")["metadata"]["resourceVersion"]
     house.change("lasting", {"cancel": True})
-    told = "the status has schema version 2 and this operator knows 1: not touched"
+    told = f"the status has schema version {STATUS_VERSION + 1} and this operator knows {STATUS_VERSION}: not touched"
     eventually(lambda: told in house.kubectl("get", "events", "-n", "team", "-o", "json"), "an event that says so")
     house.submit(quick_job("after-it", steps=5, gang=KIND))
     house.reaches("after-it", "Succeeded")
@@ -90,13 +96,44 @@ def test_a_phase_that_only_a_newer_muster_knows_is_left_alone(house: House, node
     house.reaches("fancy", "Running")
     allow(house, "Hibernating")
     path = f"{paths.job('team', 'fancy')}/status"
-    change = {"status": {"schemaVersion": 3, "phase": "Hibernating"}}
+    change = {"status": {"schemaVersion": STATUS_VERSION + 2, "phase": "Hibernating"}}
     version = eventually(lambda: patched(house, path, change), "the definition to be served")
     house.submit(quick_job("after-fancy", steps=5, gang=KIND))
     house.reaches("after-fancy", "Succeeded")
     assert house.job("fancy")["metadata"]["resourceVersion"] == version
     assert len(house.pods("fancy")) == 2
     eventually(lambda: "it is left to a newer operator" in house.log.read_text(), "the operator to say so")
-    house.do(house.client.patch(path, {"status": {"schemaVersion": 1, "phase": "Running"}}))
+    house.do(house.client.patch(path, {"status": {"schemaVersion": STATUS_VERSION, "phase": "Running"}}))
     house.change("fancy", {"cancel": True})
     house.reaches("fancy", "Cancelled")
+
+
+def test_a_status_of_the_release_before_is_written_anew(house: House, nodes: None) -> None:
+    """That release wrote times as numbers, which today's definition refuses. The job is over: nothing else changes."""
+    crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.muster.dev"
+    place = "/spec/versions/0/schema/openAPIV3Schema/properties/status"
+
+    def define(status: Object) -> None:
+        change = [{"op": "replace", "path": place, "value": status}]
+        house.do(house.client.patch(crd, change, "application/json-patch+json"))
+
+    today = document_schema()["properties"]["status"]
+    before = json.loads(json.dumps(today).replace('"type": "string", "format": "date-time"', '"type": "number"'))
+    assert before != today
+    house.submit(quick_job("old", gang=KIND))
+    old = dump(JobStatus(schema_version=1, phase=Phase.SUCCEEDED, code="Finished", because="5 of 5 steps"))
+    old |= {"since": 1795418698.1234567, "finishedAt": 1795418698.1234567, "ledger": {"seconds": {}, "since": 5}}
+    define(before)
+    try:
+        eventually(lambda: patched(house, f"{paths.job('team', 'old')}/status", {"status": old}), "the old definition")
+    finally:
+        define(today)
+    numbers = {"status": {"since": 7}}
+    eventually(lambda: not patched(house, f"{paths.job('team', 'old')}/status", numbers), "today's definition")
+    assert house.status("old")["since"] in (7, 1795418698.1234567)
+    house.start_operator("today")
+    eventually(lambda: house.status("old").get("schemaVersion") == STATUS_VERSION, f"the upgrade\n{house.tail()}")
+    assert house.status("old")["finishedAt"] == "2026-11-23T07:24:58.1234567Z"
+    assert house.status("old")["phase"] == "Succeeded"
+    house.change("old", {"ttlSecondsAfterFinished": 0})
+    eventually(lambda: house.find(paths.job("team", "old")) is None, f"its end\n{house.tail()}")

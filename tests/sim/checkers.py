@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from muster.contract.signals import Cause, SignalKind
-from muster.contract.status import Failure, GoodputState, JobStatus, Phase
+from muster.contract.status import STATUS_VERSION, Failure, GoodputState, JobStatus, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import Reservation
 
@@ -42,7 +42,7 @@ class Checkers:
         self.require(after.attempt in (before.attempt, before.attempt + 1), "attempts never go back", what)
         self.require(after.reservation >= before.reservation, "reservations never go back", what)
         self.require(not before.phase.terminal, "an ended job stays ended", what)
-        self.require(before.schema_version == 1, "a newer status is not touched", what)
+        self.require(before.schema_version <= STATUS_VERSION, "a newer status is not touched", what)
         self._progress(before, after, what)
         self._restarts(job, before, after, what)
         charged = {fault.node for fault in after.node_faults if fault.why.startswith("straggler")}
@@ -314,7 +314,7 @@ class Checkers:
             job.removed or job.deleting or job.spec.cancel or job.spec.suspend
         )
         ready = (
-            status.schema_version == 1
+            status.schema_version <= STATUS_VERSION
             and (status.retry_at is None or status.retry_at < wall - 60)
             and not status.excluded_nodes
         )

@@ -6,7 +6,7 @@ import functools
 
 from muster.contract.signals import Cause, Signal, SignalKind
 from muster.contract.spec import CapacityPreference, Gang, JobSpec, Nodes, Recovery, Topology, parse_job
-from muster.contract.status import JobStatus
+from muster.contract.status import STATUS_VERSION, JobStatus
 from tests.sim.faults import Weather
 from tests.sim.physics import SimJob, SimNode
 from tests.sim.world import SimWorld
@@ -344,12 +344,12 @@ class Mischief:
             self.world.after(5.0, lambda: self._resubmit(old, name))
 
     def _newer(self) -> None:
-        """A newer operator was here, and will take its mark away later."""
+        """A newer operator was here, and will take its mark away later: then the status is of an earlier release."""
         job = self._job()
-        if job is None or job.status.phase.terminal or job.status.schema_version != 1:
+        if job is None or job.status.phase.terminal or job.status.schema_version > STATUS_VERSION:
             return
-        self._mark(job, 2)
-        self.world.after(self.world.rng.uniform(10.0, 60.0), lambda: self._mark(job, 1))
+        self._mark(job, STATUS_VERSION + 1)
+        self.world.after(self.world.rng.uniform(10.0, 60.0), lambda: self._mark(job, STATUS_VERSION - 1))
 
     def _mark(self, job: SimJob, version: int) -> None:
         if not job.removed:

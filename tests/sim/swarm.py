@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from muster.contract.status import Phase
+from muster.contract.status import STATUS_VERSION, Phase
 from muster.operator.core.audit import AuditFailed
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import Action, Decision
@@ -217,8 +217,8 @@ def _heal(world: SimWorld, operators: list[Operator]) -> None:
         node.draining = node.gone = False
         world.node_up(node)
     for job in list(world.jobs.values()):
-        if job.status.schema_version != 1:
-            job.status = job.status.model_copy(update={"schema_version": 1})
+        if job.status.schema_version > STATUS_VERSION:
+            job.status = job.status.model_copy(update={"schema_version": STATUS_VERSION})
             job.version += 1
         if job.spec.suspend:
             world.edit(job.uid, suspend=False)

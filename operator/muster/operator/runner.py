@@ -242,7 +242,10 @@ _COUNTS = frozenset({"gang", "ledger", "attempts"})
 
 def _is_on_its_way(before: JobStatus, after: JobStatus) -> bool:
     return (
-        before.phase is after.phase is Phase.STARTING and after.code in _PASSING and before.suspicion == after.suspicion
+        before.phase is after.phase is Phase.STARTING
+        and after.code in _PASSING
+        and before.suspicion == after.suspicion
+        and before.schema_version == after.schema_version
     )
 
 

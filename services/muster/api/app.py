@@ -52,7 +52,8 @@ HOUSEKEEPING_SECONDS = 60.0
 RELAY_SECONDS_MIN = 0.05  # a single job is handed over at once, the jobs of a burst together
 _DESCRIPTION = (
     "Jobs go in, their history comes out. Errors are `application/problem+json` with a stable `code`. "
-    "Times are seconds since the epoch. POSTs take an `Idempotency-Key` and may then be repeated freely."
+    "Times are RFC 3339 in UTC; durations are numbers of seconds. "
+    "POSTs take an `Idempotency-Key` and may then be repeated freely."
 )
 
 

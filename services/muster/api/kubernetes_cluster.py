@@ -213,7 +213,7 @@ def _version_of(item: Object) -> int:
 
 def _status(item: Object) -> Object:
     """The status; of an object that no operator has looked at yet, the beginning of one."""
-    created_at = seconds_of(item["metadata"]["creationTimestamp"])
+    created_at = item["metadata"]["creationTimestamp"]
     status: Object = item.get("status") or {"phase": "Queued", "queuedAt": created_at, "since": created_at}
     return status
 

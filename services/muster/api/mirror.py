@@ -25,6 +25,7 @@ from muster.api.observability import Metrics
 from muster.api.tables import AttemptRow, JobRow, MirrorRow
 from muster.contract.base import dump
 from muster.contract.status import JobStatus, Phase
+from muster.contract.times import epoch_seconds, rfc3339
 from muster.local.cluster import RawChange
 
 log = structlog.get_logger("muster.api.mirror")
@@ -116,7 +117,8 @@ async def _apply(session: AsyncSession, row: JobRow, change: RawChange) -> tuple
     row.status, row.status_version = raw, change.version
     row.phase = str(raw.get("phase", ""))[:64]
     row.live = row.live and row.phase not in _TERMINAL
-    row.finished_at = raw.get("finishedAt")
+    finished_at = raw.get("finishedAt")
+    row.finished_at = None if finished_at is None else epoch_seconds(finished_at)
     await _keep_attempts(session, row.id, before, raw)
     if change.gone:
         happened += _remove(row, change)
@@ -155,7 +157,7 @@ def _remove(row: JobRow, change: RawChange) -> tuple[NewEvent, ...]:
             "phase": Phase.CANCELLED,
             "code": "Deleted",
             "because": message,
-            "finishedAt": change.at,
+            "finishedAt": rfc3339(change.at),
         }
     return (NewEvent(EventType.JOB_DELETED, change.at, message),)
 

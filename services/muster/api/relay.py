@@ -24,6 +24,7 @@ from muster.api.tables import JobRow
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.spec import JobSpec
 from muster.contract.status import Phase
+from muster.contract.times import rfc3339
 
 log = structlog.get_logger("muster.api.relay")
 
@@ -138,8 +139,8 @@ async def _fail(session: AsyncSession, row: JobRow, holder: str) -> None:
         "phase": Phase.FAILED,
         "code": "NameTaken",
         "because": message,
-        "since": now,
-        "finishedAt": now,
+        "since": rfc3339(now),
+        "finishedAt": rfc3339(now),
     }
     values = {
         "status": status,

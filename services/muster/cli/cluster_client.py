@@ -126,7 +126,7 @@ class ClusterClient:
             and (not filters.get("live") or summary["phase"] not in _ENDED)
             and filters.get("name") in (None, summary["name"])
         ]
-        found.sort(key=lambda summary: -summary["createdAt"])
+        found.sort(key=lambda summary: summary["createdAt"], reverse=True)
         for start in range(0, min(limit, len(found)), PAGE_JOBS):
             yield found[start : min(start + PAGE_JOBS, limit)]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from muster.contract.advice import advice, unreadable
 from muster.contract.names import Label
 from muster.contract.redaction import redact_spec
 from muster.contract.status import JobStatus
+from muster.contract.times import epoch_seconds, rfc3339
 from muster.contract.views import status_view, summary_view
 
 
@@ -18,12 +18,12 @@ def id_of(item: dict[str, Any]) -> str:
 
 
 def created_at(item: dict[str, Any]) -> float:
-    return datetime.fromisoformat(item["metadata"]["creationTimestamp"]).timestamp()
+    return epoch_seconds(item["metadata"]["creationTimestamp"])
 
 
 def status_of(item: dict[str, Any]) -> dict[str, Any]:
     """The status; of a job that no operator has looked at yet, the beginning of one."""
-    at = created_at(item)
+    at = item["metadata"]["creationTimestamp"]
     beginning = {"phase": "Queued", "queuedAt": at, "since": at, "because": "no operator has looked at it yet"}
     return status_view(item.get("status") or beginning)
 
@@ -40,7 +40,7 @@ def job_view(item: dict[str, Any]) -> dict[str, Any]:
             "uid": metadata["uid"],
             "labels": metadata.get("labels") or {},
             "generation": metadata.get("generation", 1),
-            "creationTimestamp": created_at(item),
+            "creationTimestamp": rfc3339(created_at(item)),
         },
         "spec": redact_spec(item["spec"]),
         "status": status_of(item),
@@ -77,7 +77,7 @@ def event_view(number: int, event: Any, item: dict[str, Any]) -> dict[str, Any]:
         "id": number,
         "jobId": id_of(item),
         "type": event.reason or "",
-        "at": event_at(event),
+        "at": rfc3339(event_at(event)),
         "attempt": None,
         "message": event.message or "",
         "data": {"kind": event.type},

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from muster.contract.times import epoch_seconds
+
 # The books are kept by two processes that look a few times a second, so they agree within that and not to the bit.
 BOOKS_SECONDS = 3.0
 KILLED = (137, -9)
@@ -105,7 +107,7 @@ def _resumed(evidence: Evidence) -> str:
     commits = [
         e for e in evidence.events if e["type"] == "checkpoint.committed" and e["data"].get("step") == resumed_at
     ]
-    if not any(_happened_at(commit) <= later[0]["createdAt"] for commit in commits):
+    if not any(_happened_at(commit) <= epoch_seconds(later[0]["createdAt"]) for commit in commits):
         raise CheckFailed(
             f"attempt {later[0]['number']} resumed at step {resumed_at}, which was not committed before it"
         )
@@ -143,7 +145,7 @@ def _learned(evidence: Evidence) -> str:
 
 def _accounted(evidence: Evidence) -> str:
     status = evidence.job["status"]
-    life = status["finishedAt"] - evidence.job["metadata"]["creationTimestamp"]
+    life = epoch_seconds(status["finishedAt"]) - epoch_seconds(evidence.job["metadata"]["creationTimestamp"])
     booked = sum(status["ledger"]["seconds"].values())
     if abs(booked - life) > BOOKS_SECONDS:
         raise CheckFailed(f"the job lived {life:.1f} s and {booked:.1f} s of that are accounted for")
@@ -180,7 +182,9 @@ def recovery_seconds(evidence: Evidence) -> float | None:
     """From the SIGKILL to the end of the first step of the next attempt."""
     if evidence.kill is None:
         return None
-    after = [point["at"] for point in evidence.metrics["points"] if point["attempt"] > evidence.kill.attempt]
+    after = [
+        epoch_seconds(point["at"]) for point in evidence.metrics["points"] if point["attempt"] > evidence.kill.attempt
+    ]
     return min(after) - evidence.kill.at if after else None
 
 
@@ -192,7 +196,7 @@ def detection_seconds(evidence: Evidence) -> float | None:
 
 def _happened_at(event: dict[str, Any]) -> float:
     """The event's own time, where it was heard of after a later one."""
-    return float(event["data"].get("happenedAt", event["at"]))
+    return epoch_seconds(event["data"].get("happenedAt", event["at"]))
 
 
 def _kill(evidence: Evidence) -> Kill:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from muster.contract import text
 from muster.contract.text import plural
+from muster.contract.times import epoch_seconds
 
 __all__ = ["NOTHING", "amount", "clock", "duration", "loss", "moment", "plural", "share", "size"]
 
@@ -56,10 +57,15 @@ def share(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1%}"
 
 
-def clock(at: float | None) -> str:
-    """Local time of day."""
-    return NOTHING if not at else datetime.fromtimestamp(at).strftime("%H:%M:%S")
+def clock(at: float | str | None) -> str:
+    """Local time of day, of seconds since the epoch or of RFC 3339."""
+    return _local(at, "%H:%M:%S")
 
 
-def moment(at: float | None) -> str:
-    return NOTHING if not at else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+def moment(at: float | str | None) -> str:
+    """Local date and time, of seconds since the epoch or of RFC 3339."""
+    return _local(at, "%Y-%m-%d %H:%M:%S")
+
+
+def _local(at: float | str | None, form: str) -> str:
+    return datetime.fromtimestamp(epoch_seconds(at)).strftime(form) if at else NOTHING

@@ -10,6 +10,7 @@ from muster.cli import formatting
 from muster.cli.output import answers
 from muster.cli.plot import Point, curve, smoothed
 from muster.cli.table import Styled, Table
+from muster.contract.times import epoch_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +63,7 @@ def jobs_table(jobs: Sequence[dict[str, Any]], now: float, widths: Sequence[int]
             formatting.NOTHING if ended else formatting.duration(job["etaSeconds"]),
             str(job["attempt"] or formatting.NOTHING),
             str(job["restarts"]),
-            formatting.duration(now - job["createdAt"]),
+            formatting.duration(now - epoch_seconds(job["createdAt"])),
             one_line(job["because"]),
         )
     return table
@@ -122,10 +123,14 @@ def format_cost(cost: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def format_age(status: dict[str, Any], created: float) -> str:
-    end = status.get("finishedAt") or time.time()
+def format_age(status: dict[str, Any], created: str) -> str:
     ended = " (ended)" if status.get("finishedAt") else ""
-    return f"{formatting.duration(end - created)}{ended}, created {formatting.moment(created)}"
+    return f"{_lasted(created, status.get('finishedAt'))}{ended}, created {formatting.moment(created)}"
+
+
+def _lasted(begin: str, end: str | None) -> str:
+    """Until now, where there is no end yet."""
+    return formatting.duration((epoch_seconds(end) if end else time.time()) - epoch_seconds(begin))
 
 
 def format_progress_line(progress: dict[str, Any], ended: bool = False) -> str:
@@ -146,11 +151,10 @@ def attempts_table(attempts: Iterable[dict[str, Any]]) -> Table:
         ">ATTEMPT", "STARTED", ">LASTED", ">FROM STEP", ">TO STEP", ">LOST STEPS", "OUTCOME", "CAUSE", "MESSAGE"
     )
     for attempt in attempts:
-        end = attempt.get("endedAt") or time.time()
         table.add_row(
             str(attempt["number"]),
             formatting.clock(attempt["createdAt"]),
-            formatting.duration(end - attempt["createdAt"]),
+            _lasted(attempt["createdAt"], attempt.get("endedAt")),
             str(attempt["resumeStep"]),
             formatting.NOTHING if attempt.get("lastStep") is None else str(attempt["lastStep"]),
             str(attempt["lostSteps"]),

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
+
+from muster.contract.times import epoch_seconds, rfc3339
 
 # Nobody reads more; and a document of 20,000 faults would take minutes to answer, for each is compared with all words.
 FAULTS_MAX = 100
@@ -23,6 +25,14 @@ M = TypeVar("M", bound=BaseModel)
 
 # A list in YAML and JSON, a tuple in Python. Strict pydantic would refuse the list.
 Many = Annotated[tuple[T, ...], Field(strict=False)]
+
+# Seconds since the epoch in Python, RFC 3339 in JSON. The numbers of earlier releases are still read.
+Time = Annotated[
+    float,
+    BeforeValidator(epoch_seconds),
+    PlainSerializer(rfc3339, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
 
 
 class UserError(Exception):

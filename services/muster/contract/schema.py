@@ -165,6 +165,7 @@ def document_schema() -> Schema:
     conditions = status["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     conditions["items"]["required"] = ["type", "status"]
+    _at(status, "ledger.seconds")["maxProperties"] = MAX_KEYS  # compared by a rule below
     return {
         "type": "object",
         "required": ["spec"],
@@ -215,6 +216,8 @@ def _structural(node: Schema, definitions: Schema) -> Schema:
             made["x-kubernetes-preserve-unknown-fields"] = True
     if node.get("type") == "array":
         made["items"] = _structural(node.get("items") or node["prefixItems"][0], definitions)
+    if node.get("format") == "date-time":
+        made["format"] = "date-time"
     if node.get("type") == "number":
         made["format"] = "double"
     if node.get("type") == "integer":
@@ -305,11 +308,12 @@ def _immutable_keys() -> list[str]:
 def _immutable(spec: Schema) -> Schema:
     """A CRD's rules also run whenever a status is written, and comparing specs takes the API server a fifth of such a
     write. But one write changes either the spec or the status, whatever was asked for (the other is put back before
-    rules run), and every new status of ours has new books. So what has new books has the old spec.
+    rules run), and every new status of ours has new books. So what has new books has the old spec. A rule must not
+    compare times: the old ones may be numbers of an earlier release, which is not the type that the schema gives them.
     """
     keys = _immutable_keys()
     assert all(key in spec["required"] or "default" in spec["properties"][key] for key in keys), "else say has() first"
-    books = "self.status.ledger.since != oldSelf.status.ledger.since"
+    books = "self.status.ledger.seconds != oldSelf.status.ledger.seconds"
     writes_status = f"has(self.status) && (!has(oldSelf.status) || {books})"
     same = " && ".join(f"self.spec.{key} == oldSelf.spec.{key}" for key in keys)
     first = "".join(f"self.spec.{key} != oldSelf.spec.{key} ? '{key}' : " for key in keys[:-1]) + f"'{keys[-1]}'"

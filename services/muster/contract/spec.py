@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from muster.contract.address import refuse_metadata_url
-from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, parse
+from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, Time, parse
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
 from muster.contract.pods import PodMarks, label_key, label_value
 from muster.contract.redaction import masked_paths
@@ -24,7 +24,7 @@ LABELS_MAX = 64
 NODES_MAX = 10_000  # each size from min to max is looked at
 
 
-def seconds_of(duration: str) -> int:
+def duration_seconds(duration: str) -> int:
     """`90s`, `10m`, `2h` in seconds. Raises ValueError for anything else."""
     if not re.fullmatch(DURATION, duration):
         raise ValueError(f"must be a number with a unit s, m or h (`10m`), not {duration!r}"[:200])
@@ -36,7 +36,7 @@ def _every(value: Any) -> Any:
         raise ValueError(f"must be auto, a number of steps (200) or a time (10m), not {value!r}"[:200])
     if isinstance(value, int) and not 0 < value <= 10**15:
         raise ValueError(f"must be at least 1 step and at most 10^15, not {value}")
-    if isinstance(value, str) and value != "auto" and seconds_of(value) <= 0:
+    if isinstance(value, str) and value != "auto" and duration_seconds(value) <= 0:
         raise ValueError("must be longer than nothing")
     return value
 
@@ -305,15 +305,15 @@ def changed_immutables(old: JobSpec, new: JobSpec) -> tuple[str, ...]:
 
 
 class Metadata(Record):
-    """The part of Kubernetes' ObjectMeta that Muster reads. Times in seconds since the epoch."""
+    """The part of Kubernetes' ObjectMeta that Muster reads."""
 
     name: str
     namespace: str = "default"
     uid: str = ""
     generation: int = 1
     resource_version: str = ""
-    creation_timestamp: float = 0.0
-    deletion_timestamp: float | None = None
+    creation_timestamp: Time = 0.0
+    deletion_timestamp: Time | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 

@@ -7,10 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from muster.contract.base import Many, Record
+from muster.contract.base import Many, Record, Time
 from muster.contract.signals import Cause
 
-STATUS_VERSION = 1
+# 1 wrote times as numbers; 2 writes them as RFC 3339.
+STATUS_VERSION = 2
 
 
 class Phase(StrEnum):
@@ -43,7 +44,7 @@ class GangStatus(Record):
 class Progress(Record):
     """at: when it was seen. evaluation_loss: of the last evaluation, which followed evaluation_step."""
 
-    at: float = 0.0
+    at: Time = 0.0
     step: int = 0
     steps: int | None = None
     loss: float | None = None
@@ -58,7 +59,7 @@ class CheckpointStatus(Record):
     """The newest commit. uri: the job's checkpoint folder."""
 
     step: int
-    committed_at: float
+    committed_at: Time
     uri: str
     best_step: int | None = None
 
@@ -66,7 +67,7 @@ class CheckpointStatus(Record):
 class Restart(Record):
     """One charge on a budget. Kept for the sliding window."""
 
-    at: float
+    at: Time
     cause: Cause
 
 
@@ -80,7 +81,7 @@ class Restarts(Record):
 class Failure(Record):
     cause: Cause
     attempt: int
-    at: float
+    at: Time
     message: str
     worker: int | None = None
     rank: int | None = None
@@ -94,13 +95,13 @@ class NodeFault(Record):
     """A failure charged to a node; enough of them exclude it."""
 
     node: str
-    at: float
+    at: Time
     why: str
 
 
 class ExcludedNode(Record):
     node: str
-    until: float
+    until: Time
     why: str
 
 
@@ -124,7 +125,7 @@ class GoodputAccount(Record):
     """seconds: by GoodputState, over the closed past. since: the moment up to which it is closed."""
 
     seconds: dict[str, float] = {}
-    since: float = 0.0
+    since: Time = 0.0
 
     def shares(self) -> dict[str, float]:
         """The same as fractions that sum to 1 (empty before the first second)."""
@@ -145,7 +146,7 @@ class Attempt(Record):
     """
 
     number: int
-    created_at: float
+    created_at: Time
     nodes: Many[str] = ()
     workers: int = 0
     gpus_per_worker: int = 0
@@ -153,8 +154,8 @@ class Attempt(Record):
     capacity: Literal["spot", "on-demand"] | None = None
     world_size: int = 0
     resume_step: int = 0
-    first_step_at: float | None = None
-    ended_at: float | None = None
+    first_step_at: Time | None = None
+    ended_at: Time | None = None
     last_step: int | None = None
     lost_steps: int = 0
     cause: Cause | None = None  # None while it lives, and when it ended well
@@ -171,9 +172,9 @@ class Suspicion(Record):
     others wait for, where that is known.
     """
 
-    at: float
-    beat_at: float = 0.0
-    progressed_at: float = 0.0
+    at: Time
+    beat_at: Time = 0.0
+    progressed_at: Time = 0.0
     why: str = ""
     worker: int | None = None
     rank: int | None = None
@@ -197,7 +198,7 @@ class Condition(Record):
     status: Literal["True", "False", "Unknown"]
     reason: str
     message: str = ""
-    last_transition_time: str = ""
+    last_transition_time: str = Field(default="", json_schema_extra={"format": "date-time"})
     observed_generation: int = 0
 
 
@@ -212,7 +213,7 @@ class JobStatus(Record):
     phase: Phase = Phase.QUEUED
     code: str = "Created"
     because: str = "not looked at yet"
-    since: float = 0.0  # when phase last changed
+    since: Time = 0.0  # when phase last changed
     attempt: int = 0
     resume_step: int = 0
     gang: GangStatus = GangStatus()
@@ -220,16 +221,16 @@ class JobStatus(Record):
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     restarts: Restarts = Restarts()
-    retry_at: float | None = None  # no attempt before this moment (backoff)
+    retry_at: Time | None = None  # no attempt before this moment (backoff)
     last_failure: Failure | None = None
     suspicion: Suspicion | None = None
     data_skip: DataSkip | None = None
     node_faults: Many[NodeFault] = ()
     excluded_nodes: Many[ExcludedNode] = ()
     preemptions_in_a_row: int = 0
-    queued_at: float | None = None
-    started_at: float | None = None
-    finished_at: float | None = None
+    queued_at: Time | None = None
+    started_at: Time | None = None
+    finished_at: Time | None = None
     ledger: GoodputAccount = GoodputAccount()
     attempts: Many[Attempt] = ()  # the newest 50
     conditions: Many[Condition] = ()

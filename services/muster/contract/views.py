@@ -12,13 +12,32 @@ from muster.contract.checkpoint import ITEM_BYTES, Commit
 from muster.contract.redaction import redact_spec
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
+from muster.contract.times import rfc3339, rfc3339_or_none
 
 _EMPTY_STATUS: dict[str, Any] = JobStatus().model_dump(mode="json", by_alias=True)
+
+# The keys of a status, of an attempt and of an event's data that hold times.
+TIME_KEYS = frozenset((
+    "at", "beatAt", "committedAt", "createdAt", "endedAt", "finishedAt", "firstStepAt", "happenedAt", "progressedAt",
+    "queuedAt", "retryAt", "since", "startedAt", "until",
+))  # fmt: skip
+
+
+def with_times(document: Any) -> Any:
+    """The document with each of its times in RFC 3339, also where an earlier release wrote a number."""
+    if isinstance(document, list):
+        return [with_times(item) for item in document]
+    if not isinstance(document, dict):
+        return document
+    return {
+        key: rfc3339(value) if key in TIME_KEYS and isinstance(value, int | float) else with_times(value)
+        for key, value in document.items()
+    }
 
 
 def status_view(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Every key that this version knows, null where there is nothing, and every key that a newer one wrote."""
-    return {**_EMPTY_STATUS, **raw}
+    return {**_EMPTY_STATUS, **with_times(raw)}
 
 
 def summary_view(
@@ -30,7 +49,7 @@ def summary_view(
     spec: Mapping[str, Any],
     status: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """A line of the list of jobs. Times are seconds since the epoch."""
+    """A line of the list of jobs. created_at: seconds since the epoch."""
     progress, gang = status.get("progress") or {}, status.get("gang") or {}
     seconds = (status.get("ledger") or {}).get("seconds") or {}
     total = sum(seconds.values())
@@ -57,9 +76,9 @@ def summary_view(
         "suspend": bool(spec.get("suspend")),
         "cancel": bool(spec.get("cancel")),
         "priority": spec.get("priority", 0),
-        "createdAt": created_at,
-        "startedAt": status.get("startedAt"),
-        "finishedAt": status.get("finishedAt"),
+        "createdAt": rfc3339(created_at),
+        "startedAt": rfc3339_or_none(status.get("startedAt")),
+        "finishedAt": rfc3339_or_none(status.get("finishedAt")),
         "goodput": seconds.get("productive", 0.0) / total if total > 0 else None,
     }
 
@@ -84,7 +103,7 @@ def commit_summary_view(commit: Commit) -> dict[str, Any]:
     return {
         "step": commit.step,
         "attempt": commit.attempt,
-        "committedAt": commit.committed_at,
+        "committedAt": rfc3339(commit.committed_at),
         "worldSize": commit.world_size,
         "tokens": commit.tokens,
         "metrics": {name: value for name, value in commit.metrics.items() if math.isfinite(value)},

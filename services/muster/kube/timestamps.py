@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from muster.contract.times import epoch_seconds
+
 
 def seconds_of(timestamp: str | None) -> float:
     """Seconds since the epoch; 0 for none."""
-    return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0
+    return epoch_seconds(timestamp) if timestamp else 0.0
 
 
 def now() -> str:

@@ -15,6 +15,7 @@ from tests.s3_servers import moto_server
 from muster.contract.base import dump_json
 from muster.contract.signals import Cause, StepRecord
 from muster.contract.status import Failure, Phase
+from muster.contract.times import rfc3339
 
 
 def record(attempt: int, step: int, loss: float, **more: Any) -> str:
@@ -54,8 +55,8 @@ async def test_a_later_attempt_overrides_the_steps_that_it_trained_again(here: P
     history = await here.get(f"/jobs/{uid}/metrics")
     assert [(p["step"], p["attempt"]) for p in history["points"]] == [(s, 1) for s in range(1, 7)] + [(7, 2), (8, 2)]
     assert history["evaluations"] == [
-        {"step": 0, "attempt": 1, "at": 100.0, "loss": 5.0},
-        {"step": 8, "attempt": 2, "at": 108.0, "loss": 1.5},
+        {"step": 0, "attempt": 1, "at": rfc3339(100.0), "loss": 5.0},
+        {"step": 8, "attempt": 2, "at": rfc3339(108.0), "loss": 1.5},
     ]
     assert (history["total"], history["downsampled"]) == (8, False)
     with second.open("a") as file:
@@ -135,7 +136,7 @@ async def test_checkpoints_are_what_the_folder_holds(here: Platform) -> None:
     assert found["items"][1] == {
         "step": 40,
         "attempt": 2,
-        "committedAt": 1040.0,
+        "committedAt": rfc3339(1040.0),
         "worldSize": 2,
         "tokens": 99,
         "metrics": {"loss": 2.0, "evaluation_loss": 2.5},

@@ -10,13 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from tests.integration.api.platform import Platform, document, platform, until
 
 from muster.api.cluster import ApplyResult, DesiredJob, Local
+from muster.api.tables import AttemptRow, JobRow
 from muster.contract.layout import State
 from muster.contract.signals import Cause
 from muster.contract.spec import parse_job
-from muster.contract.status import Attempt, CheckpointStatus, ExcludedNode, Failure, JobStatus, Phase, Progress
+from muster.contract.status import (
+    STATUS_VERSION,
+    Attempt,
+    CheckpointStatus,
+    ExcludedNode,
+    Failure,
+    JobStatus,
+    Phase,
+    Progress,
+)
+from muster.contract.times import epoch_seconds, rfc3339
+from muster.contract.views import TIME_KEYS
 from muster.local.cluster import LocalCluster
 
 
@@ -94,7 +107,7 @@ async def test_a_life_becomes_typed_events_and_attempts(here: Platform) -> None:
         "worker": 1,
         "rank": 1,
         "exitCode": 137,
-        "happenedAt": 20.0,  # by the story's clock, which is far behind that of the submission
+        "happenedAt": rfc3339(20.0),  # by the story's clock, which is far behind that of the submission
     }
     attempts = (await here.get(f"/jobs/{uid}/attempts"))["items"]
     assert [(a["number"], a["outcome"], a["cause"], a["resumeStep"]) for a in attempts] == [
@@ -105,6 +118,48 @@ async def test_a_life_becomes_typed_events_and_attempts(here: Platform) -> None:
     assert ([event["id"] for event in some["items"]], some["lastId"]) == ([3, 4], 4)
     chosen = await here.get(f"/jobs/{uid}/events", type=["attempt.failed", "job.succeeded"])
     assert [event["type"] for event in chosen["items"]] == ["attempt.failed", "job.succeeded"]
+
+
+def as_numbers(document: Any) -> Any:
+    """As the release before wrote it."""
+    if isinstance(document, dict):
+        return {key: epoch_seconds(v) if key in TIME_KEYS and v else as_numbers(v) for key, v in document.items()}
+    return [as_numbers(item) for item in document] if isinstance(document, list) else document
+
+
+async def test_times_are_rfc_3339_whichever_release_wrote_the_rows(here: Platform) -> None:
+    """The cluster's history and the API's rows hold numbers of the release before: read, told once, and shown alike."""
+    uid = (await here.submit())["id"]
+    await here.handed_over(uid)
+    await story(here, uid)
+    await here.phase(uid, "Succeeded")
+    paths = [f"/jobs/{uid}{part}" for part in ("", "/why", "/attempts", "/events")]
+    shown = [await here.get(path) for path in paths] + [(await here.get("/jobs"))["items"]]
+    assert shown[0]["status"]["finishedAt"] == "1970-01-01T00:00:50.000000Z"
+    assert shown[0]["metadata"]["creationTimestamp"] == shown[4][0]["createdAt"]
+    assert abs(epoch_seconds(shown[4][0]["createdAt"]) - time.time()) < 600
+    assert shown[2]["items"][0]["firstStepAt"] == "1970-01-01T00:00:12.500000Z"
+    excluded = next(event for event in shown[3]["items"] if event["type"] == "node.excluded")
+    assert excluded["data"]["until"] == "1970-01-01T00:01:39.000000Z"
+
+    async with here.services.database.write() as session:
+        for row in (await session.scalars(select(JobRow))).all():
+            row.status = as_numbers(row.status) | {"schemaVersion": 1}
+        for attempt in (await session.scalars(select(AttemptRow))).all():
+            attempt.body = as_numbers(attempt.body)
+    shown[0]["status"]["schemaVersion"] = 1
+    assert [await here.get(path) for path in paths] + [(await here.get("/jobs"))["items"]] == shown
+    with sqlite3.connect(here.state.cluster) as db:
+        (text,) = db.execute("SELECT status FROM jobs").fetchone()
+        db.execute("UPDATE jobs SET status = ?", (json.dumps(as_numbers(json.loads(text))),))
+    here.operate(uid)  # nothing but the form of its times changes
+    shown[0]["status"]["schemaVersion"] = STATUS_VERSION
+
+    async def taken_over() -> bool:
+        return bool(await here.get(paths[0]) == shown[0])
+
+    await until(taken_over, "the status")
+    assert [await here.get(path) for path in paths[1:]] == shown[1:4]
 
 
 async def test_what_happened_while_the_api_was_away_is_told_once(tmp_path: Path, database_url: str) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import text, update
 from tests.integration.api.platform import Platform, document, platform
 
 from muster.api.tables import TokenRow
+from muster.contract.times import epoch_seconds
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -167,4 +168,4 @@ async def test_the_use_of_a_token_is_noted_later(guarded: tuple[Platform, dict[s
     housekeeping = here.services.background.works[2]
     await housekeeping.step()
     (token,) = (await here.client.get("/api/v1/tokens", headers=admin)).json()["items"]
-    assert abs(token["lastUsedAt"] - time.time()) < 60
+    assert abs(epoch_seconds(token["lastUsedAt"]) - time.time()) < 60

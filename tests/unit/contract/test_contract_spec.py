@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from muster.contract.base import InvalidDocument, dump, dump_json
 from muster.contract.signals import Cause
-from muster.contract.spec import DEFAULT_BUDGETS, JobSpec, changed_immutables, parse_job, seconds_of
+from muster.contract.spec import DEFAULT_BUDGETS, JobSpec, changed_immutables, duration_seconds, parse_job
 
 DOCUMENT: dict[str, Any] = {
     "apiVersion": "muster.dev/v1alpha1",
@@ -233,7 +233,7 @@ def test_each_budget_has_a_default_but_the_free_causes() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200)])
 def test_durations(text: str, seconds: int) -> None:
-    assert seconds_of(text) == seconds
+    assert duration_seconds(text) == seconds
 
 
 def test_dump_is_canonical() -> None:

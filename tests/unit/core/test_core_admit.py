@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.core.seen import NOW, fleet, node, spec, summary
 
-from muster.contract.status import Attempt, CheckpointStatus, ExcludedNode, GangStatus, JobStatus, Phase
+from muster.contract.status import (
+    STATUS_VERSION,
+    Attempt,
+    CheckpointStatus,
+    ExcludedNode,
+    GangStatus,
+    JobStatus,
+    Phase,
+)
 from muster.operator.core.admit import BACKFILL_SECONDS, admit
 from muster.operator.core.codes import Code
 from muster.operator.core.fleet import GROW_AFTER_START_SECONDS, Fleet, JobSummary
@@ -102,7 +110,7 @@ def test_who_does_not_want_to_run_gets_nothing(unwanted: str) -> None:
 def test_nor_does_a_job_that_backs_off_or_belongs_to_a_newer_operator() -> None:
     pausing = JobStatus(retry_at=NOW + 20)
     assert placed(fleet(four(), [summary("job", status=pausing)])) == {}
-    assert placed(fleet(four(), [summary("job", status=JobStatus(schema_version=2))])) == {}
+    assert placed(fleet(four(), [summary("job", status=JobStatus(schema_version=STATUS_VERSION + 1))])) == {}
 
 
 def test_later_jobs_pass_a_gang_that_does_not_fit_but_not_for_ever() -> None:

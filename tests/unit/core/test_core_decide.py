@@ -29,7 +29,7 @@ from tests.unit.core.seen import (
 from muster.contract.base import dump_json
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, TrainerPhase
-from muster.contract.status import GoodputState, Phase
+from muster.contract.status import STATUS_VERSION, GangStatus, GoodputState, Phase
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
@@ -76,9 +76,15 @@ def test_an_attempts_words_say_what_the_world_notes() -> None:
     )
 
 
-def test_what_an_older_muster_wrote_is_ours_from_the_next_write_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.operator.core.transitions.STATUS_VERSION", 2)
-    assert decide(observed(reservations=(granted(),))).status.schema_version == 2
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.RUNNING, Phase.SUCCEEDED])
+def test_what_an_older_muster_wrote_is_written_anew_before_anything_else(phase: Phase) -> None:
+    """Also of a job that is over, though nothing else of its status may ever change."""
+    today = running().status.model_copy(update={"phase": phase})
+    seen = observed(today.model_copy(update={"schema_version": STATUS_VERSION - 1}), deleting=True)
+    decision = check(seen)
+    assert (decision.status, decision.actions) == (today, ())
+    changed = today.model_copy(update={"gang": GangStatus()})
+    assert not phase.terminal or f"changes a job that is {phase}" in audit(seen, replace(decision, status=changed))
 
 
 def test_the_reason_of_admission_is_told() -> None:

@@ -20,7 +20,7 @@ from tests.unit.core.seen import (
 from tests.unit.core.test_core_decide import check, closed, restarting
 
 from muster.contract.signals import Signal, SignalKind
-from muster.contract.status import Phase
+from muster.contract.status import STATUS_VERSION, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.core.shutdown import STOP_SECONDS
@@ -117,10 +117,10 @@ def test_an_offer_to_grow_restarts_into_the_larger_gang() -> None:
 
 def test_a_newer_status_is_not_touched() -> None:
     seen = running()
-    seen = with_status(seen, seen.status.model_copy(update={"schema_version": 2}), deleting=True)
+    seen = with_status(seen, seen.status.model_copy(update={"schema_version": STATUS_VERSION + 1}), deleting=True)
     decision = check(seen)
     assert (decision.status, decision.actions, decision.code) == (seen.status, (), Code.NEWER_STATUS)
-    assert "schema version 2" in decision.because
+    assert f"schema version {STATUS_VERSION + 1}" in decision.because
 
 
 def test_a_worker_newer_than_the_status_is_left_alone() -> None:

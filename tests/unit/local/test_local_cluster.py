@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -43,6 +45,21 @@ def test_status_is_written_by_compare_and_swap(cluster: LocalCluster, spec: JobS
         cluster.write_status(job.metadata.uid, job.status, job.metadata.resource_version)
     seen = cluster.get(job.metadata.uid)
     assert (seen.status, seen.spec, seen.metadata.labels) == (running, spec, {"team": "nlp"})
+
+
+def test_a_database_of_the_release_before_is_read(cluster: LocalCluster, spec: JobSpec) -> None:
+    """It wrote times as numbers."""
+    uid = cluster.create("a", "default", spec, {}).metadata.uid
+    old = {"schemaVersion": 1, "phase": "Running", "since": 1795418698.1234567, "ledger": {"since": 1795418698}}
+    with sqlite3.connect(cluster.path) as db:
+        db.execute("UPDATE jobs SET status = ?", (json.dumps(old),))
+    job = cluster.get(uid)
+    assert (job.status.since, job.status.ledger.since) == (1795418698.1234567, 1795418698.0)
+    cluster.write_status(uid, job.status, job.metadata.resource_version)
+    with sqlite3.connect(cluster.path) as db:
+        (text,) = db.execute("SELECT status FROM jobs").fetchone()
+    assert json.loads(text)["since"] == "2026-11-23T07:24:58.1234567Z"
+    assert cluster.get(uid).status == job.status
 
 
 def test_spec_writes_move_the_generation_only_when_something_changed(cluster: LocalCluster, spec: JobSpec) -> None:

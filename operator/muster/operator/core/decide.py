@@ -81,6 +81,15 @@ def newer(summary: WorkerSummary) -> Decision | None:
     return Decision(summary.status, code=Code.NEWER_STATUS, because=because)
 
 
+def outdated(summary: WorkerSummary) -> Decision | None:
+    """A status that an earlier release wrote is written in today's form first of all, also of a job that is over: the
+    definition of today's TrainingJob may refuse every other change of an object whose status has another form.
+    """
+    if summary.status.schema_version >= STATUS_VERSION:
+        return None
+    return _turn(summary, summary.status.model_copy(update={"schema_version": STATUS_VERSION}))
+
+
 def finished(summary: WorkerSummary) -> Decision | None:
     """A job that is over keeps sweeping, and goes when it is deleted or its time to live is up."""
     if not summary.status.phase.terminal:
@@ -301,6 +310,7 @@ def running(summary: WorkerSummary) -> Decision | None:
 
 RULES: tuple[Rule, ...] = (
     newer,
+    outdated,
     finished,
     done,
     user_request,

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from muster.contract.signals import Heartbeat, StepRecord
-from muster.contract.status import STATUS_VERSION, Attempt, JobStatus, Phase, Progress
+from muster.contract.status import Attempt, JobStatus, Phase, Progress
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import phase_conditions
 from muster.operator.core.goodput import book, lose, opened, rest_of_phase
@@ -32,7 +32,6 @@ def transition(
     changed = {key: value for key, value in updates.items() if value is not known[key] and value != known[key]}
     if not changed:
         return status
-    changed["schema_version"] = STATUS_VERSION  # what an older Muster wrote is ours from here on
     if phase != status.phase:
         changed["since"] = seen.now
         # The last chance to tell the attempt's last step: when its gang is gone, so are the heartbeats.

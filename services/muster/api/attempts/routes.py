@@ -19,6 +19,7 @@ from muster.api.tables import AttemptRow, JobRow
 from muster.contract.base import dump
 from muster.contract.prices import Bill, Prices
 from muster.contract.status import Attempt
+from muster.contract.views import with_times
 from muster.documents.prices import load_prices
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -37,7 +38,7 @@ _EMPTY = Attempt(number=0, created_at=0.0).model_dump(mode="json", by_alias=True
 
 def _document(job: JobRow, attempts: list[dict[str, Any]], prices: Prices) -> dict[str, Any]:
     return {
-        "items": [{**_EMPTY, **attempt} for attempt in attempts],
+        "items": [{**_EMPTY, **with_times(attempt)} for attempt in attempts],
         "costs": [cost_document(job.status, [attempt], prices) for attempt in attempts],
         "cost": cost_document(job.status, attempts, prices),
     }

@@ -20,8 +20,9 @@ from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
 from muster.api.tables import JobRow
 from muster.contract.address import Address
-from muster.contract.base import UserError
+from muster.contract.base import Time, UserError
 from muster.contract.checkpoint import commit_key
+from muster.contract.times import rfc3339
 from muster.contract.views import commit_view
 from muster.storage.commits import InvalidCommit
 from muster.storage.errors import NotFound, Refused, StorageError, UnfitObject
@@ -34,11 +35,11 @@ Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
 
 
 class Checkpoint(Reply):
-    """committed_at: seconds since the epoch. bytes: of all files of the commit. tokens: trained until then."""
+    """bytes: of all files of the commit. tokens: trained until then."""
 
     step: int
     attempt: int
-    committed_at: float
+    committed_at: Time
     world_size: int
     tokens: int
     metrics: dict[str, float]
@@ -80,7 +81,7 @@ class CheckpointDetail(Reply):
 
     step: int
     attempt: int
-    committed_at: float
+    committed_at: Time
     world_size: int
     tokens: int
     metrics: dict[str, float]
@@ -112,7 +113,7 @@ class Pin(Reply):
 _EXAMPLE: dict[str, Any] = {
     "step": 120,
     "attempt": 2,
-    "committedAt": AT + 140,
+    "committedAt": rfc3339(AT + 140),
     "worldSize": 2,
     "tokens": 1_966_080,
     "metrics": {"loss": 2.33},
@@ -284,4 +285,4 @@ def _document(folder: Address, commit: CommitSummary, is_pinned: bool) -> dict[s
         pinned=is_pinned,
         uri=str(folder.child(commit_key(commit.step))),
     )
-    return shown.model_dump(by_alias=True)
+    return shown.model_dump(mode="json", by_alias=True)

@@ -21,6 +21,7 @@ from muster.api.jobs.routes import JobId, reads
 from muster.api.openapi import problems, shown
 from muster.api.services import Services, ServicesDependency
 from muster.api.tables import EventRow, JobRow
+from muster.contract.times import rfc3339
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -35,7 +36,7 @@ _EXAMPLE = {
     "id": 4,
     "jobId": UID,
     "type": "attempt.failed",
-    "at": AT + 95,
+    "at": rfc3339(AT + 95),
     "attempt": 1,
     "message": "worker 1 was killed by signal 9",
     "data": {"cause": "infrastructure", "lastStep": 88, "lostSteps": 8, "exitCode": 137},
@@ -133,4 +134,4 @@ def _is_over(row: JobRow) -> bool:
 
 
 def _document(row: EventRow) -> dict[str, Any]:
-    return event_of(row).model_dump(by_alias=True)
+    return event_of(row).model_dump(mode="json", by_alias=True)

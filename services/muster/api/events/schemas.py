@@ -6,15 +6,17 @@ from typing import Any
 
 from muster.api.reply import Reply
 from muster.api.tables import EventRow
+from muster.contract.base import Time
+from muster.contract.views import with_times
 
 
 class Event(Reply):
-    """id: 1, 2, 3 … within the job. at: seconds since the epoch."""
+    """id: 1, 2, 3 … within the job."""
 
     id: int
     job_id: str
     type: str
-    at: float
+    at: Time
     attempt: int | None
     message: str
     data: dict[str, Any]
@@ -35,5 +37,5 @@ def event_of(row: EventRow) -> Event:
         at=row.at,
         attempt=row.attempt,
         message=row.body["message"],
-        data=row.body["data"],
+        data=with_times(row.body["data"]),
     )

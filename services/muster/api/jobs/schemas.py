@@ -11,12 +11,13 @@ from pydantic.alias_generators import to_camel
 from muster.api.jobs.submission import Draft
 from muster.api.reply import Reply
 from muster.api.tables import JobRow
-from muster.contract.base import Problem
+from muster.contract.base import Problem, Time
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.prices import Bill, Prices, bill
 from muster.contract.redaction import redact_spec
 from muster.contract.spec import JobSpec
 from muster.contract.status import Attempt, JobStatus
+from muster.contract.times import epoch_seconds, rfc3339
 from muster.contract.views import plan_view, status_view, summary_view
 
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -56,14 +57,14 @@ class CloneRequest(BaseModel):
 
 
 class JobMetadata(Reply):
-    """creation_timestamp: seconds since the epoch. generation moves with each change of the spec."""
+    """generation moves with each change of the spec."""
 
     name: str
     namespace: str
     uid: str
     labels: dict[str, str]
     generation: int
-    creation_timestamp: float
+    creation_timestamp: Time
 
 
 class Job(Reply):
@@ -82,7 +83,7 @@ class Job(Reply):
 
 
 class JobSummary(Reply):
-    """A line of the list. goodput: productive share of the seconds so far. Times in seconds since the epoch."""
+    """A line of the list. goodput: productive share of the seconds so far."""
 
     id: str
     name: str
@@ -106,9 +107,9 @@ class JobSummary(Reply):
     suspend: bool
     cancel: bool
     priority: int
-    created_at: float
-    started_at: float | None
-    finished_at: float | None
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None
     goodput: float | None
 
 
@@ -171,7 +172,7 @@ def job_document(row: JobRow, prices: Prices) -> dict[str, Any]:
             "uid": row.id,
             "labels": row.labels,
             "generation": row.spec_version,
-            "creationTimestamp": row.created_at,
+            "creationTimestamp": rfc3339(row.created_at),
         },
         "spec": redact_spec(row.spec),
         "status": status_view(row.status),
@@ -188,7 +189,7 @@ def cost_document(status: dict[str, Any], attempts: Iterable[dict[str, Any]], pr
             known.append(Attempt.model_validate(raw))
         except ValidationError:
             unknown += 1
-    made = bill(known, prices, float((status.get("ledger") or {}).get("since") or 0.0))
+    made = bill(known, prices, epoch_seconds((status.get("ledger") or {}).get("since") or 0.0))
     if unknown:
         made = made.model_copy(update={"gaps": (*made.gaps, f"{unknown} attempts that this version can't read")})
     return made.model_dump(mode="json", by_alias=True)

@@ -15,6 +15,9 @@ from muster.api.metrics.steps import Step, thinned
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
 from muster.api.services import Services, ServicesDependency
+from muster.contract.base import Time
+from muster.contract.times import rfc3339, rfc3339_or_none
+from muster.contract.views import with_times
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -24,7 +27,7 @@ class Point(Reply):
 
     attempt: int
     step: int
-    at: float | None = None
+    at: Time | None = None
     loss: float | None = None
     grad_norm: float | None = None
     lr: float | None = None
@@ -41,7 +44,7 @@ class EvaluationPoint(Reply):
     step: int
     attempt: int
     loss: float | None
-    at: float | None = None
+    at: Time | None = None
 
 
 class History(Reply):
@@ -58,7 +61,7 @@ _POINT = {
     "attempt": 2,
     "step": 124,
     "steps": 200,
-    "at": AT + 142,
+    "at": rfc3339(AT + 142),
     "loss": 2.31,
     "gradNorm": 0.84,
     "lr": 0.00021,
@@ -70,7 +73,7 @@ _POINT = {
 }
 _EXAMPLE = {
     "points": [_POINT],
-    "evaluations": [{"step": 100, "attempt": 2, "loss": 2.4, "at": AT + 120}],
+    "evaluations": [{"step": 100, "attempt": 2, "loss": 2.4, "at": rfc3339(AT + 120)}],
     "total": 1,
     "downsampled": False,
 }
@@ -106,7 +109,7 @@ def _history(services: Services, job_id: str, points: int, after_step: int) -> d
     trained = [step for step in steps if step.step > 0]
     chosen = thinned(trained, points)
     return {
-        "points": [{**step.document(), "attempt": step.attempt} for step in chosen],
+        "points": [with_times({**step.document(), "attempt": step.attempt}) for step in chosen],
         "evaluations": [_evaluation(step) for step in evaluations],
         "total": len(trained),
         "downsampled": len(chosen) < len(trained),
@@ -115,5 +118,5 @@ def _history(services: Services, job_id: str, points: int, after_step: int) -> d
 
 def _evaluation(step: Step) -> dict[str, Any]:
     record = step.document()
-    loss, at = record.get("evaluationLoss"), record.get("at")
+    loss, at = record.get("evaluationLoss"), rfc3339_or_none(record.get("at"))
     return {"step": step.step, "attempt": step.attempt, "loss": loss, "at": at}

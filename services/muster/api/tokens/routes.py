@@ -18,7 +18,8 @@ from muster.api.services import ServicesDependency
 from muster.api.tables import TokenRow
 from muster.api.tokens import service
 from muster.api.tokens.schemas import TokenRequest
-from muster.contract.base import InvalidDocument, parse
+from muster.contract.base import InvalidDocument, Time, parse
+from muster.contract.times import rfc3339, rfc3339_or_none
 from muster.documents.document import Document
 
 admins = Depends(needs(Scope.ADMIN))
@@ -26,14 +27,14 @@ router = APIRouter(prefix="/tokens", tags=["tokens"], dependencies=[admins])
 
 
 class Token(Reply):
-    """Times in seconds since the epoch; expires_at null: never."""
+    """expires_at: null for never. last_used_at: null before the first use."""
 
     id: str
     name: str
     scopes: list[Scope]
-    created_at: float
-    expires_at: float | None
-    last_used_at: float | None
+    created_at: Time
+    expires_at: Time | None
+    last_used_at: Time | None
 
 
 class NewToken(Token):
@@ -50,7 +51,7 @@ _EXAMPLE: dict[str, Any] = {
     "id": "0c2c31c1-96f9-4f3c-8a39-5b2f9a0f4d11",
     "name": "ci",
     "scopes": ["write"],
-    "createdAt": 1_795_000_000.0,
+    "createdAt": rfc3339(1_795_000_000.0),
     "expiresAt": None,
     "lastUsedAt": None,
 }
@@ -119,7 +120,7 @@ def _document(row: TokenRow) -> dict[str, Any]:
         "id": row.id,
         "name": row.name,
         "scopes": row.scopes["scopes"],
-        "createdAt": row.created_at,
-        "expiresAt": row.expires_at,
-        "lastUsedAt": row.last_used_at,
+        "createdAt": rfc3339(row.created_at),
+        "expiresAt": rfc3339_or_none(row.expires_at),
+        "lastUsedAt": rfc3339_or_none(row.last_used_at),
     }

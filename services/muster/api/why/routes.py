@@ -16,8 +16,10 @@ from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
 from muster.api.tables import JobRow
 from muster.contract.advice import advice, unreadable
-from muster.contract.base import dump
+from muster.contract.base import Time, dump
 from muster.contract.status import Failure, Phase, Restarts
+from muster.contract.times import rfc3339
+from muster.contract.views import with_times
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -31,18 +33,18 @@ class QueuePlace(Reply):
 
 
 class Why(Reply):
-    """code: stable; because: the same in words. since, retry_at: seconds since the epoch. next: what to do."""
+    """code: stable; because: the same in words. since: of the phase. retry_at: no attempt before. next: what to do."""
 
     id: str
     name: str
     phase: str
     code: str
     because: str
-    since: float
+    since: Time
     attempt: int
     queue: QueuePlace | None
     last_failure: Failure | None
-    retry_at: float | None
+    retry_at: Time | None
     restarts: Restarts
     next: list[str]
 
@@ -53,11 +55,11 @@ _EXAMPLE: dict[str, Any] = {
     "phase": "Restarting",
     "code": "Backoff",
     "because": "attempt 1 failed (infrastructure: worker 1 was killed by signal 9); attempt 2 starts in 1 s",
-    "since": AT + 95,
+    "since": rfc3339(AT + 95),
     "attempt": 1,
     "queue": None,
     "lastFailure": dump(FAILURE),
-    "retryAt": AT + 96,
+    "retryAt": rfc3339(AT + 96),
     "restarts": {"total": 1, "byCause": {"infrastructure": 1}, "recent": [], "withoutProgress": 0},
     "next": ["Nothing now: the job restarts by itself."],
 }
@@ -81,7 +83,7 @@ async def explain_job(services: ServicesDependency, job_id: JobId) -> JSONRespon
 
 
 def _document(row: JobRow, queue: dict[str, int] | None, ahead: int) -> dict[str, Any]:
-    status, raw = status_of(row.status), row.status
+    status, raw = status_of(row.status), with_times(row.status)
     flags: dict[str, Any] = {
         "suspend": bool(row.spec.get("suspend")),
         "cancel": bool(row.spec.get("cancel")),
@@ -93,7 +95,7 @@ def _document(row: JobRow, queue: dict[str, int] | None, ahead: int) -> dict[str
         "phase": row.phase,
         "code": raw.get("code", ""),
         "because": raw.get("because", ""),
-        "since": raw.get("since", row.created_at),
+        "since": raw.get("since", rfc3339(row.created_at)),
         "attempt": raw.get("attempt", 0),
         "queue": queue,
         "lastFailure": raw.get("lastFailure"),

@@ -16,6 +16,7 @@ from typing import Any
 from muster.contract.checkpoint import commit_key
 from muster.contract.names import ExitCode
 from muster.contract.text import size
+from muster.contract.times import epoch_seconds
 from muster.contract.views import commit_summary_view, commit_view
 from muster.storage.listing import steps_in
 from muster.storage.pins import pin, pinned, unpin
@@ -125,7 +126,7 @@ def _text(command: str, report: Report) -> str:
 def _ls_line(row: Report) -> str:
     if "error" in row:
         return f"  step {row['step']:>9}  can't be read: {row['error']}"
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["committedAt"]))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch_seconds(row["committedAt"])))
     marks = " ".join(mark for mark in ("best", "pinned") if row[mark])
     loss = row["metrics"].get("evaluation_loss", row["metrics"].get("loss"))
     said = f"loss {loss:.4f}" if loss is not None else ""

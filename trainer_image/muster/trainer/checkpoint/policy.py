@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import exp, sqrt
 
-from muster.contract.spec import Keep, seconds_of
+from muster.contract.spec import Keep, duration_seconds
 
 INTERVAL_SECONDS_MIN = 10.0
 INTERVAL_SECONDS_MAX = 1_800.0
@@ -58,7 +58,7 @@ class Policy:
         if isinstance(self.every, int):
             raise ValueError("an interval in steps has no seconds")
         if self.every != "auto":
-            return float(seconds_of(self.every))
+            return float(duration_seconds(self.every))
         upload = _median(history.upload_seconds, PRIOR_SAVE_SECONDS)
         interval = optimal_interval_seconds(
             save_seconds=max(_median(history.blocked_seconds, upload), 1e-3),
