@@ -38,17 +38,15 @@ _KEEPS_OUT = frozenset({Remedy.DRAIN, Remedy.RESET, Remedy.REBOOT, Remedy.EXCLUD
 
 
 class Notice(Record):
-    """One finding. at: when it happened. until: when the node goes, where that is announced. device: a GPU's PCI
-    address, or what else is meant. All times in seconds since the epoch.
-    """
+    """Something that a node found out about itself. Times are in seconds since the epoch."""
 
     kind: SignalKind
     remedy: Remedy
-    at: float
+    at: float  # when it happened
     message: str
     source: str
-    device: str = ""
-    until: float | None = None
+    device: str = ""  # a GPU's PCI address, or the name of another part of the node
+    until: float | None = None  # when the node goes, where that is announced
 
     @property
     def keeps_out(self) -> bool:
@@ -66,9 +64,9 @@ class Notice(Record):
 
 
 class NodeNotices(Record):
-    """All that a node has to say now. boot_id: of the kernel that it was found under; a reboot settles most of it."""
+    """All that a node has to say now."""
 
     node: str
-    at: float
-    boot_id: str = ""
+    at: float  # seconds since the epoch
+    boot_id: str = ""  # of the kernel under which it was found: a reboot settles most of it
     notices: Many[Notice] = ()

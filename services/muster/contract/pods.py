@@ -50,13 +50,18 @@ OwnKey = Annotated[str, AfterValidator(_not_ours)]
 
 
 class Toleration(Spec):
-    """Of a node's taint. key null: of every taint. effect null: of every effect."""
+    """A taint of nodes that the pods put up with, as in a pod's spec."""
 
     key: LabelKey | None = None
+    """The key of the taint; left out, every taint is meant."""
     operator: Literal["Equal", "Exists"] = "Equal"
+    """Whether the taint's value must be equal to `value` or may be any."""
     value: LabelValue | None = None
+    """The value of the taint."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    toleration_seconds: int | None = None  # for NoExecute: how long the pod stays; null: for ever
+    """The effect of the taint; left out, every effect is meant."""
+    toleration_seconds: int | None = None
+    """How long the pod stays on a node with effect NoExecute; left out, for ever."""
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
@@ -75,9 +80,14 @@ class Toleration(Spec):
 
 
 class NodeRequirement(Spec):
+    """What a node's label must be, as in a pod's node affinity."""
+
     key: LabelKey
+    """The key of the label."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+    """How the label is compared with `values`."""
     values: Many[LabelValue] = ()
+    """Several values for In and NotIn, none for Exists and DoesNotExist, one integer for Gt and Lt."""
 
     @model_validator(mode="after")
     def _values_fit(self) -> Self:
@@ -110,55 +120,70 @@ class NodeTerm(Spec):
     """All of its requirements hold. One without any matches no node, as in Kubernetes."""
 
     match_expressions: Many[NodeRequirement]
+    """The requirements."""
 
     def met_by(self, labels: Mapping[str, str]) -> bool:
         return bool(self.match_expressions) and all(each.met_by(labels) for each in self.match_expressions)
 
 
 class RequiredNodes(Spec):
-    """Any of its terms holds."""
+    """What a node must be like: any of the terms holds."""
 
     node_selector_terms: Annotated[Many[NodeTerm], Field(min_length=1)]
+    """The terms."""
 
 
 class PreferredNodes(Spec):
+    """What a node should be like."""
+
     weight: Annotated[int, Field(ge=1, le=100)]
+    """How much the preference counts beside others."""
     preference: NodeTerm
+    """What is preferred."""
 
 
 class NodeAffinity(Spec):
-    """preferred…: for other schedulers; the builtin one places a gang close together and on the tightest fit."""
+    """Which nodes the pods may run on, as in a pod's spec."""
 
     required_during_scheduling_ignored_during_execution: RequiredNodes | None = None
+    """What every node must be like."""
     preferred_during_scheduling_ignored_during_execution: Many[PreferredNodes] = ()
+    """What other schedulers prefer; the builtin one places a gang close together and on the tightest fit."""
 
 
 class Affinity(Spec):
-    """Towards nodes. How workers lie to each other, gang.topology and gang.shareNodes say."""
+    """Where the pods run. How near workers are to each other is said by gang.topology and gang.shareNodes."""
 
     node_affinity: NodeAffinity | None = None
+    """Which nodes the pods may run on."""
 
 
 class PodMarks(Spec):
-    """Where the pods may run and how they are marked. tolerations come beside the platform's own."""
+    """Where the pods may run and how they are marked."""
 
     node_selector: dict[LabelKey, LabelValue] = {}
+    """Labels that each node must have."""
     tolerations: Many[Toleration] = ()
+    """Taints of nodes that the pods put up with, beside those that the platform tolerates."""
     affinity: Affinity | None = None
+    """Which nodes the pods may run on, where labels alone can't say it."""
     labels: dict[OwnKey, LabelValue] = {}
+    """Labels of the pods, beside Muster's own."""
     annotations: dict[OwnKey, str] = {}
-    image_pull_secrets: Many[Text] = ()  # names of Secrets in the job's namespace, beside the platform's own
+    """Annotations of the pods, beside Muster's own."""
+    image_pull_secrets: Many[Text] = ()
+    """Names of Secrets in the job's namespace by which the image is pulled, beside the platform's own."""
 
     @property
     def node_terms(self) -> tuple[NodeTerm, ...]:
-        """Any of which a node must meet; empty: every node will do."""
+        """The terms of which a node must meet any; where there are none, every node will do."""
         towards = self.affinity.node_affinity if self.affinity is not None else None
         required = towards.required_during_scheduling_ignored_during_execution if towards is not None else None
         return required.node_selector_terms if required is not None else ()
 
 
 def tolerated(taint: tuple[str, str, str], tolerations: Iterable[Toleration]) -> bool:
-    """taint: its key, value and effect."""
+    """Whether any of the tolerations covers a taint, given as its key, value and effect."""
     return any(toleration.covers(*taint) for toleration in tolerations)
 
 

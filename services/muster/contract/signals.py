@@ -70,24 +70,17 @@ class StepRecord(Record):
 
 
 class SlowRank(Record):
-    """ratio: of its own work in a step to the median of the other ranks', over the last few steps."""
+    """A rank that takes longer for its own share of a step than the others do."""
 
     rank: int
-    ratio: float
+    ratio: float  # of the rank's own work in a step to the median of the other ranks', over the last few steps
     since_step: int
 
 
 class Heartbeat(Record):
     """One rank's sign of life, rewritten at every step and phase change and at least once a second.
 
-    at: when it was written. progressed_at: when step or phase last changed: a live process that hangs keeps writing
-    `at`, so only `progressed_at` tells a stall. productive_since_commit: seconds of step time after the last commit.
-    last_evaluation: the last step that was followed by an evaluation; last_step has mostly moved on from there.
-
-    doing, moves: what the main thread does within a step, and how often that has changed in this step: the rank that
-    others wait for has made fewer moves. limit_seconds: the longest that this phase may go without progress, learnt
-    from this very run; None until it is. stands: from a quarter of the limit on, the main thread's innermost frames.
-    stopped: job control holds the process (SIGSTOP) while its launcher goes on; only whoever reads the file can tell.
+    Times are in seconds since the epoch. A rank that hangs keeps writing `at`, so only `progressed_at` tells a stall.
     """
 
     attempt: int
@@ -95,29 +88,31 @@ class Heartbeat(Record):
     pid: int
     phase: TrainerPhase
     step: int
-    at: float
-    progressed_at: float
+    at: float  # when it was written
+    progressed_at: float  # when step or phase last changed
     started_at: float
     metrics_port: int | None = None
     seconds: TrainerSeconds = TrainerSeconds()
-    productive_since_commit: float = 0.0
+    productive_since_commit: float = 0.0  # seconds of step time after the last commit
     last_commit_step: int | None = None
     last_commit_at: float | None = None
     best_step: int | None = None
     last_step: StepRecord | None = None
     first_step_at: float | None = None  # when this process had done a step
-    last_evaluation: StepRecord | None = None
-    doing: str = ""
-    moves: int = 0
-    limit_seconds: float | None = None
-    stands: str = ""
+    last_evaluation: StepRecord | None = None  # the last step that was followed by an evaluation
+    doing: str = ""  # what the main thread does within the step
+    moves: int = 0  # how often `doing` has changed in this step: the rank that others wait for has made fewer moves
+    limit_seconds: float | None = None  # the longest this phase may take without progress; None until the run shows it
+    stands: str = ""  # the main thread's innermost frames, once a quarter of the limit has passed without progress
     slow_ranks: Many[SlowRank] = ()  # by rank 0, for the whole gang
     data_wait_share: float | None = None  # of the last minute of training, by rank 0; None until one has passed
     commit_seconds: float | None = None  # by rank 0: the longest time between two commits that its policy would choose
     memory: str = ""  # what this rank needs and has, and what to change should that be too little
     skipped_steps: int = 0  # of this job, as far as this attempt's commits and steps know
     last_skipped: StepRecord | None = None
-    stopped: bool = False
+    stopped: bool = (
+        False  # by SIGSTOP, while its launcher goes on; told by who reads the file, for the rank can't write
+    )
 
 
 class RankFailure(Record):
@@ -132,14 +127,11 @@ class RankFailure(Record):
 
 
 class WorkerExit(Record):
-    """How a worker ended: the first rank that failed, not the time-outs of the others.
+    """How a worker ended: the first rank that failed, not the time-outs of the others."""
 
-    exit_code: as a shell would show it (128 + signal for a killed rank). rank: the failing rank, if one is known.
-    """
-
-    exit_code: int
+    exit_code: int  # as a shell would show it: 128 + signal for a killed rank
     at: float
-    rank: int | None = None
+    rank: int | None = None  # that failed first, where it is known
     signal: int | None = None
     step: int | None = None
     message: str = ""
