@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,23 @@ from muster.contract.names import ExitCode
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Job:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A job of 12 steps as its first attempt left it, with two commits at least (a busy uploader skips a save)."""
-    document = training(write_corpus(tmp_path / "corpus"), length={"steps": 12})
-    job = Job(tmp_path / "job", document, {"every": 4})
+    root = tmp_path_factory.mktemp("damage")
+    document = training(write_corpus(root / "corpus"), length={"steps": 12})
+    job = Job(root / "job", document, {"every": 4})
     job.start().ends_well()
     assert job.commits()[0] == 4
     assert job.commits()[-1] == 12
     return job
+
+
+@pytest.fixture
+def stopped(trained: Job, tmp_path: Path) -> Job:
+    """That job, to be damaged."""
+    shutil.copytree(trained.root, tmp_path / "job")
+    return replace(trained, root=tmp_path / "job")
 
 
 def flip_a_bit(job: Job, step: int) -> None:
@@ -54,8 +64,11 @@ def test_a_resume_that_does_not_fit_the_commit_is_refused(stopped: Job) -> None:
     assert "undo these changes, or submit a new job with model.from" in end.message
 
     stopped.training = fits
-    (Path(fits["data"]["train"][0]["source"]).parent / "000.txt").write_text("quite another text " * 40)
+    document = Path(fits["data"]["train"][0]["source"]).parent / "000.txt"
+    text = document.read_text()
+    document.write_text("quite another text " * 40)
     (end,) = stopped.start(attempt=3, resume_step=4).ends()
+    document.write_text(text)  # the other tests' too
     assert end.exit_code == ExitCode.USER_ERROR
     assert "training.data holds other contents than when step 4 was committed" in end.message
     assert stopped.commits() == commits, "a refusal loses nothing"

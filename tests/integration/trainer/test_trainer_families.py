@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.integration.trainer.gangs import Job, Part, samples, train_many, training, write_corpus
+from tests.integration.trainer.plain_loop import plain_losses
 from tests.model_families import FAMILIES, write_model
 
 from muster.contract.base import parse
@@ -20,26 +21,25 @@ from muster.contract.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.trainer.convert.export import export
 from muster.trainer.convert.generate import load_model
-from muster.trainer.data import Dataset, load_tokenizer, open_data
-from muster.trainer.train.schedule import learning_rate
+from muster.trainer.data import load_tokenizer, open_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STEPS = 20
+STEPS = 10
 SETS = {
     "few": ("qwen3", "mixtral"),
     "all": tuple(FAMILIES),
 }
+ALL = pytest.param("all", marks=pytest.mark.long)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The jobs of one family: without interruption, stopped and resumed, and moved from two ranks to one and back."""
+    """The jobs of one family: without interruption, and stopped and resumed."""
 
     model: Path
     calm: Job
     stopped: Job
-    moved: Job
 
 
 def document_of(source: str, model: Path, **changes: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def document_of(source: str, model: Path, **changes: Any) -> dict[str, Any]:
     )
 
 
-@pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["few", ALL])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
     root = tmp_path_factory.mktemp("families")
     source = write_corpus(root / "corpus")
@@ -62,21 +62,15 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for family in SETS[request.param]:
         write_model(root / family, family, dtype=torch.bfloat16 if family == "qwen3" else torch.float32)
         document = document_of(source, root / family)
-        jobs = [
-            Job(root / f"{family}-{kind}", document, uid=f"{family}-{kind}") for kind in ("calm", "stopped", "moved")
-        ]
+        jobs = [Job(root / f"{family}-{kind}", document, uid=f"{family}-{kind}") for kind in ("calm", "stopped")]
         found[family] = Trained(root / family, *jobs)
-    together = [
+    parts = [
         part
         for t in found.values()
-        for part in (Part(t.calm), Part(t.stopped, 1, 0, stop_after=7), Part(t.stopped, 2, 7), Part(t.moved, 1, 0, 5))
+        for part in (Part(t.calm), Part(t.stopped, 1, 0, stop_after=4), Part(t.stopped, 2, 4))
     ]
-    kept, done = ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE
-    assert train_many(root / "two", 2, together) == len(found) * [done, kept, done, kept]
-    alone = [Part(t.moved, 2, 5, stop_after=11) for t in found.values()]
-    assert train_many(root / "one", 1, alone) == [kept] * len(found)
-    again = [Part(t.moved, 3, 11) for t in found.values()]
-    assert train_many(root / "two-again", 2, again) == [done] * len(found)
+    done = [ExitCode.DONE, ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE]
+    assert train_many(root / "two", 2, parts) == len(found) * done
     return found
 
 
@@ -90,61 +84,38 @@ def test_a_stopped_job_goes_on_bit_for_bit(trained: dict[str, Trained]) -> None:
         assert computed(t.stopped.steps(1, 2)) == computed(t.calm.steps(1)), family
 
 
-def test_two_ranks_one_and_two_use_every_sample_once(trained: dict[str, Trained]) -> None:
+@pytest.mark.parametrize("trained", [ALL], indirect=True, scope="module")
+def test_two_ranks_one_and_two_use_every_sample_once(trained: dict[str, Trained], tmp_path: Path) -> None:
+    moving = {family: Job(tmp_path / family, t.calm.training, uid=family) for family, t in trained.items()}
+    kept, done = [ExitCode.PREEMPTED_COMMITTED] * len(moving), [ExitCode.DONE] * len(moving)
+    parts = [Part(job, 1, 0, stop_after=3) for job in moving.values()]
+    assert train_many(tmp_path / "two", 2, parts) == kept
+    assert train_many(tmp_path / "one", 1, [Part(job, 2, 3, stop_after=6) for job in moving.values()]) == kept
+    assert train_many(tmp_path / "two-again", 2, [Part(job, 3, 6) for job in moving.values()]) == done
     for family, t in trained.items():
-        expected = samples(t.calm, 1, ranks=2, micro_batch=2)
+        moved, expected = moving[family], samples(t.calm, 1, ranks=2, micro_batch=2)
         found = {
-            **samples(t.moved, 1, ranks=2, micro_batch=2),
-            **samples(t.moved, 2, ranks=1, micro_batch=2),
-            **samples(t.moved, 3, ranks=2, micro_batch=2),
+            **samples(moved, 1, ranks=2, micro_batch=2),
+            **samples(moved, 2, ranks=1, micro_batch=2),
+            **samples(moved, 3, ranks=2, micro_batch=2),
         }
         assert found == expected, family
         ids = [sample for step in range(1, STEPS + 1) for sample in found[step]]
         assert len(ids) == STEPS * 8 == len(set(ids))
-        losses = [r.loss for r in t.moved.steps(1, 2, 3)]
+        losses = [r.loss for r in moved.steps(1, 2, 3)]
         assert losses == pytest.approx([r.loss for r in t.calm.steps(1)], rel=1e-5), family
 
 
 def test_losses_are_those_of_a_plain_loop(trained: dict[str, Trained]) -> None:
-    """transformers' own model with torch's AdamW, every document alone in its row."""
+    from transformers import AutoModelForCausalLM
+
     for family, t in trained.items():
         config = parse(TrainingConfig, t.calm.training, "training")
         tokenizer = load_tokenizer(str(t.model / "tokenizer.json"))
         data = open_data(config, tokenizer, t.calm.root / "cache", lambda line: None)
-        expected = plain_losses(config, t.model, data.train)
+        theirs = AutoModelForCausalLM.from_pretrained(t.model, dtype=torch.float32).train()
+        expected = plain_losses(theirs, config, data.train, STEPS)
         assert [r.loss for r in t.calm.steps(1)] == pytest.approx(expected, abs=1e-5), family
-
-
-def plain_losses(config: TrainingConfig, folder: Path, data: Dataset) -> list[float]:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    weights = list(model.parameters())
-    groups = [
-        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.optimizer.weight_decay},
-        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, eps=config.optimizer.eps)
-    losses, per_step = [], config.samples_per_step()
-    for step in range(1, STEPS + 1):
-        total, scored = torch.zeros(()), 0
-        for index in range((step - 1) * per_step, step * per_step):
-            sample = data.sample(0, index)
-            for document in range(int(sample.documents.max()) + 1):
-                chosen = sample.documents == document
-                tokens, labels = (torch.tensor(part[chosen]).long() for part in (sample.tokens, sample.labels))
-                logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
-                total = total + torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-                scored += int((labels != -100).sum())
-        loss = total / scored
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, config.optimizer.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config.optimizer, step, STEPS)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 def test_the_export_opens_in_transformers_as_the_same_model(trained: dict[str, Trained], tmp_path: Path) -> None:
@@ -184,7 +155,7 @@ def public_names(folder: Path) -> set[str]:
 
 def test_every_commit_says_what_was_loaded(trained: dict[str, Trained]) -> None:
     for t in trained.values():
-        for job, step in ((t.calm, STEPS), (t.moved, STEPS)):
-            source = job.commit(step)["architecture"]["source"]
+        for job in (t.calm, t.stopped):
+            source = job.commit(STEPS)["architecture"]["source"]
             assert source["address"] == t.model.as_uri()
             assert source["files"] == {path.name: path.stat().st_size for path in t.model.glob("*.safetensors")}

@@ -30,14 +30,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class Plan:
-    """do: save at once; wait for the upload in flight, then save; keep to the one in flight; or give it up and save.
-
-    first: ranks whose shards go first (none: all at once).
-    """
+    """What all ranks do: save at once; wait for the upload in flight, then save; keep to the one in flight; or give it
+    up and save."""
 
     do: Literal["save", "wait", "keep", "supersede"]
-    seconds_left: float | None
-    first: tuple[int, ...] = ()
+    seconds_left: float | None  # until the first node goes; None where no rank knows of one
+    first: tuple[int, ...] = ()  # the ranks whose shards go first; empty: all at once
 
 
 def plan(standings: Sequence[Standing]) -> Plan:

@@ -19,7 +19,7 @@ FREE_SHARE_MIN = 0.1  # of the disk: the cache is a convenience, a full disk is 
 
 
 class NodeCache:
-    """folder: of one job, on a disk of this node."""
+    """Copies of one job's files in a folder on a disk of this node."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -37,7 +37,7 @@ class History:
 
 @dataclass(frozen=True)
 class Policy:
-    """every: `auto`, a number of steps, or a time (`10m`), as in CheckpointSpec."""
+    """When a save is due. every: `auto`, a number of steps, or a time (`10m`), as in CheckpointSpec."""
 
     every: int | str = "auto"
     interval_seconds_min: float = field(default=INTERVAL_SECONDS_MIN)

@@ -83,7 +83,7 @@ class Slot:
 
 
 class Staging:
-    """on_new_memory: told of each slot's memory, by the slot's number."""
+    """Copies this rank's share of the state. on_new_memory: told of each slot's memory, by the slot's number."""
 
     def __init__(self, on_new_memory: Callable[[int, SharedMemory], None]) -> None:
         self._on_new_memory = on_new_memory

@@ -30,7 +30,10 @@ from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, die_w
 
 
 class Uploader:
-    """init: {uri, rank, world_size, job_uid, attempt, fence, token, coordinator: [host, port], identity, keep, …}."""
+    """Saves what its rank orders.
+
+    init: {uri, rank, world_size, job_uid, attempt, fence, token, coordinator: [host, port], identity, keep, …}.
+    """
 
     def __init__(self, rank_process: Channel, init: Message, listener: socket.socket | None) -> None:
         self._to_rank, self._init = rank_process, init

@@ -75,7 +75,7 @@ def sample(
 
 
 def choose(logits: Tensor, temperature: float, dice: torch.Generator) -> int:
-    """logits: [vocab]."""
+    """The next id: the likeliest one at temperature 0, else drawn. logits: [vocab]."""
     if temperature <= 0:
         return int(logits.argmax())
     return int(torch.multinomial(torch.softmax(logits / temperature, dim=0), 1, generator=dice))

@@ -23,10 +23,10 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Names:
-    """direct: their name of each of our tensors that stays as it is. conversions: the others."""
+    """What transformers calls our tensors."""
 
-    direct: dict[str, str]
-    conversions: tuple[Conversion, ...] = ()
+    direct: dict[str, str]  # their name of each of ours that stays as it is
+    conversions: tuple[Conversion, ...] = ()  # how the others are made
 
 
 def is_transformers(commit: Commit) -> bool:

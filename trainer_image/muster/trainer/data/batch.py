@@ -21,7 +21,7 @@ class Batch:
     __slots__ = ("documents", "labels", "positions", "tokens", "values")
 
     def __init__(self, values: Tensor) -> None:
-        """values: [4, B, T] in the order of the fields of `Sample`."""
+        """A batch over values [4, B, T], which lie in the order of the fields of `Sample`."""
         self.values = values
         self.tokens, self.labels, self.positions, self.documents = values.unbind(0)
 

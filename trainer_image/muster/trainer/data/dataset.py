@@ -48,7 +48,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Data:
-    """evaluation: None where the configuration asks for none.
+    """The data sets of a run. evaluation: None where the configuration asks for none.
 
     fingerprint: equal for equal contents, tokenizer and settings, that is for an equal order of equal samples, whatever
     the files' names and number. A resumed job whose fingerprint differs would see other data than its commit did.

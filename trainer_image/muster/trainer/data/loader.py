@@ -61,9 +61,10 @@ def advanced(cursor: DataCursor, samples: int, samples_per_epoch: int) -> DataCu
 
 
 class Loader:
-    """cursor: the first sample to give. prefetch: steps made ahead; 0 makes each when it is asked for.
+    """Makes this rank's part of each step, from the sample at `cursor` on.
 
-    Raises UserError when the step can't be divided, or the cursor is of another seed.
+    prefetch: steps that are made ahead; 0 makes each when it is asked for. Raises UserError when the step can't be
+    divided, or the cursor is of another seed.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 
 class Mixture:
-    """sizes: samples of one epoch of each source. weights: relative, > 0."""
+    """Which sample of which source stands where. sizes: samples of one epoch of each source. weights: relative, > 0."""
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[Fraction]) -> None:
         self._sizes = tuple(sizes)

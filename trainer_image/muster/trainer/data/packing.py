@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
 
 class Packing(Protocol):
-    """samples: per epoch, the same for every epoch."""
+    """Samples by epoch and index. Every epoch has equally many."""
 
     @property
     def samples(self) -> int: ...
@@ -46,7 +46,7 @@ class Packing(Protocol):
 
 
 class ConcatPacking:
-    """documents: at least one token. length: tokens per sample. pad: the id that fills the last sample."""
+    """Documents of at least one token in all, end to end, `length` tokens a sample; `pad` fills the last one."""
 
     def __init__(self, documents: Documents, length: int, pad: int, seed: int, stream: int) -> None:
         self._documents, self._length, self._pad = documents, length, pad
@@ -61,7 +61,7 @@ class ConcatPacking:
 
 
 class DocumentPacking:
-    """bins: the documents of sample i are members[edges[i] : edges[i + 1]]."""
+    """Whole documents; those of sample i are members[edges[i] : edges[i + 1]], before the epoch shuffles them."""
 
     def __init__(
         self, documents: Documents, members: Int64s, edges: Int64s, length: int, pad: int, seed: int, stream: int

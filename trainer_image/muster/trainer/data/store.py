@@ -34,22 +34,18 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Meta:
-    """source: the address it was first prepared from, for messages. bytes_read: size of the input.
-
-    contents: a hash over all documents' hashes, so the same for the same documents in other files. vocab_size: every id
-    is below it; 0: unknown, of a store that an older Muster made.
-    """
+    """What a store holds, and of what it was made."""
 
     version: int
     key: str
-    contents: str
-    source: str
+    contents: str  # a hash over all documents' hashes: the same documents in other files have the same
+    source: str  # the address that it was first prepared from, for messages
     documents: int
     tokens: int
     dtype: str
-    scored: bool
-    bytes_read: int
-    vocab_size: int = 0
+    scored: bool  # whether it has a loss mask
+    bytes_read: int  # the size of the input
+    vocab_size: int = 0  # every id is below it; 0: unknown, for an older Muster made the store
 
     def write(self, folder: Path) -> None:
         (folder / META).write_text(json.dumps(asdict(self), indent=1) + "\n")

@@ -49,7 +49,8 @@ class ChatMarks:
 
 
 class Tokenizer(Protocol):
-    """vocab_size: ids are in [0, vocab_size). bos: ids before every document. chat: None where marks are unknown."""
+    """Text to ids in [0, vocab_size), and back. bos: the ids before every document. chat: None where its marks are
+    unknown."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -4,7 +4,7 @@
 Each check has an answer to failure, by MUSTER_PREFLIGHT (`gpus=exclude,disk=retry,network=warn,efa=warn`):
     warn      say it, and go on
     retry     end with 84: the next attempt may find it well (infrastructure, the node is charged)
-    exclude   end with 90: the same, and this node is left at once
+    exclude   end with 90: as with retry, and this node is left at once
     stop      end with 80: no restart will help
 """
 

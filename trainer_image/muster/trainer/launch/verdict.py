@@ -22,13 +22,13 @@ _STOPPED = (ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT)
 
 @dataclass(frozen=True)
 class RankEnd:
-    """exit_code: as the system reports it, negative for a signal. message: what the rank said of itself, if it did."""
+    """How one rank ended."""
 
     rank: int
-    exit_code: int
+    exit_code: int  # as the system reports it, negative for a signal
     at: float
     step: int | None = None
-    message: str = ""
+    message: str = ""  # what the rank said of itself, if it did
 
 
 def worker_exit(ends: list[RankEnd], stop_wanted: bool, shutdown_seconds: float) -> WorkerExit:
@@ -83,12 +83,12 @@ def read_end(directory: Path, rank: int, exit_code: int, at: float, since: float
 
 @dataclass(frozen=True)
 class HungRank:
-    """stopped: held by job control, so that it can't even tell where it stands."""
+    """A rank that does not come to its next step."""
 
     rank: int
     pid: int
-    stopped: bool
-    words: str
+    stopped: bool  # it is held by job control, so that it can't even tell where it stands
+    words: str  # where it stands, for people
 
 
 def hung_ranks(directory: Path, since: float) -> list[HungRank]:

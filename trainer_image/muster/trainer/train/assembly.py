@@ -33,7 +33,7 @@ def serve_metrics(run: Run, origin: Origin, ranks: Ranks, rank_state: RankState)
 
 
 def record_maker(run: Run, origin: Origin, ranks: Ranks, steps: int, device: torch.device) -> RecordMaker:
-    """steps: of the whole job."""
+    """Makes the records of this job's steps. steps: how many the whole job has."""
     config = run.training
     return RecordMaker(
         attempt=run.attempt,

@@ -47,9 +47,10 @@ class Snapshots:
 
 
 class CheckpointScheduler:
-    """every: of CheckpointSpec. snapshots: whether `saver` can take them.
+    """Decides when to save, and keeps account of what came of it.
 
-    Rank 0 alone decides when a save is due; the others hear it in the step's reduction.
+    Rank 0 alone decides; the others hear it in the step's reduction. every: how often, as CheckpointSpec says it.
+    snapshots: whether `saver` can take them.
     """
 
     def __init__(

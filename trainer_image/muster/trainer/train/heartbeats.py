@@ -26,7 +26,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class HeartbeatThread:
-    """path: the heartbeat's file. heartbeat: makes one. on_stop: called on this thread for each signal to stop."""
+    """Writes what `heartbeat` makes to the file at `path`, and calls `on_stop` for each signal to stop."""
 
     def __init__(self, path: Path, heartbeat: Callable[[], Heartbeat], on_stop: Callable[[], None]) -> None:
         self.news = True  # something that the next heartbeat should carry soon

@@ -25,11 +25,11 @@ SKIPPED_IN_A_ROW_MAX = 3
 
 
 class LossSpikeGuard:
-    """in_a_row: batches skipped up to now without a good one in between. skipped: in this job."""
+    """Judges the numbers of each step by those of the steps before."""
 
     def __init__(self) -> None:
-        self.in_a_row = 0
-        self.skipped = 0
+        self.in_a_row = 0  # batches that were skipped up to now without a good one in between
+        self.skipped = 0  # batches that were skipped in this job
         self._losses: deque[float] = deque(maxlen=REMEMBERED)
 
     def judge(self, loss: float, norm: float, step: int) -> str:

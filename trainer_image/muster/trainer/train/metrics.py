@@ -136,7 +136,7 @@ class CommitMetrics:
         self._last_step = Gauge("last_commit_step", "The step of the last commit", **place)
 
     def committed(self, step: int, at: float, seconds: float, size: int) -> None:
-        """seconds: since the save began. size: bytes that this rank wrote."""
+        """A commit exists. seconds: since its save began. size: bytes that this rank wrote."""
         self._duration.observe(seconds)
         self._bytes.inc(size)
         self._last_step.set(step)

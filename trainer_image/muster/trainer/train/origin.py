@@ -34,12 +34,12 @@ FIXED = tuple(NO_EVALUATION)
 
 @dataclass(frozen=True)
 class Origin:
-    """resume: our own commit, to continue exactly. weights: (folder, step) of another job's commit to begin with."""
+    """What a run begins with. Where both `resume` and `weights` are None, the model's own initial weights."""
 
     model: ModelDefinition
     tokenizer: Tokenizer
-    resume: Commit | None = None
-    weights: tuple[str, int] | None = None
+    resume: Commit | None = None  # our own commit, to continue exactly
+    weights: tuple[str, int] | None = None  # folder and step of another job's commit
 
 
 def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
@@ -127,7 +127,10 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
 
 
 def _must_be_its_own(asked: str, own: Tokenizer, model: ModelDefinition, where: str, whose: str) -> None:
-    """asked: data.tokenizer; `bytes`, the default, stands for whatever the model has."""
+    """Raise UserError where the tokenizer that was asked for is not the model's.
+
+    asked: data.tokenizer; `bytes`, the default, stands for whatever the model has.
+    """
     if asked == "bytes":
         return
     other = load_tokenizer(asked)

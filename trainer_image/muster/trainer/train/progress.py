@@ -18,15 +18,15 @@ from muster.trainer.train.step import StepOutcome
 
 @dataclass
 class Progress:
-    """steps: of the whole job. step, tokens: done so far. cursor: the next sample. skipped_data: the stretches of the
-    data's order that were left out, as {epoch, sample, samples}. skipped_now: whether this attempt left one out."""
+    """How far the job has come."""
 
-    steps: int
-    cursor: DataCursor
-    step: int = 0
-    tokens: int = 0
+    steps: int  # of the whole job
+    cursor: DataCursor  # where the next sample stands
+    step: int = 0  # the last one that is done
+    tokens: int = 0  # that were trained on so far
+    # The stretches of the data's order that were left out, as {epoch, sample, samples}.
     skipped_data: list[dict[str, int]] = field(default_factory=list)
-    skipped_now: bool = False
+    skipped_now: bool = False  # whether this attempt left one out
 
     def advance(self, outcome: StepOutcome) -> None:
         """One step is done."""

@@ -10,7 +10,10 @@ ACCOUNTS = ("init", "data", "load", "productive", "data_wait", "checkpoint", "ev
 
 
 class Stopwatch:
-    """started_at: when the process started, seconds since the epoch; the time until now goes to `init`."""
+    """Books every moment since the process started to one account.
+
+    started_at: when that was, in seconds since the epoch; the time until now goes to `init`.
+    """
 
     def __init__(
         self, started_at: float, now: Callable[[], float] = time.monotonic, epoch: Callable[[], float] = time.time

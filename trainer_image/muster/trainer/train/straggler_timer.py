@@ -30,7 +30,7 @@ SLOW_EACH = 1.1  # … and in each of its steps, so that a hiccup is not a habit
 WELL_AGAIN = 1.1
 DEVIATIONS = 3.0  # and so many standard deviations of one step's ratio (a window's median has half of one)
 REMEMBERED = 64  # steps, for the noise
-RANKS_LISTENED_TO = 16  # the same
+RANKS_LISTENED_TO = 16  # of whom the noise is learnt
 STEPS_IGNORED = 3  # compilation, page caches
 
 
@@ -107,7 +107,8 @@ class Stragglers:
         self._heard = 0
 
     def hear(self, step: int, seconds: Sequence[float]) -> None:
-        """seconds: of own work in the step before, by rank; without them all, the step counts for nothing."""
+        """Take note of a step. seconds: of each rank's own work in the step before; without them all, it counts for
+        nothing."""
         self._heard += 1
         if len(seconds) < 2 or self._heard <= STEPS_IGNORED or min(seconds) <= 0:
             return

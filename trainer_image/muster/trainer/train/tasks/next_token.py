@@ -10,7 +10,10 @@ from muster.trainer.data.packing import IGNORED
 
 
 class NextToken:
-    """smoothing: the share of each target that is spread over the whole vocabulary, while training only."""
+    """The cross-entropy of each next token.
+
+    smoothing: the share of each target that is spread over the whole vocabulary, while training only.
+    """
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
