@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 
+from muster.contract.gang import CapacityPreference, Gang, Nodes, Topology
 from muster.contract.signals import Cause, Signal, SignalKind
-from muster.contract.spec import CapacityPreference, Gang, JobSpec, Nodes, Recovery, Topology, parse_job
+from muster.contract.spec import JobSpec, Recovery, parse_job
 from muster.contract.status import STATUS_VERSION, JobStatus
 from tests.sim.faults import Weather
 from tests.sim.physics import SimJob, SimNode

@@ -13,8 +13,9 @@ from pydantic import BaseModel
 
 from muster.contract.architecture import PRESETS
 from muster.contract.descriptions import describe
+from muster.contract.gang import QUANTITY
 from muster.contract.names import GROUP, KIND, VERSION
-from muster.contract.spec import DURATION, MUTABLE, QUANTITY, JobSpec
+from muster.contract.spec import DURATION, MUTABLE, JobSpec
 from muster.contract.status import JobStatus
 
 Schema = dict[str, Any]

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from muster.contract.address import refuse_metadata_url
 from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, Time, parse
+from muster.contract.gang import Gang
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
 from muster.contract.pods import PodMarks, label_key, label_value
 from muster.contract.redaction import masked_paths
@@ -18,10 +19,7 @@ from muster.contract.training import Count, FolderAddress, Positive, Text, Train
 
 # Bounded, so that what is made of them stays a number of 64 bits; only the digits 0 to 9, as Kubernetes has it.
 DURATION = r"[0-9]{1,9}(s|m|h)"
-QUANTITY = r"[0-9]{1,15}(\.[0-9]{1,9})?(m|Ki|Mi|Gi|Ti|k|M|G|T)?"
-PER_NODE_MAX = 1024  # processes or GPUs; the largest machines have some hundred cores and sixteen GPUs
 LABELS_MAX = 64
-NODES_MAX = 10_000  # each size from min to max is looked at
 
 
 def duration_seconds(duration: str) -> int:
@@ -41,126 +39,27 @@ def _every(value: Any) -> Any:
     return value
 
 
-def _nodes(value: Any) -> Any:
-    if isinstance(value, Nodes | dict):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"must be a whole number, or a mapping with min and max, not {value!r}"[:200])
-    if not 0 < value <= NODES_MAX:
-        raise ValueError(f"must be at least 1 and at most {NODES_MAX:,}, not {value}")
-    return {"min": value, "max": value}
-
-
-def _quantity(value: Any) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str) or not re.fullmatch(QUANTITY, value):
-        raise ValueError(f"must be a Kubernetes quantity (90, 500m, 900Gi), not {value!r}"[:200])
-    return value
-
-
 Every = Annotated[int | str, BeforeValidator(_every)]
-Quantity = Annotated[str, BeforeValidator(_quantity)]
-
-
-class Nodes(Spec):
-    min: Annotated[int, Field(gt=0, le=NODES_MAX)]
-    max: Annotated[int, Field(gt=0, le=NODES_MAX)]
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min > self.max:
-            raise ValueError(f"min {self.min} is greater than max {self.max}")
-        return self
-
-
-class Resources(Spec):
-    """Per worker, as Kubernetes quantities."""
-
-    cpu: Quantity | None = None
-    memory: Quantity | None = None
-
-
-class CapacityPreference(Spec):
-    """prefer: which capacity to ask for first. After so many preemptions in a row, on-demand is asked for."""
-
-    prefer: Literal["any", "spot", "on-demand"] = "any"
-    fall_back_after_preemptions: Positive = 3
-
-
-class Scheduler(Spec):
-    kind: Literal["builtin", "kueue", "coscheduling", "volcano", "kai", "workload"] = "builtin"
-    queue: Text | None = None
-
-
-class Topology(Spec):
-    """Node label whose value all workers must (required) or should (preferred) share."""
-
-    required: Text | None = None
-    preferred: Text | None = None
-
-
-class Network(Spec):
-    """efa auto: as the instance type has it. nccl: environment that wins over Muster's own table."""
-
-    efa: Literal["auto", "off"] = "auto"
-    nccl: dict[str, str] = {}
-
-
-class DeviceClasses(Spec):
-    """DeviceClasses by which a worker's devices are claimed (Dynamic Resource Allocation), in place of the resources
-    `nvidia.com/gpu` and `vpc.amazonaws.com/efa` of device plugins. gpus: as many as gpus_per_node. efa: all of a node.
-    """
-
-    gpus: Text | None = None
-    efa: Text | None = None
-
-
-class Gang(Spec):
-    """nodes: workers, an int or an elastic {min, max}. gpus_per_node 0: CPU and gloo, with processes_per_node ranks.
-
-    share_nodes: several workers of the gang may run on one node; else each has a node on which no other of its gang is.
-    """
-
-    nodes: Annotated[Nodes, BeforeValidator(_nodes)] = Nodes(min=1, max=1)
-    gpus_per_node: Annotated[int, Field(ge=0, le=PER_NODE_MAX)] = 0
-    processes_per_node: Annotated[int, Field(gt=0, le=PER_NODE_MAX)] | None = None
-    share_nodes: bool = False
-    instance_types: Many[Text] = ()
-    resources: Resources = Resources()
-    capacity: CapacityPreference = CapacityPreference()
-    scheduler: Scheduler = Scheduler()
-    topology: Topology = Topology()
-    network: Network = Network()
-    device_classes: DeviceClasses = DeviceClasses()
-
-    @model_validator(mode="after")
-    def _a_rank_per_gpu(self) -> Self:
-        if self.gpus_per_node and self.processes_per_node not in (None, self.gpus_per_node):
-            raise ValueError(f"processesPerNode {self.processes_per_node} must equal gpusPerNode {self.gpus_per_node}")
-        if not self.gpus_per_node and self.device_classes != DeviceClasses():
-            raise ValueError("deviceClasses: claims devices for GPU workers, and gpusPerNode is 0")
-        return self
-
-    @property
-    def ranks_per_node(self) -> int:
-        return self.gpus_per_node or self.processes_per_node or 1
 
 
 class Keep(Spec):
+    """Which commits are kept when newer ones come. The newest verified one and pinned ones always are."""
+
     last: Positive = 3
+    """So many of the newest commits are kept."""
     best: Count = 1
-    every: Positive | None = None  # also keep each commit whose step is a multiple of this
+    """So many of the commits with the lowest evaluation loss are kept."""
+    every: Positive | None = None
+    """Each commit whose step is a multiple of this is kept."""
 
 
 class CheckpointSpec(Spec):
-    """uri: file:// or s3:// folder under which the job's own folder is made; null: the platform's default.
-
-    every: `auto` (the availability-optimal interval), a number of steps, or a time (`10m`).
-    """
+    """Where and how often the job commits, and what is kept."""
 
     uri: FolderAddress | None = None
+    """The file:// or s3:// folder under which the job's own folder is made; left out, the platform's default."""
     every: Every = "auto"
+    """How often: a number of steps, a time (`10m`), or `auto`, the interval that loses the least time to failures."""
     keep: Keep = Keep()
 
 
@@ -182,24 +81,28 @@ PreflightAnswer = Literal["warn", "retry", "exclude", "stop"]
 
 
 class Recovery(Spec):
-    """budgets: restarts per cause within window_hours; a cause left out keeps its default.
-
-    exclude_node_after: failures charged to one node before it is avoided for exclude_hours.
-    stop_after_no_progress: attempts in a row without a new commit before the job is called a crash loop.
-    dry_run: hangs, alerts and notices are only told; a gang restarts only when it has ended by itself.
-    preflight: what follows a check that fails before the gang meets: `warn` goes on, `retry` tries again, `exclude`
-    leaves the node, `stop` ends the job; a check left out keeps its default.
-    """
+    """What is done when the gang fails, and how often."""
 
     budgets: dict[Text, Count] = {}
+    """Restarts per cause within windowHours; a cause that is left out keeps its default."""
     window_hours: Positive = 24
+    """The hours within which restarts count against their budget."""
     exclude_node_after: Positive = 2
+    """Failures charged to one node after which the job avoids it."""
     exclude_hours: Positive = 24
+    """The hours for which such a node is avoided."""
     stop_after_no_progress: Positive = 5
+    """Attempts in a row without a new commit after which the job ends as a crash loop."""
     dry_run: bool = False
+    """Whether hangs, alerts and notices are only told: a gang then restarts only when it has ended by itself."""
     backoff_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
+    """The pause after an attempt that made no new commit; it doubles with each such attempt in a row."""
     backoff_seconds_max: Annotated[float, Field(ge=0, le=86_400)] = 300.0
+    """The longest such pause."""
     preflight: dict[PreflightCheck, PreflightAnswer] = {}
+    """What follows when a check fails before the gang meets: `warn` goes on, `retry` tries again, `exclude` leaves the
+    node, `stop` ends the job. A check that is left out keeps its default.
+    """
 
     @model_validator(mode="after")
     def _budgets_are_for_causes(self) -> Self:
@@ -216,8 +119,12 @@ class Recovery(Spec):
 
 
 class EnvVar(Spec):
+    """One variable of the workers' environment."""
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """The variable's name; those that begin with MUSTER_ or PET_ are Muster's own."""
     value: str = ""
+    """The variable's value; the API shows it to nobody."""
 
     @model_validator(mode="after")
     def _not_ours(self) -> Self:
@@ -228,27 +135,40 @@ class EnvVar(Spec):
 
 
 class Runtime(PodMarks):
-    """What the workers run in. env_from, volumes: as in a Kubernetes pod."""
+    """What the workers run in."""
 
     image: Text | None = None
+    """The trainer's image; left out, the platform's default."""
     env: Many[EnvVar] = ()
+    """Variables of the workers' environment."""
     env_from: Many[dict[str, Any]] = ()
+    """Secrets and ConfigMaps whose entries become variables, as in a pod's spec."""
     volumes: Many[dict[str, Any]] = ()
+    """Volumes of the pods, as in a pod's spec; each is mounted at its `mountPath`, else at /mnt/<name>."""
     service_account_name: Text | None = None
+    """The pods' service account; left out, the platform's default."""
 
 
 class JobSpec(Spec):
+    """What a job is to train, on what, and what becomes of it when something fails."""
+
     training: TrainingConfig
     gang: Gang = Gang()
     checkpoint: CheckpointSpec = CheckpointSpec()
     recovery: Recovery = Recovery()
     runtime: Runtime = Runtime()
     suspend: bool = False
-    cancel: bool = False  # ends the job and keeps its record; deleting the object removes both
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0  # as Kubernetes has it
+    """Whether the job is to commit, give its nodes back and wait."""
+    cancel: bool = False
+    """Whether the job is to end and keep its record; deleting the object removes both."""
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
+    """Jobs of a higher priority get nodes first."""
     priority_class_name: Text | None = None
+    """A PriorityClass of the cluster, whose value counts instead of `priority`."""
     active_deadline_seconds: Positive | None = None
+    """Seconds after which a job that has not ended fails."""
     ttl_seconds_after_finished: Count | None = None
+    """Seconds after its end when the job's object is deleted; left out, never."""
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Self:
@@ -327,14 +247,14 @@ class TrainingJob(Record):
 
 
 class Past(Record):
-    """What is known of the job's earlier attempts. seconds: in which there was a gang that could fail."""
+    """What is known of the job's earlier attempts."""
 
     failures: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # in which there was a gang that could fail
 
 
 def past_of(status: JobStatus) -> Past | None:
-    """Of the attempts that the status remembers and that are over; None before the first is."""
+    """What the attempts tell that the status remembers and that are over; None while there is none."""
     over = [attempt for attempt in status.attempts if attempt.ended_at is not None]
     if not over:
         return None

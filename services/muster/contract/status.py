@@ -31,78 +31,125 @@ class Phase(StrEnum):
 
 
 class GangStatus(Record):
-    """wanted: workers of this attempt. nodes[i]: where worker i is placed, held until the gang is seen gone."""
+    """The gang of the current attempt."""
 
     wanted: int = 0
+    """Workers of this attempt."""
     ready: int = 0
+    """Workers that run."""
     nodes: Many[str] = ()
+    """The node of each worker, in the order of the workers; held until the gang is seen gone."""
     pool: str | None = None
+    """The pool that the nodes belong to."""
     capacity: Literal["spot", "on-demand"] | None = None
-    instance_type: str = ""  # of the nodes, where they are all of one
+    """What kind of capacity the nodes are, where that is known."""
+    instance_type: str = ""
+    """The instance type of the nodes, where they are all of one."""
 
 
 class Progress(Record):
-    """at: when it was seen. evaluation_loss: of the last evaluation, which followed evaluation_step."""
+    """How far training has come."""
 
     at: Time = 0.0
+    """When this was seen."""
     step: int = 0
+    """The last step that was done."""
     steps: int | None = None
+    """The steps of the whole job, once they are known."""
     loss: float | None = None
+    """The training loss of the last step."""
     evaluation_loss: float | None = None
+    """The loss of the last evaluation."""
     evaluation_step: int | None = None
+    """The step that the last evaluation followed."""
     tokens_per_second: float | None = None
+    """Tokens per second of the whole gang."""
     mfu: float | None = None
+    """The share of the devices' peak that the model's arithmetic takes, where the peak is known."""
     eta_seconds: float | None = None
+    """Seconds that are left at the present speed."""
 
 
 class CheckpointStatus(Record):
-    """The newest commit. uri: the job's checkpoint folder."""
+    """The newest commit."""
 
     step: int
+    """The step of the newest commit."""
     committed_at: Time
+    """When it was published."""
     uri: str
+    """The job's checkpoint folder."""
     best_step: int | None = None
+    """The step of the commit with the lowest evaluation loss."""
 
 
 class Restart(Record):
-    """One charge on a budget. Kept for the sliding window."""
+    """One charge on a budget, kept for the sliding window."""
 
     at: Time
+    """When the attempt failed."""
     cause: Cause
+    """What it is charged to."""
 
 
 class Restarts(Record):
+    """How often the gang was restarted."""
+
     total: int = 0
+    """Restarts since the job was created."""
     by_cause: dict[str, int] = {}
+    """The same by cause."""
     recent: Many[Restart] = ()
-    without_progress: int = 0  # attempts in a row that made no new commit
+    """Those within the window of the budgets."""
+    without_progress: int = 0
+    """Attempts in a row that made no new commit."""
 
 
 class Failure(Record):
+    """Why an attempt failed."""
+
     cause: Cause
+    """The kind of failure, which has a budget of its own."""
     attempt: int
+    """The attempt that failed."""
     at: Time
+    """When it failed."""
     message: str
+    """What failed, in words."""
     worker: int | None = None
+    """The worker that failed first, where it is known."""
     rank: int | None = None
+    """The rank that failed first, where it is known."""
     node: str | None = None
+    """The node on which it failed."""
     step: int | None = None
+    """The last step of that rank."""
     exit_code: int | None = None
+    """The exit code of that rank, as a shell would show it."""
     log_tail: str = ""
+    """The last lines that it wrote."""
 
 
 class NodeFault(Record):
     """A failure charged to a node; enough of them exclude it."""
 
     node: str
+    """The node."""
     at: Time
+    """When it was charged."""
     why: str
+    """What happened there."""
 
 
 class ExcludedNode(Record):
+    """A node that the job avoids for a while."""
+
     node: str
+    """The node."""
     until: Time
+    """When it may be used again."""
     why: str
+    """What it is avoided for."""
 
 
 class GoodputState(StrEnum):
@@ -122,10 +169,12 @@ class GoodputState(StrEnum):
 
 
 class GoodputAccount(Record):
-    """seconds: by GoodputState, over the closed past. since: the moment up to which it is closed."""
+    """Where the job's time went: every second since its creation is in exactly one state."""
 
     seconds: dict[str, float] = {}
+    """Seconds by state, up to `since`."""
     since: Time = 0.0
+    """The moment up to which the seconds are accounted for."""
 
     def shares(self) -> dict[str, float]:
         """The same as fractions that sum to 1 (empty before the first second)."""
@@ -140,45 +189,63 @@ LIVING = ("waiting", "running")
 
 
 class Attempt(Record):
-    """One life of the gang, for the history. lost_steps: trained after the last commit, to be trained again.
-
-    outcome: `waiting` while another scheduler has not placed it; its life, and its cost, begin when it has.
-    """
+    """One life of the gang, for the history."""
 
     number: int
+    """Attempts are numbered from 1."""
     created_at: Time
+    """When the attempt was started."""
     nodes: Many[str] = ()
+    """The node of each worker."""
     workers: int = 0
+    """How many workers it has."""
     gpus_per_worker: int = 0
-    instance_type: str = ""  # of the nodes, where it is known
+    """GPUs of each worker."""
+    instance_type: str = ""
+    """The instance type of the nodes, where it is known."""
     capacity: Literal["spot", "on-demand"] | None = None
+    """What kind of capacity the nodes are, where that is known."""
     world_size: int = 0
+    """Ranks of the gang."""
     resume_step: int = 0
+    """The step of the commit that it started from; 0 starts from the beginning."""
     first_step_at: Time | None = None
+    """When it had done its first step."""
     ended_at: Time | None = None
+    """When its last worker was gone."""
     last_step: int | None = None
+    """The last step that it did."""
     lost_steps: int = 0
-    cause: Cause | None = None  # None while it lives, and when it ended well
-    failed_step: int | None = None  # the last step of the rank that failed
+    """Steps after its last commit, which are trained again."""
+    cause: Cause | None = None
+    """Why it failed; none while it lives and when it ended well."""
+    failed_step: int | None = None
+    """The last step of the rank that failed."""
     outcome: AttemptOutcome = "running"
+    """What became of it. An attempt that another scheduler has not placed is `waiting`, and costs nothing yet."""
     message: str = ""
+    """How it ended, in words."""
     seconds: dict[str, float] = {}
+    """Seconds of the attempt by goodput state."""
 
 
 class Suspicion(Record):
-    """Something looks hung. Acted upon only if it still does a while later, so that a clock that jumps kills nobody.
-
-    at: when it was first suspected. beat_at, progressed_at: of the newest heartbeat then. worker, rank, node: whom the
-    others wait for, where that is known.
-    """
+    """Something looks hung. Acted upon only if it still does a while later, so that a clock that jumps kills nobody."""
 
     at: Time
+    """When it was first suspected."""
     beat_at: Time = 0.0
+    """When the newest heartbeat of that moment was written."""
     progressed_at: Time = 0.0
+    """When the rank of that heartbeat last made progress."""
     why: str = ""
+    """What looks hung, in words."""
     worker: int | None = None
+    """The worker that the others wait for, where it is known."""
     rank: int | None = None
+    """The rank that the others wait for, where it is known."""
     node: str | None = None
+    """The node of that rank."""
 
 
 class DataSkip(Record):
@@ -188,50 +255,74 @@ class DataSkip(Record):
     """
 
     after_step: int
+    """The step of the commit after which data is left out."""
     steps: int
+    """How many steps' data is left out."""
 
 
 class Condition(Record):
-    """metav1.Condition."""
+    """A condition as Kubernetes' own objects have them (metav1.Condition)."""
 
     type: str
+    """What is said to be so or not."""
     status: Literal["True", "False", "Unknown"]
+    """Whether it is so."""
     reason: str
+    """Why, for programs."""
     message: str = ""
+    """Why, in words."""
     last_transition_time: str = Field(default="", json_schema_extra={"format": "date-time"})
+    """When `status` last changed."""
     observed_generation: int = 0
+    """The generation of the spec that this speaks of."""
 
 
 class JobStatus(Record):
-    """code: the stable, machine-readable reason of the phase (`AwaitingCapacity`); because: the same in words.
+    """What the job is doing and why, as the operator last wrote it."""
 
-    attempt: the current or last attempt, 0 before the first. resume_step: chosen in the write that started the attempt.
-    """
-
-    schema_version: int = STATUS_VERSION  # a higher one was written by a newer Muster: hands off
+    schema_version: int = STATUS_VERSION
+    """The version of this status. One that a newer Muster wrote is left alone by an older operator."""
     observed_generation: int = 0
+    """The generation of the spec that this speaks of."""
     phase: Phase = Phase.QUEUED
+    """Where the job stands."""
     code: str = "Created"
+    """The reason of the phase for programs, such as `AwaitingCapacity`; it stays the same over versions."""
     because: str = "not looked at yet"
-    since: Time = 0.0  # when phase last changed
+    """The reason of the phase in words."""
+    since: Time = 0.0
+    """When the phase last changed."""
     attempt: int = 0
+    """The number of the current or last attempt; 0 before the first."""
     resume_step: int = 0
+    """The step of the commit that this attempt starts from, chosen in the write that started it."""
     gang: GangStatus = GangStatus()
-    reservation: int = 0  # the number of the request for nodes that is open or in use; only ever grows (docs/decisions)
+    reservation: int = 0
+    """The number of the request for nodes that is open or in use; it only ever grows."""
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     restarts: Restarts = Restarts()
-    retry_at: Time | None = None  # no attempt before this moment (backoff)
+    retry_at: Time | None = None
+    """The moment before which no attempt is started (backoff)."""
     last_failure: Failure | None = None
     suspicion: Suspicion | None = None
     data_skip: DataSkip | None = None
     node_faults: Many[NodeFault] = ()
+    """Failures that are charged to nodes."""
     excluded_nodes: Many[ExcludedNode] = ()
+    """Nodes that the job avoids."""
     preemptions_in_a_row: int = 0
+    """How many of the last failures in a row were preemptions."""
     queued_at: Time | None = None
+    """When the job began to wait for nodes."""
     started_at: Time | None = None
+    """When the first attempt was started."""
     finished_at: Time | None = None
+    """When the job ended."""
     ledger: GoodputAccount = GoodputAccount()
-    attempts: Many[Attempt] = ()  # the newest 50
+    attempts: Many[Attempt] = ()
+    """The newest 50 attempts."""
     conditions: Many[Condition] = ()
-    ends_as: Phase | None = Field(default=None)  # while Stopping: what comes when the last worker is gone
+    """Conditions for `kubectl wait`: Running, Complete, Failed, Suspended and others."""
+    ends_as: Phase | None = Field(default=None)
+    """While Stopping: the phase that follows when the last worker is gone."""

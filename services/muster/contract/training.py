@@ -207,14 +207,20 @@ class Schedule(Spec):
 
 
 class OptimizerConfig(Spec):
-    """AdamW; weight decay spares norms and biases. clip_norm 0 does not clip."""
+    """How weights are changed by gradients."""
 
     name: Literal["adamw"] = "adamw"
+    """The optimizer."""
     lr: Annotated[float, Field(gt=0, lt=10)] = 3e-4
+    """The highest learning rate of the schedule."""
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.95), strict=False)
+    """AdamW's decay of its means of gradients and of squared gradients."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """What AdamW adds to the root of the squared gradients' mean."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1  # more would turn weights over at any lr of use
+    """The share of the learning rate by which weights shrink at each step; norms and biases are spared."""
     clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 1.0
+    """The largest norm of the gradient; a longer one is scaled down to it. 0 does not clip."""
     schedule: Schedule = Schedule()
 
 
@@ -301,18 +307,23 @@ class TrainingConfig(Spec):
     """All that decides what is computed. Two equal configurations with equal world sizes train equal models."""
 
     task: Task = "pretrain"
+    """`pretrain` learns every token of a document, `sft` what the assistant says in a conversation."""
     model: ModelConfig
     adapter: Adapter | None = None
     data: DataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig
     precision: Precision = "fp32"
+    """The arithmetic of forward and backward pass; in bf16 and fp16 the optimizer keeps weights in fp32."""
     parallel: ParallelConfig = ParallelConfig()
     length: Length
     evaluation: Evaluation | None = None
     label_smoothing: Fraction = 0.0
+    """The share of each target that is spread over the whole vocabulary, while training only."""
     seed: Seed = 0
+    """Decides new weights, the order of the data and dropout."""
     deterministic: bool = False
+    """Whether only algorithms are used that compute the same bits each time."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
