@@ -43,6 +43,7 @@ class Checkers:
         self.require(after.reservation >= before.reservation, "reservations never go back", what)
         self.require(not before.phase.terminal, "an ended job stays ended", what)
         self.require(before.schema_version <= STATUS_VERSION, "a newer status is not touched", what)
+        self.require(after.schema_version == STATUS_VERSION, "what is written has today's form", what)
         self._progress(before, after, what)
         self._restarts(job, before, after, what)
         charged = {fault.node for fault in after.node_faults if fault.why.startswith("straggler")}

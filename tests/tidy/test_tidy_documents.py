@@ -181,3 +181,31 @@ def test_missing_modules_are_found(tmp_path: Path) -> None:
 def test_the_real_command_line_refuses_what_it_lacks() -> None:
     """Otherwise the check above would believe anything."""
     assert muster_help(("no-such-command",)) is None
+
+
+def untidy_decisions(root: Path) -> list[str]:
+    """Records of one number, without the number in the title, or without a date in their first lines."""
+    faults, numbers = [], set[str]()
+    for path in sorted(root.glob("docs/decisions/*.md")):
+        number, text = path.name[:4], path.read_text()
+        if number in numbers:
+            faults.append(f"{path.name}: another decision has the number {number}")
+        numbers.add(number)
+        if not text.startswith(f"# {number}: "):
+            faults.append(f"{path.name}: its title does not begin with {number}")
+        if not re.search(r"\b20\d\d-\d\d-\d\d\b", "\n".join(text.splitlines()[:8])):
+            faults.append(f"{path.name}: has no date")
+    return faults
+
+
+def test_decisions_have_a_number_and_a_date() -> None:
+    expect_none(untidy_decisions(ROOT))
+
+
+def test_untidy_decisions_are_found(tmp_path: Path) -> None:
+    plant(tmp_path, {"docs/decisions/0001-a.md": "# 0001: A\n\n2026-11-20\n", "docs/decisions/0001-b.md": "# B\n"})
+    assert untidy_decisions(tmp_path) == [
+        "0001-b.md: another decision has the number 0001",
+        "0001-b.md: its title does not begin with 0001",
+        "0001-b.md: has no date",
+    ]

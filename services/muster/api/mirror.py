@@ -117,8 +117,7 @@ async def _apply(session: AsyncSession, row: JobRow, change: RawChange) -> tuple
     row.status, row.status_version = raw, change.version
     row.phase = str(raw.get("phase", ""))[:64]
     row.live = row.live and row.phase not in _TERMINAL
-    finished_at = raw.get("finishedAt")
-    row.finished_at = None if finished_at is None else epoch_seconds(finished_at)
+    row.finished_at = _finished_at(raw)
     await _keep_attempts(session, row.id, before, raw)
     if change.gone:
         happened += _remove(row, change)
@@ -144,6 +143,13 @@ def status_of(raw: dict[str, Any]) -> JobStatus | None:
     try:
         return JobStatus.model_validate(raw)
     except ValidationError:
+        return None
+
+
+def _finished_at(raw: dict[str, Any]) -> float | None:
+    try:
+        return epoch_seconds(raw.get("finishedAt"))
+    except ValueError:  # there is none yet, or it is in words of a newer version
         return None
 
 

@@ -127,6 +127,10 @@ class Observed:
     notes: tuple[str, ...] = ()
     trouble: str = ""
 
+    def reservation(self, number: int) -> Reservation | None:
+        """The nodes that were given to the job's request of that number."""
+        return next((entry for entry in self.reservations if entry.number == number), None)
+
 
 OBSERVED = TypeAdapter(Observed)
 _JSON = TypeAdapter(dict[str, object], config=ConfigDict(ser_json_inf_nan="constants"))

@@ -46,9 +46,9 @@ class Shape:
         """Whether it may go to that node at all, whatever is free there."""
         return (
             (not self.instance_types or node.instance_type in self.instance_types)
-            and all(node.labels.get(key) == value for key, value in self.selector)
+            and (not self.selector or all(node.labels.get(key) == value for key, value in self.selector))
             and (not self.terms or any(term.met_by(node.labels) for term in self.terms))
-            and all(tolerated(taint, self.tolerations) for taint in node.taints)
+            and (not node.taints or all(tolerated(taint, self.tolerations) for taint in node.taints))
         )
 
     def count(self, gpus: int, cpus: float, memory_bytes: int, slots: int) -> int:
@@ -134,6 +134,7 @@ class Space:
     _rooms: dict[str, _Room] = field(init=False)
     _fitting: dict[Shape, _Candidates] = field(init=False, default_factory=dict)
     _set_aside: set[str] = field(init=False, default_factory=set)
+    _kept: dict[Shape, dict[str, int]] = field(init=False, default_factory=dict)  # see kept_back
     _hopeless: dict[tuple[object, ...], int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -160,8 +161,7 @@ class Space:
             before = room.gpus
             _take(room, shape)
             for other, pools in self._fitting.items():
-                if name not in self._set_aside:
-                    self._refile(pools, other, room, before)
+                self._refile(pools, other, room, before)
 
     def set_aside(self, ask: Ask) -> None:
         """Keep as many nodes as the smallest gang needs from those who come after it, whether they are free yet or not:
@@ -185,6 +185,7 @@ class Space:
             key=lambda rooms: sorted((room.freedom(ask.shape) for room in rooms), reverse=True),
             default=[],
         )
+        self._kept.clear()
         for room in chosen:
             self._set_aside.add(room.node.name)
             for pools in self._fitting.values():
@@ -196,8 +197,11 @@ class Space:
         return max(counts, key=lambda entry: entry[0], default=(0, ""))
 
     def kept_back(self, ask: Ask) -> int:
-        """How many nodes it could use if they were not set aside for others."""
-        return sum(self._rooms[name].carries(ask.shape) for name in self._set_aside - ask.avoid)
+        """How many of its workers would find room on the nodes that are set aside for others."""
+        if ask.shape not in self._kept:  # nothing is taken from what is set aside, so this changes only with the set
+            self._kept[ask.shape] = {name: self._rooms[name].carries(ask.shape) for name in self._set_aside}
+        kept = self._kept[ask.shape]
+        return sum(kept.values()) - sum(kept.get(name, 0) for name in ask.avoid)
 
     def extend(self, ask: Ask, place: Place, size: int) -> Place | None:
         """The same place with more nodes of the same pool (and required topology domain); None if there are too few."""

@@ -124,11 +124,12 @@ def amend(summary: WorkerSummary) -> JobStatus | None:
 
 def clear(summary: WorkerSummary) -> tuple[Action, ...]:
     """Make the gang be gone. Those that ended stay in sight as evidence until all have."""
-    live = [worker for worker in (*summary.mine, *summary.older) if worker.state is not WorkerState.EXITED]
-    if not live:
-        return tuple(RemoveWorker(w.attempt, w.worker, 0.0) for w in (*summary.mine, *summary.older)[:ACTIONS_MAX])
+    everybody = (*summary.mine, *summary.older)
+    if all(worker.state is WorkerState.EXITED for worker in everybody):
+        return tuple(RemoveWorker(w.attempt, w.worker, 0.0) for w in everybody[:ACTIONS_MAX])
     grace = _GRACE.get(summary.status.code, FAILURE_SECONDS)
     overdue = summary.seen.now - summary.status.since > grace + OVERDUE_SECONDS
+    live = (worker for worker in everybody if worker.state is not WorkerState.EXITED)
     due = (action for worker in live if (action := _remove(summary, worker, grace, overdue)) is not None)
     return tuple(islice(due, ACTIONS_MAX))
 

@@ -9,9 +9,10 @@ from muster.contract.signals import Heartbeat, StepRecord
 from muster.contract.status import Attempt, JobStatus, Phase, Progress
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import phase_conditions
+from muster.operator.core.decision import ACTIONS_MAX, Action, Decision
 from muster.operator.core.goodput import book, lose, opened, rest_of_phase
 from muster.operator.core.worker_summary import WorkerSummary
-from muster.operator.pacing import PROGRESS_SECONDS
+from muster.operator.pacing import MORE_SECONDS, PROGRESS_SECONDS
 
 ATTEMPTS_KEPT = 50
 NODES_KEPT = 16  # of an attempt that is over; a status must fit in etcd
@@ -43,6 +44,20 @@ def transition(
             changed.get("conditions", status.conditions), phase, code.value, because, seen.now, seen.generation
         )
     return status.model_copy(update=changed)
+
+
+def write_or_act(
+    summary: WorkerSummary,
+    status: JobStatus,
+    actions: tuple[Action, ...] = (),
+    wake_after: float | None = None,
+    trusts_absence: bool = False,
+) -> Decision:
+    """A changed status is written, and nothing else is done; if it is the one that is there, its actions are due."""
+    if status is not summary.status:
+        return Decision(status, (), None, status.code, status.because, trusts_absence)
+    wake_after = MORE_SECONDS if len(actions) >= ACTIONS_MAX else wake_after
+    return Decision(status, actions, wake_after, status.code, status.because, trusts_absence)
 
 
 def transition_with_progress(

@@ -1,4 +1,4 @@
-"""The summary call: who of the gang is there, taken once per decision."""
+"""Who of the gang is there, worked out once per decision."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class WorkerSummary:
     @property
     def gang(self) -> GangStatus:
         return self.seen.status.gang
+
+    @property
+    def gang_in_words(self) -> str:
+        """Such as `all 4 workers`."""
+        return "the worker" if self.gang.wanted == 1 else f"all {self.gang.wanted} workers"
 
     @property
     def committed_step(self) -> int:

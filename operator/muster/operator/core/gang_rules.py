@@ -1,0 +1,212 @@
+"""The rules for a gang that starts or runs: whether it is whole, fails, hangs or may grow, and what it is doing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.contract.signals import TrainerPhase
+from muster.contract.status import GangStatus, JobStatus, Phase
+from muster.contract.text import plural
+from muster.operator.core.causes import (
+    FailureDiagnosis,
+    diagnose,
+    diagnose_failed_rendezvous,
+    diagnose_hang,
+    diagnose_inconsistent_status,
+    diagnose_missing_workers,
+)
+from muster.operator.core.codes import Code
+from muster.operator.core.conditions import training_conditions
+from muster.operator.core.decision import ACTIONS_MAX, CreateWorker, Decision
+from muster.operator.core.goodput import active_seconds
+from muster.operator.core.observed import WorkerState
+from muster.operator.core.shutdown import checkpoint_status, fail, rejected, sweep
+from muster.operator.core.stalls import Stall, check_running, check_starting
+from muster.operator.core.transitions import (
+    awaits_scheduler,
+    between_attempts,
+    replace_last,
+    transition,
+    transition_with_progress,
+    write_or_act,
+)
+from muster.operator.core.worker_summary import WorkerSummary
+from muster.operator.pacing import LOOK_SECONDS
+
+# A gang says that its first step (which compiles, reads cold data, or shares its cores) has taken so many minutes.
+FIRST_STEP_MINUTES = (1, 2, 5, 10, 20, 30, 60)
+
+
+def inconsistent_status(summary: WorkerSummary) -> Decision | None:
+    """STARTING or RUNNING by a status that can't be true (somebody edited it): begin anew rather than guess."""
+    status, gang = summary.status, summary.gang
+    if status.phase not in (Phase.STARTING, Phase.RUNNING):
+        return None
+    if len(set(gang.nodes)) == gang.wanted > 0 and not between_attempts(status):
+        return None
+    what = f"{status.phase} with {plural(len(gang.nodes), 'node')} for {plural(gang.wanted, 'worker')}"
+    return write_or_act(
+        summary,
+        fail(summary, diagnose_inconsistent_status(summary, f"the status contradicts itself: {what}; beginning anew")),
+    )
+
+
+def failed(summary: WorkerSummary) -> Decision | None:
+    """STARTING or RUNNING, and something is wrong with the gang."""
+    status = summary.status
+    if (diagnosis := diagnose(summary)) is not None and not _only_said(summary, diagnosis):
+        return write_or_act(summary, fail(summary, diagnosis))
+    if status.phase is Phase.RUNNING and summary.missing:
+        return write_or_act(summary, fail(summary, diagnose_missing_workers(summary)), trusts_absence=True)
+    return None
+
+
+def starting(summary: WorkerSummary) -> Decision | None:
+    """Let the whole gang exist, and wait until its ranks have met."""
+    if summary.status.phase is not Phase.STARTING:
+        return None
+    if summary.older:
+        because = f"still there: {plural(len(summary.older), 'worker')} of earlier attempts"
+        status = transition(summary, Code.AWAITING_REMOVAL, because)
+        return write_or_act(summary, status, sweep(summary, summary.older), LOOK_SECONDS)
+    if not summary.missing and (waiting := next((worker.waiting for worker in summary.mine if worker.waiting), "")):
+        # Another scheduler's queue may be long: that is no failure, however long.
+        attempts = replace_last(summary.status.attempts, outcome="waiting")
+        status = transition(
+            summary, Code.AWAITING_SCHEDULER, waiting, gang=_gang(summary), suspicion=None, attempts=attempts
+        )
+        return write_or_act(summary, status, wake_after=LOOK_SECONDS)
+    if because := rejected(summary):
+        return write_or_act(
+            summary, transition(summary, Code.WORKERS_REJECTED, because, Phase.RESTARTING, ends_as=None, suspicion=None)
+        )
+    stall = check_starting(summary, _begun_at(summary))
+    if stall.confirmed and stall.suspicion is not None:
+        diagnose_stall = diagnose_hang if stall.suspicion.rank is not None else diagnose_failed_rendezvous
+        return write_or_act(summary, fail(summary, diagnose_stall(summary, stall.suspicion)), trusts_absence=True)
+    updates: dict[str, Any] = {"gang": _placed(summary), "suspicion": stall.suspicion} | _begins(summary)
+    if summary.missing:
+        said = summary.status.because if summary.status.code == Code.CREATING_WORKERS else ""
+        because = said or f"creating {plural(len(summary.missing), 'worker')} of attempt {summary.status.attempt} again"
+        if trouble := summary.seen.trouble:
+            because = f"workers of attempt {summary.status.attempt} can't be created: {trouble}"
+        actions = tuple(_create(summary, index) for index in summary.missing[:ACTIONS_MAX])
+        status = transition(summary, Code.CREATING_WORKERS, because, **updates)
+        return write_or_act(summary, status, actions, LOOK_SECONDS)
+    if summary.ready < summary.gang.wanted:
+        reason = next((f"; worker {w.worker} on {w.node}: {w.reason}" for w in summary.mine if w.reason), "")
+        because = f"up: {summary.ready} of {plural(summary.gang.wanted, 'worker')}{reason}"
+        status = transition(summary, Code.AWAITING_WORKERS, because, **updates)
+        return write_or_act(summary, status, wake_after=LOOK_SECONDS)
+    if summary.beat is None or summary.beat.phase is TrainerPhase.INIT:
+        because = f"{summary.gang_in_words} started; the ranks are meeting"
+        status = transition(summary, Code.AWAITING_RANKS, because, **updates)
+        return write_or_act(summary, status, wake_after=LOOK_SECONDS)
+    return write_or_act(summary, _running(summary, Stall(None)))
+
+
+def running(summary: WorkerSummary) -> Decision | None:
+    """Report progress; stop for a larger gang when one is offered, and for good when the ranks hang."""
+    if summary.status.phase is not Phase.RUNNING:
+        return None
+    stall = check_running(summary)
+    if stall.confirmed and summary.seen.spec.recovery.dry_run:
+        stall = Stall(summary.status.suspicion, confirmed=True)
+    elif stall.confirmed and stall.suspicion is not None:
+        # Cached reads repeat old heartbeats; only a fresh one shows that there is really nothing new.
+        return write_or_act(summary, fail(summary, diagnose_hang(summary, stall.suspicion)), trusts_absence=True)
+    offer = summary.seen.reservation(summary.status.reservation + 1)
+    if offer is not None and len(offer.nodes) > summary.gang.wanted:
+        because = f"capacity returned: going on with {len(offer.nodes)} nodes instead of {summary.gang.wanted}"
+        return write_or_act(summary, transition(summary, Code.REGROWING, because, Phase.RESTARTING, suspicion=None))
+    wake_after = min(LOOK_SECONDS, max(0.0, deadline_left(summary)), stall.wake_after or LOOK_SECONDS)
+    return write_or_act(summary, _running(summary, stall), sweep(summary, summary.older), wake_after)
+
+
+def _create(summary: WorkerSummary, index: int) -> CreateWorker:
+    nodes = summary.gang.nodes
+    return CreateWorker(summary.status.attempt, index, nodes[index], nodes, summary.status.resume_step)
+
+
+def _running(summary: WorkerSummary, stall: Stall) -> JobStatus:
+    code, because = _activity(summary, stall)
+    updates = {"gang": _gang(summary), "checkpoint": checkpoint_status(summary), "suspicion": stall.suspicion}
+    return transition_with_progress(summary, code, because, Phase.RUNNING, **(updates | training_conditions(summary)))
+
+
+def _activity(summary: WorkerSummary, stall: Stall) -> tuple[Code, str]:
+    if summary.seen.spec.recovery.dry_run and (would := _would(summary, stall)):
+        return Code.WOULD_RESTART, f"nothing is done, for recovery.dryRun is on; else the gang would restart: {would}"
+    if stall.suspicion is not None:
+        return Code.STALLING, stall.suspicion.why
+    gang, beat = summary.gang, summary.beat
+    where = f"{plural(gang.wanted, 'node')} of pool {gang.pool}"
+    preparing = beat is not None and beat.phase in (TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOAD)
+    if preparing and summary.status.code != Code.TRAINING:
+        return Code.PREPARING, f"preparing data and loading state on {where}"
+    return Code.TRAINING, f"training on {where}{_slow_first_step(summary)}"
+
+
+def _slow_first_step(summary: WorkerSummary) -> str:
+    """Said in minutes that are passed, so that the words change seldom: each change is a write of the status."""
+    beat = summary.beat
+    if beat is None or beat.phase is not TrainerPhase.STEP or beat.last_step is not None:
+        return ""
+    passed = max((minutes for minutes in FIRST_STEP_MINUTES if beat.at - beat.progressed_at >= minutes * 60), default=0)
+    return f"; the first step has taken more than {passed} min so far" if passed else ""
+
+
+def _only_said(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> bool:
+    """In a dry run nothing is ended that has not ended by itself."""
+    return diagnosis.alive and summary.status.phase is Phase.RUNNING and summary.seen.spec.recovery.dry_run
+
+
+def _would(summary: WorkerSummary, stall: Stall) -> str:
+    diagnosis = diagnose(summary)
+    if diagnosis is not None:
+        return f"{diagnosis.failure.cause}: {diagnosis.failure.message}"
+    return stall.suspicion.why if stall.confirmed and stall.suspicion is not None else ""
+
+
+def _gang(summary: WorkerSummary) -> GangStatus:
+    return (
+        summary.gang
+        if summary.gang.ready == summary.ready
+        else summary.gang.model_copy(update={"ready": summary.ready})
+    )
+
+
+def _placed(summary: WorkerSummary) -> GangStatus:
+    """The gang with the nodes that another scheduler has chosen, once it has chosen them all."""
+    gang = _gang(summary)
+    if summary.seen.spec.gang.scheduler.kind == "builtin":
+        return gang
+    nodes = {worker.worker: worker.node for worker in summary.mine}
+    chosen = tuple(nodes.get(index, "") for index in range(gang.wanted))
+    if chosen == gang.nodes or not all(chosen) or len(set(chosen)) < len(chosen):
+        return gang
+    return gang.model_copy(update={"nodes": chosen})
+
+
+def _begins(summary: WorkerSummary) -> dict[str, Any]:
+    """An attempt that another scheduler has placed begins now: until then it held nothing, and cost nothing."""
+    attempts = summary.status.attempts
+    if not attempts or attempts[-1].outcome != "waiting":
+        return {}
+    nodes = _placed(summary).nodes
+    return {"attempts": replace_last(attempts, outcome="running", created_at=summary.seen.now, nodes=nodes)}
+
+
+def _begun_at(summary: WorkerSummary) -> float:
+    """From when on the ranks could meet: the attempt's beginning, or when the last worker got its place."""
+    created_at = summary.status.attempts[-1].created_at if summary.status.attempts else summary.status.since
+    placed = [worker.since for worker in summary.mine if worker.state is WorkerState.STARTING]
+    return max([created_at, *placed])
+
+
+def deadline_left(summary: WorkerSummary) -> float:
+    """Seconds of activity left; infinite without a deadline or while nothing is active."""
+    deadline, status = summary.seen.spec.active_deadline_seconds, summary.status
+    if deadline is None or status.phase in (Phase.QUEUED, Phase.SUSPENDED):
+        return float("inf")
+    return deadline - active_seconds(status.ledger, status.phase, summary.seen.now, awaits_scheduler(status))
