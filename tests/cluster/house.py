@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.kubelet import Kubelets
+from tests.cluster.official import Object, OfficialClient, Refused
 from tests.polling import eventually
 from tests.tidy.repository import ROOT
 from tests.unit.packaging.chart import Chart
@@ -22,9 +23,8 @@ from tests.unit.packaging.conftest import tool
 
 from muster.contract.names import Label
 from muster.kube import paths
-from muster.kube.client import Client, Object
+from muster.kube.client import Client
 from muster.kube.connection import from_kubeconfig
-from muster.kube.errors import ApiError
 
 T = TypeVar("T")
 SYSTEM = "muster-system"
@@ -39,9 +39,10 @@ class House:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.client = Client(from_kubeconfig(plane.kubeconfig), agent="tests")
-        self.do(self.client.__aenter__())
-        self.kubelets = Kubelets(self.client, folder / "pods")
+        self.client = OfficialClient(plane.kubeconfig)
+        self._own = Client(from_kubeconfig(plane.kubeconfig), agent="kubelets")
+        self.do(self._own.__aenter__())
+        self.kubelets = Kubelets(self._own, folder / "pods")
         self.do(self.kubelets.serve_logs(plane.folder / "apiserver.crt", plane.folder / "apiserver.key"))
         self._kubelets = asyncio.run_coroutine_threadsafe(self.kubelets.run(), self._loop)
         self.operators: list[subprocess.Popen[bytes]] = []
@@ -53,7 +54,8 @@ class House:
         self.stop_operators()
         self._kubelets.cancel()
         self.do(self.kubelets.close())
-        self.do(self.client.__aexit__())
+        self.do(self._own.__aexit__())
+        self.client.close()
         self.do(_end_other_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -86,8 +88,8 @@ class House:
         """With the restricted Pod Security Standard enforced."""
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-        with contextlib.suppress(ApiError):
-            self.do(self.client.create("/api/v1/namespaces", body))
+        with contextlib.suppress(Refused):
+            self.client.create("/api/v1/namespaces", body)
         path = paths.core(name, "serviceaccounts", "default")
         eventually(lambda: self.find(path), f"the default service account of {name}")
 
@@ -95,12 +97,12 @@ class House:
         self.do(self.kubelets.add_node(name, labels, **allocatable))
 
     def get(self, path: str) -> Object:
-        return self.do(self.client.get(path))
+        return self.client.get(path)
 
     def find(self, path: str) -> Object | None:
         try:
             return self.get(path)
-        except ApiError as error:
+        except Refused as error:
             if error.status != 404:
                 raise
             return None
@@ -119,7 +121,7 @@ class House:
         if not kubeconfig.exists():
             request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
             path = f"{paths.core(SYSTEM, 'serviceaccounts', 'muster-operator')}/token"
-            token = self.do(self.client.create(path, request))["status"]["token"]
+            token = self.client.create(path, request)["status"]["token"]
             self.plane.write_kubeconfig(kubeconfig, {"token": token}, server)
         settings = {
             "MUSTER_OPERATOR_NAMESPACE": SYSTEM, "MUSTER_OPERATOR_IDENTITY": identity, "MUSTER_OPERATOR_PORT": "0",
@@ -162,7 +164,7 @@ class House:
     def submit(self, document: Object) -> str:
         """Returns its uid."""
         namespace = document["metadata"].get("namespace", "default")
-        made = self.do(self.client.create(paths.jobs(namespace), document))
+        made = self.client.create(paths.jobs(namespace), document)
         return str(made["metadata"]["uid"])
 
     def job(self, name: str, namespace: str = "team") -> Object:
@@ -173,7 +175,7 @@ class House:
         return status
 
     def change(self, name: str, spec: Object, namespace: str = "team") -> None:
-        self.do(self.client.patch(paths.job(namespace, name), {"spec": spec}))
+        self.client.patch(paths.job(namespace, name), {"spec": spec})
 
     def pods(self, name: str, namespace: str = "team") -> list[Object]:
         query = f"?labelSelector=muster.dev%2Fjob%3D{name}"

@@ -177,7 +177,7 @@ def test_the_policy_in_the_documents_confines_it_to_its_own_node(house: House, a
     bound = {"apiVersion": "v1", "kind": "Node", "name": "own"}
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}}
     path = f"{paths.core(SYSTEM, 'serviceaccounts', 'muster-agent')}/token"
-    (account / "bound").write_text(house.do(house.client.create(path, request))["status"]["token"])
+    (account / "bound").write_text(house.client.create(path, request)["status"]["token"])
 
     async def write(node: str) -> None:
         tls = ssl.create_default_context(cafile=account / "ca.crt")

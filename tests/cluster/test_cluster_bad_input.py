@@ -4,14 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 from tests.cluster.house import House, quick_job
+from tests.cluster.official import Object, Refused
 from tests.polling import eventually
 from tests.unit.packaging.chart import Chart
 from tests.unit.packaging.conftest import tool
 
 from muster.contract.status import STATUS_VERSION
 from muster.kube import paths
-from muster.kube.client import Object
-from muster.kube.errors import ApiError
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ def cancel(house: House, name: str) -> None:
     ],
 )
 def test_the_schema_refuses_with_the_path(cluster: House, change: dict[str, object], words: str) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(Refused) as refused:
         cluster.submit(quick_job("refused", **change))
     assert refused.value.status == 422
     assert words in refused.value.message
@@ -111,7 +110,7 @@ def test_a_missing_secret_is_waited_for(cluster: House) -> None:
     cluster.submit(job("secretive", steps=3, runtime={"envFrom": [{"secretRef": {"name": "keys"}}]}))
     told(cluster, "secretive", 'CreateContainerConfigError: secret "keys" not found')
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"KEY": "value"}}
-    cluster.do(cluster.client.create(paths.core("team", "secrets"), secret))
+    cluster.client.create(paths.core("team", "secrets"), secret)
     cluster.reaches("secretive", "Succeeded")
 
 
@@ -119,7 +118,7 @@ def test_a_service_account_that_comes_with_its_job_may_come_a_moment_later(clust
     """One that does not come at all ends the job (test_cluster_life.py)."""
     cluster.submit(job("accountless", steps=3, runtime={"serviceAccountName": "reader"}))
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "reader"}}
-    cluster.do(cluster.client.create(paths.core("team", "serviceaccounts"), account))
+    cluster.client.create(paths.core("team", "serviceaccounts"), account)
     assert cluster.reaches("accountless", "Succeeded", 90)["attempt"] == 1
 
 
@@ -127,7 +126,7 @@ def test_a_foreign_service_of_that_name(cluster: House) -> None:
     cluster.namespace("foreign")
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "muster-workers"}}
     service["spec"] = {"clusterIP": "None", "selector": {"app": "other"}}  # type: ignore[assignment]
-    cluster.do(cluster.client.create(paths.core("foreign", "services"), service))
+    cluster.client.create(paths.core("foreign", "services"), service)
     document = job("taken")
     document["metadata"]["namespace"] = "foreign"
     cluster.submit(document)
@@ -146,7 +145,7 @@ def policy(cluster: House) -> Iterator[None]:
     def refused() -> bool:
         try:
             cluster.submit(quick_job("early", gang={"nodes": {"min": 3, "max": 2}}))
-        except ApiError as error:
+        except Refused as error:
             return "number of workers" in error.message
         cluster.kubectl("delete", "tj", "-n", "team", "early", "--wait=false")
         return False
@@ -170,7 +169,7 @@ def policy(cluster: House) -> Iterator[None]:
 def test_the_admission_policy_refuses_what_the_schema_lets_in(
     cluster: House, policy: None, change: dict[str, object], words: str
 ) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(Refused) as refused:
         cluster.submit(quick_job("refused", **change))
     assert refused.value.status == 422
     assert words in refused.value.message
@@ -184,13 +183,13 @@ def test_the_admission_policy_lets_in_what_is_well(cluster: House, policy: None)
 def test_a_spec_that_is_edited_while_it_runs(cluster: House) -> None:
     cluster.submit(job("edited", steps=10_000))
     cluster.reaches("edited", "Running")
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(Refused) as refused:
         cluster.change("edited", {"gang": {"nodes": 1}})
     assert "gang is fixed at submission" in refused.value.message
     # The rule lets through what looks like a new status; nobody can make an edit look so.
     both = {"spec": {"gang": {"nodes": 1}}, "status": {"ledger": {"seconds": {"queue": 1.0}}}}
-    with pytest.raises(ApiError, match="gang is fixed at submission"):
-        cluster.do(cluster.client.patch(paths.job("team", "edited"), both))
+    with pytest.raises(Refused, match="gang is fixed at submission"):
+        cluster.client.patch(paths.job("team", "edited"), both)
     cluster.change("edited", {"recovery": {"budgets": {"hang": 1}}, "priority": 5})
     generation = cluster.job("edited")["metadata"]["generation"]
     eventually(lambda: cluster.status("edited")["observedGeneration"] == generation, "the edit to be seen")
@@ -228,12 +227,12 @@ def test_words_of_a_newer_muster_are_left_alone(cluster: House) -> None:
     cluster.reaches("newer", "Running")
     path = f"{paths.job('team', 'newer')}/status"
     change = {"status": {"schemaVersion": 99, "novelty": {"deep": True}}}
-    before = cluster.do(cluster.client.patch(path, change))["metadata"]["resourceVersion"]
+    before = cluster.client.patch(path, change)["metadata"]["resourceVersion"]
     cluster.submit(job("beside", steps=3))
     cluster.reaches("beside", "Succeeded")
     after = cluster.job("newer")
     assert after["metadata"]["resourceVersion"] == before
     assert after["status"]["novelty"] == {"deep": True}
     back = {"status": {"schemaVersion": STATUS_VERSION, "novelty": None}}
-    cluster.do(cluster.client.patch(path, back))
+    cluster.client.patch(path, back)
     cancel(cluster, "newer")

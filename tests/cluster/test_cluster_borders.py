@@ -53,7 +53,7 @@ def test_an_operator_of_one_namespace_runs_its_jobs_and_no_others(cluster: House
 
 def test_a_gang_has_a_border_and_its_fence_one_reader(cluster: House) -> None:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "training"}}
-    cluster.do(cluster.client.create(paths.core("team", "serviceaccounts"), account))
+    cluster.client.create(paths.core("team", "serviceaccounts"), account)
     cluster.submit(quick_job("walled", steps=10_000, runtime={"serviceAccountName": "training", "labels": {"a": "b"}}))
     cluster.reaches("walled", "Running", 120)
     uid = cluster.job("walled")["metadata"]["uid"]

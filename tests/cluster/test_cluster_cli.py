@@ -32,9 +32,9 @@ class Desk:
         self.house, self.folder, self.account = house, folder, account
         service_accounts = paths.core("team", "serviceaccounts")
         body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}
-        house.do(house.client.create(service_accounts, body))
+        house.client.create(service_accounts, body)
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        made = house.do(house.client.create(f"{service_accounts}/{account}/token", request))
+        made = house.client.create(f"{service_accounts}/{account}/token", request)
         token, plugin = folder / "token", folder / "plugin"
         token.write_text(made["status"]["token"])
         plugin.write_text(PLUGIN.format(python=sys.executable, token=str(token)))

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 from tests.cluster.house import House, quick_job
+from tests.cluster.official import Object
 from tests.polling import eventually
 
 from muster.kube import paths
-from muster.kube.client import Object
 from muster.operator.kubernetes.render import CLAIMS_API
 
 SPACE = "devices"
@@ -20,13 +20,13 @@ def cluster(house: House) -> Iterator[House]:
     for name, driver in zip(CLASSES.values(), DRIVERS, strict=True):
         selector = {"cel": {"expression": f"device.driver == '{driver}'"}}
         body = {"apiVersion": CLAIMS_API, "kind": "DeviceClass", "metadata": {"name": name}}
-        house.do(house.client.create(f"/apis/{CLAIMS_API}/deviceclasses", body | {"spec": {"selectors": [selector]}}))
+        house.client.create(f"/apis/{CLAIMS_API}/deviceclasses", body | {"spec": {"selectors": [selector]}})
     for index in range(2):
         node = f"claimed-{index}"
         # EFA asks for huge pages, which a hollow node has to own up to as well.
         house.node(node, {"node.kubernetes.io/instance-type": "claimed"}, **{"hugepages-2Mi": "6Gi"})
         for driver, (kind, count) in DRIVERS.items():
-            house.do(house.client.create(paths.SLICES, published(node, driver, kind, count)))
+            house.client.create(paths.SLICES, published(node, driver, kind, count))
     house.namespace(SPACE)  # EFA locks memory, which the restricted standard forbids
     house.kubectl("label", "namespace", SPACE, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
     house.start_operator(MUSTER_OPERATOR_PREFLIGHT="false")

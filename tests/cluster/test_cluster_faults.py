@@ -145,7 +145,7 @@ def test_eviction_by_a_drain(cluster: House) -> None:
     drained = placed(cluster, "drain")[0]
     cluster.kubectl("cordon", drained)
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "drain-1-0", "namespace": "team"}}
-    cluster.do(cluster.client.create(f"{paths.core('team', 'pods', 'drain-1-0')}/eviction", eviction))
+    cluster.client.create(f"{paths.core('team', 'pods', 'drain-1-0')}/eviction", eviction)
     status = cluster.reaches("drain", "Succeeded")
     assert status["restarts"]["byCause"] == {"eviction": 1}
     assert drained not in status["attempts"][1]["nodes"]

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.house import House, quick_job
+from tests.cluster.official import Object
 from tests.cluster.stand_in_scheduler import StandInScheduler
 from tests.polling import eventually
 from tests.tidy.repository import ROOT
 
 from muster.kube import paths
-from muster.kube.client import Object
 
 # API schemas of other projects: test data that is not part of this one.
 SCHEMAS = Path(os.environ.get("MUSTERTESTS_CRDS", ROOT.parent / "shared" / "data" / "crds"))
@@ -59,7 +59,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest.fixture(scope="module")
 def scheduler(cluster: House) -> Iterator[StandInScheduler]:
-    scheduler = StandInScheduler(cluster.client, ["gang-0", "gang-1"])
+    scheduler = StandInScheduler(cluster.kubelets.client, ["gang-0", "gang-1"])
 
     async def begin() -> "asyncio.Task[None]":
         return asyncio.get_running_loop().create_task(scheduler.run())
@@ -88,9 +88,9 @@ def fill(house: House) -> Callable[[], None]:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "filler"}, "spec": spec}
     house.namespace("others")
     house.kubectl("label", "namespace", "others", "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
-    house.do(house.client.create(paths.core("others", "pods"), pod))
+    house.client.create(paths.core("others", "pods"), pod)
     path = paths.core("others", "pods", "filler")
-    return lambda: house.do(house.client.delete(path, {"gracePeriodSeconds": 0})) and None
+    return lambda: house.client.delete(path, {"gracePeriodSeconds": 0}) and None
 
 
 @pytest.mark.parametrize("kind", KINDS)

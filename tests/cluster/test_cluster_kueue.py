@@ -6,10 +6,10 @@ import pytest
 from tests.cluster import kueue
 from tests.cluster.house import House, quick_job
 from tests.cluster.kueue import Kueue
+from tests.cluster.official import Object
 from tests.polling import eventually
 
 from muster.kube import paths
-from muster.kube.client import Object
 
 pytestmark = pytest.mark.skipif(bool(kueue.missing()), reason=kueue.missing() or "present")
 WORKLOADS = "kueue.x-k8s.io/v1beta2"

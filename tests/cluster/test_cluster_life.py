@@ -62,7 +62,7 @@ def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
     """A quota refuses the second pod: pods and nodes are given back, the reason is told, and it is tried again."""
     life.namespace("tight")
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}, "spec": {"hard": {"pods": "1"}}}
-    life.do(life.client.create(paths.core("tight", "resourcequotas"), quota))
+    life.client.create(paths.core("tight", "resourcequotas"), quota)
     eventually(
         lambda: "hard" in life.get(paths.core("tight", "resourcequotas", "two")).get("status", {}), "a counted quota"
     )
@@ -78,7 +78,7 @@ def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
     eventually(given_back, "the quota to be named and the nodes to be given back", 60)
     eventually(lambda: not life.pods("whole", "tight"), "the one pod to be gone")
     more = {"spec": {"hard": {"pods": "2"}}}
-    life.do(life.client.patch(paths.core("tight", "resourcequotas", "two"), more))
+    life.client.patch(paths.core("tight", "resourcequotas", "two"), more)
     status = life.reaches("whole", "Succeeded", 120, namespace="tight")
     assert not status["restarts"].get("byCause")
 

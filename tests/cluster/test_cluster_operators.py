@@ -74,7 +74,7 @@ def test_an_operator_killed_while_a_quota_holds_half_of_a_gang(house: House, pro
     house.namespace(namespace)
     quotas = paths.core(namespace, "resourcequotas")
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
-    house.do(house.client.create(quotas, quota))
+    house.client.create(quotas, quota)
     eventually(lambda: "hard" in house.get(f"{quotas}/one").get("status", {}), "a counted quota")
     left, killed, operators = dict(GATED), threading.Event(), []  # type: ignore[var-annotated]
     setattr(proxy, when, trap(left, operators, killed))
@@ -86,7 +86,7 @@ def test_an_operator_killed_while_a_quota_holds_half_of_a_gang(house: House, pro
     for expected in (1, 0):
         if not expected:
             eventually(lambda: is_held(house, name, namespace), "the one pod to wait behind its gate", 60)
-            house.do(house.client.patch(f"{quotas}/one", {"spec": {"hard": {"pods": "2"}}}))
+            house.client.patch(f"{quotas}/one", {"spec": {"hard": {"pods": "2"}}})
         eventually(killed.is_set, f"a death; not met yet: {set(left)}\n{house.tail()}", 90)
         assert len(left) == expected
         killed.clear()
@@ -135,7 +135,7 @@ def test_an_operator_that_loses_its_lease_ends(house: House) -> None:
     first = house.start_operator("first")
     lease = "/apis/coordination.k8s.io/v1/namespaces/muster-system/leases/muster-operator"
     eventually(lambda: (house.find(lease) or {}).get("spec", {}).get("holderIdentity") == "first", "a lease")
-    house.do(house.client.patch(lease, {"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 1}}))
+    house.client.patch(lease, {"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 1}})
     assert first.wait(30) == 1
     assert "another operator has taken the lease" in house.log.read_text()
 

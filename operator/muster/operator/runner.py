@@ -114,6 +114,8 @@ class Runner:
             await self.world.write_status(uid, decision.status, seen.version)
             self._wrote[uid] = ticks
             self._passing.pop(uid, None)
+            # Whoever begins goes on before others begin, too: of many jobs the first then train while the last start.
+            self.queue.prefer(uid, bool(decision.status.gang.nodes))
             self.listener.wrote(seen, decision)
             if _concerns_the_queue(seen, decision):
                 self.queue.enqueue(FLEET, ticks)

@@ -99,6 +99,11 @@ class Client:
         """`delete` where nobody wants to read what was deleted."""
         await self._send("DELETE", path, body, accept=METADATA)
 
+    async def delete_all(self, path: str, **query: str) -> None:
+        """What the selectors find of a collection, in one request; nobody wants to read what was deleted."""
+        # With a body, for without one the server reads options of the deletion from the same query.
+        await self._send("DELETE", path, {}, query, verb="DELETECOLLECTION", accept=METADATA_LIST)
+
     async def watch(
         self,
         path: str,

@@ -168,6 +168,17 @@ def test_the_queue_is_served_and_the_job_starts() -> None:
     assert ("fleet", True) in world.calls, "nothing is granted on a stale view"
 
 
+def test_who_begins_goes_on_before_others_begin() -> None:
+    """Of many jobs that are admitted at once the first then trains while the last still waits for its turn."""
+    world, _, runner = make(observed())
+    drive(runner.resync(0.0))
+    while world.seen is not None and world.seen.status.phase is not Phase.STARTING:
+        assert drive(runner.turn(0.0))
+    runner.queue.enqueue("another", -1.0)  # due for longer
+    keys = iter(lambda: runner.queue.take(0.0), None)
+    assert [key for key in keys if key != FLEET] == [UID, "another"]
+
+
 def test_nodes_are_given_afresh_and_taken_back_by_any_read() -> None:
     world, _, runner = make(observed())
     drive(runner.admission(0.0))

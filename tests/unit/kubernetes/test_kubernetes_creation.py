@@ -7,8 +7,7 @@ from tests.unit.kubernetes.making import JOB_UID, make_job, pod_item
 
 from muster.kube.client import Client
 from muster.operator.kubernetes import observe
-from muster.operator.kubernetes.creation import Creator
-from muster.operator.kubernetes.jobs import Jobs
+from muster.operator.kubernetes.gates import Gates
 from muster.operator.kubernetes.pods import Pods, read_pod
 
 STARTING = make_job({"phase": "Starting", "attempt": 1, "gang": {"nodes": ["node-0", "node-1"], "wanted": 2}})
@@ -26,21 +25,19 @@ class Answers:
         return GOING
 
 
-def taken_back(pods: Pods, before: Any) -> Creator:
-    """The creator of a gang whose one pod was just taken back."""
-    client = cast(Client, Answers(before))
-    nothing = cast(Any, None)
-    creator = Creator(client, Jobs(lambda uid: None), pods, nothing, nothing, lambda node: "", *[lambda uid: None] * 2)
+def taken_back(pods: Pods, before: Any) -> Gates:
+    """The gates of a gang whose one pod was just taken back."""
+    gates = Gates(cast(Client, Answers(before)), pods, lambda uid: None)
     pods.put(pod_item(version=2))
-    asyncio.run(creator._take_back(STARTING, list(pods.of(JOB_UID))))
-    return creator
+    asyncio.run(gates.take_back(STARTING, list(pods.of(JOB_UID))))
+    return gates
 
 
 def test_a_list_that_is_older_than_the_pod_does_not_make_it_somebody_elses_doing() -> None:
     pods = Pods(lambda uid: None)
-    creator = taken_back(pods, lambda: None)
-    assert creator.as_made(STARTING, ()) == ()
-    seen = creator.as_made(STARTING, pods.of(JOB_UID))
+    gates = taken_back(pods, lambda: None)
+    assert gates.as_made(STARTING, ()) == ()
+    seen = gates.as_made(STARTING, pods.of(JOB_UID))
     assert [pod.deleting for pod in seen] == [False]
     assert observe.signals(STARTING, seen, lambda name: None) == ()
 
@@ -52,7 +49,7 @@ def test_an_answer_that_comes_after_the_pods_end_does_not_bring_it_back() -> Non
 
 
 def test_somebody_elses_deletion_is_seen() -> None:
-    creator = taken_back(Pods(lambda uid: None), lambda: None)
+    gates = taken_back(Pods(lambda uid: None), lambda: None)
     other = read_pod(GOING | {"metadata": GOING["metadata"] | {"uid": "another"}})
     assert other is not None
-    assert [pod.deleting for pod in creator.as_made(STARTING, (other,))] == [True]
+    assert [pod.deleting for pod in gates.as_made(STARTING, (other,))] == [True]

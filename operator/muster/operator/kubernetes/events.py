@@ -1,13 +1,16 @@
 """What happened to a job, as Kubernetes Events: `kubectl describe tj` and `kubectl events` tell the story.
 
-Told at once where few jobs have something to tell. In a burst an event waits for its turn, and what happened to its job
-meanwhile is told in the same one: nothing is left out, and the API server has its hands free for what gangs wait for.
+What is bad is told at once, what is good a moment later, and in a burst an event waits for its turn; what happened to
+its job meanwhile is told in the same one. So nothing is left out, a gang that starts within seconds costs one event
+and not two, and the API server has its hands free for what gangs wait for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import math
 import time
 from dataclasses import dataclass
 
@@ -20,7 +23,7 @@ from muster.operator.core.conditions import TRAINING_CONDITIONS
 from muster.operator.core.decision import Decision
 from muster.operator.core.observed import Observed
 from muster.operator.kubernetes.jobs import Job
-from muster.operator.pacing import TOLD_AT_ONCE, TOLD_PER_SECOND
+from muster.operator.pacing import TOLD_AT_ONCE, TOLD_PER_SECOND, TOLD_TOGETHER_SECONDS
 from muster.operator.runner import Listener
 
 NOTE_LENGTH_MAX = 1_024  # the API's own limit
@@ -35,13 +38,14 @@ _PASSING = frozenset({Phase.STOPPING})
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Something that happened to a job. at: RFC 3339."""
+    """Something that happened to a job. at: RFC 3339. since: the same moment by the clock that never jumps."""
 
     job: Observed | Job
     reason: str
     note: str
     bad: bool
     at: str
+    since: float
 
 
 class Events(Listener):
@@ -50,6 +54,7 @@ class Events(Listener):
     def __init__(self, client: Client, instance: str) -> None:
         self._client, self._instance = client, instance
         self._waiting: dict[str, list[_Told]] = {}  # by job's uid, who waits the longest first
+        self._urgent: dict[str, None] = {}  # uids of jobs to which something bad happened, likewise
         self._news = asyncio.Event()
         self._numbers = itertools.count()
         self._left: set[str] = set()  # jobs of a newer Muster, told once each
@@ -76,13 +81,21 @@ class Events(Listener):
         self.tell(job, reason, note, bad=True)
 
     def tell(self, seen: Observed | Job, reason: str, note: str, bad: bool = False) -> None:
-        self._waiting.setdefault(seen.uid, []).append(_Told(seen, reason, note, bad, timestamps.now_micro()))
+        told = _Told(seen, reason, note, bad, timestamps.now_micro(), time.monotonic())
+        self._waiting.setdefault(seen.uid, []).append(told)
+        if bad:
+            self._urgent[seen.uid] = None
         self._news.set()
 
     async def run(self) -> None:
         budget, refilled_at = float(TOLD_AT_ONCE), time.monotonic()
         while True:
-            await self._news.wait()
+            self._news.clear()
+            if (pause := self._patience()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause if self._waiting else None):
+                        await self._news.wait()
+                continue
             now = time.monotonic()
             budget, refilled_at = min(TOLD_AT_ONCE, budget + (now - refilled_at) * TOLD_PER_SECOND), now
             if budget < 1:
@@ -95,15 +108,21 @@ class Events(Listener):
             except OSError:
                 continue  # its namespace may be going away
 
+    def _patience(self) -> float:
+        """Seconds until there is something to tell: more of the same job may come."""
+        if self._urgent or not self._waiting:
+            return 0.0 if self._urgent else math.inf
+        first = next(iter(self._waiting.values()))
+        return first[0].since + TOLD_TOGETHER_SECONDS - time.monotonic()
+
     def _next(self) -> list[_Told]:
-        """As much as one event holds of what happened to the job that waits the longest."""
-        uid = next(iter(self._waiting))
+        """As much as one event holds of what happened to the job that waits the longest, bad news first."""
+        uid = next(iter(self._urgent or self._waiting))
+        self._urgent.pop(uid, None)
         waiting = self._waiting.pop(uid)
         count = next((n for n in range(len(waiting), 1, -1) if len(_words(waiting[:n])) <= NOTE_LENGTH_MAX), 1)
         if waiting[count:]:
             self._waiting[uid] = waiting[count:]  # and to the end of the line
-        elif not self._waiting:
-            self._news.clear()
         return waiting[:count]
 
     def _body(self, told: list[_Told]) -> Object:

@@ -1,7 +1,7 @@
 """Takes workers away: asked once, with the grace that the core gave.
 
-One by one: a DELETE of a collection makes the API server look through all pods of the namespace to find eight, in etcd
-itself where its cache lags, and then answers with every pod in full.
+What lives is deleted pod by pod, all at the same time and each by its own uid. A gang that has ended as a whole is
+swept by one deletion of a collection: its pods are named by job, attempt and phase, so none that lives is among them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from muster.contract.names import Label
 from muster.kube import paths
 from muster.kube.client import Client
 from muster.kube.errors import ApiError
@@ -19,6 +20,9 @@ from muster.operator.core.decision import RemoveWorker
 from muster.operator.kubernetes.gangs.choice import release_pod
 from muster.operator.kubernetes.pods import Pod, Pods
 from muster.operator.pacing import REMOVE_AT_ONCE, REMOVE_REPEAT_SECONDS
+
+# A pod of one of these phases is not over.
+_ENDED = "status.phase!=Pending,status.phase!=Running,status.phase!=Unknown"
 
 
 @dataclass(slots=True)
@@ -56,7 +60,10 @@ class Remover:
         mine = [pod for pod in self._pods.of(key[0]) if pod.attempt == key[1] and not pod.gone]
         due = [pod for pod in mine if pod.worker in workers and self._is_due(pod, workers[pod.worker])]
         try:
-            await asyncio.gather(*(self._remove_one(pod, workers[pod.worker]) for pod in due))
+            if len(due) > 1 and due == mine and all(pod.over for pod in due):
+                await self._sweep(due)
+            else:
+                await asyncio.gather(*(self._remove_one(pod, workers[pod.worker]) for pod in due))
         except Exception as error:
             for pod in due:
                 self._asked.pop(pod.uid, None)
@@ -70,6 +77,18 @@ class Remover:
             return False
         self._asked[pod.uid] = (grace, math.inf)
         return True
+
+    async def _sweep(self, pods: list[Pod]) -> None:
+        """Delete a gang that has ended, by what the API server's cache knows once it is as new as what we saw: to ask
+        for the newest state would have it read every pod of the namespace from etcd when it is busy.
+        """
+        await self._client.delete_all(
+            paths.core(pods[0].namespace, "pods"),
+            labelSelector=f"{Label.JOB_UID}={pods[0].job_uid},{Label.ATTEMPT}={pods[0].attempt}",
+            fieldSelector=_ENDED,
+            resourceVersion=str(max(pod.version for pod in pods)),
+            resourceVersionMatch="NotOlderThan",
+        )
 
     async def _remove_one(self, pod: Pod, grace: float) -> None:
         options = {"gracePeriodSeconds": int(grace), "preconditions": {"uid": pod.uid}}

@@ -1,0 +1,53 @@
+"""Which commits a job has, listed only where something tells that there are new ones."""
+
+from __future__ import annotations
+
+import time
+
+from muster.contract.address import parse_address
+from muster.operator.commit_lookup import CommitLookup, KnownCommits
+from muster.operator.kubernetes import observe
+from muster.operator.kubernetes.heartbeats import Heartbeats
+from muster.operator.kubernetes.jobs import Job
+from muster.operator.kubernetes.pods import Pod
+from muster.operator.pacing import COMMITS_SECONDS
+from muster.storage.errors import StoreError
+from muster.storage.listing import CommitListing, CommitSummary
+
+
+class Commits:
+    """heartbeats: which tell the step of the newest commit."""
+
+    def __init__(self, heartbeats: Heartbeats) -> None:
+        self._heartbeats = heartbeats
+        self._listing = CommitListing()
+        self._lookup = CommitLookup(self._list)
+        self._known: dict[str, tuple[float, KnownCommits]] = {}  # job uid → when listed, newest
+
+    def forget(self, uid: str) -> None:
+        """The job is gone."""
+        self._known.pop(uid, None)
+        self._lookup.forget(uid)
+
+    async def of(self, job: Job, folder: str, pods: tuple[Pod, ...], fresh: bool) -> KnownCommits:
+        """Listing costs a request to the store, so it waits for a sign that there is something new."""
+        listed_at, known = self._known.get(job.uid, (-1e9, KnownCommits()))
+        beats = (beat for pod in pods for beat in observe.last_heartbeat(pod) or self._heartbeats.of(pod))
+        told = max((beat.last_commit_step or 0 for beat in beats), default=0)
+        if not job.status.attempt:
+            return known
+        is_news = told > (known.committed.step if known.committed else 0)
+        if not fresh and not is_news and time.monotonic() - listed_at < COMMITS_SECONDS:
+            return known
+        found = await self._lookup.look(job.uid, folder)
+        self._known[job.uid] = (time.monotonic(), found)
+        return found
+
+    def _list(self, folder: str) -> tuple[CommitSummary, ...]:
+        address = parse_address(folder)
+        if address.scheme == "file" and not address.local.parent.is_dir():
+            raise StoreError(
+                f"the checkpoint folder {address.local.parent} can't be seen by the operator, so no commit of the job "
+                "can be found; mount its volume into the operator too, or use an s3:// address"
+            )
+        return self._listing.read(address)

@@ -1,0 +1,45 @@
+"""All nodes and jobs, as the pass over the queue wants to see them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from muster.operator.core.fleet import Fleet
+from muster.operator.kubernetes.jobs import Jobs
+from muster.operator.kubernetes.news import News
+from muster.operator.kubernetes.nodes import Nodes, Others
+from muster.operator.kubernetes.priorities import Priorities
+from muster.operator.kubernetes.reads import FreshReads
+from muster.operator.kubernetes.slices import Slices
+from muster.operator.pacing import ADMISSION_SECONDS_MAX, ADMISSION_SHARE
+from muster.operator.world import FLEET
+
+
+class FleetView:
+    """limits: accelerators that a namespace's jobs may hold together."""
+
+    def __init__(self, jobs: Jobs, nodes: Nodes, reads: FreshReads, news: News, limits: dict[str, int]) -> None:
+        self._jobs, self._nodes, self._reads, self._limits = jobs, nodes, reads, limits
+        self.others = Others(lambda: news.enqueue(FLEET))
+        self.priorities = Priorities(lambda: news.enqueue(FLEET))
+        self.slices = Slices(lambda: news.enqueue(FLEET))
+        self._read: tuple[float, float] = (0.0, 0.0)  # when last (monotonic), seconds that it took afresh
+
+    async def look(self, fresh: bool, now: float) -> Fleet:
+        """fresh: jobs are read from their source."""
+        ended, seconds = self._read
+        if not fresh:  # a pass over a large fleet is dear; one sees to all news that came before it
+            pause = min(ADMISSION_SECONDS_MAX, seconds / ADMISSION_SHARE) - (time.monotonic() - ended)
+            await asyncio.sleep(max(0.0, pause))
+        began = time.monotonic()
+        present = await self._reads.present() if fresh else None
+        self._read = (time.monotonic(), time.monotonic() - began if fresh else seconds)
+        jobs = (
+            job
+            for job in self._jobs.all()
+            if (present is None or present(job)) and not (job.invalid and not job.status.gang.nodes)
+        )
+        summaries = tuple(job.summary for job in jobs)
+        nodes, others = self.slices.counted(self._nodes.fleet(self.others)), self.others.held()
+        return Fleet(now, fresh, nodes, summaries, self._limits, others, priorities=self.priorities.values)

@@ -1,0 +1,63 @@
+"""What must be fresh, asked of the API server itself: one job, its pods, and which jobs there are at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from muster.contract.names import Label
+from muster.kube import paths
+from muster.kube.client import METADATA_LIST, Client
+from muster.kube.errors import ApiError
+from muster.operator.kubernetes.jobs import Job, Jobs
+from muster.operator.kubernetes.pods import Pod, Pods, read_pod
+from muster.operator.pacing import LATE_LOOKS, LATE_SECONDS
+
+
+class FreshReads:
+    """What is read is kept in `jobs` and `pods`, too. jobs_path: of the collection that is served."""
+
+    def __init__(self, client: Client, jobs: Jobs, pods: Pods, jobs_path: str) -> None:
+        self._client, self._jobs, self._pods, self._jobs_path = client, jobs, pods, jobs_path
+
+    async def job(self, namespace: str, name: str, uid: str) -> Job | None:
+        """None where it is gone."""
+        try:
+            item = await self._client.get(paths.job(namespace, name))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._jobs.forget(uid)
+            return None
+        if item["metadata"]["uid"] != uid:  # deleted, and another of its name was made
+            self._jobs.forget(uid)
+            self._jobs.put(item)
+            return None
+        return self._jobs.keep(item)
+
+    async def pods(self, job: Job) -> tuple[Pod, ...]:
+        """All of the job's, of whatever attempt."""
+        selector = f"{Label.JOB_UID}={job.uid}"
+        found: list[Pod] = []
+        async for page in self._client.pages(paths.core(job.namespace, "pods"), labelSelector=selector):
+            found += [pod for item in page.get("items") or () if (pod := read_pod(item)) is not None]
+        self._pods.replace(job.uid, tuple(found))
+        return tuple(found)
+
+    async def present(self) -> Callable[[Job], bool]:
+        """Read from the source which jobs there are in which version, and whole what the watch has not brought yet.
+        Returns who of the cache was there, or is newer than the list.
+        """
+        found: dict[str, tuple[str, str, str]] = {}  # by uid: namespace, name and version
+        version = 0
+        async for page in self._client.pages(self._jobs_path, METADATA_LIST):
+            version = version or int(page["metadata"]["resourceVersion"])
+            for meta in (item["metadata"] for item in page.get("items") or ()):
+                found[meta["uid"]] = meta["namespace"], meta["name"], meta["resourceVersion"]
+        late = list(found)
+        for _ in range(LATE_LOOKS):
+            late = [uid for uid in late if not self._jobs.has(uid, found[uid][2])]
+            if late:  # the watch is mostly just about to bring them, and many at once
+                await asyncio.sleep(LATE_SECONDS)
+        await asyncio.gather(*(self.job(*found[uid][:2], uid) for uid in late))
+        return lambda job: job.uid in found or int(job.version) > version

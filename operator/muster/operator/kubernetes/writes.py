@@ -1,0 +1,107 @@
+"""Writes of TrainingJobs: statuses, our finalizer, and the deletion of a job whose time to live is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from muster.contract.base import dump
+from muster.contract.names import FINALIZER, GROUP, KIND, VERSION
+from muster.contract.status import JobStatus
+from muster.kube import paths
+from muster.kube.client import METADATA, Client, Object
+from muster.kube.errors import ApiError
+from muster.operator.core.conditions import refused_status
+from muster.operator.kubernetes.jobs import Job, Jobs
+from muster.operator.world import Conflict, NotFound, Unreadable
+
+
+class JobWriter:
+    """on_refusal: told the job, the code and the reason of each spec that was refused.
+
+    overtaken: uids of jobs whose write was refused: they changed, and the watch has not said how.
+    """
+
+    def __init__(self, client: Client, jobs: Jobs, on_refusal: Callable[[Job, str, str], None]) -> None:
+        self._client, self._jobs, self._on_refusal = client, jobs, on_refusal
+        self.overtaken: set[str] = set()
+
+    async def write_status(self, job: Job, status: JobStatus, version: str) -> None:
+        """version: of the object that the status was decided by. Raises Conflict, NotFound."""
+        if FINALIZER not in job.finalizers and job.version == version and not job.summary.deleting:
+            version = await self._protect(job)
+        item = await self._put_status(job, dump(status), version)
+        self._jobs.written(job, item, status)
+
+    async def refuse(self, job: Job, why: str) -> None:
+        """A spec that the schema let in and that can't run: say so in the status, once. It is not the core's affair."""
+        if job.summary.deleting:
+            await self.remove(job)
+            return
+        because = f"the spec was refused: {why}"[:4_000]
+        if job.status.because == because or job.status.phase.terminal:
+            return
+        if job.status.attempt:  # it ran, under another version of Muster: hands off
+            raise Unreadable(f"job {job.namespace}/{job.name}: {because}")
+        status = refused_status(job.status, because, time.time(), job.generation)
+        await self._put_status(job, dump(status), job.version)
+        self._on_refusal(job, status.code, because)
+
+    async def remove(self, job: Job) -> None:
+        """Drop our finalizer, which lets a deleted object go; and delete it first if its time to live is up."""
+        path = paths.job(job.namespace, job.name)
+        try:
+            if not job.summary.deleting:
+                unchanged = {"uid": job.uid, "resourceVersion": job.version}
+                await self._client.delete(path, {"preconditions": unchanged, "propagationPolicy": "Background"})
+            item = await self._client.get(path)
+            finalizers = item["metadata"].get("finalizers") or []
+            if item["metadata"]["uid"] == job.uid and FINALIZER in finalizers:
+                kept = [name for name in finalizers if name != FINALIZER]
+                change = {"metadata": {"finalizers": kept, "resourceVersion": item["metadata"]["resourceVersion"]}}
+                await self._client.patch(path, change)
+        except ApiError as error:
+            if error.status == 409:
+                self.overtaken.add(job.uid)
+                raise Conflict(error.message) from error
+            if error.status != 404:
+                raise
+
+    async def _put_status(self, job: Job, status: Object, version: str) -> Object:
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "metadata": {"name": job.name, "namespace": job.namespace, "uid": job.uid, "resourceVersion": version},
+            "status": status,
+        }
+        with self._guarded(job):
+            return await self._client.put(f"{paths.job(job.namespace, job.name)}/status", body, METADATA)
+
+    async def _protect(self, job: Job) -> str:
+        """Have a deleted job stay until its gang has committed; returns the version that it has then.
+
+        Before its first status, for the same write ends the tracking of who owns which field, which is two fifths of
+        what each status costs; unless somebody applies the job server-side, which is what the tracking is for.
+        """
+        meta: Object = {"finalizers": [*job.finalizers, FINALIZER], "resourceVersion": job.version}
+        if not job.applied:
+            meta["managedFields"] = [{}]  # the API's own way to say so
+        with self._guarded(job):
+            item = await self._client.patch(paths.job(job.namespace, job.name), {"metadata": meta}, accept=METADATA)
+        self._jobs.written(job, item)
+        return str(item["metadata"]["resourceVersion"])
+
+    @contextmanager
+    def _guarded(self, job: Job) -> Iterator[None]:
+        """A write that names the version which it is about: it fails where somebody else wrote since."""
+        try:
+            yield
+        except ApiError as error:
+            if error.status == 409:
+                self.overtaken.add(job.uid)
+                raise Conflict(error.message) from error
+            if error.status == 404:
+                self._jobs.forget(job.uid)
+                raise NotFound(error.message) from error
+            raise
