@@ -57,12 +57,10 @@ GROUP_WAITING_SECONDS, GROUP_RUNNING_SECONDS = 3.0, 15.0  # between two looks at
 APIS_SECONDS = 60.0  # how often it is asked which schedulers' APIs are served: they may be installed after us
 
 # Events, with which Kubernetes tells the story of a job: at most so many a second, and what waits meanwhile, all of
-# a job's in one. Each is a write, as a status is. Of 300 jobs that start together the last is told after 15 s, by when
-# most have two things to tell; at half the rate after 30 s, and at double most are told before there is a second thing.
-TOLD_PER_SECOND, TOLD_AT_ONCE = 20.0, 20
-# So long what is good waits for more of the same job: a gang whose image is there starts and runs within that time,
-# which one event tells as well as two. At half of it most starts cost two; at twice of it who watches gets impatient.
-TOLD_TOGETHER_SECONDS = 3.0
+# a job's in one, what is bad first. Each is a write, as a status is. Of 300 jobs that start together the last is told
+# after 28 s, by when most have two or three things to tell; at double the rate most cost an event more, at half of it
+# somebody who watches a good job waits for a minute.
+TOLD_PER_SECOND, TOLD_AT_ONCE = 10.0, 20
 
 # --- questions to workers ---
 ASK_STARTING_SECONDS, ASK_RUNNING_SECONDS, ASK_ALARMED_SECONDS = 1.0, 4.0, 1.0  # between two to worker 0 of a gang

@@ -1,16 +1,14 @@
 """What happened to a job, as Kubernetes Events: `kubectl describe tj` and `kubectl events` tell the story.
 
-What is bad is told at once, what is good a moment later, and in a burst an event waits for its turn; what happened to
-its job meanwhile is told in the same one. So nothing is left out, a gang that starts within seconds costs one event
-and not two, and the API server has its hands free for what gangs wait for.
+Told at once where few jobs have something to tell. In a burst an event waits for its turn, what is bad before what is
+good, and what happened to its job meanwhile is told in the same one: nothing is left out, and the API server has its
+hands free for what gangs wait for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import math
 import time
 from dataclasses import dataclass
 
@@ -23,7 +21,7 @@ from muster.operator.core.conditions import TRAINING_CONDITIONS
 from muster.operator.core.decision import Decision
 from muster.operator.core.observed import Observed
 from muster.operator.kubernetes.jobs import Job
-from muster.operator.pacing import TOLD_AT_ONCE, TOLD_PER_SECOND, TOLD_TOGETHER_SECONDS
+from muster.operator.pacing import TOLD_AT_ONCE, TOLD_PER_SECOND
 from muster.operator.runner import Listener
 
 NOTE_LENGTH_MAX = 1_024  # the API's own limit
@@ -38,14 +36,13 @@ _PASSING = frozenset({Phase.STOPPING})
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Something that happened to a job. at: RFC 3339. since: the same moment by the clock that never jumps."""
+    """Something that happened to a job. at: RFC 3339."""
 
     job: Observed | Job
     reason: str
     note: str
     bad: bool
     at: str
-    since: float
 
 
 class Events(Listener):
@@ -81,8 +78,7 @@ class Events(Listener):
         self.tell(job, reason, note, bad=True)
 
     def tell(self, seen: Observed | Job, reason: str, note: str, bad: bool = False) -> None:
-        told = _Told(seen, reason, note, bad, timestamps.now_micro(), time.monotonic())
-        self._waiting.setdefault(seen.uid, []).append(told)
+        self._waiting.setdefault(seen.uid, []).append(_Told(seen, reason, note, bad, timestamps.now_micro()))
         if bad:
             self._urgent[seen.uid] = None
         self._news.set()
@@ -90,12 +86,7 @@ class Events(Listener):
     async def run(self) -> None:
         budget, refilled_at = float(TOLD_AT_ONCE), time.monotonic()
         while True:
-            self._news.clear()
-            if (pause := self._patience()) > 0:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause if self._waiting else None):
-                        await self._news.wait()
-                continue
+            await self._news.wait()
             now = time.monotonic()
             budget, refilled_at = min(TOLD_AT_ONCE, budget + (now - refilled_at) * TOLD_PER_SECOND), now
             if budget < 1:
@@ -108,13 +99,6 @@ class Events(Listener):
             except OSError:
                 continue  # its namespace may be going away
 
-    def _patience(self) -> float:
-        """Seconds until there is something to tell: more of the same job may come."""
-        if self._urgent or not self._waiting:
-            return 0.0 if self._urgent else math.inf
-        first = next(iter(self._waiting.values()))
-        return first[0].since + TOLD_TOGETHER_SECONDS - time.monotonic()
-
     def _next(self) -> list[_Told]:
         """As much as one event holds of what happened to the job that waits the longest, bad news first."""
         uid = next(iter(self._urgent or self._waiting))
@@ -123,6 +107,8 @@ class Events(Listener):
         count = next((n for n in range(len(waiting), 1, -1) if len(_words(waiting[:n])) <= NOTE_LENGTH_MAX), 1)
         if waiting[count:]:
             self._waiting[uid] = waiting[count:]  # and to the end of the line
+        elif not self._waiting:
+            self._news.clear()
         return waiting[:count]
 
     def _body(self, told: list[_Told]) -> Object:
