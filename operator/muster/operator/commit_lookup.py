@@ -24,10 +24,10 @@ WHY_LENGTH_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class KnownCommits:
-    """committed: the newest; None where there is none. unreadable: why nothing is known; then committed is None."""
+    """What is known of a job's commits."""
 
-    committed: Committed | None = None
-    unreadable: str = ""
+    committed: Committed | None = None  # the newest; None where there is none, or nothing is known
+    unreadable: str = ""  # why nothing is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,10 @@ class _Hanging:
 
 
 class CommitLookup:
-    """read: lists the commits of a folder, ascending by step; may block for ever, and raise anything."""
+    """Looks for commits in folders that may hang, without ever waiting longer than `seconds_max`.
+
+    `read` lists the commits of a folder, ascending by step. It may block for ever, and raise anything.
+    """
 
     def __init__(
         self, read: Callable[[str], tuple[CommitSummary, ...]], seconds_max: float = COMMITS_ANSWER_SECONDS

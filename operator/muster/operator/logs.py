@@ -16,7 +16,7 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("muster.operator")
 
 
 def set_up_logs(format: Literal["auto", "console", "json"], level: str) -> None:
-    """auto: console on a terminal, else JSON. To standard error."""
+    """Log to standard error; format `auto` is for a console where that is a terminal, and JSON elsewhere."""
     console = format == "console" or (format == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()) if console else structlog.processors.JSONRenderer()

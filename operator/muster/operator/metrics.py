@@ -25,7 +25,7 @@ _RECOVERY_BUCKETS = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300,
 
 
 class Metrics(Listener):
-    """registry: of this operator alone, so that tests can have several."""
+    """Counts what the runner does, in a registry of this operator alone, so that tests can have several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

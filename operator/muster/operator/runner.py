@@ -55,7 +55,7 @@ class Listener:
         """The reservations were written."""
 
     def failed(self, key: str, error: Exception, retry_seconds: float) -> None:
-        """A pass ended in an error and is tried again; key: a job's uid, or FLEET for admission."""
+        """A pass ended in an error and is tried again; `key` is a job's uid, or FLEET for admission."""
 
 
 class Runner:
@@ -279,9 +279,9 @@ def _concerns_the_queue(seen: Observed, decision: Decision) -> bool:
 
 
 async def serve(runner: Runner, workers: int = 8) -> None:
-    """Run until cancelled. Errors of the watch are the world's to handle; if it ends, so does this.
+    """Run until cancelled, with so many `workers` passes at the same time, each over another job.
 
-    workers: passes at the same time, each over another job.
+    Errors of the watch are the world's to handle; if it ends, so does this.
     """
     loop = asyncio.get_running_loop()
     news, free = asyncio.Event(), asyncio.Semaphore(workers)

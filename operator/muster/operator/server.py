@@ -47,10 +47,10 @@ Pages = dict[str, Callable[[], Page]]
 
 @dataclass
 class Request:
-    """length: None where the caller did not say. body: read when it is wanted, once."""
+    """A request whose body is read when it is wanted, once."""
 
     headers: Message
-    length: int | None
+    length: int | None  # of the body; None where the caller did not say
     stream: BufferedIOBase
     read: bool = False
 

@@ -18,30 +18,26 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Settings(SourceSettings):
-    """nodes: virtual nodes of the local world. Without GPUs a node fits one worker; with GPUs, as many as they allow.
-
-    worker_command: what runs as a worker (JSON list in the environment). poll_seconds: how often heartbeats are looked
-    at; a death is noticed at once where the system can tell (Linux). parent_pid: the operator ends with that process,
-    its gangs don't. stop_workers: on SIGTERM the gangs are stopped too, with stop_grace_seconds to commit, instead of
-    being left for the next start.
-    """
+    """Settings of the operator of the local world."""
 
     model_config = SettingsConfigDict(env_prefix="MUSTER_OPERATOR_", frozen=True, extra="forbid")
 
     world: Literal["local"] = "local"
     state: Path = Path("~/.muster")
+    # Virtual nodes. Without GPUs a node fits one worker; with GPUs, as many as they allow.
     nodes: Annotated[int, Field(ge=1, le=1_000)] = DEFAULT_NODES
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
+    # What runs as a worker; a JSON list in the environment.
     worker_command: tuple[str, ...] = (sys.executable, "-m", "muster.trainer.launch")
-    poll_seconds: Seconds = 0.1
+    poll_seconds: Seconds = 0.1  # between looks at heartbeats; a death is noticed at once where the system can tell
     passes_at_once: Annotated[int, Field(ge=1)] = 8
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # of /metrics and /healthz; 0: any free one, told in operator.json
     log_format: Literal["auto", "console", "json"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    parent_pid: int | None = None
-    stop_workers: bool = False
-    stop_grace_seconds: Annotated[float, Field(ge=0)] = 30.0
+    parent_pid: int | None = None  # the operator ends with this process; its gangs go on
+    stop_workers: bool = False  # whether SIGTERM stops the gangs too, instead of leaving them for the next start
+    stop_grace_seconds: Annotated[float, Field(ge=0)] = 30.0  # that such gangs have to commit
 
     @property
     def folder(self) -> Path:

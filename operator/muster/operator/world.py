@@ -46,10 +46,12 @@ class World(Protocol):
         """The uids of all jobs; may lag."""
 
     async def observe(self, uid: str, fresh: bool = False) -> Observed | None:
-        """The job; None when it is gone. fresh: every part is read from its source, after this call began, and in this
-        order: the object, its workers, its commits, the rest. (A worker seen gone can commit nothing more, so no commit
-        is missed; a status that changes after it was read makes the write fail.) The object itself may be older, as
-        long as every write that is decided by it fails then, and the next fresh look is not.
+        """The job; None when it is gone.
+
+        With `fresh` every part is read from its source, after this call began, and in this order: the object, its
+        workers, its commits, the rest. A worker seen gone can commit nothing more, so no commit is missed; a status
+        that changes after it was read makes the write fail. The object itself may be older, as long as every write that
+        is decided by it fails then, and the next fresh look is not.
         """
 
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
@@ -59,7 +61,7 @@ class World(Protocol):
         """Do it, or find it done. A CreateWorker whose attempt is no longer current may be refused with Conflict."""
 
     async def fleet(self, fresh: bool = False) -> Fleet:
-        """All nodes and jobs. fresh: read from the source, after this call began."""
+        """All nodes and jobs; with `fresh` read from the source, after this call began."""
 
     async def reservations(self) -> Reservations:
         """Who holds which nodes now."""

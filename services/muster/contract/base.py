@@ -71,14 +71,12 @@ class Record(BaseModel):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a document: where (`training.optimizer.lr`), what, and a near word if a key was misspelt.
+    """One thing that is wrong with a document."""
 
-    line, column: in the text that the document was read from, counted from 1; None where there is no text.
-    """
-
-    path: str
+    path: str  # where, as in `training.optimizer.lr`
     message: str
-    did_you_mean: str | None = None
+    did_you_mean: str | None = None  # a near word, where a key seems misspelt
+    # The place in the text that the document was read from, counted from 1; None where there is no text.
     line: int | None = None
     column: int | None = None
 

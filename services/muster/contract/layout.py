@@ -8,9 +8,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class State:
-    """root: the state folder (`muster up --state`, by default ~/.muster)."""
+    """The state folder of one machine."""
 
-    root: Path
+    root: Path  # `muster up --state`, by default ~/.muster
 
     @property
     def cluster(self) -> Path:

@@ -49,7 +49,7 @@ def summary_view(
     spec: Mapping[str, Any],
     status: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """A line of the list of jobs. created_at: seconds since the epoch."""
+    """A line of the list of jobs. `created_at` is in seconds since the epoch."""
     progress, gang = status.get("progress") or {}, status.get("gang") or {}
     seconds = (status.get("ledger") or {}).get("seconds") or {}
     total = sum(seconds.values())
@@ -99,7 +99,7 @@ def plan_view(name: str, namespace: str, labels: Mapping[str, str], spec: JobSpe
 
 
 def commit_summary_view(commit: Commit) -> dict[str, Any]:
-    """A line of the list of a job's commits. bytes: of all its files. metrics: those with a finite value."""
+    """A line of the list of a job's commits, with the bytes of all its files and the metrics that are finite."""
     return {
         "step": commit.step,
         "attempt": commit.attempt,
@@ -113,7 +113,7 @@ def commit_summary_view(commit: Commit) -> dict[str, Any]:
 
 
 def commit_view(commit: Commit) -> dict[str, Any]:
-    """What a commit holds. elements: of the model's weights. tensorBytes: of all tensors, the optimizer's too."""
+    """What a commit holds: elements of the weights, bytes of all tensors (the optimizer's too), and the rest."""
     weights = [entry for name, entry in commit.tensors.items() if name.startswith("model/")]
     return commit_summary_view(commit) | {
         "job": commit.job,

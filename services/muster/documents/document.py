@@ -46,13 +46,11 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True)
 class Document:
-    """data: JSON's types only: finite numbers, whole numbers of at most 64 bits, no NUL and no half surrogate pair.
+    """What a text says, and where in the text each part of it stands."""
 
-    marks: asked for the places only when a fault is to be shown, for that may take a second look at the text.
-    """
-
-    data: Any
+    data: Any  # of JSON's types: finite numbers, integers of at most 64 bits, no NUL and no half surrogate pair
     text: str = ""
+    # Called when a fault is to be shown, and not before: finding places may take a second look at the text.
     marks: Callable[[], Mark | None] = lambda: None
 
     @cached_property

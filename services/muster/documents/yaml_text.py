@@ -94,23 +94,23 @@ def _character(error: Any) -> str:
 
 @dataclass(frozen=True)
 class _Anchored:
-    """What an anchor names. values: how many there are in it. depth: how deep it is nested itself."""
+    """What an anchor names."""
 
     data: Any
     mark: Mark
-    values: int
-    depth: int
+    values: int  # in all of it
+    depth: int  # of the nesting within it
 
 
 class _Builder:
-    """Data and marks from the parser's events, by descent. deepest: the deepest level met so far, for anchors."""
+    """Builds data and marks from the parser's events, by descent."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.events: Iterator[Any] = yaml.parse(text, Loader=_PARSER)
         self.anchors: dict[str, _Anchored | None] = {}  # None while the anchor's own value is being built
         self.values = 0
-        self.deepest = 0
+        self.deepest = 0  # level met so far, for the depth of anchors
 
     def document(self) -> Document:
         next(self.events)  # the stream's start

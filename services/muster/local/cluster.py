@@ -61,12 +61,12 @@ class NotFound(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """One version of one job's status. gone: the object was removed."""
+    """One version of one job's status."""
 
     version: int
     uid: str
     at: float
-    gone: bool
+    gone: bool  # whether the object was removed
     status: JobStatus
 
 
@@ -91,8 +91,9 @@ class RawChange:
 
 
 class LocalCluster:
-    """path: the SQLite file, made if absent. Any thread or process may use it: each thread has its own connection.
+    """The TrainingJobs in the SQLite file at `path`, which is made if it is not there.
 
+    Any thread or process may use it: each thread has a connection of its own.
     Raises UnusableFile for a damaged file, one of a newer Muster, and a full disk.
     """
 
