@@ -219,7 +219,7 @@ def checkpoints_table(document: dict[str, Any]) -> Table:
             str(commit["attempt"]),
             formatting.moment(commit["committedAt"]),
             str(commit["worldSize"]),
-            formatting.size(commit["bytes"]),
+            formatting.size(commit.get("addedBytes", commit["bytes"])),
             formatting.loss(metrics.get("loss")),
             formatting.loss(metrics.get("evaluation_loss", metrics.get("evaluationLoss"))),
             " ".join(mark for mark in ("best", "pinned") if commit[mark]),

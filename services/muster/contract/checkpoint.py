@@ -1,6 +1,7 @@
 """What a commit is, and where its files lie. The format as a specification: docs/checkpoint-format.md.
 
     <folder>/step-00001200/attempt-7/shard-00003-of-00008.safetensors     immutable, written first
+    <folder>/step-00000100/attempt-1/frozen-00003-of-00008.safetensors    what is never trained: written once in a job
     <folder>/commits/step-00001200.json                                  the COMMIT, written last, one object
     <folder>/pins/step-00001200                                          a person's wish to keep that commit
     <folder>/quarantine/step-00001200.json                               a COMMIT whose bytes did not verify, and why
@@ -67,6 +68,15 @@ def attempt_prefix(step: int, attempt: int) -> str:
 
 def shard_key(step: int, attempt: int, shard: int, shards: int) -> str:
     return f"{attempt_prefix(step, attempt)}/shard-{shard:05d}-of-{shards:05d}.safetensors"
+
+
+def frozen_key(step: int, attempt: int, shard: int, shards: int) -> str:
+    """Where the weights that are never trained go with the first commit; later commits name that file again."""
+    return f"{attempt_prefix(step, attempt)}/frozen-{shard:05d}-of-{shards:05d}.safetensors"
+
+
+def is_frozen_key(key: str) -> bool:
+    return key.rpartition("/")[2].startswith("frozen-")
 
 
 def step_of_commit_key(key: str) -> int | None:
@@ -200,6 +210,17 @@ class Commit(Record):
     metrics: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}  # loss, evaluation_loss …
     best: bool = False  # the best evaluation loss so far, when it was committed
     versions: dict[str, str] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Of all its files, also those that earlier commits name too."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def added_bytes(self) -> int:
+        """Of the files that were written for this commit."""
+        folder = attempt_prefix(self.step, self.attempt) + "/"
+        return sum(file.bytes for file in self.files if file.key.startswith(folder))
 
 
 def sealed(commit: Commit) -> bytes:

@@ -99,7 +99,8 @@ def plan_view(name: str, namespace: str, labels: Mapping[str, str], spec: JobSpe
 
 
 def commit_summary_view(commit: Commit) -> dict[str, Any]:
-    """A line of the list of a job's commits, with the bytes of all its files and the metrics that are finite."""
+    """A line of the list of a job's commits: the bytes of all its files, of those written for it (`addedBytes`), and
+    the metrics that are finite."""
     return {
         "step": commit.step,
         "attempt": commit.attempt,
@@ -108,7 +109,8 @@ def commit_summary_view(commit: Commit) -> dict[str, Any]:
         "tokens": commit.tokens,
         "metrics": {name: value for name, value in commit.metrics.items() if math.isfinite(value)},
         "best": commit.best,
-        "bytes": sum(file.bytes for file in commit.files),
+        "bytes": commit.bytes,
+        "addedBytes": commit.added_bytes,
     }
 
 

@@ -24,7 +24,8 @@ RETRY_SECONDS = 10.0  # a request to S3 is tried again; whoever lists looks agai
 @dataclass(frozen=True)
 class CommitSummary:
     """committed_at: seconds since the epoch, by the committer's clock. tokens: trained until then. best: so marked when
-    it was committed. bytes: of all its files. Of a newer Muster's commit no more than the first three are known."""
+    it was committed. bytes: of all its files; added_bytes: of those that were written for it. Of a newer Muster's
+    commit no more than the first three are known."""
 
     step: int
     attempt: int
@@ -34,6 +35,7 @@ class CommitSummary:
     metrics: dict[str, float] = field(default_factory=dict)
     best: bool = False
     bytes: int = 0
+    added_bytes: int = 0
     files: int = 0
 
     @staticmethod
@@ -46,7 +48,8 @@ class CommitSummary:
             tokens=commit.tokens,
             metrics={name: value for name, value in commit.metrics.items() if math.isfinite(value)},
             best=commit.best,
-            bytes=sum(file.bytes for file in commit.files),
+            bytes=commit.bytes,
+            added_bytes=commit.added_bytes,
             files=len(commit.files),
         )
 

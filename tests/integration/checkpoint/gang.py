@@ -83,14 +83,19 @@ def _rank(rank: int, order: dict[str, Any]) -> None:
 def _train(rank: int, order: dict[str, Any]) -> dict[str, Any]:
     """Train and save after each step; the outcomes, a digest of the state at each, and the samples of each step."""
     from muster.contract.spec import Keep
-    from muster.trainer.checkpoint import Saver, TrainState
+    from muster.trainer.checkpoint import Saver, TrainState, resume
 
-    model, optimizer = build(order["shard"], seed=0)
-    loader = samples(rank, order["world"], None)
+    model, optimizer = build(order["shard"], seed=0, frozen=order.get("frozen", False))
     saver = Saver(identity(order), Keep(last=order.get("last", 3)), {"shard": order["shard"]})
     saver.prepare(model)
+    cursor, first = None, 1
+    if (resumed := order.get("resume")) is not None:
+        commit = resume(order["folder"], resumed, model, optimizer, print)
+        saver.resumed(commit, model)
+        cursor, first = commit.cursor, commit.step + 1
+    loader = samples(rank, order["world"], cursor)
     outcomes, digests, blocked, ids = [], {}, [], {}
-    for step in range(1, order["steps"] + 1):
+    for step in range(first, order["steps"] + 1):
         batch = loader.next()
         step_once(model, optimizer, step)
         ids[step] = batch.sample_ids
@@ -114,7 +119,7 @@ def _load(rank: int, order: dict[str, Any]) -> dict[str, Any]:
     from muster.trainer.checkpoint import load, resume
     from muster.trainer.errors import StorageError, UserError
 
-    model, optimizer = build(order["shard"], seed=1, extra=order.get("extra", False))
+    model, optimizer = build(order["shard"], seed=1, extra=order.get("extra", False), frozen=order.get("frozen", False))
     before = digest(model, optimizer)
     notes: list[str] = []
     try:
@@ -142,8 +147,11 @@ def identity(order: dict[str, Any]) -> Any:
     )
 
 
-def build(shard: str, seed: int, extra: bool = False) -> tuple[Any, Any]:
-    """A small net with a tied head, shapes that no world size divides, and an integer buffer; and its AdamW."""
+def build(shard: str, seed: int, extra: bool = False, frozen: bool = False) -> tuple[Any, Any]:
+    """A small net with a tied head, shapes that no world size divides, and an integer buffer; and its AdamW.
+
+    frozen: only the norms are trained.
+    """
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -177,6 +185,8 @@ def build(shard: str, seed: int, extra: bool = False) -> tuple[Any, Any]:
 
     torch.manual_seed(seed)
     model: nn.Module = Net()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not frozen or "norm" in name)
     world = dist.get_world_size() if dist.is_initialized() else 1
     if shard == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
@@ -190,7 +200,7 @@ def build(shard: str, seed: int, extra: bool = False) -> tuple[Any, Any]:
         for block in model.blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=shard != "zero2")
         fully_shard(model, mesh=mesh, reshard_after_forward=shard != "zero2")
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
 
 
 def step_once(model: Any, optimizer: Any, step: int) -> None:

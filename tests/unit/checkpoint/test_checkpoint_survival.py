@@ -1,4 +1,5 @@
-"""10,000 random sequences of save, crash, collect, pin, damage and read: the newest verified commit always survives.
+"""10,000 random sequences of save, crash, collect, pin, damage and read: the newest verified commit always survives,
+also where commits share the files of what is never trained.
 
 The policy and the collector are the real ones, over a store in memory whose every write may be the last before a crash.
 """
@@ -8,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from muster.contract.checkpoint import Commit, DataCursor, FileEntry, shard_key
+from muster.contract.checkpoint import Commit, DataCursor, FileEntry, frozen_key, is_frozen_key, shard_key
 from muster.contract.spec import Keep
 from muster.storage.checksum import crc32
 from muster.storage.errors import NotFound
@@ -88,11 +89,12 @@ class ModelStore:
 
 @dataclasses.dataclass
 class Job:
-    """One job's life. best_known: the newest step that was committed and never found damaged."""
+    """One job's life. frozen: the files of what is never trained, which all commits name; None: all is trained."""
 
     store: ModelStore
     dice: random.Random
     keep: Keep
+    frozen: list[FileEntry] | None
     attempt: int = 1
     step: int = 0
 
@@ -103,7 +105,14 @@ class Job:
             self.store.write(shard_key(self.step, self.attempt, shard, shards), memoryview(self.dice.randbytes(4)))
             for shard in range(shards)
         ]
+        if self.frozen == []:
+            written = [
+                self.store.write(frozen_key(self.step, self.attempt, shard, shards), memoryview(self.dice.randbytes(4)))
+                for shard in range(shards)
+            ]
+            self.frozen = written
         loss = self.dice.choice([None, self.dice.random()])
+        files += self.frozen or []
         publish(self.store, commit(self.step, self.attempt, files, loss, best=self.dice.random() < 0.3))
         collect(self.store, self.attempt, self.step, self.keep)
 
@@ -113,6 +122,9 @@ class Job:
         # Usually from the newest; the operator may also go back further, and train the same steps again.
         steps = steps_in(self.store)
         self.step = self.dice.choice(steps) if steps and self.dice.random() < 0.3 else max(steps, default=0)
+        if self.frozen is not None:
+            files = commit_in(self.store, self.step).files if steps else ()
+            self.frozen = [file for file in files if is_frozen_key(file.key)]
 
     def damage(self) -> None:
         """The newest commit turns out damaged at the next start, and is set aside."""
@@ -146,7 +158,7 @@ def live(seed: int) -> None:
     dice = random.Random(seed)
     store = ModelStore()
     keep = Keep(last=dice.randint(1, 3), best=dice.randint(0, 2), every=dice.choice([None, 4]))
-    job, marks, before = Job(store, dice, keep), [], set[int]()
+    job, marks, before = Job(store, dice, keep, [] if seed % 2 else None), [], set[int]()
     for _ in range(dice.randint(3, 10)):
         spared = pinned(store) | being_read(store, time.time())
         if dice.random() < 0.4:

@@ -35,7 +35,8 @@ Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
 
 
 class Checkpoint(Reply):
-    """bytes: of all files of the commit. tokens: trained until then."""
+    """bytes: of all files of the commit; added_bytes: without those that earlier commits have too, so that these add up
+    to what the folder takes. tokens: trained until then."""
 
     step: int
     attempt: int
@@ -45,6 +46,7 @@ class Checkpoint(Reply):
     metrics: dict[str, float]
     best: bool
     bytes: int
+    added_bytes: int
     files: int
     pinned: bool
     uri: str
@@ -119,6 +121,7 @@ _EXAMPLE: dict[str, Any] = {
     "metrics": {"loss": 2.33},
     "best": False,
     "bytes": 14_680_064,
+    "addedBytes": 14_680_064,
     "files": 2,
     "pinned": False,
     "uri": f"file:///var/lib/muster/checkpoints/{UID}/commits/step-00000120.json",
@@ -281,6 +284,7 @@ def _document(folder: Address, commit: CommitSummary, is_pinned: bool) -> dict[s
         metrics=commit.metrics,
         best=commit.best,
         bytes=commit.bytes,
+        added_bytes=commit.added_bytes,
         files=commit.files,
         pinned=is_pinned,
         uri=str(folder.child(commit_key(commit.step))),

@@ -10,10 +10,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from muster.contract.checkpoint import commit_key
+from muster.contract.checkpoint import commit_key, is_frozen_key
 from muster.contract.names import ExitCode
 from muster.contract.text import size
 from muster.contract.times import epoch_seconds
@@ -50,7 +50,8 @@ def check(store: Store, chosen: argparse.Namespace) -> Report:
     steps = steps_in(store) if chosen.step is None else (chosen.step,)
     if not steps:
         raise CheckpointError(f"{store.uri}: holds no commit")
-    return {"folder": store.uri, "commits": [_checked(store, step, _progress(chosen)) for step in steps]}
+    known: set[str] = set()
+    return {"folder": store.uri, "commits": [_checked(store, step, known, _progress(chosen)) for step in steps]}
 
 
 def keep(store: Store, chosen: argparse.Namespace) -> Report:
@@ -63,7 +64,8 @@ def release(store: Store, chosen: argparse.Namespace) -> Report:
 
 
 def rm(store: Store, chosen: argparse.Namespace) -> Report:
-    """Remove one commit, its COMMIT first. What retention would spare is only removed with --force."""
+    """Remove one commit, its COMMIT first, and of its files those that no other COMMIT names. What retention would
+    spare is only removed with --force."""
     steps = steps_in(store)
     if chosen.step not in steps:
         raise CheckpointError(f"{store.uri}/{commit_key(chosen.step)}: step {chosen.step} is not committed")
@@ -74,26 +76,37 @@ def rm(store: Store, chosen: argparse.Namespace) -> Report:
     }
     if (reasons := [reason for reason, holds in spared.items() if holds]) and not chosen.force:
         raise UserError(f"step {chosen.step} is not removed: {' and '.join(reasons)}; --force removes it all the same")
-    try:
-        files = [file.key for file in commit_in(store, chosen.step).files]
-    except DamagedCommit:
-        files = []
+    files = _files_of_its_own(store, chosen.step, steps)
     store.delete(commit_key(chosen.step))
-    for key in files:
+    for key in sorted(files):
         store.delete(key)
     unpin(store, chosen.step)
     return {"step": chosen.step, "removed": True, "files": len(files)}
 
 
-def _checked(store: Store, step: int, progress: Callable[[int, int], None]) -> Report:
+def _files_of_its_own(store: Store, step: int, steps: Sequence[int]) -> set[str]:
+    """The files of a commit that no other names; frozen weights only where every other COMMIT can be read."""
+    try:
+        files = {file.key for file in commit_in(store, step).files}
+    except DamagedCommit:
+        return set()
+    unknown = bool(quarantined(store))
+    for other in steps:
+        try:
+            files -= {file.key for file in commit_in(store, other).files} if other != step else set()
+        except CheckpointError:
+            unknown = True
+    return {key for key in files if not (unknown and is_frozen_key(key))}
+
+
+def _checked(store: Store, step: int, known: set[str], progress: Callable[[int, int], None]) -> Report:
     began = time.monotonic()
     try:
         commit = commit_in(store, step)
-        verify(store, commit, progress)
+        verify(store, commit, progress, known)
     except DamagedCommit as damaged:
         return {"step": step, "verified": False, "error": str(damaged)}
-    read = sum(file.bytes for file in commit.files)
-    return {"step": step, "verified": True, "bytes": read, "seconds": round(time.monotonic() - began, 3)}
+    return {"step": step, "verified": True, "bytes": commit.bytes, "seconds": round(time.monotonic() - began, 3)}
 
 
 def _progress(chosen: argparse.Namespace) -> Callable[[int, int], None]:
@@ -130,7 +143,8 @@ def _ls_line(row: Report) -> str:
     marks = " ".join(mark for mark in ("best", "pinned") if row[mark])
     loss = row["metrics"].get("evaluation_loss", row["metrics"].get("loss"))
     said = f"loss {loss:.4f}" if loss is not None else ""
-    amount = f"{size(row['bytes']):>10}"
+    shared = f" ({size(row['addedBytes'])} of its own)" if row["addedBytes"] < row["bytes"] else ""
+    amount = f"{size(row['bytes']):>10}{shared}"
     return f"  step {row['step']:>9}  {when}  {amount}  attempt {row['attempt']}  {said}  {marks}".rstrip()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from muster.contract.checkpoint import QUARANTINE, Commit, commit_key, step_name
+from muster.contract.checkpoint import QUARANTINE, Commit, commit_key, is_frozen_key, step_name
 from muster.contract.spec import Keep
 from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
@@ -68,13 +68,16 @@ def _still_aside(store: Store, commits: dict[int, Commit | None]) -> set[int]:
 
 
 def _sweep(store: Store, attempt: int, newest_step: int, commits: dict[int, Commit | None], aside: set[int]) -> None:
-    """Files that no COMMIT names, of saves that are over: earlier steps of this attempt, any of earlier attempts."""
+    """Files that no COMMIT names, of saves that are over: earlier steps of this attempt, any of earlier attempts.
+
+    What a COMMIT names that can't be read lies in its own step's folder, or is frozen weights of whatever step.
+    """
     named = {file.key for commit in commits.values() if commit for file in commit.files}
     unknown = aside | {step for step, commit in commits.items() if commit is None}
 
     def is_over(key: str) -> bool:
         match = _ATTEMPT_FILE.fullmatch(key)
-        if match is None or key in named or int(match[1]) in unknown:
+        if match is None or key in named or int(match[1]) in unknown or (unknown and is_frozen_key(key)):
             return False
         step, of_attempt = int(match[1]), int(match[2])
         return of_attempt < attempt or (of_attempt == attempt and step <= newest_step)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from muster.contract.checkpoint import Commit, FileEntry, Slice, TensorEntry, attempt_prefix
+from muster.contract.checkpoint import Commit, FileEntry, Slice, TensorEntry
 from muster.contract.spec import Keep
 from muster.storage.errors import Refused, StoreError
 from muster.storage.store import Store
@@ -21,6 +21,7 @@ from muster.trainer.checkpoint.collect import collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.emergency_save import worth_a_commit
 from muster.trainer.checkpoint.failures import CheckpointError
+from muster.trainer.checkpoint.frozen import FrozenFiles, FrozenWeightsMissing, frozen_in, see_all
 from muster.trainer.errors import StaleAttempt
 from muster.trainer.fence import FenceUnreachable, confirm
 
@@ -51,13 +52,14 @@ class Coordinator:
         self._left: dict[int, Message] = {}  # by dead ranks
         self._decided = False
         self._chosen: int | None = None
+        self._frozen: FrozenFiles | None = None  # that a COMMIT names
         self._committed_step, self._committed_at, self._commit_seconds = -1, time.monotonic(), 0.0
         if listener is not None:
             threading.Thread(target=self._accept, args=(listener,), name="coordinator", daemon=True).start()
 
     def report(self, rank: int, report: Message) -> None:
-        """What a rank has written: {seq, step, file: {key, bytes, checksum, …}, slices, stateless, rng}, or why not:
-        {seq, step, error}."""
+        """What a rank has written: {seq, step, file: {key, bytes, checksum, …}, slices, stateless, rng, frozen: {file,
+        slices} where it has frozen weights that no COMMIT names}, or why not: {seq, step, error}."""
         with self._changed:
             self._reports.setdefault(report["seq"], {})[rank] = report
             self._changed.notify_all()
@@ -75,15 +77,27 @@ class Coordinator:
         outcome: Message = {"event": "outcome", "seq": seq, "step": order["step"], "committed": False, "error": None}
         try:
             commit = self._commit(order, self._all_reports(seq, deadline))
-            outcome |= {"committed": True, "bytes": sum(file.bytes for file in commit.files)}
+            outcome["committed"] = True
+            self._frozen = frozen_in(commit)
             self._committed_step, self._committed_at = order["step"], order["at"]
             self._commit_seconds = time.monotonic() - began
         except StaleAttempt as stale:
             outcome |= {"error": str(stale), "stale": True}
+        except FrozenWeightsMissing as missing:
+            self._frozen = None
+            outcome |= {"error": str(missing), "frozen_missing": True}
         except (StoreError, CheckpointError, FenceUnreachable, ValueError) as error:
             outcome |= {"error": str(error), "refused": isinstance(error, Refused)}
         self._announce(seq, outcome)
         return outcome
+
+    def use_frozen(self, step: int) -> None:
+        """The commit of `step` names the frozen weights. Where it can't be read, the next save has them written
+        again."""
+        try:
+            self._frozen = frozen_in(commit_in(self._store, step, own=True))
+        except (CheckpointError, StoreError):
+            self._frozen = None
 
     def choose(self, rank: int, left: Message, seconds: float) -> int | None:
         """Rank `rank` is dead and left whole copies of these steps: {step: [seq, when]}. When all have told, the newest
@@ -146,7 +160,9 @@ class Coordinator:
         return {"event": "outcome", "seq": seq, "committed": False, "error": error}
 
     def _commit(self, order: Message, reports: dict[int, Message]) -> Commit:
-        files = tuple(FileEntry.model_validate(reports[rank]["file"]) for rank in range(self._job.world_size))
+        by_rank = [reports[rank] for rank in range(self._job.world_size)]
+        files = tuple(FileEntry.model_validate(report["file"]) for report in by_rank)
+        frozen = self._frozen_files(by_rank)
         commit = Commit.model_validate(
             {
                 **self._job.identity,
@@ -154,16 +170,33 @@ class Coordinator:
                 "step": order["step"],
                 "committed_at": time.time(),
                 "world_size": self._job.world_size,
-                "files": files,
-                "tensors": assemble([reports[rank]["slices"] for rank in range(self._job.world_size)]),
-                "stateless": tuple(reports[0]["stateless"]),
-                "rng": tuple(reports[rank]["rng"] for rank in range(self._job.world_size)),
+                "files": files + frozen.files,
+                "tensors": assemble([report["slices"] for report in by_rank]) | frozen.behind(len(files)),
+                "stateless": tuple(by_rank[0]["stateless"]),
+                "rng": tuple(report["rng"] for report in by_rank),
             }
         )
-        self._store.see_all(commit.files, attempt_prefix(commit.step, commit.attempt) + "/")
+        see_all(self._store, files)
         self._confirm_attempt()
         publish(self._store, commit)
         return commit
+
+    def _frozen_files(self, reports: Sequence[Message]) -> FrozenFiles:
+        """What an earlier COMMIT names, or what all ranks have just written. Raises FrozenWeightsMissing where neither
+        is whole."""
+        found = self._frozen or FrozenFiles((), {})
+        if self._frozen is None and any("frozen" in report for report in reports):
+            if lacking := [rank for rank, report in enumerate(reports) if "frozen" not in report]:
+                raise FrozenWeightsMissing(f"rank {lacking[0]} has not written its part of the frozen weights")
+            files = tuple(FileEntry.model_validate(report["frozen"]["file"]) for report in reports)
+            found = FrozenFiles(files, assemble([report["frozen"]["slices"] for report in reports]))
+        elif self._frozen is None and any(report.get("frozen_named") for report in reports):
+            raise FrozenWeightsMissing("the COMMIT that named the frozen weights can't be read any more")
+        try:
+            see_all(self._store, found.files)
+        except StoreError as error:
+            raise FrozenWeightsMissing(f"the frozen weights are written again with the next save: {error}") from error
+        return found
 
     def _confirm_attempt(self) -> None:
         if self._job.fence is None:

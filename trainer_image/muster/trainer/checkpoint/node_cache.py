@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 from muster.contract.address import parse_address
-from muster.contract.checkpoint import FileEntry, step_name
+from muster.contract.checkpoint import FileEntry, is_frozen_key, step_name
 from muster.contract.names import Env
 
 FREE_SHARE_MIN = 0.1  # of the disk: the cache is a convenience, a full disk is not
@@ -53,11 +53,16 @@ class NodeCache:
             return False
         return True
 
-    def drop_all_but(self, step: int) -> None:
-        """Remove the copies of other steps: this one is committed now."""
-        for path in self._folder.glob("step-*"):
-            if path.name != step_name(step):
-                shutil.rmtree(path, ignore_errors=True)
+    def drop_all_but(self, step: int, frozen_too: bool = False) -> None:
+        """Remove the copies of other steps: this one is committed now. frozen_too: the frozen weights as well, which
+        were written with this step; else they stay where they are."""
+        for path in self._folder.glob("step-*/attempt-*/*"):
+            if path.parts[-3] != step_name(step) and (frozen_too or not is_frozen_key(path.name)):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        for folder in (*self._folder.glob("step-*/attempt-*"), *self._folder.glob("step-*")):
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 def node_cache(uri: str, job_uid: str) -> NodeCache | None:

@@ -19,7 +19,7 @@ from torch import nn
 
 from muster.contract.address import parse_address
 from muster.contract.base import dump
-from muster.contract.checkpoint import DataCursor
+from muster.contract.checkpoint import Commit, DataCursor
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.channel import Message
 from muster.trainer.checkpoint.control_group import ControlGroup
@@ -31,7 +31,9 @@ from muster.trainer.checkpoint.emergency_save import (
     new_seconds,
     plan,
 )
+from muster.trainer.checkpoint.frozen import frozen_in
 from muster.trainer.checkpoint.staging import Staging, reserve_bytes
+from muster.trainer.checkpoint.tensors import is_frozen, model_tensors
 from muster.trainer.checkpoint.upload_process import UploadProcess
 from muster.trainer.errors import StaleAttempt
 
@@ -127,6 +129,7 @@ class Saver:
         self._outcomes: list[SaveOutcome] = []
         self._stale: str | None = None
         self._seq = 0
+        self._frozen_settled = False  # a COMMIT names the frozen weights, or a copy is staged, or there are none
         self._rates: list[float] = []  # bytes per second of the last saves, from staged to committed
 
     def prepare(self, model: nn.Module, snapshot_bytes_max: int = 0) -> bool:
@@ -137,6 +140,14 @@ class Saver:
         can = not self._control.any(reserve_bytes(model) > snapshot_bytes_max)
         self._staging.reserve(model, 2 if can else 1)
         return can
+
+    def resumed(self, commit: Commit, model: nn.Module) -> None:
+        """This job's own `commit` was loaded: frozen weights in files of their own are not written again."""
+        there = frozen_in(commit)
+        names = {name for name, tensor in model_tensors(model) if is_frozen(tensor) and tensor.numel()}
+        if there is not None and there.tensors.keys() == names:
+            self._process.frozen_is_named(commit.step, tell=True)
+            self._frozen_settled = True
 
     def snapshot(self, state: TrainState) -> float:
         """Keep the state in this node's memory, to be committed should this rank die before the next save. Of the same
@@ -250,6 +261,11 @@ class Saver:
             return None
         try:
             self._staging.wait()
+            if not self._frozen_settled:
+                if (copy := self._staging.copy_frozen(state.model)) is not None:
+                    memory, frozen = copy
+                    self._process.use_frozen(memory, frozen.layout.size, frozen.slices)
+                self._frozen_settled = True
             if self._staging.lay_out(state.model, state.optimizer):
                 share = self._staging.share
                 self._process.use_layout(share.layout.size, share.slices, share.stateless)
@@ -267,6 +283,11 @@ class Saver:
         if message.get("stale"):
             self._stale = message["error"]
         committed, size = bool(message["committed"]), int(message.get("bytes", 0))
+        if message.get("frozen_missing"):
+            self._frozen_settled = False
+        if committed:
+            self._staging.drop_frozen()
+            self._process.frozen_is_named(int(message["step"]), tell=False)
         if committed and size:
             self._rates = [*self._rates[1 - RATES_KEPT :], size / max(float(message["seconds"]), 1e-3)]
         self._end(committed, size, message["error"], bool(message.get("refused")))

@@ -21,6 +21,7 @@ from muster.trainer.checkpoint.shard_file import ShardLayout, lay_out
 from muster.trainer.checkpoint.snapshot import ORDER_BYTES, begin, complete
 from muster.trainer.checkpoint.tensors import (
     Local,
+    is_frozen,
     localize,
     model_tensors,
     optimizer_tensors,
@@ -94,6 +95,7 @@ class Staging:
         self._stream: torch.cuda.Stream | None = None
         self._staged: torch.cuda.Event | None = None
         self._completing: threading.Thread | None = None
+        self._frozen: Slot | None = None
 
     @property
     def share(self) -> Share:
@@ -102,10 +104,11 @@ class Staging:
 
     @property
     def size(self) -> int:
-        """Bytes of this rank's file, as far as is known yet."""
+        """Bytes of this rank's files, as far as is known yet."""
+        frozen = self._frozen.capacity if self._frozen is not None else 0
         if self._share is not None:
-            return self._share.layout.size
-        return self._slots[0].capacity if self._slots else 0
+            return frozen + self._share.layout.size
+        return frozen + (self._slots[0].capacity if self._slots else 0)
 
     def reserve(self, model: nn.Module, slots: int) -> None:
         """Take the memory that saves will need, before the first one: AdamW keeps two values per weight."""
@@ -116,28 +119,31 @@ class Staging:
         """Settle what this rank writes; True when it is not what it was at the last save."""
         if self._share is not None and _identities(model, optimizer) == self._seen:
             return False
-        live = [*model_tensors(model), *optimizer_tensors(model, optimizer)]
-        rank, world = rank_and_world()
-        locals_ = share_of([localize(name, tensor, world) for name, tensor in live], rank)
-        layout = lay_out((local.name, local.dtype, local.chunk.extent) for local in locals_)
-        slices: dict[str, list[Any]] = {
-            local.name: [
-                local.dtype,
-                local.shape,
-                local.chunk.offset,
-                local.chunk.extent,
-                layout.slots[local.name].start,
-            ]
-            for local in locals_
-        }
-        self._share, self._seen = (
-            Share(tuple(locals_), layout, slices, _stateless(model, optimizer)),
-            _identities(model, optimizer),
-        )
-        self._take(layout.size, any(local.data.is_cuda for local in locals_))
+        weights = [(name, tensor) for name, tensor in model_tensors(model) if not is_frozen(tensor)]
+        share = _share([*weights, *optimizer_tensors(model, optimizer)], _stateless(model, optimizer))
+        self._share, self._seen = share, _identities(model, optimizer)
+        self._take(share.layout.size, any(local.data.is_cuda for local in share.locals))
         for slot in self._slots:
             slot.lay_out(self._share)
         return True
+
+    def copy_frozen(self, model: nn.Module) -> tuple[SharedMemory, Share] | None:
+        """A copy of this rank's share of what is never trained, in memory of its own; None where all is trained."""
+        self.drop_frozen()
+        frozen = [(name, tensor) for name, tensor in model_tensors(model) if is_frozen(tensor)]
+        if not frozen:
+            return None
+        share = _share(frozen, [])
+        self._frozen = Slot(share.layout.size, page_locked=False)
+        self._frozen.lay_out(share)
+        self._frozen.copy(share.locals)
+        return self._frozen.memory, share
+
+    def drop_frozen(self) -> None:
+        """The copy is not needed any more."""
+        if self._frozen is not None:
+            self._frozen.close()
+            self._frozen = None
 
     def copy(
         self, optimizer: torch.optim.Optimizer, order: bytes, held: int | None, staged: Callable[[int], None]
@@ -172,6 +178,10 @@ class Staging:
 
     def close(self) -> None:
         self.wait()
+        self.drop_frozen()
+        self._free_slots()
+
+    def _free_slots(self) -> None:
         while self._slots:
             self._slots.pop().close()
 
@@ -206,19 +216,32 @@ class Staging:
     def _take(self, size: int, page_locked: bool) -> None:
         if len(self._slots) >= self._wanted_slots and self._slots[0].capacity >= size:
             return
-        self.close()
+        self.wait()
+        self._free_slots()
         for number in range(self._wanted_slots):
             self._slots.append(Slot(size, page_locked))
             self._on_new_memory(number, self._slots[number].memory)
 
 
 def reserve_bytes(model: nn.Module) -> int:
-    """About what this rank's file will take, told from its share of the weights before there is an optimizer state."""
+    """About what this rank's file will take at every save, told from its share of the weights before there is an
+    optimizer state."""
     rank, world = rank_and_world()
-    tensors = dict(model_tensors(model))
+    tensors = {name: tensor for name, tensor in model_tensors(model) if not is_frozen(tensor)}
     mine = share_of([localize(name, tensor, world) for name, tensor in tensors.items()], rank)
-    values = ((local, 3 if tensors[local.name].requires_grad else 1) for local in mine)  # the frozen have no moments
+    values = ((local, 3 if tensors[local.name].requires_grad else 1) for local in mine)  # buffers have no moments
     return sum(count * (local.bytes + _HEADER_BYTES) for local, count in values) + 8 * _HEADER_BYTES
+
+
+def _share(live: Sequence[tuple[str, torch.Tensor]], stateless: list[str]) -> Share:
+    rank, world = rank_and_world()
+    locals_ = share_of([localize(name, tensor, world) for name, tensor in live], rank)
+    layout = lay_out((local.name, local.dtype, local.chunk.extent) for local in locals_)
+    slices: dict[str, list[Any]] = {
+        local.name: [local.dtype, local.shape, local.chunk.offset, local.chunk.extent, layout.slots[local.name].start]
+        for local in locals_
+    }
+    return Share(tuple(locals_), layout, slices, stateless)
 
 
 def _stateless(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

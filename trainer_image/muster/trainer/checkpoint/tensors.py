@@ -70,6 +70,11 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"model/{plain_name(name)}", tensor
 
 
+def is_frozen(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a model never changes."""
+    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+
+
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
     """(`optimizer/<parameter>/<state>`, live tensor). Parameters that were never updated have none."""
     for name, parameter in trained_parameters(model, optimizer):

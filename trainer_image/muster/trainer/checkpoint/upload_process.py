@@ -113,6 +113,7 @@ class UploadProcess:
         self._init, self._listener = init, listener
         self._memories: dict[int, SharedMemory] = {}
         self._layout: Message | None = None
+        self._frozen: tuple[Message, int | None] | None = None
         self._save: Message | None = None
         self._lives_left = LIVES_PER_SAVE
         self.sent = 0  # bytes of the save in flight that the store has, as far as was heard
@@ -131,6 +132,19 @@ class UploadProcess:
     def use_layout(self, size: int, slices: dict[str, list[Any]], stateless: list[str]) -> None:
         self._layout = {"do": "layout", "bytes": size, "slices": slices, "stateless": stateless}
         self._send(self._layout)
+
+    def use_frozen(self, memory: SharedMemory, size: int, slices: dict[str, list[Any]]) -> None:
+        """No COMMIT names this rank's frozen weights: they are to be written with the next save."""
+        order: Message = {"do": "frozen", "memory": memory.size, "bytes": size, "slices": slices}
+        self._frozen = order, memory.descriptor
+        self._send(*self._frozen)
+
+    def frozen_is_named(self, step: int, tell: bool) -> None:
+        """The commit of `step` names them, where there are any. tell: there are, and the process does not know it."""
+        if tell or self._frozen is not None:
+            self._frozen = {"do": "frozen-named", "step": step}, None
+        if tell and self._frozen is not None:
+            self._send(*self._frozen)
 
     def send_save(self, save: Message) -> None:
         self._save, self._lives_left, self.sent = save, LIVES_PER_SAVE, 0
@@ -199,6 +213,8 @@ class UploadProcess:
             told.append(({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor))
         if self._layout is not None:
             told.append((self._layout, None))
+        if self._frozen is not None:
+            told.append(self._frozen)
         return told
 
     def _send(self, message: Message, descriptor: int | None = None) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from muster.contract.checkpoint import shard_key
+from muster.contract.checkpoint import FileEntry, frozen_key, shard_key
 from muster.contract.spec import Keep
 from muster.storage.errors import Refused, StoreError
 from muster.storage.store import Store, open_store
@@ -27,6 +27,18 @@ from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.snapshot import left_in
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, die_with_adopter, has_adopter, name_process
+
+
+class Frozen:
+    """This rank's part of the weights that are never trained, while no COMMIT names it. entry: where it was written."""
+
+    def __init__(self, memory: SharedMemory, size: int, slices: dict[str, list[Any]]) -> None:
+        self._memory, self.data, self.slices = memory, memory.view(size), slices
+        self.entry: FileEntry | None = None
+
+    def close(self) -> None:
+        self.data.release()
+        self._memory.close()
 
 
 class Uploader:
@@ -41,6 +53,8 @@ class Uploader:
         self._store: Store = open_store(init["uri"])
         self._memories: dict[int, SharedMemory] = {}
         self._layout: Message = {}
+        self._frozen: Frozen | None = None
+        self._frozen_named = False  # by a COMMIT
         self._cache = node_cache(init["uri"], init["job_uid"])
         self._coordinator = self._make_coordinator(listener) if self._rank == 0 else None
         self._peer: Channel | None = None
@@ -79,6 +93,13 @@ class Uploader:
             self._attach(int(order["slot"]), self._to_rank.take_descriptor(), int(order["bytes"]))
         elif order["do"] == "layout":
             self._layout = order
+        elif order["do"] == "frozen":
+            memory = SharedMemory.attach(self._to_rank.take_descriptor(), int(order["memory"]))
+            self._use_frozen(Frozen(memory, int(order["bytes"]), order["slices"]), named=False)
+        elif order["do"] == "frozen-named":
+            self._use_frozen(None, named=True)
+            if self._coordinator is not None:
+                self._coordinator.use_frozen(int(order["step"]))
         elif order["do"] == "save":
             outcome = self._save(order)
             self._tell_rank(outcome)
@@ -135,9 +156,11 @@ class Uploader:
                 outcome = self._coordinator.settle(order, deadline)
             else:
                 outcome = self._ask(report, deadline)
-        if self._cache is not None and outcome["committed"] and copied.is_set():
-            self._cache.drop_all_but(order["step"])
-        written = (report.get("file") or {}).get("bytes", 0)
+        if outcome["committed"]:
+            if self._cache is not None and copied.is_set():
+                self._cache.drop_all_but(order["step"], frozen_too=self._frozen is not None)
+            self._use_frozen(None, named=self._frozen is not None or self._frozen_named)
+        written = sum(part["file"]["bytes"] for part in (report, report.get("frozen")) if part and "file" in part)
         return outcome | {"bytes": written, "seconds": time.monotonic() - started}
 
     @contextlib.contextmanager
@@ -147,9 +170,11 @@ class Uploader:
         if self._cache is None or order.get("failed"):
             yield done
             return
-        cache, data = self._cache, self._file(order)
+        cache, data, frozen = self._cache, self._file(order), self._frozen
 
         def keep() -> None:
+            if frozen is not None:
+                cache.keep(self._frozen_key(order), frozen.data)
             if cache.keep(key, data):
                 done.set()
 
@@ -172,10 +197,28 @@ class Uploader:
         try:
             entry = self._store.write(key, self._file(order), told)
             self._store.verify(entry)
+            report = {"file": entry.model_dump(mode="json"), "slices": self._layout["slices"]}
+            if (frozen := self._frozen) is not None:
+                if frozen.entry is None:
+                    written = self._store.write(self._frozen_key(order), frozen.data, told)
+                    self._store.verify(written)
+                    frozen.entry = written
+                report["frozen"] = {"file": frozen.entry.model_dump(mode="json"), "slices": frozen.slices}
         except (StoreError, OSError) as error:
             return {"error": str(error), "refused": isinstance(error, Refused)}
-        layout = {"slices": self._layout["slices"], "stateless": self._layout["stateless"]}
-        return {"file": entry.model_dump(mode="json"), **layout, "rng": order["rng"]}
+        rest = {"stateless": self._layout["stateless"], "rng": order["rng"]}
+        return report | rest | {"frozen_named": self._frozen_named}
+
+    def _frozen_key(self, order: Message) -> str:
+        """Where this rank's frozen weights lie, or will."""
+        if self._frozen is not None and self._frozen.entry is not None:
+            return self._frozen.entry.key
+        return frozen_key(order["step"], self._init["attempt"], self._rank, self._world)
+
+    def _use_frozen(self, frozen: Frozen | None, named: bool) -> None:
+        if self._frozen is not None:
+            self._frozen.close()
+        self._frozen, self._frozen_named = frozen, named
 
     def _let_others_go_first(self, order: Message) -> None:
         """Leave the store to ranks whose nodes are about to go, until they have written or the time for it is over."""

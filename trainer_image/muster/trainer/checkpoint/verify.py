@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from muster.contract.checkpoint import Commit
+from muster.contract.checkpoint import Commit, FileEntry, is_frozen_key
 from muster.storage.store import Store
 from muster.trainer.checkpoint.fetch import Part, Reader
 
 
-def verify(store: Store, commit: Commit, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-    """Returns when all files are as the COMMIT says. progress: is told (bytes read, bytes of all).
+def verify(
+    store: Store,
+    commit: Commit,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    known: set[str] | None = None,
+) -> None:
+    """Returns when all files are as the COMMIT says. progress: is told (bytes read, bytes of all). known: frozen files
+    that were read for an earlier commit, by key and checksum; they are not read again, and this commit's join them.
 
     Raises DamagedCommit naming the file, CheckpointError where the store fails.
     """
@@ -19,7 +25,9 @@ def verify(store: Store, commit: Commit, progress: Callable[[int, int], None] = 
     reader.expect_sizes()
     for file in range(len(commit.files)):
         reader.read_starts(reader.header_span(file))
-    total, done = sum(file.bytes for file in commit.files), 0
+    known = set() if known is None else known
+    parts = [part for part in reader.all_parts() if _name(commit.files[part.file]) not in known]
+    total, done = sum(reader.bounds(part)[1] for part in parts), 0
 
     def check(part: Part) -> int:
         _, length = reader.bounds(part)
@@ -27,6 +35,11 @@ def verify(store: Store, commit: Commit, progress: Callable[[int, int], None] = 
         return length
 
     with ThreadPoolExecutor(store.streams) as threads:
-        for length in threads.map(check, reader.all_parts()):
+        for length in threads.map(check, parts):
             done += length
             progress(done, total)
+    known |= {_name(file) for file in commit.files if is_frozen_key(file.key)}
+
+
+def _name(file: FileEntry) -> str:
+    return f"{file.key} {file.checksum}"

@@ -6,6 +6,9 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
+from torch import nn
+
+from muster.contract.checkpoint import Commit
 from muster.contract.signals import TrainerPhase
 from muster.contract.spec import Past
 from muster.trainer.checkpoint import Policy, SaveOutcome, Saver, TrainState
@@ -75,10 +78,11 @@ class CheckpointScheduler:
         self._pending = 0  # saves whose outcome is not known yet
         self._failures, self._failures_borne = 0, 0
 
-    def begin(self, step: int) -> None:
-        """This attempt continues after the commit of `step`."""
-        self._history = replace(self._history, started_at=time.monotonic(), started_step=step)
-        self._committed_step = step
+    def begin(self, commit: Commit, model: nn.Module) -> None:
+        """This attempt continues after a commit, which the model was loaded from."""
+        self._history = replace(self._history, started_at=time.monotonic(), started_step=commit.step)
+        self._committed_step = commit.step
+        self._saver.resumed(commit, model)
 
     def due(self, step: int) -> bool:
         return self._decides and self._policy.due(step, time.monotonic(), self._history_now())

@@ -148,7 +148,7 @@ class Trainer:
         self.rank_state.steps.skipped = self.step.guard.skipped
         randomness.restore(randomness.of_rank(commit, self.ranks.rank, self.ranks.world))
         self.rank_state.resumed(commit.step, commit.committed_at, self.best.step)
-        self.checkpoints.begin(commit.step)
+        self.checkpoints.begin(commit, module)
 
     def quarantine_resume_commit(self, error: NumericError) -> None:
         """Set the commit that we resumed from aside, where leaving out the data after it was no help: it may be its
