@@ -79,8 +79,13 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "training",
-        "!has(self.adapter) || has(self.model.from)",
-        "adapter needs weights to train beside: start from another job's commit (model.from)",
+        "!has(self.adapter) || has(self.model.from) || has(self.model.source)",
+        "adapter needs weights to train beside: another job's commit (model.from) or a model's folder (model.source)",
+    ),
+    (
+        "training",
+        "!has(self.adapter) || self.adapter.kind != 'qlora' || has(self.model.source)",
+        "adapter.kind qlora quantises the weights of a model's folder: give model.source, or use lora",
     ),
     (
         "training",

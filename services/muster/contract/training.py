@@ -110,24 +110,18 @@ ALL_LINEAR = "all-linear"
 
 class Adapter(Spec):
     """Weights W of the targets stay as they are, and small matrices beside them are trained: W + alpha / rank × B A
-    (lora), W + alpha / sqrt(rank) × B A (rslora), or lora with the length of each row trained apart (dora).
+    (lora), W + alpha / sqrt(rank) × B A (rslora), or lora with the length of each row trained apart (dora), or lora
+    beside weights in four bits (qlora: NF4, all linear layers but the output head; needs model.source).
 
     targets: names of linear layers, or ends of names (`q_proj`, `self_attn.q_proj`), or `all-linear`: all but the
     output head. dropout: the share of a target's input that the adapter does not see.
     """
 
-    kind: Literal["lora", "rslora", "dora"] = "lora"
+    kind: Literal["lora", "rslora", "dora", "qlora"] = "lora"
     rank: Positive = 16
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
     targets: Annotated[Many[Text], Field(min_length=1)] = ("q_proj", "v_proj")
     dropout: Fraction = 0.0
-
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _is_there(cls, kind: Any) -> Any:
-        if kind == "qlora":
-            raise ValueError("qlora is not there yet; use lora, rslora or dora beside weights in bf16")
-        return kind
 
     @field_validator("targets")
     @classmethod
@@ -337,6 +331,11 @@ class TrainingConfig(Spec):
             raise ValueError(
                 f"batch.tokensPerStep {self.batch.tokens_per_step} is not a multiple of sequenceLength × microBatch "
                 f"= {length} × {self.batch.micro_batch} = {length * self.batch.micro_batch}"
+            )
+        if self.adapter is not None and self.adapter.kind == "qlora" and self.model.source is None:
+            raise ValueError(
+                "adapter.kind qlora quantises the weights of a model's folder while it reads them: give model.source "
+                "(`muster checkpoints export` makes such a folder of a commit), or use lora"
             )
         if self.adapter is not None and self.model.from_ is None and self.model.source is None:
             raise ValueError(

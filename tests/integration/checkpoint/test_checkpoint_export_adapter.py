@@ -145,7 +145,7 @@ def test_a_commit_without_an_adapter_has_none_to_export(tmp_path: Path, capsys: 
 
 
 def test_an_adapter_of_a_newer_muster_is_not_guessed_at(tmp_path: Path) -> None:
-    store = committed(decoder(), tmp_path / "uid", {"kind": "qlora", "rank": 3})
+    store = committed(decoder(), tmp_path / "uid", {"kind": "loha", "rank": 3})
     with pytest.raises(UserError, match=r"step 5 of job 'job' has an adapter unknown here .*use the Muster"):
         export(store, "last", tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["uid"]

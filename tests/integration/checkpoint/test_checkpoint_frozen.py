@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 from tests.integration.checkpoint import gang
 from tests.integration.checkpoint.gang import run_gang
 from tests.integration.checkpoint.one_rank import fence, outcomes, saver, state
@@ -60,6 +62,34 @@ def test_later_commits_cost_what_is_trained_and_are_whole(tmp_path: Path) -> Non
     copy = shutil.copytree(folder, tmp_path / "elsewhere" / "uid")
     shutil.rmtree(folder)
     assert is_whole(copy, 3, model)
+
+
+@pytest.mark.parametrize("megabytes", [8, pytest.param(200, marks=pytest.mark.long)])
+def test_a_commit_of_a_lora_costs_what_the_lora_costs(tmp_path: Path, megabytes: int) -> None:
+    """After the first, each adds less than 1.1 x (adapter and moments) to the disk."""
+    width = 1024 if megabytes < 100 else 2290
+    rank = max(1, width // 256)
+    base = [
+        torch.nn.Parameter(torch.randn(width, width), False) for _ in range(megabytes * 10**6 // (4 * width**2) + 1)
+    ]
+    beside = [torch.nn.Parameter(torch.randn(*shape)) for _ in base for shape in ((rank, width), (width, rank))]
+    model = torch.nn.ParameterList([*base, *beside])
+    optimizer = torch.optim.AdamW(beside)
+    cost, folder = 3 * sum(p.numel() * 4 for p in beside), tmp_path / "uid"
+    assert sum(p.numel() * 4 for p in base) >= megabytes * 10**6
+    sizes = [0]
+    with saver(folder.as_uri(), Keep(last=9)) as saving:
+        saving.prepare(model)
+        for step in range(1, 4):
+            for parameter in beside:
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            saving.save(state(model, optimizer, step), emergency=True)
+            assert outcomes(saving) == [(step, True, None)]
+            sizes.append(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
+    first, *later = [after - before for before, after in itertools.pairwise(sizes)]
+    assert first > megabytes * 10**6
+    assert all(cost < added < 1.1 * cost for added in later), (cost, later)
 
 
 def test_the_next_attempt_names_the_same_files(tmp_path: Path) -> None:
@@ -142,8 +172,9 @@ def test_ranks_of_any_number_read_them_and_none_writes_them_again(tmp_path: Path
     assert [o["committed"] for said in (*two, *one, *back) for o in said["outcomes"]] == [True] * 10
     assert len(before) == 2
     assert frozen_files(folder) == before
-    (loaded,) = run_gang(1, "none", "load", folder.as_uri(), step=6, frozen=True)
-    assert loaded["digest"] == back[0]["digests"]["6"]
+    loaded = gang.build("none", seed=9, frozen=True)
+    load(folder.as_uri(), 6, *loaded)
+    assert gang.digest(*loaded) == back[0]["digests"]["6"]
     seen = [i for said in (two, one, back) for step in said[0]["ids"] for rank in said for i in rank["ids"][step]]
     assert len(seen) == 6 * gang.SAMPLES_PER_STEP
     assert sorted(seen[: 4 * gang.SAMPLES_PER_STEP]) == list(range(4 * gang.SAMPLES_PER_STEP)), "one epoch has 100"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.integration.trainer.gangs import Job, Part, train_many, training, write_corpus
+from tests.integration.trainer.gangs import Job, Part, samples, train_many, training, write_corpus
 from tests.model_families import write_model
 
 from muster.contract.base import parse
@@ -25,12 +25,14 @@ from muster.trainer.train.schedule import learning_rate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS, SEED = 10, 3
+STEPS, SEED = 20, 3
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["q_proj", "self_attn.v_proj", "down_proj"]},
     "rslora": {"kind": "rslora", "rank": 4, "alpha": 4.0, "targets": ["all-linear"]},
     "dora": {"kind": "dora", "rank": 2, "alpha": 8.0, "targets": ["k_proj", "gate_proj"]},
+    "qlora": {"kind": "qlora", "rank": 4, "alpha": 8.0, "targets": ["all-linear"]},
 }
+STOPPED = ("dora", "qlora")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     root = tmp_path_factory.mktemp("adapters")
     source = write_corpus(root / "corpus")
-    write_model(root / "model", "qwen2.5", dtype=torch.bfloat16)
+    write_model(root / "model", "qwen2.5", dtype=torch.bfloat16, hidden_size=64, intermediate_size=128)
     jobs = {}
     for kind, adapter in KINDS.items():
         for shard in ("ddp", "fsdp"):
@@ -58,11 +60,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
                 deterministic=True,
             )
             jobs[kind, shard] = Job(root / f"{kind}-{shard}", document, uid=f"{kind}-{shard}")
-    stopped = Job(root / "stopped", jobs["dora", "fsdp"].training, uid="stopped")
-    parts = [*map(Part, jobs.values()), Part(stopped, 1, 0, stop_after=4), Part(stopped, 2, 4)]
-    done = [ExitCode.DONE] * len(jobs)
-    assert train_many(root / "two", 2, parts) == [*done, ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE]
-    jobs["dora", "stopped"] = stopped
+    done, parts = [ExitCode.DONE] * len(jobs), [*map(Part, jobs.values())]
+    for kind in STOPPED:
+        stopped = Job(root / f"{kind}-stopped", jobs[kind, "fsdp"].training, uid=f"{kind}-stopped")
+        parts += [Part(stopped, 1, 0, stop_after=4), Part(stopped, 2, 4)]
+        done += [ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE]
+        jobs[kind, "stopped"] = stopped
+    resharded = Job(root / "resharded", jobs["qlora", "fsdp"].training, uid="resharded")
+    assert train_many(root / "two", 2, [*parts, Part(resharded, 1, 0, stop_after=6)]) == [
+        *done, ExitCode.PREEMPTED_COMMITTED,
+    ]  # fmt: skip
+    assert train_many(root / "one", 1, [Part(resharded, 2, 6, stop_after=12)]) == [ExitCode.PREEMPTED_COMMITTED]
+    assert train_many(root / "two-again", 2, [Part(resharded, 3, 12)]) == [ExitCode.DONE]
+    jobs["qlora", "resharded"] = resharded
     return Trained(root / "model", jobs)
 
 
@@ -75,7 +85,7 @@ def test_losses_are_those_of_peft_in_a_plain_loop(trained: Trained, kind: str) -
     expected = peft_losses(config, trained.model, data.train)
     for shard in ("ddp", "fsdp"):
         losses = [r.loss for r in trained.jobs[kind, shard].steps(1)]
-        assert losses == pytest.approx(expected, abs=1e-5), shard
+        assert losses == pytest.approx(expected, abs=1e-4 if kind == "qlora" else 1e-5), shard
     assert expected[-1] < expected[0] - 0.05
 
 
@@ -95,7 +105,7 @@ def peft_model(config: TrainingConfig, folder: Path) -> Any:
         use_rslora=adapter.kind == "rslora",
         use_dora=adapter.kind == "dora",
     )
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **in_four_bits(adapter.kind))
     theirs = get_peft_model(base, about).train()
     definition = from_folder(open_folder(FileStore(folder)), adapter)
     ours = definition.build(torch.float32, "none")
@@ -106,6 +116,14 @@ def peft_model(config: TrainingConfig, folder: Path) -> Any:
             if ".lora_A." in name:
                 values[f"base_model.model.{name.replace('lora_A.', 'lora_A.default.')}"].copy_(parameter)
     return theirs
+
+
+def in_four_bits(kind: str) -> dict[str, Any]:
+    """What from_pretrained is told for a base as QLoRA has it: all linear layers but the head in bitsandbytes' NF4."""
+    from transformers import BitsAndBytesConfig
+
+    nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
+    return {"quantization_config": BitsAndBytesConfig(**nf4), "device_map": "cpu"} if kind == "qlora" else {}
 
 
 def peft_losses(config: TrainingConfig, folder: Path, data: Dataset) -> list[float]:
@@ -137,8 +155,9 @@ def peft_losses(config: TrainingConfig, folder: Path, data: Dataset) -> list[flo
     return losses
 
 
-def test_a_stopped_job_goes_on_bit_for_bit(trained: Trained) -> None:
-    records = [trained.jobs["dora", name].steps(*attempts) for name, attempts in (("stopped", (1, 2)), ("fsdp", (1,)))]
+@pytest.mark.parametrize("kind", STOPPED)
+def test_a_stopped_job_goes_on_bit_for_bit(trained: Trained, kind: str) -> None:
+    records = [trained.jobs[kind, name].steps(*attempts) for name, attempts in (("stopped", (1, 2)), ("fsdp", (1,)))]
     stopped, calm = ([(r.step, r.loss, r.grad_norm) for r in each] for each in records)
     assert stopped == calm
 
@@ -147,6 +166,27 @@ def test_frozen_weights_keep_the_dtype_that_they_came_in(trained: Trained) -> No
     tensors = trained.jobs["lora", "fsdp"].commit(STEPS)["tensors"]
     dtypes = {name.rpartition(".lora_")[1] or "frozen": entry["dtype"] for name, entry in tensors.items()}
     assert dtypes == {"frozen": "BF16", ".lora_": "F32"}
+
+
+def test_four_bits_are_sharded_anew_with_every_sample_once(trained: Trained) -> None:
+    job, calm = trained.jobs["qlora", "resharded"], trained.jobs["qlora", "fsdp"]
+    losses = [record.loss for record in job.steps(1, 2, 3)]
+    assert losses == pytest.approx([record.loss for record in calm.steps(1)], abs=1e-5)
+    seen = [samples(job, attempt, ranks, 2) for attempt, ranks in ((1, 2), (2, 1), (3, 2))]
+    assert {step: ids for part in seen for step, ids in part.items()} == samples(calm, 1, 2, 2)
+
+
+def test_a_commit_holds_linear_layers_in_four_bits_in_files_written_once(trained: Trained) -> None:
+    job = trained.jobs["qlora", "resharded"]
+    commit = job.commit(STEPS)
+    held = {name: entry["dtype"] for name, entry in commit["tensors"].items() if "layers.0.mlp.up_proj" in name}
+    assert held.pop("model/model.layers.0.mlp.up_proj.weight_nf4") == "U8"
+    assert held.pop("model/model.layers.0.mlp.up_proj.weight_absmax") == "U8"
+    assert all(".lora_" in name for name in held)
+    assert commit["tensors"]["model/model.embed_tokens.weight"]["dtype"] == "BF16"
+    frozen = [file["key"] for file in commit["files"] if "/frozen-" in file["key"]]
+    assert [key.partition("/")[0] for key in frozen] == ["step-00000006"] * 2
+    assert sorted(str(path.relative_to(job.folder)) for path in job.folder.rglob("frozen-*")) == sorted(frozen)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,12 +198,13 @@ def test_exports_open_in_peft_and_merged_in_transformers(trained: Trained, kind:
     store = FileStore(job.folder)
     assert export(store, STEPS, tmp_path / "alone", form="peft")["adapter"] == "alone"
     assert export(store, STEPS, tmp_path / "merged")["adapter"] == "merged"
-    beside = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "alone", dtype=torch.float32).eval()
+    beside = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "alone", dtype=torch.float32, **in_four_bits(kind))
+    beside = beside.eval()
     tokens = torch.randint(3, 250, (2, 24), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = beside(input_ids=tokens, use_cache=False).logits
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
-        assert (merged(input_ids=tokens, use_cache=False).logits - expected).abs().max() <= 2e-2  # written in bf16
+        assert (merged(input_ids=tokens, use_cache=False).logits - expected).abs().max() <= 5e-2  # written in bf16
         _, ours, _ = load_model(job.folder.as_uri(), STEPS)
         exact = ours(tokens, torch.arange(24).expand(2, 24), torch.zeros_like(tokens))
     assert (exact - expected).abs().max() <= 1e-5

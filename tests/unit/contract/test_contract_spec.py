@@ -121,15 +121,13 @@ def test_refused_with_its_path(path: str, edit: Callable[[dict[str, Any]], objec
     assert found[path].message
 
 
-@pytest.mark.parametrize("kind", ["qlora"])
-def test_an_adapter_of_a_later_kind_is_refused_by_name(kind: str) -> None:
-    with pytest.raises(InvalidDocument) as refused:
-        parse_job(edited(put("spec.training.adapter.kind", kind)))
-    where, why = (
-        "spec.training.adapter.kind",
-        f"{kind} is not there yet; use lora, rslora or dora beside weights in bf16",
-    )
-    assert [(problem.path, problem.message) for problem in refused.value.problems] == [(where, why)]
+def test_qlora_begins_with_a_folder() -> None:
+    begun = edited(put("spec.training.adapter", {"kind": "qlora"}))
+    put("spec.training.model", {"from": {"job": "base"}})(begun)
+    with pytest.raises(InvalidDocument, match=r"give model\.source"):
+        parse_job(begun)
+    put("spec.training.model", {"source": "s3://models/base"})(begun)
+    assert parse_job(begun).spec.training.adapter is not None
 
 
 def test_an_adapter_on_a_new_model_says_what_to_start_from() -> None:

@@ -38,6 +38,7 @@ from muster.trainer.convert.pieces import stream, whole
 from muster.trainer.convert.transformers_names import Conversion, Names
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.models.adapter import adapter_of, is_part
+from muster.trainer.models.nf4_format import absmax_name, decode, packed_name, weights_among
 
 Format = Literal["transformers", "peft"]
 FORMATS: dict[str, Format] = {"transformers": "transformers", "hf": "transformers", "peft": "peft"}
@@ -138,12 +139,13 @@ def _write_model(
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     weights = {n: e for n, e in _weights(commit).items() if adapter_of(commit) is None or not is_part(n)}
+    weights = _decoded(commit, weights)
     if transformers_names.is_transformers(commit):
         names = transformers_names.names(commit, weights)
     else:
         names = Names(hugging_face.names({n: e.dtype for n, e in weights.items()}))
     added = deltas(store, commit, adapter) if adapter is not None else {}
-    names = _with_merges(names, weights, added)
+    names = _with_conversions(commit, names, weights, added)
     outputs = _outputs(weights, names, dtype)
     groups = hugging_face.files({o.name: prod(o.shape) * ITEM_BYTES[o.dtype] for o in outputs.values()})
     files = {hugging_face.file_name(number, len(groups)): group for number, group in enumerate(groups)}
@@ -168,9 +170,25 @@ def _weights(commit: Commit) -> dict[str, TensorEntry]:
     return {n.removeprefix(_MODEL): entry for n, entry in commit.tensors.items() if n.startswith(_MODEL)}
 
 
-def _with_merges(names: Names, weights: dict[str, TensorEntry], added: dict[str, Delta]) -> Names:
-    """Weights that an adapter can't be added to in stretches become conversions, for which they are in memory whole."""
-    apart = [name for name in names.direct if f"{_MODEL}{name}" in added and not added[f"{_MODEL}{name}"].streams]
+def _decoded(commit: Commit, weights: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """The same, with each weight that is held in four bits in the place of its bytes, in the dtype that it came in."""
+    packed = weights_among(weights)
+    bytes_of = {held for name in packed for held in (packed_name(name), absmax_name(name))}
+    found = {name: entry for name, entry in weights.items() if name not in bytes_of}
+    for name in packed:
+        rows, half = weights[packed_name(name)].shape
+        found[name] = TensorEntry(dtype=commit.architecture["storedDtype"], shape=(rows, 2 * half), slices=())
+    return found
+
+
+def _with_conversions(commit: Commit, names: Names, weights: dict[str, TensorEntry], added: dict[str, Delta]) -> Names:
+    """Weights that are held in four bits, or that an adapter can't be added to in stretches, become conversions, for
+    which they are in memory whole."""
+    apart = [
+        name
+        for name in names.direct
+        if _MODEL + name not in commit.tensors or (_MODEL + name in added and not added[_MODEL + name].streams)
+    ]
 
     def renamed(values: dict[str, Any]) -> dict[str, Any]:
         return {names.direct[name]: value for name, value in values.items()}
@@ -239,19 +257,33 @@ def _write_converted(
     """Tensors that change their layout on the way out: these few are in memory together, and no others."""
     import torch
 
-    from muster.trainer.models.loading import TORCH_DTYPES
-
     values = {}
-    for name, data in whole(store, commit, [_MODEL + name for name in conversion.ours]).items():
-        entry = commit.tensors[name]
-        value = torch.frombuffer(data, dtype=TORCH_DTYPES[entry.dtype]).view(tuple(entry.shape))
-        if name in added:
-            value = torch.from_numpy(added[name].merged(value.float().numpy())).to(value.dtype)
-        values[name.removeprefix(_MODEL)] = value
+    for name in conversion.ours:
+        full_name = _MODEL + name
+        value, dtype = _value(store, commit, full_name)
+        if full_name in added:
+            value = torch.from_numpy(added[full_name].merged(value.float().numpy()))
+        values[name] = value.to(dtype)
     return [
         _put(targets[name], 0, memoryview(tensor.contiguous().view(torch.uint8).reshape(-1).numpy().data))
         for name, tensor in conversion.revert(values).items()
     ]
+
+
+def _value(store: Store, commit: Commit, name: str) -> tuple[Any, Any]:
+    """A tensor of the commit, and the torch dtype that it is written in; in fp32 where it is held in four bits."""
+    import torch
+
+    from muster.trainer.models.loading import TORCH_DTYPES
+
+    if name in commit.tensors:
+        entry = commit.tensors[name]
+        dtype = TORCH_DTYPES[entry.dtype]
+        return torch.frombuffer(whole(store, commit, [name])[name], dtype=dtype).view(tuple(entry.shape)), dtype
+    held = packed_name(name), absmax_name(name)
+    data = whole(store, commit, held)
+    packed, absmax = (np.frombuffer(data[each], np.uint8).reshape(commit.tensors[each].shape) for each in held)
+    return torch.from_numpy(decode(packed, absmax)), TORCH_DTYPES[commit.architecture["storedDtype"]]
 
 
 Written = tuple[Target, int, int, int]  # (where, byte of the file, length, CRC-32)

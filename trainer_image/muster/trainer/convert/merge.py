@@ -60,6 +60,6 @@ def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
     found = {}
     for weight in weights:
         a, b, m = parts_of(weight)
-        streams = m not in arrays and commit.tensors[weight].dtype == "F32"
+        streams = m not in arrays and weight in commit.tensors and commit.tensors[weight].dtype == "F32"
         found[weight] = Delta(arrays[a], arrays[b] * np.float32(adapter.scale), arrays.get(m), streams)
     return found

@@ -14,7 +14,9 @@ from muster.trainer.checkpoint.tensors import model_tensors
 from muster.trainer.models.adapter import adapter_of, is_part, parts_of, weight_of
 from muster.trainer.models.loading import TORCH_DTYPES
 from muster.trainer.models.lora import set_magnitudes
-from muster.trainer.models.shards import local_rows
+from muster.trainer.models.nf4 import decode, need_kernels
+from muster.trainer.models.nf4_format import absmax_name, packed_name, weights_among
+from muster.trainer.models.shards import local, local_rows, rows_beside
 
 _MODEL = "model/"
 
@@ -41,8 +43,13 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
         for name, tensor in own.items()
         if name in commit.tensors and TORCH_DTYPES[commit.tensors[name].dtype] != tensor.dtype
     }
-    load_weights(folder, commit.step, own | parts | cast)
+    packed = _places_for_bytes(commit, own)
+    whole = {name: tensor for name, tensor in own.items() if packed_name(name) not in packed}
+    load_weights(folder, commit.step, whole | parts | cast | packed)
     with torch.no_grad():
+        for name in weights_among(packed):
+            bytes_ = local(packed[packed_name(name)]), local(packed[absmax_name(name)])
+            local_rows(own[name])[0].copy_(decode(*bytes_, torch.float32))
         for name, tensor in cast.items():
             own[name].copy_(tensor)
         for name in sorted({weight_of(part) for part in parts}):
@@ -55,6 +62,19 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
             rows.copy_(merged)
         set_magnitudes(model)
     return commit
+
+
+def _places_for_bytes(commit: Commit, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """For weights that the commit holds in four bits: memory for the bytes of this rank's rows, by name."""
+    found = {}
+    for weight in weights_among(commit.tensors):
+        if weight not in own:
+            continue
+        need_kernels()
+        for name in (packed_name(weight), absmax_name(weight)):
+            width = commit.tensors[name].shape[1] if name in commit.tensors else 0
+            found[name] = rows_beside(own[weight], width, torch.uint8, own[weight].device)
+    return found
 
 
 def _parts_must_fit(commit: Commit, adapter: Adapter | None, own: dict[str, torch.Tensor], folder: str) -> None:

@@ -19,7 +19,8 @@ class ModelSize:
     parameters: all weights; learning: of them, those that are trained. active, active_learning: those that a token is
     multiplied with: an embedding table is only looked up, and of the experts only the chosen ones count.
     largest_group, largest_learning_group: weights that are gathered at once. dim: of the residual stream; ffn_dim: of
-    the feed-forward part, over the experts that a token goes through. frozen_bytes: of one weight that is not trained.
+    the feed-forward part, over the experts that a token goes through. frozen_bytes: of one weight that is not
+    trained, on average.
     """
 
     parameters: int
@@ -34,7 +35,7 @@ class ModelSize:
     kv_heads: int
     head_dim: int
     ffn_dim: int
-    frozen_bytes: int = 4
+    frozen_bytes: float = 4
 
 
 class ModelDefinition(Protocol):

@@ -8,9 +8,10 @@ is pinned, and tests hold every family against `from_pretrained`.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import EllipsisType
 from typing import Any, Final
@@ -23,6 +24,7 @@ from muster.storage.checksum import combine
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.folder import ModelFolder, StoredTensor
+from muster.trainer.models.nf4 import NF4Linear, receiving
 from muster.trainer.models.pretrained import materialize
 
 TORCH_DTYPES: Final = {
@@ -134,7 +136,11 @@ def load(model: nn.Module, folder: ModelFolder, device: torch.device) -> list[Re
         name: LazyTensor(folder, folder.tensors[name], dtype, ranges.append) for name in _wanted_names(model, folder)
     }
     learns = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    info = _convert(model, slices, device)
+    quantized = {name: module for name, module in model.named_modules() if isinstance(module, NF4Linear)}
+    if quantized:
+        info: Any = _convert_by_layer(model, slices, device, quantized, dtype or torch.float32, folder.address)
+    else:
+        info = _convert(model, slices, device)
     _must_fit(model, info, folder.address)
     materialize(model, device)  # an adapter's, and tie anew what setting values has parted
     for name, parameter in model.named_parameters():
@@ -178,9 +184,50 @@ def _convert(model: Any, slices: dict[str, Any], device: torch.device) -> Any:
     return info
 
 
-def _must_fit(model: Any, info: Any, where: str) -> None:
-    import re
+@dataclass
+class _Found:
+    """What several conversions found, as one of transformers says it."""
 
+    missing_keys: set[str]
+    unexpected_keys: set[str] = field(default_factory=set)
+    mismatched_keys: set[Any] = field(default_factory=set)
+    conversion_errors: dict[str, Any] = field(default_factory=dict)
+
+
+def _convert_by_layer(
+    model: Any,
+    slices: dict[str, LazyTensor],
+    device: torch.device,
+    quantized: dict[str, NF4Linear],
+    dtype: torch.dtype,
+    where: str,
+) -> _Found:
+    """A decoder layer at a time, whose linear weights become their bytes before the next is read."""
+    for module in quantized.values():
+        for name, held in [*module.named_parameters(recurse=False)]:
+            if held.dtype == torch.uint8:
+                setattr(module, name, nn.Parameter(torch.empty_like(held, device=device), requires_grad=False))
+    found = _Found({name for name, _ in model.named_parameters()})
+    for number in sorted({_layer_of(name) for name in slices}):
+        layers = [module for name, module in quantized.items() if _layer_of(name) == number]
+        part = {name: lazy for name, lazy in slices.items() if _layer_of(name) == number}
+        with receiving(layers, dtype, where):
+            info = _convert(model, part, device)
+        found.missing_keys &= set(info.missing_keys)
+        found.unexpected_keys |= set(info.unexpected_keys)
+        found.mismatched_keys |= set(info.mismatched_keys)
+        found.conversion_errors |= info.conversion_errors
+    found.missing_keys -= {name for name, parameter in model.named_parameters() if parameter.dtype == torch.uint8}
+    return found
+
+
+def _layer_of(name: str) -> int:
+    """The decoder layer that a weight belongs to, in files and modules alike; -1: none."""
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+    return int(number[1]) if number else -1
+
+
+def _must_fit(model: Any, info: Any, where: str) -> None:
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
     tied: dict[str, str] = model.all_tied_weights_keys
     missing = {name for name in info.missing_keys if name not in tied or tied[name] in info.missing_keys}

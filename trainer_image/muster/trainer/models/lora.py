@@ -20,6 +20,7 @@ from muster.contract.training import ALL_LINEAR, Adapter
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.layers import Linear
+from muster.trainer.models.nf4 import NF4Linear
 from muster.trainer.models.shards import local
 
 
@@ -29,8 +30,8 @@ def attach(model: nn.Module, adapter: Adapter, head: nn.Module | None = None) ->
     head: the output head, which `all-linear` leaves out. Raises UserError for targets that are not there.
     """
     for module in _targets(model, adapter, head):
-        outputs, inputs = module.weight.shape
-        with torch.device(module.weight.device):
+        outputs, inputs = _shape(module)
+        with torch.device(next(module.parameters()).device):
             module.lora_A, module.lora_B = Linear(inputs, adapter.rank), Linear(adapter.rank, outputs)
             if adapter.kind == "dora":
                 module.lora_magnitude_vector = nn.Parameter(torch.empty(outputs))
@@ -78,8 +79,17 @@ def _bias(module: Any, x: Tensor) -> Tensor | float:
     return 0.0 if bias is None else bias.to(x.dtype)
 
 
+def _shape(module: Any) -> tuple[int, int]:
+    """Outputs and inputs of a linear layer."""
+    if isinstance(module, NF4Linear):
+        return module.out_features, module.in_features
+    outputs, inputs = module.weight.shape
+    return int(outputs), int(inputs)
+
+
 def _targets(model: nn.Module, adapter: Adapter, head: nn.Module | None) -> list[Any]:
-    linear: dict[str, nn.Module] = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | Linear)}
+    kinds = nn.Linear | Linear | NF4Linear
+    linear: dict[str, nn.Module] = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     by_target: dict[str, list[str]] = {}
     for target in adapter.targets:
         if target == ALL_LINEAR:

@@ -57,7 +57,7 @@ def estimate(size: ModelSize, training: TrainingConfig, shard: Shard, shards: in
         whole = learning if accumulation > 1 and shard == "zero2" else min(learning, 2 * largest_learning)
         gradients = 4 * (held_learning + whole)
     return Need(
-        parameters=4 * held_learning + size.frozen_bytes * (held - held_learning) + gathered,
+        parameters=4 * held_learning + round(size.frozen_bytes * (held - held_learning)) + gathered,
         gradients=gradients,
         optimizer=8 * held_learning,
         activations=activation_bytes(size, training, width),

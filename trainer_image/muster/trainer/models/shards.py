@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -20,3 +21,16 @@ def local_rows(parameter: Any) -> tuple[Tensor, int]:
 
     _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
     return parameter.to_local(), int(offset[0])
+
+
+def rows_beside(rows: Any, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor [rows, width] without values, of as many rows as `rows` and sharded alike."""
+    shape = (int(rows.shape[0]), width)
+    if not hasattr(rows, "to_local"):
+        return torch.empty(shape, dtype=dtype, device=device)
+    from torch.distributed.tensor import DTensor
+
+    here = torch.empty((local(rows).shape[0], width), dtype=dtype, device=device)
+    return DTensor.from_local(
+        here, rows.device_mesh, rows.placements, run_check=False, shape=torch.Size(shape), stride=(width, 1)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ from muster.trainer.models.folder import CONFIG, ModelFolder
 from muster.trainer.models.init import initialize_adapter
 from muster.trainer.models.loading import TORCH_DTYPES, ReadRange, checksums
 from muster.trainer.models.lora import attach
+from muster.trainer.models.nf4 import quantize
+from muster.trainer.models.nf4_format import BYTES_PER_WEIGHT
 from muster.trainer.models.self_test import Findings, examine
 from muster.trainer.models.shards import local_rows
 
@@ -62,8 +64,9 @@ class TransformersModel:
 
     @cached_property
     def _skeleton(self) -> Any:
-        """The model on the meta device, to be counted."""
-        return self.build(torch.float32, "none")
+        """The model on the meta device, to be counted: each weight as itself, whatever bytes it is held in."""
+        unpacked = self.adapter and self.adapter.model_copy(update={"kind": "lora"})
+        return replace(self, adapter=unpacked).build(torch.float32, "none")
 
     def size(self) -> ModelSize:
         model, config = self._skeleton, self.config
@@ -94,16 +97,31 @@ class TransformersModel:
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
             head_dim=int(getattr(config, "head_dim", None) or dim // heads),
             ffn_dim=_active_ffn_dim(config),
-            frozen_bytes=ITEM_BYTES[self.stored_dtype] if self.adapter is not None else 4,
+            frozen_bytes=self._frozen_bytes(model),
         )
+
+    def _frozen_bytes(self, model: Any) -> float:
+        """Of one frozen weight, on average."""
+        if self.adapter is None:
+            return 4
+        own, head = ITEM_BYTES[self.stored_dtype], model.get_output_embeddings()
+        if self.adapter.kind != "qlora":
+            return own
+        frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+        linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+        quantized = sum(module.weight.numel() for module in linear)
+        return float(quantized * BYTES_PER_WEIGHT + (frozen - quantized) * own) / frozen
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
         draws = self.adapter is not None and self.adapter.dropout > 0
         model: Any = pretrained.build(self.config, recompute, self.findings.masks, draws)
         if self.adapter is not None:
-            attach(model, self.adapter, model.get_output_embeddings())
+            head = model.get_output_embeddings()
+            if self.adapter.kind == "qlora":
+                quantize(model, head)
+            attach(model, self.adapter, head)
             for parameter in model.parameters():
-                if not parameter.requires_grad:
+                if not parameter.requires_grad and parameter.is_floating_point():
                     parameter.data = parameter.data.to(TORCH_DTYPES[self.stored_dtype])
         found: nn.Module = model
         return found
