@@ -4,6 +4,8 @@ that transformers opens. All families train on one set of ranks, one after the o
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,9 @@ SETS = {
     "all": tuple(FAMILIES),
 }
 ALL = pytest.param("all", marks=pytest.mark.long)
+
+
+ONE_THREAD = ("OMP_NUM_THREADS", "1")  # the launcher would give its ranks another number than train_many
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,9 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for part in (Part(t.calm), Part(t.stopped, 1, 0, stop_after=4), Part(t.stopped, 2, 4))
     ]
     done = [ExitCode.DONE, ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE]
-    assert train_many(root / "two", 2, parts) == len(found) * done
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*ONE_THREAD)
+        assert train_many(root / "two", 2, parts) == len(found) * done
     return found
 
 
@@ -82,6 +89,28 @@ def computed(records: list[StepRecord]) -> list[tuple[Any, ...]]:
 def test_a_stopped_job_goes_on_bit_for_bit(trained: dict[str, Trained]) -> None:
     for family, t in trained.items():
         assert computed(t.stopped.steps(1, 2)) == computed(t.calm.steps(1)), family
+
+
+def test_a_killed_job_goes_on_bit_for_bit(
+    trained: dict[str, Trained], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a few families the first, else all of them."""
+    chosen = dict(list(trained.items())[: 1 if len(trained) < len(FAMILIES) else None])
+    jobs = {family: Job(tmp_path / family, t.calm.training, uid=family) for family, t in chosen.items()}
+    monkeypatch.setenv(*ONE_THREAD)
+    for job in jobs.values():
+        gang = job.start(ranks=2)
+        os.kill(gang.reaches(3, rank=1).pid, signal.SIGKILL)
+        assert gang.ends()[0].exit_code == 137, gang.log()
+    parts = [Part(job, 2, job.commits()[-1]) for job in jobs.values()]
+    assert train_many(tmp_path / "two", 2, parts) == [ExitCode.DONE] * len(parts)
+    for family, job in jobs.items():
+        expected, before, after = (
+            computed(records) for records in (chosen[family].calm.steps(1), job.steps(1), job.steps(2))
+        )
+        assert before == expected[: len(before)], family
+        assert 1 <= STEPS - len(after) < STEPS, family
+        assert after == expected[-len(after) :], family
 
 
 @pytest.mark.parametrize("trained", [ALL], indirect=True, scope="module")

@@ -110,7 +110,7 @@ class TransformersModel:
         frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
         linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
         quantized = sum(module.weight.numel() for module in linear)
-        return float(quantized * BYTES_PER_WEIGHT + (frozen - quantized) * own) / frozen
+        return (int(quantized) * BYTES_PER_WEIGHT + int(frozen - quantized) * own) / int(frozen)
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
         draws = self.adapter is not None and self.adapter.dropout > 0
