@@ -199,7 +199,8 @@ def test_exports_open_in_peft_and_merged_in_transformers(trained: Trained, kind:
     assert export(store, STEPS, tmp_path / "alone", form="peft")["adapter"] == "alone"
     assert export(store, STEPS, tmp_path / "merged")["adapter"] == "merged"
     beside = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "alone", dtype=torch.float32, **in_four_bits(kind))
-    beside = beside.eval()
+    # On some CPUs bitsandbytes computes in bf16 where it evaluates; there is no dropout to be left out.
+    beside = beside.train() if kind == "qlora" else beside.eval()
     tokens = torch.randint(3, 250, (2, 24), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = beside(input_ids=tokens, use_cache=False).logits
