@@ -13,6 +13,7 @@ import torch
 from tests.integration.checkpoint import gang
 from tests.integration.checkpoint.gang import run_gang
 from tests.integration.checkpoint.one_rank import fence, outcomes, saver, state
+from tests.s3_servers import BUCKET, S3Server
 
 from muster.contract.checkpoint import is_frozen_key
 from muster.contract.spec import Keep
@@ -180,17 +181,19 @@ def test_ranks_of_any_number_read_them_and_none_writes_them_again(tmp_path: Path
     assert sorted(seen[: 4 * gang.SAMPLES_PER_STEP]) == list(range(4 * gang.SAMPLES_PER_STEP)), "one epoch has 100"
 
 
-def test_the_node_keeps_its_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUSTER_NODE_CACHE_DIR", str(tmp_path / "cache"))
-    folder, model = tmp_path / "uid", gang.build("none", seed=0, frozen=True)
-    with saver(folder.as_uri()) as saving:
+def test_the_node_keeps_its_copies(moto_s3: S3Server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in moto_s3.environment().items():
+        monkeypatch.setenv(name, value)
+    folder, model = f"s3://{BUCKET}/copies/uid", gang.build("none", seed=0, frozen=True)
+    with saver(folder) as saving:
         saved(saving, model, range(1, 4))
-    copies = sorted(path.name for path in (tmp_path / "cache").rglob("*.safetensors"))
-    assert copies == ["frozen-00000-of-00001.safetensors", "shard-00000-of-00001.safetensors"]
-    for path in folder.rglob("*.safetensors"):  # the truth is damaged, the copies are good
-        path.write_bytes(bytes(path.stat().st_size))
+    names = sorted(path.name for path in cache.rglob("*.safetensors"))
+    assert names == ["frozen-00000-of-00001.safetensors", "shard-00000-of-00001.safetensors"]
+    for about in moto_s3.client().list_objects_v2(Bucket=BUCKET)["Contents"]:
+        if about["Key"].endswith(".safetensors"):  # the truth is damaged, the copies are good
+            moto_s3.client().put_object(Bucket=BUCKET, Key=about["Key"], Body=bytes(about["Size"]))
     fresh = gang.build("none", seed=9, frozen=True)
-    load(folder.as_uri(), 3, *fresh)
+    load(folder, 3, *fresh)
     assert gang.digest(*fresh) == gang.digest(*model)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.integration.trainer.gangs import Job, Part, samples, train_many, training, write_corpus
+from tests.integration.trainer.plain_loop import plain_losses
 from tests.model_families import write_model
 
 from muster.contract.base import parse
@@ -18,10 +19,9 @@ from muster.contract.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.trainer.convert.export import export
 from muster.trainer.convert.generate import load_model
-from muster.trainer.data import Dataset, load_tokenizer, open_data
+from muster.trainer.data import load_tokenizer, open_data
 from muster.trainer.models.folder import open_folder
 from muster.trainer.models.transformers_model import from_folder
-from muster.trainer.train.schedule import learning_rate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -32,61 +32,61 @@ KINDS: dict[str, dict[str, Any]] = {
     "dora": {"kind": "dora", "rank": 2, "alpha": 8.0, "targets": ["k_proj", "gate_proj"]},
     "qlora": {"kind": "qlora", "rank": 4, "alpha": 8.0, "targets": ["all-linear"]},
 }
-STOPPED = ("dora", "qlora")
+SETS = {"few": (("dora", "fsdp"), ("qlora", "fsdp")), "all": tuple((k, s) for k in KINDS for s in ("ddp", "fsdp"))}
+ALL = pytest.param("all", marks=pytest.mark.long)
 
 
 @dataclass(frozen=True)
 class Trained:
-    model: Path
-    jobs: dict[tuple[str, str], Job]  # by kind and sharding
+    """jobs: by kind and sharding; and by kind those that were stopped and went on."""
+
+    root: Path
+    jobs: dict[tuple[str, str], Job]
+    stopped: dict[str, Job]
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+@pytest.fixture(scope="module", params=["few", ALL])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     root = tmp_path_factory.mktemp("adapters")
     source = write_corpus(root / "corpus")
     write_model(root / "model", "qwen2.5", dtype=torch.bfloat16, hidden_size=64, intermediate_size=128)
     jobs = {}
-    for kind, adapter in KINDS.items():
+    for kind, shard in SETS[request.param]:
+        document = training(
+            source,
+            model={"source": (root / "model").as_uri()},
+            adapter=KINDS[kind],
+            batch={"tokensPerStep": 256, "microBatch": 2},
+            optimizer={"lr": 1e-2, "schedule": {"warmupSteps": 3}},
+            length={"steps": STEPS},
+            parallel={"shard": shard},
+            deterministic=True,
+        )
+        jobs[kind, shard] = Job(root / f"{kind}-{shard}", document, uid=f"{kind}-{shard}")
+    kinds = ("qlora",) if request.param == "few" else ("dora", "qlora")
+    stopped = {k: Job(root / f"{k}-stopped", jobs[k, "fsdp"].training, uid=f"{k}-stopped") for k in kinds}
+    parts = [part for job in stopped.values() for part in (Part(job, 1, 0, stop_after=6), Part(job, 2, 6))]
+    expected = [ExitCode.DONE] * len(jobs) + [ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE] * len(stopped)
+    assert train_many(root / "two", 2, [*map(Part, jobs.values()), *parts]) == expected
+    return Trained(root, jobs, stopped)
+
+
+def test_losses_are_those_of_peft_in_a_plain_loop(trained: Trained) -> None:
+    for kind in {kind for kind, _ in trained.jobs}:
+        job = trained.jobs[kind, "fsdp"]
+        config = parse(TrainingConfig, job.training, "training")
+        tokenizer = load_tokenizer(str(trained.model / "tokenizer.json"))
+        data = open_data(config, tokenizer, job.root / "cache", lambda line: None)
+        expected = plain_losses(peft_model(config, trained.model), config, data.train, STEPS)
         for shard in ("ddp", "fsdp"):
-            document = training(
-                source,
-                model={"source": (root / "model").as_uri()},
-                adapter=adapter,
-                batch={"tokensPerStep": 256, "microBatch": 2},
-                optimizer={"lr": 1e-2, "schedule": {"warmupSteps": 3}},
-                length={"steps": STEPS},
-                parallel={"shard": shard},
-                deterministic=True,
-            )
-            jobs[kind, shard] = Job(root / f"{kind}-{shard}", document, uid=f"{kind}-{shard}")
-    done, parts = [ExitCode.DONE] * len(jobs), [*map(Part, jobs.values())]
-    for kind in STOPPED:
-        stopped = Job(root / f"{kind}-stopped", jobs[kind, "fsdp"].training, uid=f"{kind}-stopped")
-        parts += [Part(stopped, 1, 0, stop_after=4), Part(stopped, 2, 4)]
-        done += [ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE]
-        jobs[kind, "stopped"] = stopped
-    resharded = Job(root / "resharded", jobs["qlora", "fsdp"].training, uid="resharded")
-    assert train_many(root / "two", 2, [*parts, Part(resharded, 1, 0, stop_after=6)]) == [
-        *done, ExitCode.PREEMPTED_COMMITTED,
-    ]  # fmt: skip
-    assert train_many(root / "one", 1, [Part(resharded, 2, 6, stop_after=12)]) == [ExitCode.PREEMPTED_COMMITTED]
-    assert train_many(root / "two-again", 2, [Part(resharded, 3, 12)]) == [ExitCode.DONE]
-    jobs["qlora", "resharded"] = resharded
-    return Trained(root / "model", jobs)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_losses_are_those_of_peft_in_a_plain_loop(trained: Trained, kind: str) -> None:
-    job = trained.jobs[kind, "ddp"]
-    config = parse(TrainingConfig, job.training, "training")
-    tokenizer = load_tokenizer(str(trained.model / "tokenizer.json"))
-    data = open_data(config, tokenizer, job.root / "cache", lambda line: None)
-    expected = peft_losses(config, trained.model, data.train)
-    for shard in ("ddp", "fsdp"):
-        losses = [r.loss for r in trained.jobs[kind, shard].steps(1)]
-        assert losses == pytest.approx(expected, abs=1e-4 if kind == "qlora" else 1e-5), shard
-    assert expected[-1] < expected[0] - 0.05
+            if (kind, shard) in trained.jobs:
+                losses = [r.loss for r in trained.jobs[kind, shard].steps(1)]
+                assert losses == pytest.approx(expected, abs=1e-4 if kind == "qlora" else 1e-5), (kind, shard)
+        assert expected[-1] < expected[0] - 0.05
 
 
 def peft_model(config: TrainingConfig, folder: Path) -> Any:
@@ -126,58 +126,21 @@ def in_four_bits(kind: str) -> dict[str, Any]:
     return {"quantization_config": BitsAndBytesConfig(**nf4), "device_map": "cpu"} if kind == "qlora" else {}
 
 
-def peft_losses(config: TrainingConfig, folder: Path, data: Dataset) -> list[float]:
-    model = peft_model(config, folder)
-    weights = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.optimizer.weight_decay},
-        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=config.optimizer.betas, eps=config.optimizer.eps)
-    losses, per_step = [], config.samples_per_step()
-    for step in range(1, STEPS + 1):
-        total, scored = torch.zeros(()), 0
-        for index in range((step - 1) * per_step, step * per_step):
-            sample = data.sample(0, index)
-            for document in range(int(sample.documents.max()) + 1):
-                chosen = sample.documents == document
-                tokens, labels = (torch.tensor(part[chosen]).long() for part in (sample.tokens, sample.labels))
-                logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
-                total = total + torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-                scored += int((labels != -100).sum())
-        (total / scored).backward()
-        torch.nn.utils.clip_grad_norm_(weights, config.optimizer.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config.optimizer, step, STEPS)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append((total / scored).item())
-    return losses
-
-
-@pytest.mark.parametrize("kind", STOPPED)
-def test_a_stopped_job_goes_on_bit_for_bit(trained: Trained, kind: str) -> None:
-    records = [trained.jobs[kind, name].steps(*attempts) for name, attempts in (("stopped", (1, 2)), ("fsdp", (1,)))]
-    stopped, calm = ([(r.step, r.loss, r.grad_norm) for r in each] for each in records)
-    assert stopped == calm
+def test_a_stopped_job_goes_on_bit_for_bit(trained: Trained) -> None:
+    for kind, job in trained.stopped.items():
+        calm = trained.jobs[kind, "fsdp"].steps(1)
+        seen, expected = ([(r.step, r.loss, r.grad_norm) for r in each] for each in (job.steps(1, 2), calm))
+        assert seen == expected, kind
 
 
 def test_frozen_weights_keep_the_dtype_that_they_came_in(trained: Trained) -> None:
-    tensors = trained.jobs["lora", "fsdp"].commit(STEPS)["tensors"]
+    tensors = trained.jobs["dora", "fsdp"].commit(STEPS)["tensors"]
     dtypes = {name.rpartition(".lora_")[1] or "frozen": entry["dtype"] for name, entry in tensors.items()}
     assert dtypes == {"frozen": "BF16", ".lora_": "F32"}
 
 
-def test_four_bits_are_sharded_anew_with_every_sample_once(trained: Trained) -> None:
-    job, calm = trained.jobs["qlora", "resharded"], trained.jobs["qlora", "fsdp"]
-    losses = [record.loss for record in job.steps(1, 2, 3)]
-    assert losses == pytest.approx([record.loss for record in calm.steps(1)], abs=1e-5)
-    seen = [samples(job, attempt, ranks, 2) for attempt, ranks in ((1, 2), (2, 1), (3, 2))]
-    assert {step: ids for part in seen for step, ids in part.items()} == samples(calm, 1, 2, 2)
-
-
 def test_a_commit_holds_linear_layers_in_four_bits_in_files_written_once(trained: Trained) -> None:
-    job = trained.jobs["qlora", "resharded"]
+    job = trained.stopped["qlora"]
     commit = job.commit(STEPS)
     held = {name: entry["dtype"] for name, entry in commit["tensors"].items() if "layers.0.mlp.up_proj" in name}
     assert held.pop("model/model.layers.0.mlp.up_proj.weight_nf4") == "U8"
@@ -189,22 +152,38 @@ def test_a_commit_holds_linear_layers_in_four_bits_in_files_written_once(trained
     assert sorted(str(path.relative_to(job.folder)) for path in job.folder.rglob("frozen-*")) == sorted(frozen)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_exports_open_in_peft_and_merged_in_transformers(trained: Trained, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", [ALL], indirect=True, scope="module")
+def test_four_bits_are_sharded_anew_with_every_sample_once(trained: Trained, tmp_path: Path) -> None:
+    calm = trained.jobs["qlora", "fsdp"]
+    job = Job(tmp_path, calm.training, uid="moved")
+    assert train_many(tmp_path / "two", 2, [Part(job, 1, 0, stop_after=6)]) == [ExitCode.PREEMPTED_COMMITTED]
+    assert train_many(tmp_path / "one", 1, [Part(job, 2, 6, stop_after=12)]) == [ExitCode.PREEMPTED_COMMITTED]
+    assert train_many(tmp_path / "again", 2, [Part(job, 3, 12)]) == [ExitCode.DONE]
+    losses = [record.loss for record in job.steps(1, 2, 3)]
+    assert losses == pytest.approx([record.loss for record in calm.steps(1)], abs=1e-5)
+    seen = [samples(job, attempt, ranks, 2) for attempt, ranks in ((1, 2), (2, 1), (3, 2))]
+    assert {step: ids for part in seen for step, ids in part.items()} == samples(calm, 1, 2, 2)
+
+
+def test_exports_open_in_peft_and_merged_in_transformers(trained: Trained, tmp_path: Path) -> None:
+    for kind in {kind for kind, _ in trained.jobs}:
+        _open(trained.jobs[kind, "fsdp"], kind, tmp_path / kind)
+
+
+def _open(job: Job, kind: str, folder: Path) -> None:
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM
 
-    job = trained.jobs[kind, "fsdp"]
     store = FileStore(job.folder)
-    assert export(store, STEPS, tmp_path / "alone", form="peft")["adapter"] == "alone"
-    assert export(store, STEPS, tmp_path / "merged")["adapter"] == "merged"
-    beside = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "alone", dtype=torch.float32, **in_four_bits(kind))
+    assert export(store, STEPS, folder / "alone", form="peft")["adapter"] == "alone"
+    assert export(store, STEPS, folder / "merged")["adapter"] == "merged"
+    beside = AutoPeftModelForCausalLM.from_pretrained(folder / "alone", dtype=torch.float32, **in_four_bits(kind))
     # On some CPUs bitsandbytes computes in bf16 where it evaluates; there is no dropout to be left out.
     beside = beside.train() if kind == "qlora" else beside.eval()
     tokens = torch.randint(3, 250, (2, 24), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = beside(input_ids=tokens, use_cache=False).logits
-        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+        merged = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype=torch.float32).eval()
         assert (merged(input_ids=tokens, use_cache=False).logits - expected).abs().max() <= 5e-2  # written in bf16
         _, ours, _ = load_model(job.folder.as_uri(), STEPS)
         exact = ours(tokens, torch.arange(24).expand(2, 24), torch.zeros_like(tokens))
