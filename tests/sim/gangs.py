@@ -227,7 +227,7 @@ class Gangs(Store):
         if not process.alive:
             return
         job = self.jobs[process.uid]
-        process.alive = False
+        process.alive, process.died_at = False, self.t
         if process.visible and self.nodes[process.node].reachable:
             self._ended_in_sight(job, process, code, reason, signal, message)
         self.log(lambda: f"{job.name}-{process.attempt}-{process.index} ends with {code} {reason}".rstrip())

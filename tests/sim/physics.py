@@ -88,6 +88,7 @@ class Process:
     since: float = 0.0
     visible: bool = True
     alive: bool = False  # a process runs
+    died_at: float = float("inf")  # from when on nothing more is heard of it
     joined: bool = False  # it has passed the fence and is at the rendezvous
     removing: bool = False
     kill_at: float | None = None
@@ -200,7 +201,7 @@ def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Wor
     if process.joined:
         muffled = process.alive and process.muffled[0] <= now < process.muffled[1]
         training = job.trainings.get(process.attempt)
-        beat = _beat(job, process, process.muffled[0] if muffled else now, offset)
+        beat = _beat(job, process, process.muffled[0] if muffled else min(now, process.died_at), offset)
         if training is not None and (
             (training.hang == "stopped" and training.suspect is process) or process.held[0] <= now < process.held[1]
         ):

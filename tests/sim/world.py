@@ -24,7 +24,7 @@ class SimWorld(Gangs):
         for job, process in self.on(node):
             job.allow(process.attempt, Cause.INFRASTRUCTURE)
             if process.alive:
-                process.alive = False
+                process.alive, process.died_at = False, self.t
                 self.break_gang(job, process.attempt)
             self.after(self.rng.uniform(0.5, 15.0), lambda j=job, p=process: self._unanswered(j, p))  # type: ignore[misc]
         self.fleet_changed()

@@ -37,10 +37,12 @@ CLAIMS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """entries: the reservations as they should be. waits: by uid, why a queued job got nothing."""
+    """What a pass over the queue comes to."""
 
     entries: tuple[Reservation, ...]
+    """The reservations as they should be."""
     waits: dict[str, Wait]
+    """Why a queued job got nothing, by its uid."""
 
 
 def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:

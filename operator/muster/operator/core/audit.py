@@ -19,7 +19,7 @@ _ROUNDING_SECONDS = 1e-3
 
 
 class AuditFailed(AssertionError):
-    """A decision broke a promise. faults: each in words."""
+    """A decision broke the promises that `faults` says in words."""
 
     def __init__(self, faults: tuple[str, ...]) -> None:
         self.faults = faults

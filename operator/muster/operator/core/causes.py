@@ -71,16 +71,18 @@ _NODE_FAULTS = frozenset({Cause.INFRASTRUCTURE, Cause.HANG, Cause.UNKNOWN})
 
 @dataclass(frozen=True, slots=True)
 class FailureDiagnosis:
-    """failure: what to tell the user. strength: 0 is the best evidence. notice: the gang still runs and should be given
-    the time to commit. alive: nothing has ended yet; it is we who would end it. excludes_node: the node that it names
-    is avoided from now on, without waiting for a second fault.
-    """
+    """Why the attempt fails, and what follows from it."""
 
     failure: Failure
+    """What the user is told."""
     strength: int
+    """How good the evidence is; 0 is the best."""
     notice: bool = False
+    """The gang still runs and is given the time to commit."""
     alive: bool = False
+    """Nothing has ended by itself: the operator would end it."""
     excludes_node: bool = False
+    """The node that the failure names is avoided from now on, without waiting for a second fault."""
 
 
 def strength(failure: Failure) -> int:

@@ -9,27 +9,27 @@ from muster.contract.status import JobStatus
 
 @dataclass(frozen=True, slots=True)
 class CreateWorker:
-    """Let worker `worker` of `attempt` exist on `node`. Idempotent: one that exists already is left alone.
-
-    nodes: where every worker of the gang is, in worker order. resume_step: the commit to load, 0 for a fresh start.
-    """
+    """Let worker `worker` of `attempt` exist on `node`. Idempotent: one that exists already is left alone."""
 
     attempt: int
     worker: int
     node: str
     nodes: tuple[str, ...]
+    """Where every worker of the gang is, in worker order."""
     resume_step: int
+    """The step of the commit to load; 0 for a fresh start."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveWorker:
     """Make this worker be gone: ask it to stop, end it by force after the grace, then forget it. An exited one is only
-    swept. Idempotent. grace_seconds 0: at once, and without waiting for a node that does not answer.
+    swept. Idempotent.
     """
 
     attempt: int
     worker: int
     grace_seconds: float
+    """0: at once, and without waiting for a node that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,15 @@ Action = CreateWorker | RemoveWorker | RemoveJob
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """status: what the status should be. actions: what to do, only if the status says so already (they are empty when
-    it is to change). wake_after: seconds until the job should be looked at even if nothing is heard; None: only on
-    news. trusts_absence: rests on something not being there, so it holds only for a fresh observation.
-    """
+    """What should be true of a job, or be done about it."""
 
     status: JobStatus
+    """What the status should be."""
     actions: tuple[Action, ...] = ()
+    """What to do, which the status says already: empty when the status is to change."""
     wake_after: float | None = None
+    """Seconds until the job should be looked at even if nothing is heard of it; None: only on news."""
     code: str = ""
     because: str = ""
     trusts_absence: bool = False
+    """It rests on something not being there, so it holds only for a fresh observation."""

@@ -33,7 +33,7 @@ class Holders:
     """Who holds how much of the nodes that a shape fits; worked out once per shape and pool."""
 
     def __init__(self, fleet: Fleet, entries: list[Reservation]) -> None:
-        """entries: with those that are added to it while the queue is gone through."""
+        """`entries` is the list to which admission adds while it goes through the queue."""
         self._nodes, self._entries, self._others = fleet.nodes, entries, fleet.others
         self._names = {job.uid: f"{job.namespace}/{job.name}" for job in fleet.jobs}
         self._known: dict[tuple[Shape, str], str] = {}

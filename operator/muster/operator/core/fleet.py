@@ -18,23 +18,23 @@ CapacityType = Literal["spot", "on-demand"]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """gpus, cpus, memory_bytes, slots (how many workers): what Muster may use of it in all, held or free.
-
-    ready: healthy, not cordoned and not being drained, so that new workers may go there.
-    taints: key, value and effect of those that keep out every worker that does not tolerate them by itself.
-    """
+    """A node, as far as placement asks."""
 
     name: str
     pool: str
     capacity: CapacityType = "on-demand"
     gpus: int = 0
+    """What Muster may use of it in all, held or free; the same holds for cpus and memory_bytes."""
     cpus: float = 1.0
     memory_bytes: int = 0
     slots: int = 110
+    """How many workers it may carry."""
     instance_type: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     ready: bool = True
+    """It is healthy, not cordoned and not being drained, so that new workers may go there."""
     taints: tuple[tuple[str, str, str], ...] = ()
+    """Key, value and effect of those taints that keep out every worker that does not tolerate them by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +50,20 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """limits: accelerators that a namespace's jobs may hold together; a namespace that is not named has no limit.
-    grow_after_seconds: an elastic gang that has run for so long may be offered more nodes.
-    others: what is in use on the nodes and was not placed by Muster; it will be free some time.
-    priorities: values of the classes that jobs may name.
-    """
+    """What admission sees at one moment."""
 
     now: float
     fresh: bool
     nodes: tuple[Node, ...]
     jobs: tuple[JobSummary, ...]
     limits: dict[str, int] = field(default_factory=dict)
+    """Accelerators that the jobs of a namespace may hold together; a namespace that is not named has no limit."""
     others: tuple[Reservation, ...] = ()
+    """What is in use on the nodes and was not placed by Muster; it will be free some time."""
     priorities: Mapping[str, int] = field(default_factory=dict)
+    """Values of the priority classes that jobs may name."""
     grow_after_seconds: float = GROW_AFTER_START_SECONDS
+    """An elastic gang that has run for so long may be offered more nodes."""
 
     def line(self, job: JobSummary) -> tuple[int, float, str]:
         """For sorting, the first in line first: by the job's own priority, else its class's, then by age."""

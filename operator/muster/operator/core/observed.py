@@ -31,28 +31,30 @@ class Rejection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker of one attempt, of this job's uid. A worker that is not listed is gone.
-
-    node: where it is (or is to be). exit: how it ended, once EXITED. heartbeats: the newest of each of its ranks, in
-    rank order (for a very large gang it is enough to give rank 0's and the one that progressed last). removing: its
-    removal has been asked for. reason: the world's own word for its state (OOMKilled, Evicted, Preempted, NodeLost,
-    ImagePullBackOff); empty if there is none. since: when it came into this state. waiting: why another scheduler, such
-    as Kueue, has not placed it yet; empty once it has, or where Muster places it. rejection: the world refuses to
-    let it come to be, for `reason`, since `since`.
-    """
+    """One worker of one attempt, of this job's uid. A worker that is not listed is gone."""
 
     worker: int
     attempt: int
     node: str
+    """The node that it is on, or is to be on."""
     state: WorkerState
     created_at: float
     exit: WorkerExit | None = None
+    """How it ended, once its state is EXITED."""
     heartbeats: tuple[Heartbeat, ...] = ()
+    """The newest heartbeat of each of its ranks, in rank order. Of a very large gang rank 0's, and that of the rank
+    that progressed last, are enough."""
     removing: bool = False
+    """Its removal has been asked for."""
     reason: str = ""
+    """The world's own word for its state (OOMKilled, Evicted, Preempted, NodeLost, ImagePullBackOff); empty for
+    none."""
     since: float = 0.0
+    """When it came into this state."""
     waiting: str = ""
+    """Why another scheduler, such as Kueue, has not placed it yet; empty once it has, or where Muster places it."""
     rejection: Rejection | None = None
+    """Set where the world refuses to let it come to be, for `reason`, since `since`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +68,24 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Nodes that are held for one job: worker i goes to nodes[i].
-
-    number: which of the job's requests it answers: JobStatus.reservation, or for a running job that may grow, the one
-    after it. gpus, cpus, memory_bytes: held on each of the nodes. at: when it was made.
-    """
+    """Nodes that are held for one job: worker i goes to nodes[i]."""
 
     uid: str
     number: int
+    """The job's request that it answers: JobStatus.reservation, or the one after it for a running job that may grow."""
     namespace: str
     nodes: tuple[str, ...]
     pool: str
-    capacity: str  # spot | on-demand
+    capacity: str
+    """`spot` or `on-demand`."""
     gpus: int = 0
+    """Held on each of the nodes, as cpus and memory_bytes are."""
     cpus: float = 0.0
     memory_bytes: int = 0
     at: float = 0.0
-    instance_type: str = ""  # of the nodes, where they are all of one
+    """When it was made."""
+    instance_type: str = ""
+    """Of the nodes, where all are of one type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +98,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A snapshot of one job.
-
-    version: of the object, for compare-and-swap. fresh: read from the source for this observation, workers and
-    commits included; else any part may lag behind, each by its own time. committed: None when no commit exists,
-    or when nothing is known of them: then commits_unreadable says why. trouble: why what was decided can't be
-    carried out; empty if it can. nodes_unfit: those of status.gang.nodes that are gone, not ready or
-    being drained. reservations: this job's. wait: what the last admission pass said, if it gave
-    nothing. notes: what the next attempt's words should say beside its nodes.
-    """
+    """A snapshot of one job."""
 
     uid: str
     namespace: str
@@ -112,20 +107,30 @@ class Observed:
     generation: int
     deleting: bool
     version: str
+    """The version of the object, for compare-and-swap."""
     now: float
     fresh: bool
+    """Everything, workers and commits included, was read from its source for this observation. Else any part may lag
+    behind, each by a time of its own."""
     spec: JobSpec
     status: JobStatus
     workers: tuple[Worker, ...] = ()
     committed: Committed | None = None
+    """None when no commit exists, or when nothing is known of commits: then `commits_unreadable` says why."""
     commits_unreadable: str = ""
-    checkpoint_uri: str = ""  # the job's own folder: <spec.checkpoint.uri>/<uid>
+    checkpoint_uri: str = ""
+    """The job's own folder: <spec.checkpoint.uri>/<uid>."""
     signals: tuple[Signal, ...] = ()
     nodes_unfit: tuple[str, ...] = ()
+    """Those of status.gang.nodes that are gone, not ready or being drained."""
     reservations: tuple[Reservation, ...] = ()
+    """The reservations of this job."""
     wait: Wait | None = None
+    """What the last pass of admission said, if it gave the job nothing."""
     notes: tuple[str, ...] = ()
+    """What the next attempt's words should say beside its nodes."""
     trouble: str = ""
+    """Why what was decided can't be carried out; empty if it can."""
 
     def reservation(self, number: int) -> Reservation | None:
         """The nodes that were given to the job's request of that number."""

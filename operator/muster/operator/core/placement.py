@@ -29,18 +29,21 @@ def quantity(text: str | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one worker needs of its node. instance_types: empty means any. selector: labels that the node must have.
-    terms: of its affinity, any of which must hold. tolerations: its own. shares: others of its gang may be there, too.
-    """
+    """What one worker needs of its node."""
 
     gpus: int
     cpus: float
     memory_bytes: int
     instance_types: tuple[str, ...] = ()
+    """The types that will do; empty for any."""
     selector: tuple[tuple[str, str], ...] = ()
+    """Labels that the node must have, with their values."""
     terms: tuple[NodeTerm, ...] = ()
+    """Terms of its node affinity, any of which must hold; empty for none."""
     tolerations: tuple[Toleration, ...] = ()
+    """The job's own. A node with a taint that none of them covers is not for it."""
     shares: bool = False
+    """Several workers of its gang may be on one node."""
 
     def allows(self, node: Node) -> bool:
         """Whether it may go to that node at all, whatever is free there."""
@@ -79,16 +82,19 @@ def shape_of(spec: JobSpec) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """sizes: gang sizes that would do, the best first. capacity_order: which capacity to try first; empty: any.
-    avoid: nodes excluded for this job. required, preferred: node labels whose value the gang must or should share.
-    """
+    """What a gang asks for."""
 
     shape: Shape
     sizes: tuple[int, ...]
+    """The numbers of nodes that would do, the best first."""
     capacity_order: tuple[str, ...] = ()
+    """Which capacity to try first; empty for any."""
     avoid: frozenset[str] = frozenset()
+    """Nodes that are excluded for this job."""
     required: str | None = None
+    """The node label whose value the whole gang must share."""
     preferred: str | None = None
+    """The node label whose value the gang should share as far as it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +242,7 @@ class Space:
         return None
 
     def _choose(self, names: list[str], size: int, ask: Ask) -> tuple[str, ...] | None:
-        """names: the tightest fit first."""
+        """`size` of the names, which come with the tightest fit first; None where the topology forbids it."""
         label = ask.required or ask.preferred
         if label is None:
             return tuple(names[:size])

@@ -40,22 +40,25 @@ _MAY_BE_MUTE = frozenset({TrainerPhase.INIT, TrainerPhase.DATA, TrainerPhase.LOA
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """suspicion: to be kept in the status; None clears it. confirmed: believed now. wake_after: when to look again."""
+    """Whether a gang looks hung."""
 
     suspicion: Suspicion | None
+    """What the status should remember of it; None clears what it remembers."""
     confirmed: bool = False
+    """The suspicion has lasted long enough to be acted upon."""
     wake_after: float | None = None
+    """Seconds until the gang should be looked at again."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangEvidence:
-    """What looks hung at this moment, and for how long it must go on doing so. heard: the heartbeat that must not be
-    followed by another, where silence is the evidence.
-    """
+    """What looks hung at this moment."""
 
     why: str
     confirm_seconds: float
+    """How long it must go on looking so before it is acted upon."""
     heard: Heartbeat | None = None
+    """Where silence is the evidence: the heartbeat that must not be followed by another."""
     suspect: RankReport | None = None
 
 

@@ -11,19 +11,21 @@ from muster.operator.core.observed import Observed, Worker, WorkerState
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
-    """mine: workers of the current attempt, with exited and unreachable among them. older: of attempts before it.
-    rejected: those that the world does not let exist. ready: how many of mine run. missing: indices of the gang that
-    nobody answers to.
-    """
+    """An observation with its workers sorted by what the rules ask of them."""
 
     seen: Observed
     mine: tuple[Worker, ...]
+    """Workers of the current attempt, with those that exited or can't be reached among them."""
     older: tuple[Worker, ...]
+    """Workers of attempts before the current one."""
     exited: tuple[Worker, ...]
     unreachable: tuple[Worker, ...]
     rejected: tuple[Worker, ...]
+    """Those of mine that the world does not let exist."""
     ready: int
+    """The number of mine that run."""
     missing: tuple[int, ...]
+    """Indices of the gang for which there is no worker."""
 
     @property
     def status(self) -> JobStatus:

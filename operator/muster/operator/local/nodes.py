@@ -32,7 +32,7 @@ _SLOTS_OF_A_GPU_NODE = 64
 
 @dataclass(frozen=True)
 class VirtualNodes:
-    """number: of nodes, `local-0` … . Node i holds the machine's GPUs i × gpus_per_node and up."""
+    """The machine as nodes named `local-0`, `local-1` … . Node i has the machine's GPUs from i × gpus_per_node on."""
 
     number: int
     gpus_per_node: int = 0
@@ -41,7 +41,7 @@ class VirtualNodes:
         return tuple(f"local-{index}" for index in range(self.number))
 
     def all(self, unfit: frozenset[str] = frozenset()) -> tuple[Node, ...]:
-        """unfit: names of those where no new worker should go."""
+        """All nodes; those named in `unfit` are not ready, so that no new worker goes there."""
         memory = psutil.virtual_memory().total
         return tuple(
             Node(
@@ -57,7 +57,7 @@ class VirtualNodes:
         )
 
     def gpus(self, node: str, wanted: int, held: Sequence[WorkerRecord]) -> tuple[int, ...]:
-        """Indices of `wanted` free GPUs of the node. held: the live workers. Raises OSError when there are too few."""
+        """Indices of `wanted` GPUs of the node that no live worker (`held`) has. Raises OSError for too few."""
         if not wanted:
             return ()
         first = self.names().index(node) * self.gpus_per_node

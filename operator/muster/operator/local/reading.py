@@ -28,17 +28,18 @@ PORT_TAKEN = ("EADDRINUSE", "Address already in use")
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """One heartbeat file as it was last read. stamp: tells whether the file was replaced since.
-
-    age, silence: of the progress and of the heartbeat, in seconds, at the monotonic moment in *_seen_at.
-    """
+    """One heartbeat file as it was last read."""
 
     stamp: tuple[int, int, int]
+    """Differs once the file was replaced."""
     beat: Heartbeat | None
     progress: tuple[str, int]
+    """The phase and step of the heartbeat."""
     age: float
+    """Seconds since the last progress, at the monotonic moment `age_seen_at`."""
     age_seen_at: float
     silence: float
+    """Seconds since the heartbeat was written, at the monotonic moment `silence_seen_at`."""
     silence_seen_at: float
 
 
@@ -46,7 +47,7 @@ class Heartbeats:
     """Reads rank-*.json of any worker; a file is parsed again only when it was replaced.
 
     The ages of a heartbeat and of the progress in it are measured by this process's monotonic clock, so that a jump of
-    the wall clock neither makes a stall nor hides one. now, monotonic: the two clocks, in seconds.
+    the wall clock neither makes a stall nor hides one. `now` and `monotonic` are the two clocks, in seconds.
     """
 
     def __init__(
@@ -111,7 +112,8 @@ def read_exit(state: State, key: WorkerKey) -> WorkerExit | None:
 def exit_without_record(state: State, key: WorkerKey, exit_code: int | None, write: bool) -> WorkerExit:
     """For a launcher that is gone and left no record: it was killed, or its machine went down.
 
-    exit_code: where this process was its parent. write: put it down, so that every later reader sees the same.
+    Its exit code is known only where this process was its parent. With `write` the record is put down, so that every
+    later reader sees the same.
     """
     tail = log_tail(key.folder(state) / LOG)
     told = f"exit code {exit_code}" if exit_code is not None else "its end was not seen; most likely it was killed"

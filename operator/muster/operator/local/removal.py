@@ -22,7 +22,7 @@ STUCK_SECONDS = 5.0
 class Removals:
     """The removals under way, one task per worker, so that no pass of the operator ever waits for a grace to end.
 
-    on_gone: called with the worker's key when no process of it is left.
+    `on_gone` is called with a worker's key when no process of the worker is left.
     """
 
     def __init__(self, state: State, on_gone: Callable[[WorkerKey], None]) -> None:

@@ -31,9 +31,10 @@ class Workers:
     def of_job(
         self, uid: str, environment: Mapping[str, str], removing: frozenset[WorkerKey], fresh: bool
     ) -> tuple[Worker, ...]:
-        """Every worker of the job that is not removed, of whatever attempt. fresh: after a scan of all processes.
+        """Every worker of the job that is not removed, of whatever attempt; `removing` names the removals under way.
 
-        environment: the job's own variables, whose secrets are kept out. removing: removals under way.
+        A fresh answer comes from a scan of all processes of the machine. The secrets of the job's own variables,
+        `environment`, are kept out of what workers said when they ended.
         """
         found = processes.scan(self._state) if fresh else ()
         living = {member.key for member in found if member.key.job_uid == uid}

@@ -47,10 +47,11 @@ class InvalidSpec(Exception):
 
 
 class LocalWorld:
-    """root: the state folder, absolute. worker_command: what runs as a worker. on_error: told of a failed poll.
-    reads_only: for a guest who looks while the operator works; nothing is written, and nothing may be applied.
+    """Jobs as processes of this machine, in the state folder `root` (an absolute path).
 
-    Only one operator may act on a state folder; its process sees to that (`claim.py`).
+    `worker_command` runs as each worker, and `on_error` is told of a poll that failed. With `reads_only`, for somebody
+    who looks while the operator works, nothing is written and nothing may be applied. Only one operator may act on a
+    state folder; its process sees to that (`claim.py`).
     """
 
     def __init__(
