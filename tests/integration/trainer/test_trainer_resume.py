@@ -33,16 +33,16 @@ def computed(records: list[StepRecord]) -> list[tuple[Any, ...]]:
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    steps = 60
+    steps = 40
     document = deterministic(write_corpus(tmp_path / "corpus"), "fsdp", steps)
     calm = Job(tmp_path / "calm", document, {"every": 5}, uid="calm")
-    calm.start(workers=2).ends_well()
+    assert train_many(tmp_path, 2, [Part(calm)]) == [ExitCode.DONE]
     expected = calm.steps(1)
     assert [record.step for record in expected] == list(range(1, steps + 1))
 
     job = Job(tmp_path / "killed", document, {"every": 1000})
     gang = job.start(attempt=1, workers=2)
-    moment = random.randint(8, 45)
+    moment = random.randint(8, 25)
     beat = gang.reaches(moment, rank=1)
     os.kill(beat.pid, signal.SIGKILL)
     bystander, killed = gang.ends()
@@ -63,11 +63,11 @@ def test_three_ranks_go_on_bit_for_bit(tmp_path: Path) -> None:
     source = write_corpus(tmp_path / "corpus")
     pairs, parts = [], []
     for shard in ("ddp", "zero2"):
-        document = deterministic(source, shard, 25)
+        document = deterministic(source, shard, 15)
         calm = Job(tmp_path / f"{shard}-calm", document, uid=f"{shard}-calm")
         job = Job(tmp_path / f"{shard}-stopped", document, uid=f"{shard}-stopped")
         pairs.append((calm, job))
-        parts += [Part(calm), Part(job, 1, 0, stop_after=11), Part(job, 2, 11)]
+        parts += [Part(calm), Part(job, 1, 0, stop_after=6), Part(job, 2, 6)]
     assert train_many(tmp_path, 3, parts) == 2 * [ExitCode.DONE, ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE]
     for calm, job in pairs:
         assert computed(job.steps(1, 2)) == computed(calm.steps(1))

@@ -105,7 +105,7 @@ class Kept:
 
 
 def retained(commits: Iterable[Kept], keep: Keep, pins: Collection[int], in_use: Collection[int]) -> tuple[int, ...]:
-    """The steps to DELETE, oldest first.
+    """The steps of the commits that are to be deleted, oldest first.
 
     Kept are: the newest verified commit, whatever else happens; the last `keep.last` verified ones; the `keep.best`
     with the lowest evaluation loss (the newest marked best, where no loss is known); each `keep.every`-th; what is

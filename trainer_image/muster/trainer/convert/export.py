@@ -221,7 +221,10 @@ def _write_files(
     added: dict[str, Delta],
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """files: names of the outputs in each; added: what is added to some of our tensors, by their full names."""
+    """Write the outputs into files, piece by piece.
+
+    files: names of the outputs in each. added: what is added to some of our tensors, by their full names.
+    """
     targets: dict[str, Target] = {}
     with contextlib.ExitStack() as open_files:
         for file_name, group in files.items():

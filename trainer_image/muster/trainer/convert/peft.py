@@ -51,7 +51,7 @@ def base_of(commit: Commit) -> Base | None:
 
 
 def config(adapter: Adapter, base: Base) -> dict[str, Any]:
-    """adapter_config.json of a LoraConfig."""
+    """What the adapter_config.json of a LoraConfig holds."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

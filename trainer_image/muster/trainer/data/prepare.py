@@ -110,7 +110,7 @@ def _wait_for(descriptor: int, path: Path, source: str, report: Report) -> None:
 
 
 def _remembered_digest(file: File, folder: Path) -> str:
-    """sources.digest, read once per state of a large file: its size, inode and times vouch for its content."""
+    """What `sources.digest` says of a file; a large one is read once, as its size, inode and times vouch for it."""
     if file.size < TRUST_STAMP_BYTES or isinstance(file, sources.StoredFile):
         return sources.digest(file)
     memory = folder / hashlib.sha256(file.address.encode()).hexdigest()[:40]

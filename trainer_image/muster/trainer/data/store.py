@@ -127,12 +127,12 @@ class Documents:
 
     @property
     def bounds(self) -> Array:
-        """int64 [documents + 1]: running total of the lengths, not starting at 0."""
+        """The running total of the lengths, int64 [documents + 1]; it need not start at 0."""
         return self.store.bounds[self.first : self.last + 1]
 
     @property
     def firsts(self) -> Array:
-        """int64 [documents], chat only: offset of each document's first scored token, at least 1."""
+        """The offset of each document's first scored token, int64 [documents], at least 1. Of chat only."""
         assert self.store.firsts is not None
         return self.store.firsts[self.first : self.last]
 

@@ -1,4 +1,4 @@
-"""The launcher's ear for its node: is the node about to go? Then all ranks should commit and leave, at once.
+"""Watches for the node's announcement that it is about to go: then all ranks should commit and leave, at once.
 
 MUSTER_NOTICES says where: a file, or `http://{host}:29502/notices` with the node's address from MUSTER_HOST_IP. The
 operator hears it too and stops the whole gang; this only spares the seconds of that way, and works without it.

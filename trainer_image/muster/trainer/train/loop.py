@@ -112,7 +112,7 @@ class Trainer:
         self.reporter.close()
 
     def open_loader(self) -> Loader:
-        """The training data from where we stand."""
+        """Open the training data where this run stands in it."""
         samples, micro_batch = self.run.training.samples_per_step(), self.run.training.batch.micro_batch
         model = self.step.model
         return Loader(self.data.train, self.progress.cursor, samples, micro_batch, model.division, model.device)

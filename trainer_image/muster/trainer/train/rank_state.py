@@ -66,7 +66,10 @@ class DataWaitWindow:
         self._seen: deque[tuple[float, float, float]] = deque([(time.monotonic(), 0.0, 0.0)])
 
     def share(self, waited: float, productive: float) -> float | None:
-        """waited, productive: seconds so far. None until a minute has passed, or where little of it was training."""
+        """The share by now; None until a minute has passed, or where little of it was training.
+
+        waited, productive: seconds so far.
+        """
         now, (then, waited_then, productive_then) = time.monotonic(), self._seen[0]
         if now - self._seen[-1][0] >= DATA_WINDOW_SECONDS / 6:
             self._seen.append((now, waited, productive))

@@ -65,7 +65,8 @@ class PackedReport:
 
 
 def pack_step_report(loss: Tensor, count: Tensor, own: RankReport, ranks: Ranks) -> PackedReport:
-    """loss, count: scalars on the device, read by nobody here, so that this does not wait for it."""
+    """What this rank reports, as a vector. loss, count: scalars on the device, which are not read here: that would wait
+    for it."""
     asks = (own.requests.stop, own.requests.save, own.requests.snapshot)
     work = [own.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.world)]
     known = torch.tensor([float(own.tokens), *map(float, asks), *work], dtype=torch.float64)
