@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from sqlalchemy.types import TypeDecorator
 from muster.api.errors import database_unavailable, disk_full
 
 _WRITES = "muster_writes"
+# The largest submission takes 1 MB, in the log and again in the database. Ten times that would call small disks full.
+FREE_BYTES_MIN = 4 << 20
 
 
 class Json(TypeDecorator[Any]):
@@ -77,7 +80,10 @@ class Database:
             async with self.read() as session:
                 await session.execute(text("SELECT version FROM mirror"))
             return
-        async with self.write() as session:  # a full disk shows only to who writes
+        # A small write still fits into the log that SQLite has made already when nothing else does.
+        if self.file is not None and await asyncio.to_thread(_free_bytes, self.file.parent) < FREE_BYTES_MIN:
+            raise disk_full()
+        async with self.write() as session:
             await session.execute(text("UPDATE mirror SET version = version"))
 
     async def close(self) -> None:
@@ -121,6 +127,14 @@ class Database:
             if not self.is_sqlite:
                 raise database_unavailable() from error
             raise
+
+
+def _free_bytes(folder: Path) -> int:
+    """What is free for this user; plenty where the folder is gone, for then the database says so."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return FREE_BYTES_MIN
 
 
 def _is_full(error: DBAPIError) -> bool:
