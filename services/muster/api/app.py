@@ -19,7 +19,7 @@ from muster.api.background import Background, Work
 from muster.api.checkpoints import routes as checkpoints
 from muster.api.cluster import Cluster, Local
 from muster.api.db import Database
-from muster.api.errors import ACTIONS, ApiError, job_not_found, problem_response
+from muster.api.errors import ACTIONS, COMMIT_ACTIONS, ApiError, job_not_found, problem_response
 from muster.api.events import routes as events
 from muster.api.health import routes as health
 from muster.api.hub import Hub
@@ -214,7 +214,8 @@ def _of_http(request: Request, error: HTTPException) -> ApiError:
     headers = dict(error.headers or {})
     path, method = request.url.path[:200], request.method
     job, colon, action = path.removeprefix("/api/v1/jobs/").partition(":")
-    if colon and path.startswith("/api/v1/jobs/") and action not in ACTIONS and error.status_code in (404, 405):
+    known = COMMIT_ACTIONS if "/checkpoints/" in job else ACTIONS
+    if colon and path.startswith("/api/v1/jobs/") and action not in known and error.status_code in (404, 405):
         return job_not_found(f"{job}:{action}")
     if error.status_code == 404:
         return ApiError(

@@ -106,12 +106,14 @@ class ApiError(Exception):
 
 
 ACTIONS = ("cancel", "suspend", "resume", "clone")  # of a job: POST /jobs/{id}:cancel
+COMMIT_ACTIONS = ("pin", "unpin")  # of a commit: POST /jobs/{id}/checkpoints/{step}:pin
 
 
 def job_not_found(job: str) -> ApiError:
     if ":" in job:  # no id has one
         action = job.partition(":")[2][:64]
-        detail = f"A job knows no action {action!r}; there are POST …:{', :'.join(ACTIONS)}."
+        noun, known = ("commit", COMMIT_ACTIONS) if "/checkpoints/" in job else ("job", ACTIONS)
+        detail = f"A {noun} knows no action {action!r}; there are POST …:{', :'.join(known)}."
         return ApiError("not_found", detail)
     return ApiError(
         "job_not_found", f"There is no job with the id {job!r}; GET /api/v1/jobs?name=… finds a job by name."

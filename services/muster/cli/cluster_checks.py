@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
-from muster.cli.cluster_connection import PLURAL, TIMEOUT_SECONDS, Cluster, cluster_errors, message_of
+from muster.cli.clinic import Clinic, Finding, Lines
+from muster.cli.cluster_connection import PLURAL, cluster_errors, message_of
+from muster.cli.cluster_rights import operator_rights, own_rights
+from muster.cli.store_probe import checkpoint_store
 from muster.contract.names import GROUP, VERSION
 from muster.contract.schema import definition
 from muster.contract.text import plural
 
-State = Literal["ok", "warning", "failure"]
-
 # CEL rules in definitions are general since 1.29, and the TrainingJob has some.
 MINOR_MIN = 29
-STORE_SECONDS_MAX = 90.0
-POLL_SECONDS = 1.0
 # Group of each gang scheduler that `gang.scheduler.kind` can name, and what it is called there.
 SCHEDULERS = {
     "kueue.x-k8s.io": "kueue",
@@ -31,109 +26,6 @@ SCHEDULERS = {
 DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "google.com/tpu")
 EFA = "vpc.amazonaws.com/efa"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
-
-
-@dataclass(frozen=True)
-class Right:
-    """A verb on a resource, in the namespace of the jobs or (cluster-wide) everywhere."""
-
-    verb: str
-    resource: str
-    group: str = ""
-    everywhere: bool = False
-
-    @property
-    def kind(self) -> str:
-        """As kubectl spells it."""
-        resource, slash, subresource = self.resource.partition("/")
-        return f"{resource}{f'.{self.group}' if self.group else ''}{slash}{subresource}"
-
-
-def _rights(verbs: str, resource: str, group: str = "", everywhere: bool = False) -> tuple[Right, ...]:
-    return tuple(Right(verb, resource, group, everywhere) for verb in verbs.split())
-
-
-OWN_RIGHTS = (
-    *_rights("get list watch create patch", PLURAL, GROUP),
-    *_rights("get list", "pods"),
-    *_rights("get", "pods/log"),
-    *_rights("list", "events"),
-)
-# What the operator does all day; the chart's ClusterRole has the whole list.
-OPERATOR_RIGHTS = (
-    *_rights("get list watch patch delete", PLURAL, GROUP, everywhere=True),
-    *_rights("update", f"{PLURAL}/status", GROUP, everywhere=True),
-    *_rights("get list watch create patch delete", "pods", everywhere=True),
-    *_rights("get create", "services", everywhere=True),
-    *_rights("get list watch", "nodes", everywhere=True),
-    *_rights("create", "events", "events.k8s.io", everywhere=True),
-)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line. next_step: empty when nothing needs to be done."""
-
-    check: str
-    state: State
-    message: str
-    next_step: str = ""
-
-    def document(self) -> dict[str, str]:
-        line = asdict(self)
-        return {"check": line["check"], "state": line["state"], "message": line["message"], "next": line["next_step"]}
-
-
-@dataclass
-class Clinic:
-    """The cluster that is examined. store, image: given by the person, else found in the installation."""
-
-    cluster: Cluster
-    system: str
-    store: str | None = None
-    image: str | None = None
-    tolerance: float = STORE_SECONDS_MAX  # seconds that the store's pod may take
-
-    def api(self, name: str) -> Any:
-        """An API of the official client, such as AppsV1Api."""
-        from kubernetes import client
-
-        return getattr(client, name)(self.cluster.api)
-
-    def ask(self, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        return call(*arguments, _request_timeout=TIMEOUT_SECONDS, **more)
-
-    def find(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """The object, or None where there is none."""
-        from kubernetes.client.exceptions import ApiException
-
-        try:
-            return self.ask(call, *arguments)
-        except ApiException as error:
-            if error.status != 404:
-                raise
-            return None
-
-    @cached_property
-    def groups(self) -> dict[str, tuple[str, ...]]:
-        """The API groups that are served, each with its versions."""
-        served = self.ask(self.api("ApisApi").get_api_versions).groups
-        return {group.name: tuple(version.version for version in group.versions) for group in served}
-
-    @cached_property
-    def nodes(self) -> list[Any]:
-        return list(self.ask(self.api("CoreV1Api").list_node).items)
-
-    @cached_property
-    def operator(self) -> Any:
-        """The operator's Deployment, or None."""
-        return self.find(self.api("AppsV1Api").read_namespaced_deployment, "muster-operator", self.system)
-
-    def setting(self, name: str) -> str | None:
-        """A variable of the operator's container."""
-        containers = self.operator.spec.template.spec.containers if self.operator is not None else ()
-        found = (each.value for container in containers for each in container.env or () if each.name == name)
-        return next(found, None)
 
 
 def examine(clinic: Clinic) -> list[Finding]:
@@ -155,9 +47,6 @@ def examine(clinic: Clinic) -> list[Finding]:
                 next_step = "ask somebody who may to run this, or for the right to look"
                 found.append(Finding(title, "warning", f"can't look: {message_of(error)}", next_step))
     return found
-
-
-Lines = Iterator[tuple[State, str] | tuple[State, str, str]]
 
 
 def _version(clinic: Clinic) -> Finding:
@@ -208,53 +97,18 @@ def _is_text(key: str, value: Any) -> bool:
     return key == "description" and isinstance(value, str)
 
 
-def _own_rights(clinic: Clinic) -> Lines:
-    missing = [right for right in OWN_RIGHTS if not _may(clinic, right, None)]
-    where = f"in namespace {clinic.cluster.namespace}"
-    if missing:
-        told = f"you may not {_told(missing)} {where}"
-        yield "failure", told, "ask for the role muster-user there (docs/install.md)"
-    else:
-        yield "ok", f"you may submit, watch and change jobs {where}"
-
-
-def _operator_rights(clinic: Clinic) -> Lines:
-    account = f"system:serviceaccount:{clinic.system}:muster-operator"
-    missing = [right for right in OPERATOR_RIGHTS if not _may(clinic, right, account)]
-    if missing:
-        yield "failure", f"{account} may not {_told(missing)}", "install or upgrade the chart"
-    else:
-        yield "ok", f"{account} may do what it must"
-
-
-def _told(rights: Iterable[Right]) -> str:
-    """`get, list pods; create services`."""
-    verbs: dict[str, list[str]] = {}
-    for right in rights:
-        verbs.setdefault(right.kind, []).append(right.verb)
-    return "; ".join(f"{', '.join(each)} {kind}" for kind, each in verbs.items())
-
-
-def _may(clinic: Clinic, right: Right, account: str | None) -> bool:
-    """Whether we, or that account, have the right: the API server decides, by whatever authorizes there."""
-    resource, _, subresource = right.resource.partition("/")
-    asked = {"verb": right.verb, "group": right.group, "resource": resource, "subresource": subresource}
-    asked |= {} if right.everywhere else {"namespace": clinic.cluster.namespace}
-    spec: dict[str, Any] = {"resourceAttributes": asked}
-    api = clinic.api("AuthorizationV1Api")
-    if account is None:
-        answer = clinic.ask(api.create_self_subject_access_review, {"spec": spec})
-    else:
-        groups = ["system:serviceaccounts", f"system:serviceaccounts:{account.split(':')[2]}", "system:authenticated"]
-        answer = clinic.ask(api.create_subject_access_review, {"spec": spec | {"user": account, "groups": groups}})
-    return bool(answer.status.allowed)
-
-
 def _operator(clinic: Clinic) -> Lines:
     if clinic.operator is None:
         told = f"no Deployment muster-operator in namespace {clinic.system}"
         yield "failure", told, "install the chart, or name its namespace with --system"
         return
+    only, namespace = clinic.served_namespace, clinic.cluster.namespace
+    if only and namespace != only:
+        yield (
+            "failure",
+            f"the operator serves namespace {only} alone, not {namespace}",
+            f"submit to it: --namespace {only}",
+        )
     status, image = clinic.operator.status, clinic.operator.spec.template.spec.containers[0].image
     wanted, ready = clinic.operator.spec.replicas or 0, status.ready_replicas or 0
     if ready:
@@ -358,89 +212,16 @@ def _prometheus(clinic: Clinic) -> Lines:
         yield "warning", "no Prometheus Operator", "scrape the annotated pods another way (docs/monitoring.md)"
 
 
-def _store(clinic: Clinic) -> Lines:
-    """A pod of the workers' image and service account asks the store, as a worker would."""
-    uri = clinic.store or clinic.setting("MUSTER_OPERATOR_CHECKPOINT_URI")
-    image = clinic.image or clinic.setting("MUSTER_OPERATOR_IMAGE")
-    if not uri or not image:
-        lack = "checkpoint store (--store)" if not uri else "worker image (--image)"
-        yield "warning", f"not tried: the installation names no {lack}", "give it, or set it in the chart's values"
-        return
-    core, namespace = clinic.api("CoreV1Api"), clinic.cluster.namespace
-    name = f"muster-doctor-{uuid.uuid4().hex[:8]}"
-    account = clinic.setting("MUSTER_OPERATOR_SERVICE_ACCOUNT") or None
-    clinic.ask(core.create_namespaced_pod, namespace, _pod(name, image, uri, account))
-    try:
-        phase, why = _wait_for(clinic, name)
-        if phase == "Succeeded":
-            yield "ok", f"{uri} answers a pod of {image}"
-        elif phase == "Failed":
-            log = (clinic.ask(core.read_namespaced_pod_log, name, namespace) or "").strip().splitlines()
-            yield "failure", f"a pod of {image} can't use {uri}: {log[-1] if log else why}", _STORE_NEXT
-        else:
-            next_step = f"kubectl -n {namespace} describe nodes; try again with --image of one that can be pulled"
-            yield (
-                "warning",
-                f"not known: the pod that tries it did not run within {clinic.tolerance:g} s ({why})",
-                next_step,
-            )
-    finally:
-        clinic.ask(core.delete_namespaced_pod, name, namespace, grace_period_seconds=0)
-
-
-_STORE_NEXT = "check address, bucket policy and the workers' service account (docs/install.md)"
-
-
-def _pod(name: str, image: str, uri: str, account: str | None) -> dict[str, Any]:
-    """Such as the restricted Pod Security Standard lets in."""
-    container = {
-        "name": "store",
-        "image": image,
-        "command": ["python", "-m", "muster.trainer.checkpoint", "ls", uri, "--json"],
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    spec: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "activeDeadlineSeconds": int(STORE_SECONDS_MAX) + 30,
-        "automountServiceAccountToken": False,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [container],
-    }
-    labels = {"app.kubernetes.io/name": "muster-doctor"}
-    return {
-        "metadata": {"name": name, "labels": labels},
-        "spec": spec | ({"serviceAccountName": account} if account else {}),
-    }
-
-
-def _wait_for(clinic: Clinic, name: str) -> tuple[str, str]:
-    """The pod's phase when it has ended or the patience has, and why it is not further."""
-    deadline = time.monotonic() + clinic.tolerance
-    while True:
-        pod = clinic.ask(clinic.api("CoreV1Api").read_namespaced_pod, name, clinic.cluster.namespace)
-        phase = str(pod.status.phase)
-        if phase in ("Succeeded", "Failed") or time.monotonic() > deadline:
-            return phase, _reason(pod)
-        time.sleep(POLL_SECONDS)
-
-
-def _reason(pod: Any) -> str:
-    states = [status.state.waiting for status in pod.status.container_statuses or () if status.state.waiting]
-    messages: Iterable[str] = (each.message or "" for each in pod.status.conditions or () if each.status != "True")
-    return (states[0].reason if states else "") or next((text for text in messages if text), str(pod.status.phase))
-
-
 CHECKS: dict[str, Callable[[Clinic], Lines]] = {
     "definition": _definition,
-    "your rights": _own_rights,
+    "your rights": own_rights,
     "operator": _operator,
-    "operator's rights": _operator_rights,
+    "operator's rights": operator_rights,
     "agents": _agents,
     "gang schedulers": _schedulers,
     "devices": _devices,
     "efa": _efa,
     "storage class": _storage_class,
-    "checkpoint store": _store,
+    "checkpoint store": checkpoint_store,
     "monitoring": _prometheus,
 }

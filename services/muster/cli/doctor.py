@@ -36,7 +36,8 @@ def doctor(
     Nothing is changed, but for one pod that tries to reach the checkpoint store and is removed again. Exit code 1 when
     something that Muster can't do without is missing.
     """
-    from muster.cli.cluster_checks import Clinic, examine
+    from muster.cli.clinic import Clinic
+    from muster.cli.cluster_checks import examine
     from muster.cli.cluster_connection import connect_cluster
 
     before_context, before_namespace = chosen_cluster()

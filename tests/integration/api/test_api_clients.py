@@ -142,7 +142,21 @@ def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Pat
             waiting += node.values()
         elif isinstance(node, list):
             waiting += node
-    verbs = {"submit", "list", "get", "cancel", "suspend", "resume", "clone", "read", "explain", "make", "revoke"}
+    verbs = {
+        "submit",
+        "list",
+        "get",
+        "cancel",
+        "suspend",
+        "resume",
+        "clone",
+        "read",
+        "explain",
+        "make",
+        "revoke",
+        "pin",
+        "unpin",
+    }
     assert {name.partition("_")[0] for name in operations} <= verbs | {"check", "scrape"}
     assert len(operations) == len(set(operations))
     assert made["servers"] == [{"url": "/", "description": "Where this document was read"}]

@@ -58,7 +58,7 @@ def requests_of(store: S3Store) -> list[tuple[str, dict[str, str]]]:
         text = {k: v.decode() if isinstance(v, bytes) else str(v) for k, v in request.headers.items()}
         sent.append((request.method, text))
 
-    store._client.meta.events.register("before-send.s3", note)
+    store._bucket.client.meta.events.register("before-send.s3", note)
     return sent
 
 

@@ -20,7 +20,8 @@ from muster.storage.errors import NotFound, Refused, StoreError, Truncated
 from muster.storage.file_store import FileStore
 from muster.storage.retry import Retry
 from muster.storage.s3_probe import Server
-from muster.storage.s3_store import S3Store, upload_part_bytes
+from muster.storage.s3_store import S3Store
+from muster.storage.s3_upload import upload_part_bytes
 from muster.storage.settings import S3Settings
 from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.collect import collect
@@ -134,7 +135,7 @@ def test_a_listing_of_many_pages(keys: None, moto_s3: S3Server) -> None:
         pages.append(params.get("ContinuationToken"))
         params["MaxKeys"] = 10
 
-    store._client.meta.events.register("before-parameter-build.s3.ListObjectsV2", small)
+    store._bucket.client.meta.events.register("before-parameter-build.s3.ListObjectsV2", small)
     keys = [f"step-{n:08d}/x" for n in range(25)]
     for key in keys:
         store.create(key, b"")

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
+from starlette.convertors import Convertor, register_url_convertor
 
 from muster.api.errors import ApiError
 from muster.api.jobs import service
@@ -31,6 +32,20 @@ from muster.storage.pins import pin, pinned, unpin
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
+
+class _StepOrWord(Convertor[str]):
+    """A part of a path without an action, so that GET …/120:pin is a method that the pin does not know."""
+
+    regex = "[^/:]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("step_or_word", _StepOrWord())
 Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
 
 
@@ -179,7 +194,7 @@ async def list_checkpoints(services: ServicesDependency, job_id: JobId) -> JSONR
 
 
 @router.get(
-    "/{job_id}/checkpoints/{step}",
+    "/{job_id}/checkpoints/{step:step_or_word}",
     response_model=CheckpointDetail,
     dependencies=[reads],
     summary="Inspect a checkpoint",

@@ -1,0 +1,86 @@
+"""The cluster that `muster doctor` examines, and a line of what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from muster.cli.cluster_connection import TIMEOUT_SECONDS, Cluster
+
+State = Literal["ok", "warning", "failure"]
+Line = tuple[State, str] | tuple[State, str, str]  # what Finding has beside its check
+Lines = Iterator[Line]
+STORE_SECONDS_MAX = 90.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line. next_step: empty when nothing needs to be done."""
+
+    check: str
+    state: State
+    message: str
+    next_step: str = ""
+
+    def document(self) -> dict[str, str]:
+        line = asdict(self)
+        return {"check": line["check"], "state": line["state"], "message": line["message"], "next": line["next_step"]}
+
+
+@dataclass
+class Clinic:
+    """The cluster that is examined. store, image: given by the person, else found in the installation."""
+
+    cluster: Cluster
+    system: str
+    store: str | None = None
+    image: str | None = None
+    tolerance: float = STORE_SECONDS_MAX  # seconds that the store's pod may take
+
+    def api(self, name: str) -> Any:
+        """An API of the official client, such as AppsV1Api."""
+        from kubernetes import client
+
+        return getattr(client, name)(self.cluster.api)
+
+    def ask(self, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        return call(*arguments, _request_timeout=TIMEOUT_SECONDS, **more)
+
+    def find(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """The object, or None where there is none."""
+        from kubernetes.client.exceptions import ApiException
+
+        try:
+            return self.ask(call, *arguments)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return None
+
+    @cached_property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The API groups that are served, each with its versions."""
+        served = self.ask(self.api("ApisApi").get_api_versions).groups
+        return {group.name: tuple(version.version for version in group.versions) for group in served}
+
+    @cached_property
+    def nodes(self) -> list[Any]:
+        return list(self.ask(self.api("CoreV1Api").list_node).items)
+
+    @cached_property
+    def operator(self) -> Any:
+        """The operator's Deployment, or None."""
+        return self.find(self.api("AppsV1Api").read_namespaced_deployment, "muster-operator", self.system)
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """The variables of the operator's container, as far as the Deployment itself says them."""
+        containers = self.operator.spec.template.spec.containers if self.operator is not None else ()
+        return {each.name: each.value for container in containers for each in container.env or () if each.value}
+
+    @property
+    def served_namespace(self) -> str:
+        """The only namespace whose jobs the operator serves; empty: all."""
+        return self.settings.get("MUSTER_OPERATOR_WATCH_NAMESPACE", "")

@@ -1,0 +1,191 @@
+"""What the doctor says of the checkpoint store's pod and the operator's rights. A real cluster: tests/cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubernetes import client
+
+from muster.cli.clinic import Clinic
+from muster.cli.cluster_checks import _operator
+from muster.cli.cluster_connection import Cluster
+from muster.cli.cluster_rights import OPERATOR_RIGHTS, operator_rights
+from muster.cli.store_probe import checkpoint_store, probe_pod, verdict
+
+IMAGE, URI = "registry.example/muster:1", "s3://checkpoints/team"
+SETTINGS = {
+    "MUSTER_OPERATOR_CHECKPOINT_URI": URI,
+    "MUSTER_OPERATOR_IMAGE": IMAGE,
+    "MUSTER_OPERATOR_SERVICE_ACCOUNT": "trainer",
+    "MUSTER_OPERATOR_IMAGE_PULL_SECRETS": '["registry"]',
+    "MUSTER_S3_ENDPOINT": "http://minio:9000",
+}
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: muster-doctor-1
+  labels: {app.kubernetes.io/name: muster-doctor}
+spec:
+  restartPolicy: Never
+  activeDeadlineSeconds: 120
+  automountServiceAccountToken: false
+  securityContext: {runAsNonRoot: true, runAsUser: 1000, seccompProfile: {type: RuntimeDefault}}
+  serviceAccountName: trainer
+  imagePullSecrets: [{name: registry}]
+  containers:
+    - name: store
+      image: registry.example/muster:1
+      command: [python, -m, muster.trainer.checkpoint, ls, s3://checkpoints/team, --json]
+      env: [{name: MUSTER_S3_ENDPOINT, value: http://minio:9000}]
+      resources: {requests: {cpu: 100m, memory: 256Mi}, limits: {memory: 512Mi}}
+      securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+"""
+
+
+def test_the_stores_pod_reaches_it_as_a_worker_does() -> None:
+    """Its S3 settings, account and pull secrets are the workers': it asked Amazon where the cluster has a MinIO."""
+    pod = probe_pod("muster-doctor-1", IMAGE, URI, SETTINGS)
+    assert pod == yaml.safe_load(POD)
+    for version in ("1.29", "1.35"):
+        kubernetes_validate.validate(pod, version, strict=True)
+    kubernetes_validate.validate(probe_pod("muster-doctor-1", IMAGE, URI, {}), "1.35", strict=True)
+
+
+def seen(phase: str, waiting: tuple[str, str] | None = None, condition: tuple[str, str] | None = None) -> client.V1Pod:
+    state = client.V1ContainerState(
+        waiting=client.V1ContainerStateWaiting(reason=waiting[0], message=waiting[1]) if waiting else None
+    )
+    status = client.V1ContainerStatus(image=IMAGE, image_id="", name="store", ready=False, restart_count=0, state=state)
+    conditions = [
+        client.V1PodCondition(type="PodScheduled", status="False", reason=condition[0], message=condition[1])
+    ] if condition else []  # fmt: skip
+    return client.V1Pod(
+        status=client.V1PodStatus(phase=phase, conditions=conditions, container_statuses=[status] if waiting else None)
+    )
+
+
+@pytest.mark.parametrize(
+    ("pod", "log", "state", "words", "next_step"),
+    [
+        (seen("Succeeded"), "{}", "ok", f"{URI} answers a pod of {IMAGE}", ""),
+        (
+            seen("Failed"),
+            'warning: x\n{"error": "s3://checkpoints/team/commits/: can\'t list it: the bucket does not exist"}\n',
+            "failure",
+            f"a pod of {IMAGE} can't use {URI}: {URI}/commits/: can't list it: the bucket does not exist",
+            "check address, bucket policy",
+        ),
+        (
+            seen("Pending", ("ImagePullBackOff", 'Back-off pulling image "registry.example/muster:1"')),
+            "",
+            "failure",
+            f"{IMAGE} can't be pulled (ImagePullBackOff: Back-off pulling image",
+            "with --image",
+        ),
+        (
+            seen("Pending", ("CreateContainerConfigError", "image will run as root")),
+            "",
+            "failure",
+            f"a pod of {IMAGE} can't start (CreateContainerConfigError: image will run as root)",
+            "put right",
+        ),
+        (
+            seen("Pending", None, ("Unschedulable", "0/3 nodes are available: 3 had untolerated taint(s).")),
+            "",
+            "warning",
+            "not known: no node took the pod that tries it within 90 s: 0/3 nodes are available",
+            "make room",
+        ),
+        (
+            seen("Pending", ("ContainerCreating", "")),
+            "",
+            "warning",
+            "not known: the pod that tries it did not run within 90 s (ContainerCreating)",
+            "try again",
+        ),
+    ],
+    ids=["reached", "refused", "no image", "no start", "no node", "slow"],
+)
+def test_what_became_of_the_pod_is_said_with_the_next_step(
+    pod: client.V1Pod, log: str, state: str, words: str, next_step: str
+) -> None:
+    found = verdict(pod, log, IMAGE, URI, 90)
+    assert found[0] == state
+    assert found[1].startswith(words)
+    assert next_step in "".join(found[2:])
+
+
+class Recorded(Clinic):
+    """A cluster that gives these answers; asked: what was sent, by the call's name."""
+
+    def prepare(self, settings: dict[str, str], pods: list[client.V1Pod] | None = None) -> Recorded:
+        env = [client.V1EnvVar(name=name, value=value) for name, value in settings.items()]
+        container = SimpleNamespace(env=env, image=IMAGE)
+        template = SimpleNamespace(spec=SimpleNamespace(containers=[container]))
+        self.__dict__["operator"] = SimpleNamespace(
+            spec=SimpleNamespace(template=template, replicas=1), status=SimpleNamespace(ready_replicas=1)
+        )
+        self.asked: list[tuple[str, Any]] = []
+        self.pods = pods or []
+        return self
+
+    def api(self, name: str) -> Any:
+        calls = (
+            "create_self_subject_access_review create_subject_access_review create_namespaced_pod read_namespaced_pod "
+            "read_namespaced_pod_log delete_namespaced_pod"
+        )
+        return SimpleNamespace(**{call: call for call in calls.split()})
+
+    def ask(self, call: Any, *arguments: Any, **more: Any) -> Any:
+        self.asked.append((call, arguments[-1]))
+        if call == "read_namespaced_pod":
+            return self.pods.pop(0)
+        return "" if call.endswith("log") else SimpleNamespace(status=SimpleNamespace(allowed=True))
+
+
+def clinic(settings: dict[str, str], pods: list[client.V1Pod] | None = None, namespace: str = "team") -> Recorded:
+    return Recorded(Cluster("here", namespace, None), "muster-system").prepare(settings, pods)
+
+
+@pytest.mark.parametrize("only", ["", "team"])
+def test_an_operator_of_one_namespace_needs_its_rights_there_alone(only: str) -> None:
+    """It was asked for them in the whole cluster, where a Role gives none."""
+    here = clinic({"MUSTER_OPERATOR_WATCH_NAMESPACE": only})
+    ((state, message),) = operator_rights(here)
+    assert (state, message.endswith(" in namespace team")) == ("ok", bool(only))
+    asked = [body["spec"]["resourceAttributes"] for _, body in here.asked]
+    assert len(asked) == len(OPERATOR_RIGHTS)
+    assert {each.get("namespace", "") for each in asked if each["resource"] != "nodes"} == {only}
+    assert {each.get("namespace", "") for each in asked if each["resource"] == "nodes"} == {""}, "nodes have none"
+
+
+def test_jobs_in_a_namespace_that_nobody_serves_are_told() -> None:
+    told = list(_operator(clinic({"MUSTER_OPERATOR_WATCH_NAMESPACE": "team"}, namespace="other")))
+    assert told[0] == (
+        "failure",
+        "the operator serves namespace team alone, not other",
+        "submit to it: --namespace team",
+    )
+    assert [line[0] for line in _operator(clinic({"MUSTER_OPERATOR_WATCH_NAMESPACE": "team"}))] == ["ok"]
+
+
+def test_a_pod_that_can_not_start_is_not_waited_for_and_is_removed() -> None:
+    here = clinic(SETTINGS, [seen("Pending"), seen("Pending", ("ImagePullBackOff", ""))])
+    ((state, *_),) = checkpoint_store(here)
+    assert state == "failure"
+    assert [call for call, _ in here.asked if "log" not in call] == [
+        "create_namespaced_pod", "read_namespaced_pod", "read_namespaced_pod", "delete_namespaced_pod"
+    ]  # fmt: skip
+    assert here.asked[-1][1] == here.asked[1][1], "the same pod"
+
+
+def test_the_roles_of_the_chart_have_every_right_that_is_asked_for() -> None:
+    roles = (Path(__file__).parents[3] / "helm/muster/templates/operator-rbac.yaml").read_text()
+    for right in OPERATOR_RIGHTS:
+        assert right.resource in roles, right
