@@ -49,7 +49,7 @@ register_url_convertor("step_or_word", _StepOrWord())
 Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
 
 
-class Checkpoint(Reply):
+class _Summary(Reply):
     """bytes: of all files of the commit; added_bytes: without those that earlier commits have too, so that these add up
     to what the folder takes. tokens: trained until then."""
 
@@ -62,9 +62,14 @@ class Checkpoint(Reply):
     best: bool
     bytes: int
     added_bytes: int
-    files: int
     pinned: bool
     uri: str
+
+
+class Checkpoint(_Summary):
+    """A line of the list. files: how many the commit has."""
+
+    files: int
 
 
 class CheckpointList(Reply):
@@ -92,20 +97,10 @@ class CheckpointTensor(Reply):
     slices: int
 
 
-class CheckpointDetail(Reply):
-    """What a commit holds. bytes: of all its files. tokens: trained until then. elements: of the model's weights.
-    tensor_bytes: of all tensors, the optimizer's too. cursor: where the data stands. config: the job's training."""
+class CheckpointDetail(_Summary):
+    """What a commit holds. elements: of the model's weights. tensor_bytes: of all tensors, the optimizer's too. cursor:
+    where the data stands. config: the job's training."""
 
-    step: int
-    attempt: int
-    committed_at: Time
-    world_size: int
-    tokens: int
-    metrics: dict[str, float]
-    best: bool
-    bytes: int
-    pinned: bool
-    uri: str
     job: str
     job_uid: str
     mesh: dict[str, Any]
