@@ -109,19 +109,21 @@ ALL_LINEAR = "all-linear"
 
 
 class Adapter(Spec):
-    """Weights W of the targets stay as they are, and small matrices beside them are trained: W + alpha / rank × B A
-    (lora), W + alpha / sqrt(rank) × B A (rslora), or lora with the length of each row trained apart (dora), or lora
-    beside weights in four bits (qlora: NF4, all linear layers but the output head; needs model.source).
-
-    targets: names of linear layers, or ends of names (`q_proj`, `self_attn.q_proj`), or `all-linear`: all but the
-    output head. dropout: the share of a target's input that the adapter does not see.
-    """
+    """Small matrices A and B that are trained beside the weights W of some layers, which stay as they are."""
 
     kind: Literal["lora", "rslora", "dora", "qlora"] = "lora"
+    """`lora` computes W + alpha / rank × B A, and `rslora` W + alpha / sqrt(rank) × B A. `dora` is lora with the length
+    of each row of the sum trained apart. `qlora` is lora beside weights in four bits (NF4, all linear layers but the
+    output head), and needs model.source.
+    """
     rank: Positive = 16
+    """The inner dimension of B A."""
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
+    """The weight of B A, before it is divided by the rank or its root."""
     targets: Annotated[Many[Text], Field(min_length=1)] = ("q_proj", "v_proj")
+    """Names of linear layers or ends of names (`q_proj`, `self_attn.q_proj`), or `all-linear`, all but the head."""
     dropout: Fraction = 0.0
+    """The share of a layer's input that the adapter does not see, while training only."""
 
     @field_validator("targets")
     @classmethod
