@@ -14,12 +14,13 @@ from muster.contract.spec import Keep
 from muster.storage.checksum import crc32
 from muster.storage.errors import NotFound
 from muster.storage.listing import steps_in
+from muster.storage.pins import pin, pinned, unpin
 from muster.storage.store import Object
 from muster.trainer.checkpoint.collect import collect
 from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.quarantine import quarantine
-from muster.trainer.checkpoint.readers import being_read, pin, pinned, reading, unpin
+from muster.trainer.checkpoint.readers import being_read, reading
 
 SEQUENCES = 10_000
 
