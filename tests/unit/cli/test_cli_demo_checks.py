@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from muster.cli.demo_checks import CHECKS, Evidence, Kill, detection_seconds, recovery_seconds, run_checks
+from muster.contract.times import rfc3339
+from muster.contract.views import with_times
 
 JOB = "6f1f7a0e-8f0a-4c6e-9a55-0d0f3c1c3a11"
 STEPS = 100
@@ -18,7 +20,15 @@ def honest() -> Evidence:
     """A job of 100 steps: a commit at 40, a SIGKILL at step 49, resumed at 40, done."""
 
     def event(number: int, kind: str, at: float, attempt: int | None, **data: Any) -> dict[str, Any]:
-        return {"id": number, "jobId": JOB, "type": kind, "at": at, "attempt": attempt, "message": "", "data": data}
+        return {
+            "id": number,
+            "jobId": JOB,
+            "type": kind,
+            "at": rfc3339(at),
+            "attempt": attempt,
+            "message": "",
+            "data": data,
+        }
 
     points = [{"step": s, "attempt": 1, "at": 1_005.0 + s / 2, "loss": 5 - s / 50} for s in range(1, 41)]
     points += [{"step": s, "attempt": 2, "at": 1_020.0 + s / 2, "loss": 5 - s / 50} for s in range(41, STEPS + 1)]
@@ -26,22 +36,22 @@ def honest() -> Evidence:
         server="http://127.0.0.1:40000",
         job={
             "id": JOB,
-            "metadata": {"name": "demo", "creationTimestamp": 1_000.0},
+            "metadata": {"name": "demo", "creationTimestamp": rfc3339(1_000.0)},
             "spec": {"training": {"length": {"steps": STEPS}}},
             "status": {
                 "phase": "Succeeded",
                 "because": "all steps are done",
                 "attempt": 2,
-                "finishedAt": 1_075.0,
+                "finishedAt": rfc3339(1_075.0),
                 "progress": {"step": STEPS, "steps": STEPS},
                 "ledger": {"seconds": {"queue": 1.0, "starting": 10.0, "productive": 60.0, "lost": 4.0}},
                 "lastFailure": {"attempt": 1, "exitCode": 137, "cause": "infrastructure"},
             },
         },
         attempts=(
-            {"number": 1, "createdAt": 1_001.0, "endedAt": 1_030.4, "resumeStep": 0, "lastStep": 49, "lostSteps": 9,
+            {"number": 1, "createdAt": rfc3339(1_001.0), "resumeStep": 0, "lastStep": 49, "lostSteps": 9,
              "outcome": "failed", "cause": "infrastructure"},
-            {"number": 2, "createdAt": 1_031.5, "endedAt": 1_074.0, "resumeStep": 40, "lastStep": STEPS, "lostSteps": 0,
+            {"number": 2, "createdAt": rfc3339(1_031.5), "resumeStep": 40, "lastStep": STEPS, "lostSteps": 0,
              "outcome": "succeeded", "cause": None},
         ),
         events=(
@@ -53,7 +63,7 @@ def honest() -> Evidence:
             event(6, "checkpoint.committed", 1_060.0, 2, step=80),
         ),
         metrics={
-            "points": points,
+            "points": with_times(points),
             "evaluations": [{"step": s, "loss": 5.0 - s / 50, "attempt": 1, "at": 0.0} for s in (0, 50, STEPS)],
         },
         kill=Kill(KILLED_AT, 4711, 1, 1, 1, 49, 40),
@@ -93,7 +103,7 @@ def test_an_honest_record_is_believed() -> None:
         ("lost a worker", lambda e: e.job["status"]["lastFailure"].update(exitCode=143)),
         ("resumed from a commit", lambda e: e.attempts[1].update(resumeStep=0)),
         ("resumed from a commit", lambda e: e.attempts[1].update(resumeStep=60)),
-        ("resumed from a commit", lambda e: e.events[2].update(at=1_040.0)),
+        ("resumed from a commit", lambda e: e.events[2].update(at=rfc3339(1_040.0))),
         ("resumed from a commit", lambda e: e.metrics["points"].pop(40)),
         ("resumed from a commit", lambda e: [p.update(attempt=1) for p in e.metrics["points"]]),
         ("finished", lambda e: e.job["status"].update(phase="Failed")),
