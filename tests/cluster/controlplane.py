@@ -3,7 +3,9 @@
 The binaries are found by KUBEBUILDER_ASSETS, as envtest does it.
 """
 
+import base64
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -11,6 +13,7 @@ import ssl
 import subprocess
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import yaml
 from tests.polling import eventually
@@ -107,21 +110,30 @@ class ControlPlane:
         """Connections stay open and nothing comes any more."""
         self._running["kube-apiserver"].send_signal(signal.SIGSTOP if frozen else signal.SIGCONT)
 
+    def stored(self, key: str) -> dict[str, Any]:
+        """The custom resource that etcd has there (`/registry/<group>/<plural>/<namespace>/<name>`)."""
+        (found,) = self._etcd_kv("range", {"key": _packed(key)})["kvs"]
+        document: dict[str, Any] = json.loads(base64.b64decode(found["value"]))
+        return document
+
+    def store(self, documents: dict[str, dict[str, Any]]) -> None:
+        """Custom resources by their keys, past everything that the API server checks; at most 128."""
+        puts = [
+            {"requestPut": {"key": _packed(key), "value": _packed(json.dumps(document))}}
+            for key, document in documents.items()
+        ]
+        self._etcd_kv("txn", {"success": puts})
+
     def compact(self) -> None:
         """Let etcd forget the past, so that old places in watches are answered with 410."""
-        import base64
-        import json
+        revision = self._etcd_kv("range", {"key": _packed("/registry")})["header"]["revision"]
+        self._etcd_kv("compaction", {"revision": revision, "physical": True})
 
-        def ask(path: str, body: dict[str, object]) -> dict[str, object]:
-            request = urllib.request.Request(f"http://127.0.0.1:{self._etcd}{path}", json.dumps(body).encode())
-            with urllib.request.urlopen(request, timeout=10) as reply:
-                answer: dict[str, object] = json.load(reply)
-                return answer
-
-        key = base64.b64encode(b"/registry").decode()
-        header = ask("/v3/kv/range", {"key": key})["header"]
-        assert isinstance(header, dict)
-        ask("/v3/kv/compaction", {"revision": header["revision"], "physical": True})
+    def _etcd_kv(self, verb: str, body: dict[str, object]) -> dict[str, Any]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self._etcd}/v3/kv/{verb}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            answer: dict[str, Any] = json.load(reply)
+            return answer
 
     def write_kubeconfig(self, path: Path, user: dict[str, str], server: str = "") -> None:
         cluster = {"server": server or self.server, "certificate-authority": str(self.ca)}
@@ -200,6 +212,10 @@ class ControlPlane:
                 "x509", "-req", "-in", request, "-CA", str(self.ca), "-CAkey", self._pem("ca.key"), "-CAcreateserial",
                 "-out", self._pem(f"{name}.crt"), "-days", "30", "-extfile", str(names),
             )  # fmt: skip
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
 
 
 def openssl(*arguments: str) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,25 @@ def test_a_job_goes_in_by_rest_and_trains(house: House, rest: Rest) -> None:
     assert there["labels"]["muster.dev/job-id"] == made["id"]
     assert (house.checkpoints / made["id"] / "commits").is_dir()
     assert rest.ask("GET", f"/jobs/{made['id']}/attempts")["items"][0]["number"] == 1
+
+
+def test_a_job_that_can_not_be_read_has_a_row_a_reason_and_an_end(house: House, rest: Rest) -> None:
+    """As an older definition of TrainingJobs let it in: today's refuses such a thing."""
+    house.submit(job("readable", suspend=True))
+    house.reaches("readable", "Suspended")
+    key = "/registry/muster.dev/trainingjobs/team"
+    stored = house.plane.stored(f"{key}/readable")
+    gang = stored["spec"]["gang"] | {"nodes": "four"}
+    strange = {"metadata": stored["metadata"] | {"name": "strange", "uid": str(uuid.uuid4())}, "status": {}}
+    house.plane.store({f"{key}/strange": stored | strange | {"spec": stored["spec"] | {"gang": gang}}})
+    eventually(lambda: rest.phase("strange") == "Failed", f"a row that tells of it\n{house.tail()}")
+    row = rest.job("strange")
+    assert "gang.nodes" in row["because"]
+    why = rest.ask("GET", f"/jobs/{row['id']}/why")
+    assert "gang.nodes" in json.dumps(why)
+    events = house.kubectl("events", "-n", "team", "--for", "trainingjob/strange")
+    assert "InvalidSpec" in events
+    house.kubectl("delete", "tj", "-n", "team", "strange", "readable", "--timeout=20s")
 
 
 def test_logs_and_steps_of_pods_are_read_and_outlive_them(house: House, rest: Rest) -> None:

@@ -186,8 +186,8 @@ class KubernetesWorld:
         self._news.enqueue(uid)
 
     def phases(self) -> dict[str, int]:
-        """How many jobs are in each phase."""
-        return Counter(str(job.status.phase) for job in self.job_cache.all())
+        """How many jobs are in each phase. From any thread."""
+        return Counter(str(job.status.phase) for job in self.known())
 
     async def close(self) -> None:
         await self._creator.close()
