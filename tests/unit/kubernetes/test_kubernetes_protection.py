@@ -85,3 +85,23 @@ def test_where_somebody_else_wrote_meanwhile_no_status_is_written() -> None:
     with pytest.raises(Conflict):
         write_status(server)
     assert server.writes == []
+
+
+def test_phases_are_counted_while_jobs_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape comes from another thread, in the middle of a list of ten thousand."""
+
+    async def count() -> dict[str, int]:
+        world = KubernetesWorld(cast(Client, Server()), "muster-system", Site(image="trainer"))
+        jobs = world.job_cache
+        for number in range(3):
+            jobs.keep(job_item() | {"metadata": job_item()["metadata"] | {"uid": f"uid-{number}"}})
+        later = (f"later-{number}" for number in range(9))
+
+        def come(phase: Phase) -> str:
+            jobs.keep(job_item() | {"metadata": job_item()["metadata"] | {"uid": next(later)}})
+            return phase.value
+
+        monkeypatch.setattr(Phase, "__str__", come)
+        return world.phases()
+
+    assert asyncio.run(count()) == {"Queued": 3}
