@@ -229,3 +229,17 @@ def test_a_kubeconfig_is_read_and_a_broken_one_named(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(NoCluster, match="no kubeconfig with a current context"):
         from_kubeconfig(path)
+
+
+def test_jobs_of_a_sweep_keep_what_is_equal_once() -> None:
+    """Ten thousand that differ in one number took 45 MiB more, for each had a whole training section of its own."""
+    jobs, specs = Jobs(lambda uid: None), []
+    for steps in (100, 200):
+        item = job_item()
+        item["metadata"]["uid"] = f"uid-{steps}"
+        item["spec"]["training"]["length"] = {"steps": steps}
+        specs.append(jobs.keep(item).spec)
+    first, second = specs
+    assert (first.training.length.steps, second.training.length.steps) == (100, 200)
+    assert first.training.data is second.training.data
+    assert first.gang is second.gang

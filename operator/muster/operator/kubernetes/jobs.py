@@ -5,6 +5,7 @@ Specs repeat (a sweep is a hundred jobs that differ in one number), so equal par
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ class Jobs:
     def __init__(self, enqueue: Callable[[str], None]) -> None:
         self._enqueue = enqueue
         self._jobs: dict[str, Job] = {}
-        self._parts: dict[tuple[type, str], Any] = {}
+        self._parts: dict[tuple[type, bytes], Any] = {}
 
     def get(self, uid: str) -> Job | None:
         return self._jobs.get(uid)
@@ -168,11 +169,14 @@ class Jobs:
             spec = parse(JobSpec, document, "spec")
         except InvalidDocument as error:
             return _STAND_IN, "; ".join(str(problem) for problem in error.problems)
-        parts = {name: self._shared(value) for name, value in spec if isinstance(value, BaseModel)}
-        return self._shared(spec.model_copy(update=parts)), ""
+        return self._shared(spec), ""
 
     def _shared(self, model: M) -> M:
-        known: M = self._parts.setdefault((type(model), model.model_dump_json()), model)
+        """The one that is kept of all that are equal, made of such parts. Known by a digest, which is smaller."""
+        key = (type(model), hashlib.blake2b(model.model_dump_json().encode(), digest_size=16).digest())
+        if (known := self._parts.get(key)) is None:
+            parts = {name: self._shared(value) for name, value in model if isinstance(value, BaseModel)}
+            known = self._parts[key] = model.model_copy(update=parts) if parts else model
         return known
 
 
