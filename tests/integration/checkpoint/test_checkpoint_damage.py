@@ -16,6 +16,7 @@ from tests.integration.checkpoint import gang, one_rank
 from tests.integration.checkpoint.one_rank import trained
 
 from muster.contract.checkpoint import QUARANTINE, canonical, commit_key, seal_of, step_name
+from muster.contract.spec import Keep
 from muster.storage.checksum import PART_BYTES
 from muster.storage.errors import StoreError
 from muster.storage.file_store import FileStore
@@ -30,6 +31,7 @@ from muster.trainer.checkpoint import (
     resume,
 )
 from muster.trainer.checkpoint.__main__ import ls
+from muster.trainer.checkpoint.collect import collect
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.failures import UnknownFormat
 from muster.trainer.checkpoint.node_cache import NodeCache
@@ -323,3 +325,15 @@ def test_no_copy_is_kept_on_a_disk_that_is_nearly_full(cache: Path, monkeypatch:
     assert not copies.keep("step-00000003/attempt-1/shard", memoryview(b"123456789"))
     assert copies.keep("step-00000003/attempt-1/shard", memoryview(b"12345678"))
     assert [path.read_bytes() for path in cache.rglob("shard*")] == [b"12345678"]
+
+
+def test_ten_thousand_remnants_are_swept(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    for step in range(1, 101):
+        folder = tmp_path / f"step-{step:08d}" / "attempt-1"
+        folder.mkdir(parents=True)
+        for shard in range(100):
+            (folder / f"shard-{shard:05d}-of-00100.safetensors").touch()
+    assert sum(1 for _ in store.objects("step-")) == 10_000
+    collect(store, attempt=2, newest_step=0, keep=Keep())
+    assert list(store.objects("")) == []

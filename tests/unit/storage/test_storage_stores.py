@@ -14,7 +14,7 @@ from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.s3_servers import Missing, S3Server, rclone_server
 
 from muster.contract.address import parse_address
-from muster.contract.spec import Keep
+from muster.contract.base import UserError
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.storage.errors import NotFound, Refused, StoreError, Truncated
 from muster.storage.file_store import FileStore
@@ -24,8 +24,6 @@ from muster.storage.s3_store import S3Store
 from muster.storage.s3_upload import upload_part_bytes
 from muster.storage.settings import S3Settings
 from muster.storage.store import Store, open_store
-from muster.trainer.checkpoint.collect import collect
-from muster.trainer.errors import UserError
 
 SERVERS = {
     "rclone": Server(conditional=False, integrity="etag"),
@@ -141,18 +139,6 @@ def test_a_listing_of_many_pages(keys: None, moto_s3: S3Server) -> None:
         store.create(key, b"")
     assert [o.key for o in store.objects("step-")] == keys
     assert len(set(pages)) == 3
-
-
-def test_ten_thousand_remnants_are_swept(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
-    for step in range(1, 101):
-        folder = tmp_path / f"step-{step:08d}" / "attempt-1"
-        folder.mkdir(parents=True)
-        for shard in range(100):
-            (folder / f"shard-{shard:05d}-of-00100.safetensors").touch()
-    assert sum(1 for _ in store.objects("step-")) == 10_000
-    collect(store, attempt=2, newest_step=0, keep=Keep())
-    assert list(store.objects("")) == []
 
 
 def test_ten_thousand_files_in_the_prefix_are_no_hindrance(keys: None, tmp_path: Path) -> None:
