@@ -17,10 +17,10 @@ from muster.contract.base import parse
 from muster.contract.names import ExitCode
 from muster.contract.training import TrainingConfig
 from muster.storage.file_store import FileStore
+from muster.storage.model_folder import open_folder
 from muster.trainer.convert.export import export
 from muster.trainer.convert.generate import load_model
 from muster.trainer.data import load_tokenizer, open_data
-from muster.trainer.models.folder import open_folder
 from muster.trainer.models.transformers_model import from_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -10,8 +10,8 @@ import torch
 from tests.model_families import FAMILIES, config_of, write_model
 
 from muster.storage.file_store import FileStore
+from muster.storage.model_folder import open_folder
 from muster.trainer.models import self_test
-from muster.trainer.models.folder import open_folder
 from muster.trainer.models.transformers_model import TransformersModel, from_commit, from_folder
 
 LENGTH = 24

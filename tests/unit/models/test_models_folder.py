@@ -18,9 +18,9 @@ from tests.model_families import edit_json, write_model
 
 from muster.contract.training import Adapter, TrainingConfig
 from muster.storage.file_store import FileStore
+from muster.storage.model_folder import ModelFolder, open_folder
 from muster.trainer.errors import UserError
 from muster.trainer.models.files import open_files
-from muster.trainer.models.folder import ModelFolder, open_folder
 from muster.trainer.models.loading import LazyTensor, ReadRange
 from muster.trainer.models.transformers_model import from_folder
 from muster.trainer.train import origin

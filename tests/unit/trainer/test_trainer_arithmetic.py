@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.contract import flops
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.training import Adapter, EarlyStopping, OptimizerConfig, Schedule, TrainingConfig
 from muster.trainer.models.decoder_model import DecoderModel
-from muster.trainer.train import flops, randomness
+from muster.trainer.train import randomness
 from muster.trainer.train.evaluation import Best
 from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, squared_norm
 from muster.trainer.train.schedule import learning_rate, total_steps

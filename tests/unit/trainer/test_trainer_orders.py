@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from muster.contract import memory
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit, DataCursor
@@ -17,7 +18,7 @@ from muster.contract.names import Env, ExitCode
 from muster.contract.training import TrainingConfig
 from muster.trainer.config import DataParallel, Ranks, Run, data_parallel, read_ranks, read_run
 from muster.trainer.errors import OutOfMemory, UserError, exit_code
-from muster.trainer.models import memory, sharding
+from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.train import origin
 
@@ -124,10 +125,10 @@ def test_the_need_of_a_known_model() -> None:
     training = config(precision="bf16", parallel={"activationCheckpointing": "full"})
     need = memory.estimate(model("llama-8b").size(), training, "fsdp", 8, 1)
     weights = PRESETS["llama-8b"].parameters
-    largest = 128_256 * 4096
     assert need.optimizer == pytest.approx(8 * weights / 8, rel=1e-6)
-    assert need.parameters == pytest.approx(4 * weights / 8 + 2 * 2 * largest, rel=1e-6)
-    assert need.gradients == pytest.approx(4 * weights / 8 + 2 * 4 * largest, rel=1e-6)
+    assert need.weights == pytest.approx(4 * weights / 8, rel=1e-6)
+    assert need.gradients == pytest.approx(4 * weights / 8, rel=1e-6)
+    assert need.buffers > 2 * 2 * 128_256 * 4096  # the embedding and the head, gathered in bf16
 
 
 @pytest.mark.parametrize(("capacity", "expected"), [(80 * GIB, "ddp"), (12 * GIB, "zero2"), (15 * GIB // 2, "fsdp")])
@@ -142,7 +143,14 @@ def test_auto_that_fits_nowhere_shows_the_arithmetic() -> None:
     with pytest.raises(OutOfMemory) as refused:
         sharding.plan(model("llama-8b"), config(), ranks(2), 4 * GIB)
     text = str(refused.value)
-    for part in ("needs about", "has 4.00 GiB", "8030.3 M parameters", "microBatch (now 2)", "precision to bf16"):
+    for part in (
+        "needs about",
+        "has 4.00 GiB",
+        "8030.3 M parameters",
+        "batch.microBatch 1 (now 2)",
+        "precision bf16 (now fp32)",
+        "ranks in place of 2",
+    ):
         assert part in text
 
 
@@ -374,6 +382,7 @@ def test_the_estimate_is_near_what_a_rank_takes(recompute: str) -> None:
         batch={"tokensPerStep": 1024, "microBatch": 4},
         parallel={"activationCheckpointing": recompute},
     )
-    estimated = memory.estimate(model("muster-15m").size(), training, "ddp", 1, 1).total - memory.PROCESS_BYTES
+    estimated = memory.estimate(model("muster-15m").size(), training, "ddp", 1, 1)
+    estimated = estimated.total - estimated.framework
     done = subprocess.run([sys.executable, "-c", MEASURE, recompute], capture_output=True, text=True, check=True)
-    assert estimated == pytest.approx(int(done.stdout), rel=0.25)
+    assert estimated == pytest.approx(int(done.stdout), rel=0.1)

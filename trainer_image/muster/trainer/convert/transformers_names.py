@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.contract.checkpoint import Commit, TensorEntry
-from muster.trainer.models.folder import CONFIG
+from muster.storage.model_folder import CONFIG
 
 
 @dataclass(frozen=True)

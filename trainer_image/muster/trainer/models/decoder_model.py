@@ -11,9 +11,10 @@ from torch import nn
 
 from muster.contract.architecture import Architecture
 from muster.contract.base import dump
+from muster.contract.model_size import ModelSize, decoder_size
 from muster.contract.training import Adapter
 from muster.trainer.models.decoder import Decoder, build
-from muster.trainer.models.definition import ModelSize, Recompute
+from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize, initialize_adapter
 from muster.trainer.models.lora import attach
 from muster.trainer.models.shards import local_rows
@@ -37,25 +38,7 @@ class DecoderModel:
         return self.architecture.vocab_size
 
     def size(self) -> ModelSize:
-        a = self.architecture
-        beside = self.adapter.parameters(a) if self.adapter is not None else 0
-        multiplied = a.parameters - (0 if a.tied_head else a.vocab_size * a.dim)
-        layer = a.dim * a.head_dim * (2 * a.heads + 2 * a.kv_heads) + 3 * a.dim * a.ffn_dim + 2 * a.dim
-        largest = max(layer, a.vocab_size * a.dim)  # the embedding, where it is larger than a layer
-        return ModelSize(
-            parameters=a.parameters + beside,
-            learning=beside or a.parameters,
-            active=multiplied + beside,
-            active_learning=beside or multiplied,
-            largest_group=largest,
-            largest_learning_group=beside // a.layers if beside else largest,
-            layers=a.layers,
-            dim=a.dim,
-            heads=a.heads,
-            kv_heads=a.kv_heads,
-            head_dim=a.head_dim,
-            ffn_dim=a.ffn_dim,
-        )
+        return decoder_size(self.architecture, self.adapter)
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
         decoder = build(self.architecture, dtype, recompute)

@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 
+from muster.contract.model_size import ModelSize
+
 Recompute = Literal["none", "selective", "full"]
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """The numbers that memory and FLOPs follow from, an adapter's weights included.
-
-    parameters: all weights; learning: of them, those that are trained. active, active_learning: those that a token is
-    multiplied with: an embedding table is only looked up, and of the experts only the chosen ones count.
-    largest_group, largest_learning_group: weights that are gathered at once. dim: of the residual stream; ffn_dim: of
-    the feed-forward part, over the experts that a token goes through. frozen_bytes: of one weight that is not
-    trained, on average.
-    """
-
-    parameters: int
-    learning: int
-    active: int
-    active_learning: int
-    largest_group: int
-    largest_learning_group: int
-    layers: int
-    dim: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn_dim: int
-    frozen_bytes: float = 4
 
 
 class ModelDefinition(Protocol):

@@ -9,9 +9,9 @@ from typing import Any
 
 from muster.contract.address import Address, hub_path, parse_address
 from muster.storage.errors import NotFound, StorageError, Truncated
+from muster.storage.model_folder import Files
 from muster.storage.store import open_source, open_store
 from muster.trainer.errors import UserError
-from muster.trainer.models.folder import Files
 
 SECONDS_MAX = 60.0  # without a byte
 TRIES = 4

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from muster.contract.memory import LOGIT_CHUNK_BYTES
+
 IGNORED = -100  # labels that are not scored
-# Logits of one chunk, fp32: large enough to keep the matrix products busy, small beside the activations of a layer.
-CHUNK_BYTES = 64 * 2**20
 
 # Derivatives by the logits are at most 1 and mostly tiny; in fp16 they would vanish before the loss scale reaches them.
 HALF_BOOST = 1024.0
@@ -69,7 +69,7 @@ def summed_cross_entropy(
     fp32 scalar.
 
     hidden: [N, dim]; weight: [vocab, dim]; labels: [N]; bias: [vocab]. Gradients are made chunk by chunk in the forward
-    pass, so that at most CHUNK_BYTES of logits exist at any time and nothing is computed twice (see Liger,
+    pass, so that at most LOGIT_CHUNK_BYTES of logits exist at any time and nothing is computed twice (see Liger,
     arXiv 2410.10989).
     """
     loss: Tensor = _SummedCrossEntropy.apply(hidden, weight, bias, labels, smoothing, transform)  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         cast = weight.to(hidden.dtype)
-        rows = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
+        rows = max(1, LOGIT_CHUNK_BYTES // (4 * weight.shape[0]))
         boost = HALF_BOOST if hidden.dtype == torch.float16 else 1.0
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grads: list[Tensor] = []

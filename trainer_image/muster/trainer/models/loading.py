@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from muster.contract.checkpoint import ITEM_BYTES
 from muster.storage.checksum import combine
+from muster.storage.model_folder import ModelFolder, StoredTensor
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part
-from muster.trainer.models.folder import ModelFolder, StoredTensor
 from muster.trainer.models.nf4 import NF4Linear, receiving
 from muster.trainer.models.pretrained import materialize
 

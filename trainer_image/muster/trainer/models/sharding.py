@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from muster.contract import fitting
+from muster.contract.memory import Device, Need
 from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
 from muster.trainer.config import DataParallel, Ranks, data_parallel
 from muster.trainer.errors import OutOfMemory, UserError
-from muster.trainer.models import memory
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.shards import local
 
@@ -102,29 +103,39 @@ class Layout:
     replicas: int
     shards: int
     hold_gradients: bool
-    need: memory.Need
+    need: Need
 
     def describe(self) -> dict[str, Any]:
         """For Commit.mesh."""
         return {"shard": self.shard, "replicas": self.replicas, "shards": self.shards}
 
 
-def plan(model: ModelDefinition, training: TrainingConfig, ranks: Ranks, capacity: int) -> Layout:
+def host_of(model: ModelDefinition, capacity: int, device: torch.device) -> fitting.Host:
+    kind: Device = "cuda" if device.type == "cuda" else "cpu"
+    return fitting.Host(capacity, kind, model.casts_weights)
+
+
+def plan(
+    model: ModelDefinition,
+    training: TrainingConfig,
+    ranks: Ranks,
+    capacity: int,
+    device: torch.device = torch.device("cpu"),
+) -> Layout:
     """Decide the sharding. Raises UserError for an impossible hsdp, OutOfMemory when `auto` finds nothing that fits."""
-    division = data_parallel(training, ranks)
-    count, steps, size = division.size, training.accumulation(division.size), model.size()
-    shard = training.parallel.shard
+    division, size, host = data_parallel(training, ranks), model.size(), host_of(model, capacity, device)
+    count, shard = division.size, training.parallel.shard
     if shard == "auto":
-        found = memory.lowest_that_fits(size, training, count, steps, capacity)
+        found = fitting.lowest_that_fits(size, training, count, ranks.nodes, host)
         if found is None:
-            need = memory.estimate(size, training, "fsdp", count, steps)
-            raise OutOfMemory(memory.advice(size, training, need, capacity, ranks.world))
+            need = fitting.need_of(size, training, "fsdp", count, ranks.nodes, host)
+            raise OutOfMemory(fitting.advice(size, training, need, count, ranks.nodes, host))
         shard = found[0]
     replicas = {"ddp": count, "hsdp": _replicas(training, ranks, count)}.get(shard, 1) if count > 1 else 1
-    shards = count // replicas
-    need = memory.estimate(size, training, shard, count if shard == "ddp" else shards, steps)
-    fits = need.total + 4 * size.learning <= capacity * memory.USABLE
-    return Layout(division, shard, replicas, shards, hold_gradients=shard in ("ddp", "zero2") or fits, need=need)
+    need = fitting.need_of(size, training, shard, count, ranks.nodes, host)
+    spare = fitting.USABLE * capacity - need.total - 4 * size.learning
+    hold = shard in ("ddp", "zero2") or spare >= 0
+    return Layout(division, shard, replicas, count // replicas, hold_gradients=hold, need=need)
 
 
 def _replicas(training: TrainingConfig, ranks: Ranks, size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -13,17 +13,17 @@ import torch.distributed as dist
 from torch import nn
 
 from muster.contract.checkpoint import ITEM_BYTES
+from muster.contract.model_size import ModelSize, dimensions_of, size_of
 from muster.contract.training import Adapter
+from muster.storage.model_folder import CONFIG, ModelFolder
 from muster.trainer.errors import UserError
 from muster.trainer.models import loading, pretrained
 from muster.trainer.models.architectures import position_limit, trainable_config
-from muster.trainer.models.definition import ModelSize, Recompute
-from muster.trainer.models.folder import CONFIG, ModelFolder
+from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize_adapter
 from muster.trainer.models.loading import TORCH_DTYPES, ReadRange, checksums
 from muster.trainer.models.lora import attach
 from muster.trainer.models.nf4 import quantize
-from muster.trainer.models.nf4_format import BYTES_PER_WEIGHT
 from muster.trainer.models.self_test import Findings, examine
 from muster.trainer.models.shards import local_rows
 
@@ -64,53 +64,14 @@ class TransformersModel:
 
     @cached_property
     def _skeleton(self) -> Any:
-        """The model on the meta device, to be counted: each weight as itself, whatever bytes it is held in."""
-        unpacked = self.adapter and self.adapter.model_copy(update={"kind": "lora"})
-        return replace(self, adapter=unpacked).build(torch.float32, "none")
+        """The model on the meta device without an adapter, to be counted."""
+        return pretrained.build(self.config)
 
     def size(self) -> ModelSize:
-        model, config = self._skeleton, self.config
-        embedding = model.get_input_embeddings().weight
-        looked_up = () if model.all_tied_weights_keys else (id(embedding),)
-        layers = pretrained.layers(model)
-        groups = [[*group.parameters()] for group in (*layers, *pretrained.lone_groups(model))]
-        grouped = {id(parameter) for group in groups for parameter in group}
-        groups.append([parameter for parameter in model.parameters() if id(parameter) not in grouped])
-        share = _share_of_experts(config)
-        active = [
-            (p.requires_grad, p.numel() * (share if ".experts." in name else 1.0))
-            for name, p in model.named_parameters()
-            if id(p) not in looked_up
-        ]
-        heads = int(config.num_attention_heads)
-        dim = int(config.hidden_size)
-        return ModelSize(
-            parameters=sum(p.numel() for p in model.parameters()),
-            learning=sum(p.numel() for p in model.parameters() if p.requires_grad),
-            active=int(sum(count for _, count in active)),
-            active_learning=int(sum(count for learns, count in active if learns)),
-            largest_group=max(sum(p.numel() for p in group) for group in groups),
-            largest_learning_group=max(sum(p.numel() for p in group if p.requires_grad) for group in groups),
-            layers=len(layers),
-            dim=dim,
-            heads=heads,
-            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-            head_dim=int(getattr(config, "head_dim", None) or dim // heads),
-            ffn_dim=_active_ffn_dim(config),
-            frozen_bytes=self._frozen_bytes(model),
-        )
-
-    def _frozen_bytes(self, model: Any) -> float:
-        """Of one frozen weight, on average."""
-        if self.adapter is None:
-            return 4
-        own, head = ITEM_BYTES[self.stored_dtype], model.get_output_embeddings()
-        if self.adapter.kind != "qlora":
-            return own
-        frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-        linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-        quantized = sum(module.weight.numel() for module in linear)
-        return (int(quantized) * BYTES_PER_WEIGHT + int(frozen - quantized) * own) / int(frozen)
+        model = self._skeleton
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        dimensions = dimensions_of({**self.config.to_dict(), "tie_word_embeddings": bool(model.all_tied_weights_keys)})
+        return size_of(shapes, dimensions, self.adapter, ITEM_BYTES[self.stored_dtype])
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
         draws = self.adapter is not None and self.adapter.dropout > 0
@@ -211,18 +172,3 @@ def _agreed(error: str, ranges: list[ReadRange], world: int) -> tuple[str, list[
     told: list[Any] = [None] * world
     dist.all_gather_object(told, (error, ranges))
     return next((e for e, _ in told if e), ""), [entry for _, each in told for entry in each]
-
-
-def _share_of_experts(config: Any) -> float:
-    """Of the experts' weights, the part that one token is multiplied with."""
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if count := getattr(config, name, None):
-            return min(1.0, float(getattr(config, "num_experts_per_tok", count)) / float(count))
-    return 1.0
-
-
-def _active_ffn_dim(config: Any) -> int:
-    experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    width = getattr(config, "moe_intermediate_size", None) if experts else None
-    width = width or getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
-    return int((width or 4 * config.hidden_size) * (config.num_experts_per_tok if experts else 1))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from muster.contract import flops
 from muster.trainer.checkpoint import Identity, Saver
 from muster.trainer.config import Ranks, Run
 from muster.trainer.data import Data
 from muster.trainer.models import sharding
-from muster.trainer.train import flops
 from muster.trainer.train.checkpoint_scheduler import CheckpointScheduler
 from muster.trainer.train.evaluation import Evaluator
 from muster.trainer.train.metrics import CommitMetrics, Metrics

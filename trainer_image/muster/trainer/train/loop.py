@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import torch
 
+from muster.contract import fitting
 from muster.contract.checkpoint import DataCursor
+from muster.contract.memory import gib
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
 from muster.contract.training import TrainingConfig
@@ -19,7 +21,7 @@ from muster.trainer.data import Data, Loader, open_data
 from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, must_have_samples
 from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, UserError, is_out_of_memory
 from muster.trainer.launch.notices import seconds_left
-from muster.trainer.models import memory, sharding
+from muster.trainer.models import sharding
 from muster.trainer.train import assembly, randomness
 from muster.trainer.train.evaluation import Best, Evaluator
 from muster.trainer.train.origin import Origin, find_origin
@@ -48,8 +50,10 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
         must_have_samples(run, data)
         must_be_alike(data.fingerprint, ranks)
     capacity = sharding.capacity(device, ranks)
-    layout = sharding.plan(origin.model, run.training, ranks, capacity)
-    rank_state.memory = memory.advice(origin.model.size(), run.training, layout.need, capacity, ranks.world)
+    layout = sharding.plan(origin.model, run.training, ranks, capacity, device)
+    host = sharding.host_of(origin.model, capacity, device)
+    size, count = origin.model.size(), layout.division.size
+    rank_state.memory = fitting.advice(size, run.training, layout.need, count, ranks.nodes, host)
     try:
         trainer = Trainer(run, ranks, rank_state, origin, data, device, layout)
         trainer.load()
@@ -104,7 +108,7 @@ class Trainer:
             say(
                 f"model of {origin.model.size().parameters:,} parameters{_beside(run, origin)}, "
                 f"{layout.shard} over {ranks.world} ranks on {device.type}, {config.precision}; "
-                f"about {memory.gib(layout.need.total)} a rank"
+                f"about {gib(layout.need.total)} a rank"
             )
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from muster.contract.base import dump
 from muster.contract.checkpoint import Commit
 from muster.contract.training import FromCommit, TrainingConfig
 from muster.storage.errors import Refused
+from muster.storage.model_folder import open_folder
 from muster.trainer.checkpoint import DamagedCommit, newest_readable, read_commit
 from muster.trainer.checkpoint.failures import GoneCommit
 from muster.trainer.config import Run
@@ -22,7 +23,6 @@ from muster.trainer.models.adapter import adapter_of
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.files import open_files
-from muster.trainer.models.folder import open_folder
 from muster.trainer.models.from_commit import definition_of
 
 # What may differ between two attempts of one job: how it is computed, how it is watched, when it ends. Extending the

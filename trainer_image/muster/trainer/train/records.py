@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from muster.contract import flops
 from muster.contract.signals import StepRecord
 from muster.trainer.config import Ranks
-from muster.trainer.train import flops
 from muster.trainer.train.metrics import Metrics, StepLog
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.step import StepOutcome

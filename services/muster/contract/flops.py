@@ -15,8 +15,8 @@ and costs the same.
 
 from __future__ import annotations
 
+from muster.contract.model_size import ModelSize
 from muster.contract.training import Precision
-from muster.trainer.models.definition import ModelSize
 
 # The forward pass that is done again: all of it, or about half (the attention and its neighbours; an estimate).
 REPEATED = {"none": 0.0, "selective": 0.5, "full": 1.0}

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Protocol
 
+from muster.contract.base import UserError
 from muster.contract.checkpoint import ITEM_BYTES
 from muster.storage.errors import NotFound, Truncated
-from muster.trainer.errors import UserError
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"

@@ -1,0 +1,163 @@
+"""Which sharding fits into a rank's memory, and where none does: the least that would have to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from muster.contract.memory import USABLE, Device, Need, estimate, gib
+from muster.contract.model_size import ModelSize
+from muster.contract.training import Shard, TrainingConfig
+
+RANKS_MAX = 4096  # a gang that is looked for is no larger
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where ranks run. capacity: bytes that one may have. casts_itself: as in memory.estimate."""
+
+    capacity: int
+    device: Device = "cpu"
+    casts_itself: bool = True
+
+    def holds(self, need: Need) -> bool:
+        return need.total <= self.capacity * USABLE
+
+
+@dataclass(frozen=True)
+class Change:
+    """words: what to set. need: what a rank would need then."""
+
+    words: str
+    need: Need
+
+
+def need_of(size: ModelSize, training: TrainingConfig, shard: Shard, ranks: int, nodes: int, host: Host) -> Need:
+    """What a rank of such a gang needs. Raises ValueError where the batch or the copies can't be divided over it."""
+    accumulation = training.accumulation(training.data_parallel_size(ranks))
+    shards = ranks // training.replicas(ranks, nodes) if shard == "hsdp" and ranks > 1 else ranks
+    return estimate(size, training, shard, shards, accumulation, host.device, host.casts_itself)
+
+
+def lowest_that_fits(
+    size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host
+) -> tuple[Shard, Need] | None:
+    """The simplest sharding whose need fits, or the asked one if it does; None where there is none."""
+    for shard in shards_asked(training):
+        need = need_of(size, training, shard, ranks, nodes, host)
+        if host.holds(need):
+            return shard, need
+    return None
+
+
+def shards_asked(training: TrainingConfig) -> tuple[Shard, ...]:
+    """What `auto` may choose from, the simplest first."""
+    return ("ddp", "zero2", "fsdp") if training.parallel.shard == "auto" else (training.parallel.shard,)
+
+
+def changes_that_fit(
+    size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host
+) -> tuple[Change, ...]:
+    """Changes of how the same thing is computed, each of which alone makes it fit, the cheapest first. Where none does,
+    the first that makes it fit on top of all those before it; where that is not enough, with more ranks too."""
+    alone = []
+    for words, changed in _single(training, ranks):
+        if (found := _tried(size, changed, ranks, nodes, host)) is not None:
+            alone.append(Change(words, found))
+    if alone:
+        return tuple(alone)
+    words, together = [], training
+    for step in (_with_shard, _with_half, _with_one_sample, _with_recompute):
+        if (changed := step(together, ranks)) is None:
+            continue
+        words.append(changed[0])
+        together = changed[1]
+        if (found := _tried(size, together, ranks, nodes, host)) is not None:
+            return (Change(" and ".join(words), found),)
+    more = _more_ranks(size, _with_shard(together, 2)[1] if _with_shard(together, 2) else together, ranks, host)  # type: ignore[index]
+    if more is None:
+        return ()
+    count, need = more
+    return (Change(" and ".join([*words, f"{count} ranks in place of {ranks}"]), need),)
+
+
+def advice(size: ModelSize, training: TrainingConfig, need: Need, ranks: int, nodes: int, host: Host) -> str:
+    """The out-of-memory message: what was asked for, what there is, what to change."""
+    told = (
+        f"a rank needs about {gib(need.total)} ({need}) and has {gib(host.capacity)}, of which {USABLE:.0%} may be "
+        f"planned for. The model has {size.parameters / 1e6:.1f} M parameters. "
+    )
+    found = changes_that_fit(size, training, ranks, nodes, host)
+    if found:
+        verb = "Less is needed" if host.holds(need) else "It fits"
+        return told + f"{verb} with " + "; or with ".join(f"{c.words} ({gib(c.need.total)})" for c in found[:4])
+    return told + (
+        "Nothing that leaves the job as it is makes it fit: choose a smaller model, a shorter data.sequenceLength "
+        f"(now {training.data.sequence_length}), an adapter, or ranks with more memory"
+    )
+
+
+# --- the changes ---
+
+_Change = tuple[str, TrainingConfig]
+
+
+def _single(training: TrainingConfig, ranks: int) -> Iterator[_Change]:
+    for change in (_with_shard, _with_half, _with_selective, _with_recompute, _with_one_sample):
+        if (found := change(training, ranks)) is not None:
+            yield found
+
+
+def _with_shard(training: TrainingConfig, ranks: int) -> _Change | None:
+    asked = training.parallel.shard
+    if asked in ("fsdp", "auto") or ranks == 1:
+        return None
+    return f"parallel.shard fsdp (now {asked})", _with(training, "parallel", shard="fsdp", replicas=None)
+
+
+def _with_half(training: TrainingConfig, _: int) -> _Change | None:
+    if training.precision != "fp32":
+        return None
+    return "precision bf16 (now fp32)", training.model_copy(update={"precision": "bf16"})
+
+
+def _with_selective(training: TrainingConfig, _: int) -> _Change | None:
+    return _recomputing(training, "selective") if training.parallel.activation_checkpointing == "none" else None
+
+
+def _with_recompute(training: TrainingConfig, _: int) -> _Change | None:
+    return _recomputing(training, "full") if training.parallel.activation_checkpointing != "full" else None
+
+
+def _recomputing(training: TrainingConfig, how: str) -> _Change:
+    now = training.parallel.activation_checkpointing
+    words = f"parallel.activationCheckpointing {how} (now {now})"
+    return words, _with(training, "parallel", activation_checkpointing=how)
+
+
+def _with_one_sample(training: TrainingConfig, _: int) -> _Change | None:
+    if training.batch.micro_batch == 1:
+        return None
+    return f"batch.microBatch 1 (now {training.batch.micro_batch})", _with(training, "batch", micro_batch=1)
+
+
+def _with(training: TrainingConfig, part: str, **changes: Any) -> TrainingConfig:
+    return training.model_copy(update={part: getattr(training, part).model_copy(update=changes)})
+
+
+def _tried(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host) -> Need | None:
+    try:
+        found = lowest_that_fits(size, training, ranks, nodes, host)
+    except ValueError:  # these ranks can't divide the batch
+        return None
+    return found[1] if found else None
+
+
+def _more_ranks(size: ModelSize, training: TrainingConfig, ranks: int, host: Host) -> tuple[int, Need] | None:
+    count = ranks * 2
+    while count <= RANKS_MAX:
+        if (need := _tried(size, training, count, 2, host)) is not None:
+            return count, need
+        count *= 2
+    return None

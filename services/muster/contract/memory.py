@@ -1,0 +1,189 @@
+"""The memory that a rank needs at its peak: pure arithmetic, the same for the trainer's `auto` sharding, its messages,
+the API and `muster estimate`. How far it is off: benchmarks/estimate.py.
+
+A step has two moments that can be its peak. Where the forward pass ends, all activations are there, but of the
+gradients only those that accumulate. Where the backward pass ends, all gradients are there, and one layer's worth of
+activations. In between the one falls as the other rises, layer by layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from muster.contract.model_size import ModelSize
+from muster.contract.training import Shard, TrainingConfig
+
+Device = Literal["cpu", "cuda"]
+
+# Share of the memory that may be planned for; the rest is for the allocator's fragments and for libraries.
+USABLE = 0.9
+# What a rank takes before it has a tensor. CPU: interpreter and torch. CUDA: the context, cuBLAS' and NCCL's buffers,
+# which torch's allocator does not count.
+FRAMEWORK_BYTES: dict[Device, int] = {"cpu": 600 * 2**20, "cuda": 1280 * 2**20}
+# Logits of one chunk, fp32: large enough to keep the matrix products busy, small beside the activations of a layer.
+LOGIT_CHUNK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes on one rank, at the fuller of a step's two moments. adapters: their weights; what is frozen beside them
+    counts as weights. buffers: gathered or cast weights, and gradients on their way between ranks."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    adapters: int
+    activations: int
+    logits: int
+    buffers: int
+    framework: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        return {field.name: int(getattr(self, field.name)) for field in fields(self)}
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{name} {gib(size)}" for name, size in self.parts.items() if size)
+        return f"{told}: {gib(self.total)} in all"
+
+
+def gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+@dataclass(frozen=True)
+class _Moment:
+    gradients: int
+    activations: int
+    logits: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return self.gradients + self.activations + self.logits + self.buffers
+
+
+def estimate(
+    size: ModelSize,
+    training: TrainingConfig,
+    shard: Shard,
+    shards: int,
+    accumulation: int,
+    device: Device = "cpu",
+    casts_itself: bool = True,
+) -> Need:
+    """What one rank needs. shards: ranks that share one copy of the model, or with ddp: that have one each.
+
+    Trained weights, their gradients and both AdamW moments are fp32. ddp holds all of it on every rank. zero2 shards it
+    but keeps the gathered weights through the pass; fsdp and hsdp gather two layers at a time, besides the root group.
+    Gradients that accumulate unsynchronised are whole. casts_itself: the model casts its fp32 weights where it uses
+    them (our own decoder), else FSDP gathers cast ones also where a rank holds all (models of transformers).
+    """
+    parts = 1 if shard == "ddp" else shards
+    learning, frozen = -(-size.learning // parts), -(-size.frozen_total // parts)
+    adapter = size.frozen_total > 0
+    fullest = max(_moments(size, training, shard, shards, accumulation, device, casts_itself), key=lambda m: m.total)
+    return Need(
+        weights=frozen if adapter else 4 * learning,
+        gradients=fullest.gradients,
+        optimizer=8 * learning,
+        adapters=4 * learning if adapter else 0,
+        activations=fullest.activations,
+        logits=fullest.logits,
+        buffers=fullest.buffers,
+        framework=FRAMEWORK_BYTES[device],
+    )
+
+
+def _moments(
+    size: ModelSize,
+    training: TrainingConfig,
+    shard: Shard,
+    shards: int,
+    accumulation: int,
+    device: Device,
+    casts_itself: bool,
+) -> tuple[_Moment, ...]:
+    """The head at the end of the forward pass, the last layer's backward pass, and the first layer's."""
+    width = _width(training)
+    by_fsdp = shard != "ddp" or (not casts_itself and (width == 2 or size.frozen_bytes != width))
+    gathered, layer_gathered = _gathered(size, shard, shards, width, by_fsdp)
+    keep = shard in ("ddp", "zero2")  # whole gradients until the last micro-step
+    whole = 4 * (size.learning if keep and (shard == "ddp" or accumulation > 1) else -(-size.learning // shards))
+    moving = (4 + width) * min(2 * size.largest_learning_group, size.learning) if by_fsdp and shards > 1 else 0
+    early = whole if accumulation > 1 else 0
+    held, one = _activations(size, training, width, device)
+    shared = _mask(training, width, device) + 16 * 4 * _tokens(training)  # and the batch itself
+    inputs = _layer_inputs(size, training, width)
+    head, head_grads = _head(size, training, width, casts_itself)
+    return (
+        _Moment(early + head_grads, held + shared, head, gathered),
+        _Moment(early + head_grads, held + shared + one, 0, gathered + layer_gathered),
+        _Moment(whole + min(moving, whole), inputs + shared + one, 0, gathered + layer_gathered + moving),
+    )
+
+
+def _tokens(training: TrainingConfig) -> int:
+    return training.batch.micro_batch * training.data.sequence_length
+
+
+def _width(training: TrainingConfig) -> int:
+    return 4 if training.precision == "fp32" else 2
+
+
+def _gathered(size: ModelSize, shard: Shard, shards: int, width: int, by_fsdp: bool) -> tuple[int, int]:
+    """Weights in use besides those held: through the whole pass, and of the layers at hand."""
+    if not by_fsdp:
+        return (0, 0) if width == 4 else (size.active * width, 0)
+    if shard in ("ddp", "zero2"):
+        return size.parameters * width, 0
+    return size.root_group * width, min(2 * size.largest_group, size.parameters - size.root_group) * width
+
+
+def _activations(size: ModelSize, training: TrainingConfig, width: int, device: Device) -> tuple[int, int]:
+    """Bytes: what the forward pass keeps of all layers for the backward pass, and what one layer's backward pass takes
+    besides what it finds: what is made anew, and derivatives."""
+    tokens = _tokens(training)
+    queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    norms = size.normed * (4 if width == 2 else width)
+    if not size.fused_norms and size.learning == size.parameters:
+        norms += size.normed * width  # the normed values, which a weight is learnt from
+    attention = (2 * queries + 2 * keys) * width
+    wide = (3 * size.ffn_dim + size.matmul_inputs) * width
+    experts = 2 * size.experts_per_token * size.dim * width
+    layer = norms + attention + wide + experts
+    kept = {
+        "none": layer,
+        "selective": (2 * size.dim + 2 * queries + keys + size.ffn_dim) * width,
+        "full": size.dim * width,
+    }[training.parallel.activation_checkpointing]
+    again = 0 if training.parallel.activation_checkpointing == "none" else layer
+    return size.layers * kept * tokens, (again + (3 * size.ffn_dim + 2 * size.dim) * width) * tokens
+
+
+def _layer_inputs(size: ModelSize, training: TrainingConfig, width: int) -> int:
+    """What of a layer is left when its backward pass is in its midst."""
+    return 2 * size.dim * width * _tokens(training)
+
+
+def _mask(training: TrainingConfig, width: int, device: Device) -> int:
+    """Of packed rows; on CUDA in half precision a block mask, which is next to nothing."""
+    if device == "cuda" and width == 2:
+        return 0
+    return training.batch.micro_batch * training.data.sequence_length**2 * width
+
+
+def _head(size: ModelSize, training: TrainingConfig, width: int, casts_itself: bool) -> tuple[int, int]:
+    """Bytes at the head: a chunk of logits with its derivative and the like, and the gradients that it leaves."""
+    tokens = _tokens(training)
+    chunk = min(LOGIT_CHUNK_BYTES, 4 * tokens * size.vocab_size)
+    table = size.vocab_size * size.dim
+    learns = size.learning == size.parameters
+    hidden = 2 * tokens * size.dim * width
+    part = table * width if learns else 0
+    return int(2.5 * chunk) + hidden + part, 4 * table if learns else 0

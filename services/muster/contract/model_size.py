@@ -1,0 +1,235 @@
+"""The numbers of a model that memory and FLOPs follow from, counted from the names and shapes of its weights alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from muster.contract.architecture import Architecture
+from muster.contract.training import ALL_LINEAR, Adapter
+
+NF4_BYTES = 0.5 + 4 / 64  # of a weight: four bits, and the fp32 scale of each block of 64
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """An adapter's weights are included.
+
+    parameters: all weights; learning: of them, those that are trained. active, active_learning: those that a token is
+    multiplied with: an embedding table is only looked up, and of the experts only the chosen ones count.
+    largest_group, largest_learning_group: weights that are gathered at once. root_group: those that are gathered from
+    a pass's beginning to its end. frozen_bytes: of one weight that is not trained; nf4: so many of those have 4 bits.
+
+    layers, dim (of the residual stream), heads, kv_heads, head_dim, vocab_size: as usual. ffn_dim: of the feed-forward
+    part, over the experts that a token goes through, experts_per_token of them. normed: elements per token and layer
+    that go through a norm. matmul_inputs: those that are kept because a matrix behind them learns, attention's output
+    left out. fused_norms: a norm keeps its input alone. adapted: outputs per token and layer of adapted matrices.
+    """
+
+    parameters: int
+    learning: int
+    active: int
+    active_learning: int
+    largest_group: int
+    largest_learning_group: int
+    root_group: int
+    layers: int
+    dim: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    vocab_size: int
+    normed: int
+    matmul_inputs: int
+    fused_norms: bool
+    experts_per_token: int = 0
+    frozen_bytes: int = 4
+    nf4: int = 0
+    adapted: int = 0
+
+    @property
+    def frozen_total(self) -> int:
+        """Bytes of all weights that are not trained."""
+        frozen = self.parameters - self.learning
+        return int(self.nf4 * NF4_BYTES) + (frozen - self.nf4) * self.frozen_bytes
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """What a configuration says besides its weights' shapes."""
+
+    dim: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    tied_head: bool
+    experts: int = 0
+    experts_per_token: int = 0
+    fused_norms: bool = False
+
+
+def decoder_size(architecture: Architecture, adapter: Adapter | None) -> ModelSize:
+    """Of our own decoder."""
+    a = architecture
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (a.vocab_size, a.dim), "norm.weight": (a.dim,)}
+    if not a.tied_head:
+        shapes["lm_head.weight"] = (a.vocab_size, a.dim)
+    for layer in range(a.layers):
+        for name, shape in a.projections.items():
+            shapes[f"layers.{layer}.{name}.weight"] = shape
+        shapes |= {f"layers.{layer}.{name}_norm.weight": (a.dim,) for name in ("attention", "feed_forward")}
+    dimensions = Dimensions(a.dim, a.heads, a.kv_heads, a.head_dim, a.ffn_dim, a.tied_head, fused_norms=True)
+    return size_of(shapes, dimensions, adapter)
+
+
+def dimensions_of(config: Mapping[str, Any]) -> Dimensions:
+    """From a config.json. Raises ValueError naming the key that is not there."""
+
+    def number(*names: str, default: int | None = None) -> int:
+        for name in names:
+            if isinstance(value := config.get(name), int) and not isinstance(value, bool) and value > 0:
+                return value
+        if default is None:
+            raise ValueError(f"config.json says no {names[0]}")
+        return default
+
+    dim, heads = number("hidden_size", "n_embd", "d_model"), number("num_attention_heads", "n_head", "n_heads")
+    experts = number("num_experts", "num_local_experts", "n_routed_experts", default=0)
+    chosen = number("num_experts_per_tok", default=experts) if experts else 0
+    width = number("intermediate_size", "n_inner", "ffn_dim", default=4 * dim)
+    if experts:
+        width = number("moe_intermediate_size", default=width) * chosen
+    return Dimensions(
+        dim=dim,
+        heads=heads,
+        kv_heads=number("num_key_value_heads", default=heads),
+        head_dim=number("head_dim", default=dim // heads),
+        ffn_dim=width,
+        tied_head=bool(config.get("tie_word_embeddings")),
+        experts=experts,
+        experts_per_token=chosen,
+    )
+
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.(.+)")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|word_embeddings|embed)\.weight$")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|head)\.weight$")
+_ROUTER = re.compile(r"(?:mlp|block_sparse_moe|moe)\.(?:gate|router)\.weight$")
+_QUERIES = ("q_proj", "qkv_proj", "query_key_value", "c_attn")
+_INTO_ATTENTION = (*_QUERIES, "k_proj", "v_proj")
+_INTO_FFN = ("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1")
+_OUT_OF_FFN = ("down_proj", "fc2")
+
+
+def size_of(
+    shapes: Mapping[str, tuple[int, ...]], d: Dimensions, adapter: Adapter | None = None, frozen_bytes: int = 4
+) -> ModelSize:
+    """shapes: of the weights by name, an adapter's left out; as in a folder's files, or as in a module, whose experts
+    are fused. A tied head may be listed: it is counted once. frozen_bytes: of a weight beside an adapter."""
+    named = {name: shape for name, shape in shapes.items() if not (d.tied_head and _HEAD.search(name))}
+    counts = {name: prod(shape) for name, shape in named.items()}
+    layers: dict[str, list[str]] = {}
+    for name in named:
+        found = _LAYER.search(name)
+        layers.setdefault(found[1] if found else "", []).append(name)
+    rest = layers.pop("", [])
+    tables = [name for name in rest if _EMBEDDING.search(name) or _HEAD.search(name)]
+    lone = [] if d.tied_head else tables
+    beside = {name: _adapter_weights(named[name], adapter) for name in named if _is_target(name, named[name], adapter)}
+    weights, share = sum(counts.values()), d.experts_per_token / d.experts if d.experts else 1.0
+    multiplied = sum(
+        int(count * (share if ".experts." in name else 1.0))
+        for name, count in counts.items()
+        if d.tied_head or not _EMBEDDING.search(name)
+    )
+    groups = [_sum(counts, names) for names in layers.values()] + [counts[name] for name in lone]
+    root = _sum(counts, (name for name in rest if name not in lone))
+    first = layers.get("0") or next(iter(layers.values()), [])
+    added, learns = sum(beside.values()), adapter is None
+    targets = set(beside) if adapter else set(named)
+    group_added = max((_sum(beside, (n for n in names if n in beside)) for names in layers.values()), default=0)
+    table = next((named[name] for name in tables if _EMBEDDING.search(name)), (0, 0))
+    return ModelSize(
+        parameters=weights + added,
+        learning=weights if learns else added,
+        active=multiplied + added,
+        active_learning=multiplied if learns else added,
+        largest_group=max([root, *groups]),
+        largest_learning_group=max([root, *groups]) if learns else group_added,
+        root_group=root,
+        layers=len(layers),
+        dim=d.dim,
+        heads=d.heads,
+        kv_heads=d.kv_heads,
+        head_dim=d.head_dim,
+        ffn_dim=d.ffn_dim,
+        vocab_size=table[0],
+        normed=sum(_normed(name, named[name], d) for name in first),
+        matmul_inputs=_kept_inputs(first, targets, d),
+        fused_norms=d.fused_norms,
+        experts_per_token=d.experts_per_token,
+        frozen_bytes=4 if learns else frozen_bytes,
+        nf4=_in_four_bits(named, adapter),
+        adapted=sum(named[name][0] for name in first if name in beside),
+    )
+
+
+def _sum(counts: Mapping[str, int], names: Iterable[str]) -> int:
+    return sum(counts[name] for name in names)
+
+
+def _is_linear(name: str, shape: tuple[int, ...]) -> bool:
+    plain = name.endswith(".weight") and len(shape) == 2 and ".experts." not in name
+    return plain and not _EMBEDDING.search(name) and not _ROUTER.search(name)
+
+
+def _is_target(name: str, shape: tuple[int, ...], adapter: Adapter | None) -> bool:
+    if adapter is None or not _is_linear(name, shape):
+        return False
+    layer = name.removesuffix(".weight")
+    return any(
+        (target == ALL_LINEAR and not _HEAD.search(name)) or layer == target or layer.endswith(f".{target}")
+        for target in adapter.targets
+    )
+
+
+def _adapter_weights(shape: tuple[int, ...], adapter: Adapter | None) -> int:
+    assert adapter is not None, "only an adapter has targets"
+    return adapter.rank * sum(shape) + (shape[0] if adapter.kind == "dora" else 0)
+
+
+def _in_four_bits(named: Mapping[str, tuple[int, ...]], adapter: Adapter | None) -> int:
+    """Weights that QLoRA keeps in NF4: of every linear layer but the head, in rows of whole blocks."""
+    if adapter is None or adapter.kind != "qlora":
+        return 0
+    return sum(
+        prod(shape)
+        for name, shape in named.items()
+        if _is_linear(name, shape) and not _HEAD.search(name) and shape[1] % 64 == 0
+    )
+
+
+def _normed(name: str, shape: tuple[int, ...], d: Dimensions) -> int:
+    """Elements per token that the norm of this weight sees; 0 for what is no norm."""
+    if ("norm" not in name and not re.search(r"\.ln_?\d", name)) or not name.endswith(".weight"):
+        return 0
+    if shape == (d.head_dim,) and d.head_dim != d.dim:  # of each head: of queries or of keys
+        return d.head_dim * (d.kv_heads if "k_norm" in name or "k_layernorm" in name else d.heads)
+    return shape[0]
+
+
+def _kept_inputs(layer: list[str], targets: set[str], d: Dimensions) -> int:
+    """Elements per token that a layer keeps because a matrix behind them learns."""
+
+    def learns(parts: tuple[str, ...]) -> bool:
+        return any(name in targets and any(f".{part}" in name for part in parts) for name in layer)
+
+    learned = d.dim * learns(_INTO_ATTENTION) + d.dim * learns(_INTO_FFN) + d.ffn_dim * learns(_OUT_OF_FFN)
+    if d.experts and any(name in targets and ".experts." in name for name in layer):
+        learned += d.dim * d.experts_per_token
+    return learned
