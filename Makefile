@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo up test test-long test-cluster test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
+.PHONY: help venv venv-run demo demo-finetune up test test-long test-cluster test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,9 @@ venv-run:
 
 demo: venv-run ## the whole promise in a few minutes: submit, train, lose a worker, resume, finish
 	$(BIN)/muster demo $(ARGS)
+
+demo-finetune: venv ## a model in transformers' layout: pretrained, fine-tuned beside its export, a rank killed, opened again
+	$(BIN)/muster demo --finetune $(ARGS)
 
 up: venv-run ## the platform on this machine: API, operator and workers
 	$(BIN)/muster up $(ARGS)

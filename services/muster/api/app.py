@@ -20,6 +20,7 @@ from muster.api.checkpoints import routes as checkpoints
 from muster.api.cluster import Cluster, Local
 from muster.api.db import Database
 from muster.api.errors import ACTIONS, COMMIT_ACTIONS, ApiError, job_not_found, problem_response
+from muster.api.estimates import routes as estimates
 from muster.api.events import routes as events
 from muster.api.health import routes as health
 from muster.api.hub import Hub
@@ -95,7 +96,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
-    for room in (jobs, attempts, events, checkpoints, metrics, logs, why, tokens):
+    for room in (estimates, jobs, attempts, events, checkpoints, metrics, logs, why, tokens):
         api.include_router(room.router)
     return api
 

@@ -72,6 +72,9 @@ KINDS: dict[str, Kind] = {
     "idempotency_key_reused": Kind(
         422, "This Idempotency-Key belongs to another request", "Use a new key for a new request."
     ),
+    "model_unreadable": Kind(
+        424, "The model can't be read", "The detail names the place; the API reads with credentials of its own."
+    ),
     "internal": Kind(
         500, "Something is wrong in the API", "Retry; if it stays, show the requestId to whoever runs Muster."
     ),

@@ -52,16 +52,16 @@ class Platform:
 
 def run(job_file: Path, state: Path | None, keep: bool) -> Evidence:
     """The demo. Leaves nothing running, however it ends. Raises CliError when it can't be done at all."""
-    _end_on_signals()
-    folder = _state_folder(state)
+    end_on_signals()
+    folder = state_folder(state)
     gathered: Evidence | None = None
     left: list[processes.Found] = []
     try:
         try:
-            with _platform(folder) as platform:
-                gathered = _story(platform, job_file)
+            with platform(folder) as running:
+                gathered = submit_and_watch(running, job_file)
         finally:
-            left = _sweep(folder)
+            left = sweep(folder)
         return replace(gathered, left_running=tuple(f"{found.pid} {found.what}" for found in left))
     finally:
         if keep:
@@ -70,7 +70,8 @@ def run(job_file: Path, state: Path | None, keep: bool) -> Evidence:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _story(platform: Platform, job_file: Path) -> Evidence:
+def submit_and_watch(platform: Platform, job_file: Path, kills: bool = True, sample: bool = True) -> Evidence:
+    """The job's records once it has ended. kills: a rank on the way. sample: generate text from the best commit."""
     from muster.cli.client import Client
     from muster.cli.submit import ask_for_plan, prepare, send
 
@@ -80,15 +81,15 @@ def _story(platform: Platform, job_file: Path) -> Evidence:
         job = send(client, document)
         say(f"Submitted {job['metadata']['name']} to {platform.server.url} ({job['id']})", "bold")
         try:
-            kill = _watch_and_kill(client, job, platform.state)
+            kill = _watch_and_kill(client, job, platform.state, kills)
         except BaseException:
             _cancel(client, job["id"])
             raise
-        return _gather(client, platform, job["id"], kill)
+        return _gather(client, platform, job["id"], kill, sample)
 
 
-def _watch_and_kill(client: Client, job: dict[str, Any], state: State) -> Kill | None:
-    """Watch to the end; on the way, once there is something to lose, kill a rank."""
+def _watch_and_kill(client: Client, job: dict[str, Any], state: State, kills: bool) -> Kill | None:
+    """Watch to the end; on the way, once there is something to lose, kill a rank, if asked to."""
     from muster.cli.follow import Display, moments
 
     kill: Kill | None = None
@@ -97,7 +98,7 @@ def _watch_and_kill(client: Client, job: dict[str, Any], state: State) -> Kill |
     with Display(job["metadata"]["name"]) as display:
         for moment in moments(client, job["id"]):
             display.show(moment)
-            if kill is None and (commit := moment.status.get("checkpoint")) and commit["step"] > 0:
+            if kills and kill is None and (commit := moment.status.get("checkpoint")) and commit["step"] > 0:
                 due = due or commit["step"] + STEPS_AFTER_COMMIT
                 kill = _kill_a_rank(job["id"], moment, state, max(due, commit["step"] + 1))
             if time.monotonic() > deadline:
@@ -132,12 +133,12 @@ def _last_rank(folder: Path) -> Heartbeat | None:
     return Heartbeat.model_validate_json((folder / HEARTBEAT.format(rank=max(ranks))).read_text()) if ranks else None
 
 
-def _gather(client: Client, platform: Platform, job_id: str, kill: Kill | None) -> Evidence:
+def _gather(client: Client, platform: Platform, job_id: str, kill: Kill | None, wants_sample: bool) -> Evidence:
     """The API's records of the ended job, once the database mirrors all of them."""
     from muster.cli.watch import all_events
 
     job = client.get(f"jobs/{job_id}")
-    sample = _generate(client, job_id) if job["status"]["phase"] == "Succeeded" else ""
+    sample = _generate(client, job_id) if wants_sample and job["status"]["phase"] == "Succeeded" else ""
     return Evidence(
         server=platform.server.url,
         job=job,
@@ -183,7 +184,7 @@ def _cancel(client: Client, job_id: str) -> None:
 
 
 @contextlib.contextmanager
-def _platform(folder: Path) -> Iterator[Platform]:
+def platform(folder: Path) -> Iterator[Platform]:
     """`muster up` on the folder and any free port, stopped at the end."""
     command = [sys.executable, "-m", "muster.cli", "up", "--state", str(folder), "--port", "0", "--nodes", "2"]
     # Should the demo itself be killed, `up` notices and takes everything with it.
@@ -226,7 +227,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _sweep(folder: Path) -> list[processes.Found]:
+def sweep(folder: Path) -> list[processes.Found]:
     """What still runs a moment after all was told to stop; it is ended here, and reported."""
     deadline = time.monotonic() + 5
     while (left := processes.of_state(folder)) and time.monotonic() < deadline:
@@ -235,7 +236,7 @@ def _sweep(folder: Path) -> list[processes.Found]:
     return left
 
 
-def _state_folder(state: Path | None) -> Path:
+def state_folder(state: Path | None) -> Path:
     if state is None:
         return Path(tempfile.mkdtemp(prefix="muster-demo-")).resolve()
     if state.exists() and any(state.iterdir()):
@@ -244,7 +245,7 @@ def _state_folder(state: Path | None) -> Path:
     return state.resolve()
 
 
-def _end_on_signals() -> None:
+def end_on_signals() -> None:
     """SIGTERM and SIGHUP end the demo as Ctrl-C does: by way of every `finally`."""
 
     def interrupt(_number: int, _frame: object) -> None:

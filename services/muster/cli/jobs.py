@@ -59,6 +59,42 @@ def submit(
         raise typer.Exit(watch(client, job))
 
 
+def estimate(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Job file (YAML or JSON); - reads standard input.")],
+    settings: Settings = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Work it out on this machine, also where there is a server.")
+    ] = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Say what a job would need, take and cost; submit nothing. Exit code 1 where it does not fit.
+
+    A server tells how fast jobs like it were. Without one it is worked out here, from published figures.
+    """
+    from muster.cli import estimate as story
+    from muster.cli import submit as submission
+
+    try:
+        client = None if here else connect(server)
+    except CliError as error:
+        if server is not None or error.exit_code != Exit.UNREACHABLE:
+            raise
+        client = None
+    document = submission.prepare(file, None, settings or [], client is None or client.server.local)
+    if client is None:
+        found = story.work_out(document)
+    else:
+        with client:
+            found = story.ask(client, document)
+    if json:
+        print_json(found)
+    else:
+        story.show(found)
+    if found.get("fits") is False:
+        raise typer.Exit(Exit.FAILED)
+
+
 def ls(
     phase: Annotated[list[str] | None, typer.Option("--phase", "-p", help="Only jobs in this phase.")] = None,
     live: Annotated[bool, typer.Option("--live", help="Only jobs that have not ended.")] = False,

@@ -29,7 +29,7 @@ app = typer.Typer(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "This machine": (platform.up, platform.down, platform.demo),
     "Platform": (doctor.doctor,),
-    "Jobs": (jobs.submit, jobs.ls, jobs.get, jobs.cancel, jobs.suspend, jobs.resume, jobs.clone),
+    "Jobs": (jobs.submit, jobs.estimate, jobs.ls, jobs.get, jobs.cancel, jobs.suspend, jobs.resume, jobs.clone),
     "Looking into a job": (watch.logs, watch.events, watch.metrics, watch.why, checkpoints.export),
 }
 for panel, commands in PANELS.items():

@@ -72,6 +72,14 @@ def demo(
     job: Annotated[Path | None, typer.Option("--job", help="Another job file than the example.")] = None,
     state: Annotated[Path | None, typer.Option("--state", help="An empty folder; default: a temporary one.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the state folder.")] = False,
+    finetune: Annotated[
+        bool,
+        typer.Option(
+            "--finetune", help="Another one: a model in transformers' layout, pretrained, fine-tuned and opened there."
+        ),
+    ] = False,
+    pretrain_steps: Annotated[int, typer.Option("--pretrain-steps", min=12, hidden=True)] = 150,
+    finetune_steps: Annotated[int, typer.Option("--finetune-steps", min=12, hidden=True)] = 90,
     json: Json = False,
 ) -> None:
     """Show the whole promise: submit a job, kill a worker, watch it resume and finish. Leaves nothing running.
@@ -84,11 +92,20 @@ def demo(
 
     up.refuse_missing_extras()
     began = time.monotonic()
-    evidence = story.run(story.find_example(job), state, keep)
-    seconds, results = time.monotonic() - began, run_checks(evidence)
-    if json:
-        print_json(demo_report.document(evidence, results, seconds))
+    if finetune:
+        from muster.cli import demo_finetune
+
+        examples = story.find_example(None).parent
+        found = demo_finetune.run(examples, state, keep, (pretrain_steps, finetune_steps))
+        evidence, results = found.tuning, demo_finetune.run_checks(found)
+        document = demo_finetune.document(found, results, time.monotonic() - began)
     else:
-        demo_report.show(evidence, results, seconds)
+        evidence = story.run(story.find_example(job), state, keep)
+        results = run_checks(evidence)
+        document = demo_report.document(evidence, results, time.monotonic() - began)
+    if json:
+        print_json(document)
+    else:
+        demo_report.show(evidence, results, document["seconds"])
     if not all(result.kept for result in results):
         raise typer.Exit(Exit.FAILED)

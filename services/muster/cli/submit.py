@@ -34,7 +34,7 @@ def prepare(source: str, name: str | None, settings: list[str], local: bool) -> 
 
 def ask_for_plan(client: JobsClient, file: JobFile) -> dict[str, Any]:
     """The server's dry run. Raises CliError with the line of every fault, also for what a submission would refuse."""
-    with _placed(file):
+    with placed(file):
         plan = client.plan(file.data)
     if not plan["accepted"]:
         raise _refused(plan, file)
@@ -42,7 +42,7 @@ def ask_for_plan(client: JobsClient, file: JobFile) -> dict[str, Any]:
 
 
 def send(client: JobsClient, file: JobFile) -> dict[str, Any]:
-    with _placed(file):
+    with placed(file):
         return client.submit(file.data)
 
 
@@ -85,7 +85,7 @@ def announce(job: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _placed(file: JobFile) -> Iterator[None]:
+def placed(file: JobFile) -> Iterator[None]:
     """Adds file and lines to the faults that the server names by path."""
     try:
         yield

@@ -67,19 +67,23 @@ def changes_that_fit(
             alone.append(Change(words, found))
     if alone:
         return tuple(alone)
-    words, together = [], training
+    return _together(size, training, ranks, nodes, host)
+
+
+def _together(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host) -> tuple[Change, ...]:
+    """The changes one on top of the other, until it fits; more ranks last."""
+    said: list[str] = []
     for step in (_with_shard, _with_half, _with_one_sample, _with_recompute):
-        if (changed := step(together, ranks)) is None:
+        if (change := step(training, ranks)) is None:
             continue
-        words.append(changed[0])
-        together = changed[1]
-        if (found := _tried(size, together, ranks, nodes, host)) is not None:
-            return (Change(" and ".join(words), found),)
-    more = _more_ranks(size, _with_shard(together, 2)[1] if _with_shard(together, 2) else together, ranks, host)  # type: ignore[index]
-    if more is None:
-        return ()
-    count, need = more
-    return (Change(" and ".join([*words, f"{count} ranks in place of {ranks}"]), need),)
+        said.append(change[0])
+        training = change[1]
+        if (found := _tried(size, training, ranks, nodes, host)) is not None:
+            return (Change(" and ".join(said), found),)
+    if (sharded := _with_shard(training, 2)) is not None:
+        said, training = [*said, sharded[0]], sharded[1]
+    more = _more_ranks(size, training, ranks, host)
+    return () if more is None else (Change(" and ".join([*said, f"{more[0]} ranks in place of {ranks}"]), more[1]),)
 
 
 def advice(size: ModelSize, training: TrainingConfig, need: Need, ranks: int, nodes: int, host: Host) -> str:

@@ -112,19 +112,19 @@ def _moments(
     """The head at the end of the forward pass, the last layer's backward pass, and the first layer's."""
     width = _width(training)
     by_fsdp = shard != "ddp" or (not casts_itself and (width == 2 or size.frozen_bytes != width))
-    gathered, layer_gathered = _gathered(size, shard, shards, width, by_fsdp)
+    gathered, layer_gathered, gathered_at_the_end = _gathered(size, shard, width, by_fsdp)
     keep = shard in ("ddp", "zero2")  # whole gradients until the last micro-step
     whole = 4 * (size.learning if keep and (shard == "ddp" or accumulation > 1) else -(-size.learning // shards))
-    moving = (4 + width) * min(2 * size.largest_learning_group, size.learning) if by_fsdp and shards > 1 else 0
+    moving = _moving(size, width) if by_fsdp and shards > 1 else 0
     early = whole if accumulation > 1 else 0
-    held, one = _activations(size, training, width, device)
+    held, one = _activations(size, training, width, device, casts_itself)
     shared = _mask(training, width, device) + 16 * 4 * _tokens(training)  # and the batch itself
     inputs = _layer_inputs(size, training, width)
     head, head_grads = _head(size, training, width, casts_itself)
     return (
         _Moment(early + head_grads, held + shared, head, gathered),
         _Moment(early + head_grads, held + shared + one, 0, gathered + layer_gathered),
-        _Moment(whole + min(moving, whole), inputs + shared + one, 0, gathered + layer_gathered + moving),
+        _Moment(whole, inputs + shared + one, 0, gathered_at_the_end + moving),
     )
 
 
@@ -136,24 +136,36 @@ def _width(training: TrainingConfig) -> int:
     return 4 if training.precision == "fp32" else 2
 
 
-def _gathered(size: ModelSize, shard: Shard, shards: int, width: int, by_fsdp: bool) -> tuple[int, int]:
-    """Weights in use besides those held: through the whole pass, and of the layers at hand."""
+def _gathered(size: ModelSize, shard: Shard, width: int, by_fsdp: bool) -> tuple[int, int, int]:
+    """Weights in use besides those held: at the end of the forward pass, in a layer's backward pass on top of that, and
+    at the end of the backward pass, which lets go of each layer's."""
+    layer = (size.parameters - size.root_group) // size.layers
+    at_hand = min(size.largest_group + layer, size.parameters - size.root_group) * width
     if not by_fsdp:
-        return (0, 0) if width == 4 else (size.active * width, 0)
-    if shard in ("ddp", "zero2"):
-        return size.parameters * width, 0
-    return size.root_group * width, min(2 * size.largest_group, size.parameters - size.root_group) * width
+        return (0, 0, 0) if width == 4 else (size.active * width, 0, layer * width)
+    ends = size.root_group * width + at_hand
+    return (size.parameters * width, 0, ends) if shard in ("ddp", "zero2") else (size.root_group * width, at_hand, ends)
 
 
-def _activations(size: ModelSize, training: TrainingConfig, width: int, device: Device) -> tuple[int, int]:
+def _moving(size: ModelSize, width: int) -> int:
+    """Whole gradients of the groups that are being reduced, and the fp32 copies that travel."""
+    groups = size.largest_learning_group + size.learning // size.layers
+    return (4 + width) * min(groups, size.learning)
+
+
+def _activations(
+    size: ModelSize, training: TrainingConfig, width: int, device: Device, casts_itself: bool
+) -> tuple[int, int]:
     """Bytes: what the forward pass keeps of all layers for the backward pass, and what one layer's backward pass takes
-    besides what it finds: what is made anew, and derivatives."""
+    besides what it finds: what is made anew, and derivatives. Norms compute in fp32, and keep what a learning weight
+    was multiplied with, unless one kernel does it all (CUDA, our own decoder)."""
     tokens = _tokens(training)
     queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
-    norms = size.normed * (4 if width == 2 else width)
-    if not size.fused_norms and size.learning == size.parameters:
-        norms += size.normed * width  # the normed values, which a weight is learnt from
-    attention = (2 * queries + 2 * keys) * width
+    normed = 4 if casts_itself else width
+    kept_twice = size.learning == size.parameters and not (casts_itself and device == "cuda")
+    norms = size.normed * (4 + (normed if kept_twice else 0))
+    # Packed rows have a mask, with which transformers repeats keys and values for each query.
+    attention = (2 * queries + 2 * (keys if casts_itself else queries)) * width
     wide = (3 * size.ffn_dim + size.matmul_inputs) * width
     experts = 2 * size.experts_per_token * size.dim * width
     layer = norms + attention + wide + experts
@@ -163,7 +175,8 @@ def _activations(size: ModelSize, training: TrainingConfig, width: int, device: 
         "full": size.dim * width,
     }[training.parallel.activation_checkpointing]
     again = 0 if training.parallel.activation_checkpointing == "none" else layer
-    return size.layers * kept * tokens, (again + (3 * size.ffn_dim + 2 * size.dim) * width) * tokens
+    last = size.dim * (2 * normed + width)  # the last norm, and what the head reads
+    return (size.layers * kept + last) * tokens, (again + 2 * (size.ffn_dim + size.dim) * width) * tokens
 
 
 def _layer_inputs(size: ModelSize, training: TrainingConfig, width: int) -> int:

@@ -26,7 +26,7 @@ class ModelSize:
     layers, dim (of the residual stream), heads, kv_heads, head_dim, vocab_size: as usual. ffn_dim: of the feed-forward
     part, over the experts that a token goes through, experts_per_token of them. normed: elements per token and layer
     that go through a norm. matmul_inputs: those that are kept because a matrix behind them learns, attention's output
-    left out. fused_norms: a norm keeps its input alone. adapted: outputs per token and layer of adapted matrices.
+    left out.  adapted: outputs per token and layer of adapted matrices.
     """
 
     parameters: int
@@ -45,7 +45,6 @@ class ModelSize:
     vocab_size: int
     normed: int
     matmul_inputs: int
-    fused_norms: bool
     experts_per_token: int = 0
     frozen_bytes: int = 4
     nf4: int = 0
@@ -70,7 +69,6 @@ class Dimensions:
     tied_head: bool
     experts: int = 0
     experts_per_token: int = 0
-    fused_norms: bool = False
 
 
 def decoder_size(architecture: Architecture, adapter: Adapter | None) -> ModelSize:
@@ -83,7 +81,7 @@ def decoder_size(architecture: Architecture, adapter: Adapter | None) -> ModelSi
         for name, shape in a.projections.items():
             shapes[f"layers.{layer}.{name}.weight"] = shape
         shapes |= {f"layers.{layer}.{name}_norm.weight": (a.dim,) for name in ("attention", "feed_forward")}
-    dimensions = Dimensions(a.dim, a.heads, a.kv_heads, a.head_dim, a.ffn_dim, a.tied_head, fused_norms=True)
+    dimensions = Dimensions(a.dim, a.heads, a.kv_heads, a.head_dim, a.ffn_dim, a.tied_head)
     return size_of(shapes, dimensions, adapter)
 
 
@@ -122,8 +120,8 @@ _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|head)\.weight$")
 _ROUTER = re.compile(r"(?:mlp|block_sparse_moe|moe)\.(?:gate|router)\.weight$")
 _QUERIES = ("q_proj", "qkv_proj", "query_key_value", "c_attn")
 _INTO_ATTENTION = (*_QUERIES, "k_proj", "v_proj")
-_INTO_FFN = ("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1")
-_OUT_OF_FFN = ("down_proj", "fc2")
+_INTO_FFN = ("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1", "w1", "w3")
+_OUT_OF_FFN = ("down_proj", "fc2", "w2")
 
 
 def size_of(
@@ -171,7 +169,6 @@ def size_of(
         vocab_size=table[0],
         normed=sum(_normed(name, named[name], d) for name in first),
         matmul_inputs=_kept_inputs(first, targets, d),
-        fused_norms=d.fused_norms,
         experts_per_token=d.experts_per_token,
         frozen_bytes=4 if learns else frozen_bytes,
         nf4=_in_four_bits(named, adapter),

@@ -2,8 +2,9 @@
 
 The built-in table (documents/prices.json) has list prices per hour in us-east-1, Linux, on demand: p4d, p4de and p5 as
 retrieved on 2026-11-09 by github.com/datareceipts/data-receipts (109-gpu-pricing), p5en from
-github.com/dstackai/dstack/pull/4110 of 2026-08-06. Spot prices move by the hour, so it has none. What a table lacks is
-a gap: told, and never guessed.
+github.com/dstackai/dstack/pull/4110 of 2026-08-06. The memory of a GPU is what torch reports as its total, a little
+less than the data sheet's. Spot prices move by the hour, so it has none. What a table lacks is a gap: told, and never
+guessed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,18 @@ Price = Annotated[float, Field(ge=0)]
 
 
 class InstancePrice(Spec):
-    """Of one machine, per hour. gpus: of the whole machine; a worker that takes half of them pays half."""
+    """Of one machine, per hour. gpus: of the whole machine; a worker that takes half of them pays half. gpu: what they
+    are (`H100`), by the names of contract/flops.py; gpu_memory_gib: what torch may have of each."""
 
     gpus: Annotated[int, Field(ge=0)] = 0
+    gpu: str = ""
+    gpu_memory_gib: Annotated[float, Field(gt=0)] | None = None
     on_demand: Price | None = None
     spot: Price | None = None
+
+    @property
+    def gpu_bytes(self) -> int | None:
+        return int(self.gpu_memory_gib * 2**30) if self.gpu_memory_gib else None
 
     def hourly(self, capacity: str | None) -> float | None:
         return self.spot if capacity == "spot" else self.on_demand

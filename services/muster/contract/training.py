@@ -367,7 +367,7 @@ class TrainingConfig(Spec):
 
     def oddities(self) -> tuple[tuple[str, str], ...]:
         """(path, what is odd there) of what is allowed and seldom meant."""
-        schedule, steps = self.optimizer.schedule, self._known_steps()
+        schedule, steps = self.optimizer.schedule, self.known_steps()
         found = []
         if steps is not None and schedule.warmup_steps >= steps:
             found.append(
@@ -397,7 +397,7 @@ class TrainingConfig(Spec):
         ]
         return tuple(found)
 
-    def _known_steps(self) -> int | None:
+    def known_steps(self) -> int | None:
         """Optimizer steps of the run; None where only the data says how many an epoch has."""
         if self.length.tokens is not None:
             return math.ceil(self.length.tokens / self.batch.tokens_per_step)

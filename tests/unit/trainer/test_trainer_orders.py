@@ -131,7 +131,7 @@ def test_the_need_of_a_known_model() -> None:
     assert need.buffers > 2 * 2 * 128_256 * 4096  # the embedding and the head, gathered in bf16
 
 
-@pytest.mark.parametrize(("capacity", "expected"), [(80 * GIB, "ddp"), (12 * GIB, "zero2"), (15 * GIB // 2, "fsdp")])
+@pytest.mark.parametrize(("capacity", "expected"), [(80 * GIB, "ddp"), (12 * GIB, "zero2"), (7 * GIB, "fsdp")])
 def test_auto_takes_the_lowest_that_fits(capacity: int, expected: str) -> None:
     training = config(precision="bf16", batch={"tokensPerStep": 1024, "microBatch": 2})
     layout = sharding.plan(model("llama-1b"), training, ranks(8), capacity)

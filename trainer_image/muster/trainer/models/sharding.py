@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from muster.contract import fitting
-from muster.contract.memory import Device, Need
+from muster.contract.memory import USABLE, Device, Need
 from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
 from muster.trainer.config import DataParallel, Ranks, data_parallel
@@ -133,7 +133,7 @@ def plan(
         shard = found[0]
     replicas = {"ddp": count, "hsdp": _replicas(training, ranks, count)}.get(shard, 1) if count > 1 else 1
     need = fitting.need_of(size, training, shard, count, ranks.nodes, host)
-    spare = fitting.USABLE * capacity - need.total - 4 * size.learning
+    spare = USABLE * capacity - need.total - 4 * size.learning
     hold = shard in ("ddp", "zero2") or spare >= 0
     return Layout(division, shard, replicas, count // replicas, hold_gradients=hold, need=need)
 

@@ -1,0 +1,1 @@
+"""Estimates: what a job would need, take and cost."""

@@ -1,0 +1,79 @@
+"""`POST /jobs:estimate`: memory by part, the cheapest gang that fits, time and price, before anything is submitted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+
+from muster.api.auth import Scope, needs
+from muster.api.body import read_body
+from muster.api.errors import ApiError
+from muster.api.estimates.records import measured
+from muster.api.jobs.submission import draft, invalid_job, parse_submission
+from muster.api.openapi import EXAMPLE_JOB, body, problems, shown
+from muster.api.services import Services, ServicesDependency
+from muster.contract.address import parse_address
+from muster.contract.base import Problem, UserError, dump
+from muster.contract.estimate import Estimate
+from muster.contract.spec import JobSpec, Submission, parse_job
+from muster.documents.prices import load_prices
+from muster.storage.errors import StorageError
+from muster.storage.estimating import estimate_with_storage
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+# A model's headers are some requests to its storage. A client waits 20 seconds for an answer.
+SECONDS_MAX = 15.0
+_EXAMPLE = dump(estimate_with_storage(parse_job(EXAMPLE_JOB).spec, load_prices(), machine_bytes=16 * 2**30))
+
+
+@router.post(
+    ":estimate",
+    response_model=Estimate,
+    dependencies=[Depends(needs(Scope.WRITE))],
+    summary="Estimate a job",
+    operation_id="estimate_job",
+    responses={
+        200: shown(_EXAMPLE, "Bytes, seconds and money; nothing was stored"),
+        **problems("invalid_document", "body_too_large", "unsupported_media_type", "invalid_job", "model_unreadable"),
+    },
+    openapi_extra=body("JobDocument", EXAMPLE_JOB, note="The TrainingJob as it would be submitted."),
+)
+async def estimate_job(request: Request, services: ServicesDependency) -> JSONResponse:
+    """Memory of a rank by part, whether it fits and what the least change would be if not; the cheapest gang of the
+    priced instance types; time from what this server's jobs did, else from published figures; size of commits;
+    warnings. A model's folder is read by its headers alone.
+    """
+    submission = await read_body(request, parse_submission)
+    return JSONResponse(dump(await _estimate(services, submission)))
+
+
+async def _estimate(services: Services, submission: Submission) -> Estimate:
+    drafted = await draft(services.database, services.commits, submission, services.settings.default_checkpoint_uri)
+    if drafted.faults:
+        raise invalid_job(drafted.faults)
+    source = drafted.spec.training.model.source
+    if source and services.settings.cluster == "kubernetes" and parse_address(source).scheme == "file":
+        raise ApiError("model_unreadable", f"{source} lies on the workers' disks, which the API does not see.")
+    records = await measured(services.database)
+    machine = _machine_bytes() if services.settings.cluster == "local" else None
+    try:
+        async with asyncio.timeout(SECONDS_MAX):
+            return await asyncio.to_thread(estimate_with_storage, drafted.spec, services.prices, records, machine)
+    except UserError as error:
+        raise invalid_job((Problem(_place(drafted.spec), str(error)),)) from None
+    except StorageError as error:
+        raise ApiError("model_unreadable", f"{error}") from None
+    except TimeoutError:
+        raise ApiError("model_unreadable", f"Its storage did not answer within {SECONDS_MAX:g} s.") from None
+
+
+def _place(spec: JobSpec) -> str:
+    return "spec.training.adapter" if spec.training.adapter and spec.training.model.shape else "spec.training.model"
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

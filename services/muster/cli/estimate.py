@@ -1,0 +1,152 @@
+"""`muster estimate`: what a job would need, take and cost: asked of a server, or worked out here without one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from muster.cli import formatting
+from muster.cli.errors import CliError, Exit
+from muster.cli.job_file import JobFile
+from muster.cli.options import JobsClient
+from muster.cli.output import answers, say
+from muster.cli.submit import placed
+from muster.cli.table import Styled, Table
+from muster.contract.memory import USABLE
+
+
+def ask(client: JobsClient, file: JobFile) -> dict[str, Any]:
+    """The server's answer, which knows what its jobs did."""
+    with placed(file):
+        answer: dict[str, Any] = client.post("jobs:estimate", file.data)
+    return answer
+
+
+def work_out(file: JobFile) -> dict[str, Any]:
+    """The same arithmetic on this machine: no server's records, this person's own access to storage."""
+    from muster.contract.base import InvalidDocument, Problem, UserError, dump
+    from muster.contract.spec import parse_job
+    from muster.documents.prices import load_prices
+    from muster.storage.errors import StorageError
+    from muster.storage.estimating import estimate_with_storage
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        spec = parse_job(file.data).spec
+        return dump(estimate_with_storage(spec, load_prices(), machine_bytes=memory))
+    except InvalidDocument as invalid:
+        faults = tuple(file.fault(problem) for problem in invalid.problems)
+        what = f"the job is not valid: {invalid.problems[0]}"
+        raise CliError(what, Exit.USAGE, "invalid_job", file.name, faults) from None
+    except UserError as error:
+        fault = file.fault(Problem("spec.training.model", str(error)))
+        raise CliError(str(error), Exit.USAGE, "invalid_job", file.name, (fault,)) from None
+    except StorageError as error:
+        raise CliError(str(error), code="model_unreadable") from None
+
+
+def show(estimate: dict[str, Any]) -> None:
+    """Tables for people."""
+    console = answers()
+    console.print(_facts(estimate), soft_wrap=True)
+    console.print()
+    console.print(_memory(estimate), soft_wrap=True)
+    if estimate.get("options"):
+        console.print()
+        console.print(_gangs(estimate), soft_wrap=True)
+    for change in estimate.get("changes", ()):
+        say(f"would fit with {change}", "yellow")
+    if estimate.get("fits") is False or (estimate.get("advice") and not estimate.get("changes")):
+        say(f"does not fit: {estimate['advice']}", "bold red")
+    for warning in estimate.get("warnings", ()):
+        say(f"warning: {warning['path']}: {warning['message']}", "yellow")
+    for gap in estimate.get("gaps", ()):
+        say(f"not known: {gap}", "dim")
+
+
+def _facts(estimate: dict[str, Any]) -> Table:
+    table = Table("", "", header=False)
+    trained = estimate["trainedParameters"]
+    whole = trained == estimate["parameters"]
+    learns = "all of them learn" if whole else f"{formatting.amount(trained)} of them learn"
+    table.add_row("model", f"{formatting.amount(estimate['parameters'])} parameters, {learns}")
+    where = estimate.get("instanceType") or estimate["device"]
+    workers = formatting.plural(estimate["nodes"], "worker")
+    table.add_row("gang", f"{workers}, {formatting.plural(estimate['ranks'], 'rank')} on {where}")
+    table.add_row("length", _length(estimate))
+    table.add_row("time and price", _time(estimate))
+    commits = estimate["commits"]
+    each = f"{formatting.size(commits['bytes'])} each, every {commits['every']}"
+    if commits.get("seconds"):
+        each += f" ({formatting.duration(commits['seconds'])})"
+    if commits["firstBytes"] > commits["bytes"]:
+        each += f"; with what is frozen {formatting.size(commits['firstBytes'])}"
+    table.add_row("commits", each)
+    return table
+
+
+def _length(estimate: dict[str, Any]) -> str:
+    parts = []
+    if steps := estimate.get("steps"):
+        parts.append(f"{steps:,} steps of {formatting.amount(estimate['tokens'] / steps)} tokens")
+        parts.append(f"{formatting.amount(estimate['tokens'])} tokens")
+        parts.append(f"{estimate['tokensPerParameter']:.3g} per parameter")
+    if epochs := estimate.get("epochs"):
+        parts.append(f"{epochs:.3g} epochs")
+    return ", ".join(parts) or "only the data says how long an epoch is"
+
+
+def _time(estimate: dict[str, Any]) -> str:
+    speed = estimate.get("speed")
+    if not speed:
+        return "not known for this gang"
+    price = estimate.get("price")
+    return f"{_speed(speed)}{_money(price, estimate)}\n{speed['basis']}: {speed['source']}"
+
+
+def _speed(speed: dict[str, Any]) -> str:
+    hours = speed.get("hours")
+    lasts = f", {formatting.duration(hours * 3600)}" if hours else ""
+    return f"{formatting.amount(speed['tokensPerSecond'])} tokens/s, {speed['stepSeconds']:.3g} s a step{lasts}"
+
+
+def _money(price: float | None, estimate: dict[str, Any]) -> str:
+    return "" if price is None else f", {price:,.2f} {estimate['currency']}"
+
+
+def _memory(estimate: dict[str, Any]) -> Table:
+    """Bytes of a rank by part, a column for each sharding that the job may take."""
+    shardings = estimate["memory"]
+    table = Table("memory of a rank", *(f">{_marked(each, estimate)}" for each in shardings))
+    for part in shardings[0]["parts"]:
+        if any(each["parts"][part] for each in shardings):
+            table.add_row(f"  {part}", *(formatting.size(each["parts"][part]) for each in shardings))
+    table.add_row("  in all", *(Styled(formatting.size(each["total"]), _style(each)) for each in shardings))
+    if capacity := shardings[0].get("capacity"):
+        table.add_row("  may have", *(f"{formatting.size(capacity * USABLE)}" for _ in shardings))
+    return table
+
+
+def _marked(each: dict[str, Any], estimate: dict[str, Any]) -> str:
+    return f"{each['shard']} (taken)" if each["shard"] == estimate.get("shard") else str(each["shard"])
+
+
+def _style(each: dict[str, Any]) -> str:
+    return {True: "green", False: "bold red"}.get(each.get("fits"), "")  # type: ignore[arg-type]
+
+
+def _gangs(estimate: dict[str, Any]) -> Table:
+    table = Table("gangs that fit", "gpus", "shard", ">memory", ">per hour", ">price", "speed")
+    for option in estimate["options"]:
+        gpus = f"{option['nodes']} × {option['gpusPerNode']} {option['gpu']}"
+        speed, price = option.get("speed"), option.get("price")
+        table.add_row(
+            option["instanceType"],
+            gpus,
+            option["memory"]["shard"],
+            formatting.size(option["memory"]["total"]),
+            f"{option['hourly']:,.2f} {estimate['currency']}",
+            formatting.NOTHING if price is None else f"{price:,.2f}",
+            f"{_speed(speed)} ({speed['basis']})" if speed else formatting.NOTHING,
+        )
+    return table

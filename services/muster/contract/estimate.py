@@ -1,0 +1,364 @@
+"""What a job would need, take and cost, before it is submitted. Pure: whoever asks brings the sizes and the records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muster.contract.base import Many, Record
+from muster.contract.fitting import Host, advice, changes_that_fit, lowest_that_fits, need_of
+from muster.contract.memory import USABLE, Device, Need
+from muster.contract.model_size import ModelSize
+from muster.contract.prices import InstancePrice, Prices
+from muster.contract.spec import JobSpec, seconds_of
+from muster.contract.throughput import Measured, Throughput, from_literature, from_records
+from muster.contract.training import Shard, TrainingConfig
+from muster.contract.warnings import DataShape, Warned, warnings_of
+
+NODES_TRIED = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class RankMemory(Record):
+    """Bytes on one rank, by part. capacity: what a rank has, where that is known; fits: whether that is enough, a tenth
+    being left to the allocator and to libraries."""
+
+    shard: str
+    parts: dict[str, int]
+    total: int
+    capacity: int | None = None
+    fits: bool | None = None
+
+
+class Speed(Record):
+    """basis: `measured` (a job on this server) or `published` (others' figures, by their share of the peak)."""
+
+    tokens_per_second: float
+    step_seconds: float
+    hours: float | None = None
+    basis: str
+    source: str
+
+
+class GangOption(Record):
+    """A gang that the job fits into. hourly: of all its nodes, on demand (or spot where that is preferred and has a
+    price); price: of the whole job."""
+
+    instance_type: str
+    gpu: str
+    nodes: int
+    gpus_per_node: int
+    memory: RankMemory
+    hourly: float
+    speed: Speed | None = None
+    price: float | None = None
+
+
+class Commits(Record):
+    """bytes: of each; first_bytes: of the first, which brings what is frozen along. every: as the job says it.
+    seconds: from one to the next, where that is known."""
+
+    bytes: int
+    first_bytes: int
+    every: str
+    seconds: float | None = None
+
+
+class Estimate(Record):
+    """gang, memory: as the job asks for it, each sharding that it may take; shard: the one that it would take.
+    cheapest: of all known instance types. tokens, steps, epochs: of the whole run, where they are known."""
+
+    parameters: int
+    trained_parameters: int
+    ranks: int
+    nodes: int
+    device: str
+    instance_type: str = ""
+    memory: Many[RankMemory] = ()
+    shard: str | None = None
+    fits: bool | None = None
+    advice: str = ""
+    changes: Many[str] = ()
+    cheapest: GangOption | None = None
+    options: Many[GangOption] = ()
+    steps: int | None = None
+    tokens: int | None = None
+    tokens_per_parameter: float | None = None
+    epochs: float | None = None
+    speed: Speed | None = None
+    price: float | None = None
+    currency: str = "USD"
+    commits: Commits
+    warnings: Many[Warned] = ()
+    gaps: Many[str] = ()
+
+
+@dataclass(frozen=True)
+class Known:
+    """size: of the model. casts_itself: as in memory.estimate. position_limit: of the model; None: none is known.
+    rank_bytes: what a rank has on a CPU, where that is known. data: of the training data, where it was looked at."""
+
+    size: ModelSize
+    casts_itself: bool
+    prices: Prices
+    position_limit: int | None = None
+    records: Sequence[Measured] = ()
+    rank_bytes: int | None = None
+    data: DataShape | None = None
+
+
+def estimate_job(spec: JobSpec, known: Known) -> Estimate:
+    """Raises ValueError where the batch can't be divided over the gang."""
+    training, gang, size = spec.training, spec.gang, known.size
+    nodes, ranks = gang.nodes.max, gang.nodes.max * gang.ranks_per_node
+    kind, machine = _asked_machine(spec, known.prices)
+    host = _host(spec, known, machine)
+    memory = tuple(_rank_memory(size, training, shard, ranks, nodes, host) for shard in _shards(training, nodes, ranks))
+    steps, tokens = _length(training, known.data)
+    speed = _speed(training, known, ranks, kind, machine, steps)
+    options = _options(spec, known, steps)
+    told = _Fit.of(size, training, ranks, nodes, host if host.capacity or options else _largest(known))
+    share = _hourly(machine, gang.gpus_per_node, nodes, spec) if machine else None
+    return Estimate(
+        parameters=size.parameters,
+        trained_parameters=size.learning,
+        ranks=ranks,
+        nodes=nodes,
+        device="cuda" if gang.gpus_per_node else "cpu",
+        instance_type=kind,
+        memory=memory,
+        shard=told.shard,
+        fits=told.fits,
+        advice=told.advice,
+        changes=told.changes,
+        cheapest=options[0] if options else None,
+        options=options,
+        steps=steps,
+        tokens=tokens,
+        tokens_per_parameter=tokens / size.parameters if tokens else None,
+        epochs=_epochs(training, tokens, known.data),
+        speed=speed,
+        price=share * speed.hours if share is not None and speed and speed.hours is not None else None,
+        currency=known.prices.currency,
+        commits=_commits(spec, size, speed),
+        warnings=warnings_of(training, size, known.position_limit, known.data, tokens),
+        gaps=_gaps(spec, known, machine, speed, options),
+    )
+
+
+# --- memory ---
+
+
+@dataclass(frozen=True)
+class _Fit:
+    shard: Shard | None
+    fits: bool | None
+    advice: str = ""
+    changes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host) -> _Fit:
+        asked = training.parallel.shard
+        if not host.capacity:
+            return cls(None if asked == "auto" else asked, None)
+        if (found := lowest_that_fits(size, training, ranks, nodes, host)) is not None:
+            return cls(found[0], True)
+        need = need_of(size, training, "fsdp" if asked == "auto" else asked, ranks, nodes, host)
+        changes = changes_that_fit(size, training, ranks, nodes, host)
+        words = advice(size, training, need, ranks, nodes, host)
+        return cls(None, False, words, tuple(change.words for change in changes))
+
+
+def _shards(training: TrainingConfig, nodes: int, ranks: int) -> tuple[Shard, ...]:
+    if training.parallel.shard != "auto":
+        return (training.parallel.shard,)
+    if ranks == 1:
+        return ("ddp",)
+    return ("ddp", "zero2", "fsdp", "hsdp") if nodes > 1 and ranks > nodes else ("ddp", "zero2", "fsdp")
+
+
+def _rank_memory(
+    size: ModelSize, training: TrainingConfig, shard: Shard, ranks: int, nodes: int, host: Host
+) -> RankMemory:
+    asked = training.model_copy(update={"parallel": training.parallel.model_copy(update={"shard": shard})})
+    need = need_of(size, asked, shard, ranks, nodes, host)
+    return _memory_of(need, shard, host)
+
+
+def _memory_of(need: Need, shard: str, host: Host) -> RankMemory:
+    known = host.capacity > 0
+    return RankMemory(
+        shard=shard,
+        parts=need.parts,
+        total=need.total,
+        capacity=host.capacity if known else None,
+        fits=host.holds(need) if known else None,
+    )
+
+
+def _asked_machine(spec: JobSpec, prices: Prices) -> tuple[str, InstancePrice | None]:
+    """The first of the job's instance types that the table knows."""
+    for kind in spec.gang.instance_types:
+        if kind in prices.types:
+            return kind, prices.types[kind]
+    return (spec.gang.instance_types[0] if spec.gang.instance_types else ""), None
+
+
+def _host(spec: JobSpec, known: Known, machine: InstancePrice | None) -> Host:
+    """capacity 0: not known."""
+    device: Device = "cuda" if spec.gang.gpus_per_node else "cpu"
+    if device == "cuda":
+        capacity = machine.gpu_bytes if machine else None
+    else:
+        capacity = _asked_bytes(spec) or known.rank_bytes
+    return Host(capacity or 0, device, known.casts_itself)
+
+
+def _asked_bytes(spec: JobSpec) -> int | None:
+    """Of gang.resources.memory, what a rank gets."""
+    text = spec.gang.resources.memory
+    if not text:
+        return None
+    number = text.rstrip("KMGTikm")
+    unit = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+    unit["Ti"] = 2**40
+    return int(float(number) * unit[text[len(number) :]]) // spec.gang.ranks_per_node
+
+
+def _largest(known: Known) -> Host:
+    """The GPU with the most memory, for what fits nowhere."""
+    capacity = max((machine.gpu_bytes or 0 for machine in known.prices.types.values()), default=0)
+    return Host(capacity, "cuda", known.casts_itself)
+
+
+# --- gangs, time and money ---
+
+
+def _options(spec: JobSpec, known: Known, steps: int | None) -> tuple[GangOption, ...]:
+    """The smallest gang that fits of each instance type with a GPU and a price, the cheapest first: by the price of the
+    job where its time is known, else by the hour."""
+    wanted = spec.gang.instance_types
+    found = []
+    for kind, machine in known.prices.types.items():
+        if machine.gpu_bytes is None or _price(machine, spec) is None or (wanted and kind not in wanted):
+            continue
+        if (option := _smallest(spec, known, kind, machine, steps)) is not None:
+            found.append(option)
+    return tuple(sorted(found, key=lambda o: (o.price is None, o.price or 0.0, o.hourly, o.instance_type)))
+
+
+def _smallest(spec: JobSpec, known: Known, kind: str, machine: InstancePrice, steps: int | None) -> GangOption | None:
+    host = Host(machine.gpu_bytes or 0, "cuda", known.casts_itself)
+    per_node = [2**n for n in range(machine.gpus.bit_length()) if 2**n <= machine.gpus]
+    for nodes, gpus in [(1, gpus) for gpus in per_node] + [(nodes, machine.gpus) for nodes in NODES_TRIED[1:]]:
+        ranks = nodes * gpus
+        try:
+            fit = lowest_that_fits(known.size, spec.training, ranks, nodes, host)
+        except ValueError:  # the batch can't be divided over so many
+            continue
+        hourly = _hourly(machine, gpus, nodes, spec)
+        if fit is None or hourly is None:
+            continue
+        speed = _speed(spec.training, known, ranks, kind, machine, steps)
+        price = hourly * speed.hours if speed and speed.hours is not None else None
+        memory = _memory_of(fit[1], fit[0], host)
+        return GangOption(
+            instance_type=kind,
+            gpu=machine.gpu,
+            nodes=nodes,
+            gpus_per_node=gpus,
+            memory=memory,
+            hourly=hourly,
+            speed=speed,
+            price=price,
+        )
+    return None
+
+
+def _price(machine: InstancePrice, spec: JobSpec) -> float | None:
+    """Per hour: on demand, or spot where that is preferred and has a price."""
+    spot = machine.hourly("spot") if spec.gang.capacity.prefer == "spot" else None
+    return spot if spot is not None else machine.hourly("on-demand")
+
+
+def _hourly(machine: InstancePrice, gpus: int, nodes: int, spec: JobSpec) -> float | None:
+    """Of a gang; a worker that takes half of a machine's GPUs pays half, as in prices.bill."""
+    each = _price(machine, spec)
+    if each is None:
+        return None
+    share = min(1.0, gpus / machine.gpus) if machine.gpus and gpus else 1.0
+    return each * share * nodes
+
+
+def _speed(
+    training: TrainingConfig, known: Known, ranks: int, kind: str, machine: InstancePrice | None, steps: int | None
+) -> Speed | None:
+    gpus = 1 if machine is not None and machine.gpu else 0
+    found: Throughput | None = from_records(training, ranks, kind, gpus, known.records)
+    if found is None and machine is not None and machine.gpu:
+        found = from_literature(known.size, training, ranks, machine.gpu)
+    if found is None:
+        return None
+    step = training.batch.tokens_per_step / found.tokens_per_second
+    return Speed(
+        tokens_per_second=found.tokens_per_second,
+        step_seconds=step,
+        hours=step * steps / 3600 if steps else None,
+        basis=found.basis,
+        source=found.source,
+    )
+
+
+def _length(training: TrainingConfig, data: DataShape | None) -> tuple[int | None, int | None]:
+    """Optimizer steps and tokens of the run."""
+    steps = training.known_steps()
+    if steps is None and training.length.epochs is not None and data is not None and data.tokens is not None:
+        steps = max(1, math.ceil(training.length.epochs * data.tokens / training.batch.tokens_per_step))
+    return steps, None if steps is None else steps * training.batch.tokens_per_step
+
+
+def _epochs(training: TrainingConfig, tokens: int | None, data: DataShape | None) -> float | None:
+    if training.length.epochs is not None:
+        return float(training.length.epochs)
+    return tokens / data.tokens if tokens and data is not None and data.tokens else None
+
+
+def _commits(spec: JobSpec, size: ModelSize, speed: Speed | None) -> Commits:
+    """Trained weights and both moments in fp32; what is frozen comes with the first."""
+    every, each = spec.checkpoint.every, 12 * size.learning
+    seconds: float | None = None
+    if isinstance(every, int):
+        seconds = every * speed.step_seconds if speed else None
+    elif every != "auto":
+        seconds = float(seconds_of(every))
+    words = f"{every} steps" if isinstance(every, int) else every
+    return Commits(bytes=each, first_bytes=each + size.frozen_total, every=words, seconds=seconds)
+
+
+def _gaps(
+    spec: JobSpec,
+    known: Known,
+    machine: InstancePrice | None,
+    speed: Speed | None,
+    options: Sequence[GangOption],
+) -> tuple[str, ...]:
+    """What is not said, and why."""
+    gaps = []
+    if spec.gang.gpus_per_node and machine is None:
+        named = ", ".join(spec.gang.instance_types) or "none is named in gang.instanceTypes"
+        gaps.append(f"memory of the GPUs: the table of prices does not know the instance type ({named})")
+    if not spec.gang.gpus_per_node and known.rank_bytes is None and not spec.gang.resources.memory:
+        gaps.append("memory of the workers: gang.resources.memory does not say it")
+    if speed is None:
+        gaps.append(
+            "time and price of the gang asked for: no job of this model, precision and row length has run on such "
+            "nodes on this server, and nothing is published for them"
+        )
+    if not options:
+        gaps.append("cheapest gang: the model fits into no gang of an instance type with a GPU and a price")
+    if known.data is None:
+        gaps.append("epochs and row lengths: the training data can't be looked at from here")
+    return tuple(gaps)
+
+
+__all__ = ["USABLE", "Commits", "Estimate", "GangOption", "Known", "RankMemory", "Speed", "Warned", "estimate_job"]

@@ -1,0 +1,99 @@
+"""How fast a job would train: from what was measured, else from what others have published. Pure.
+
+A published figure is carried over by its share of the device's peak (MFU), from the nearest model of the same kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muster.contract import flops
+from muster.contract.model_size import ModelSize
+from muster.contract.training import TrainingConfig
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a job on this server did. setup: as `setup_of` has it. tokens_per_second: of all ranks, `instance_type` and
+    gpus: of their nodes ("" and 0: processes on a CPU)."""
+
+    job: str
+    setup: str
+    tokens_per_second: float
+    ranks: int
+    instance_type: str
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """mfu: model FLOPs over the dense bf16 peak, as this project counts them (contract/flops.py)."""
+
+    gpu: str
+    parameters: float
+    adapter: bool
+    mfu: float
+    words: str
+
+
+# Retrieved in November 2026 from the projects' own benchmark pages.
+PUBLISHED = (
+    Published("H100", 8e9, False, 0.33, "TorchTitan, Llama-3.1-8B on 8 H100, FSDP2, bf16: 5,762 tokens/s each"),
+    Published("H100", 7e9, False, 0.464, "LLM Foundry, MPT-7B on 8 H100, bf16: 10,643 tokens/s each"),
+    Published("H100", 3e9, False, 0.423, "LLM Foundry, MPT-3B on 8 H100, bf16: 20,964 tokens/s each"),
+    Published("H100", 1e9, False, 0.418, "LLM Foundry, MPT-1B on 8 H100, bf16: 45,455 tokens/s each"),
+    Published("H100", 8e9, True, 0.41, "NeMo AutoModel, Llama-3-8B LoRA on an H100, bf16, 4k: 12,473 tokens/s"),
+    Published("H100", 7e9, True, 0.43, "NeMo AutoModel, Qwen2.5-7B LoRA on an H100, bf16, 4k: 14,110 tokens/s"),
+)
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """tokens_per_second: of the whole gang. basis: measured or published; source: whose figure, and how it was carried
+    over."""
+
+    tokens_per_second: float
+    basis: str
+    source: str
+
+
+def setup_of(training: TrainingConfig) -> str:
+    """What two jobs have in common whose speeds compare: model, adapter, precision, row length, recomputation."""
+    model = training.model
+    origin = model.preset or model.source or (model.from_.uri or model.from_.job if model.from_ else model.architecture)
+    adapter = f"{training.adapter.kind}:{training.adapter.rank}" if training.adapter else "whole"
+    how = training.parallel
+    parts = (origin, adapter, training.precision, training.data.sequence_length, how.activation_checkpointing)
+    return "|".join(map(str, (*parts, how.compile)))
+
+
+def from_records(
+    training: TrainingConfig, ranks: int, instance_type: str, gpus: int, records: Iterable[Measured]
+) -> Throughput | None:
+    """The nearest record in ranks, of the same setup on the same hardware, carried over by the number of ranks."""
+    setup = setup_of(training)
+    fitting = [r for r in records if (r.setup, r.instance_type, bool(r.gpus)) == (setup, instance_type, bool(gpus))]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda record: abs(math.log(record.ranks / ranks)))
+    scaled = best.tokens_per_second * ranks / best.ranks
+    words = f"job {best.job} did {best.tokens_per_second:,.0f} tokens/s on {best.ranks} ranks"
+    return Throughput(scaled, "measured", words if best.ranks == ranks else f"{words}, scaled to {ranks}")
+
+
+def from_literature(size: ModelSize, training: TrainingConfig, ranks: int, gpu: str) -> Throughput | None:
+    """None where the device's peak is not known, or not in the job's precision."""
+    peak = flops.peak(gpu, training.precision)
+    if peak is None or training.precision == "fp32":
+        return None
+    beside = size.frozen_total > 0
+    known = [p for p in PUBLISHED if p.adapter == beside]
+    nearest = min(known, key=lambda p: (p.gpu != gpu, abs(math.log(p.parameters / size.parameters))))
+    recompute = training.parallel.activation_checkpointing
+    length = training.data.sequence_length
+    slower = flops.hardware_share(size, length, recompute) if recompute == "full" else 1.0
+    each = nearest.mfu / slower * peak / flops.per_token(size, length)
+    words = f"{nearest.mfu:.0%} of the peak of a {gpu}, as in {nearest.words}"
+    return Throughput(each * ranks, "published", words)

@@ -1,0 +1,34 @@
+"""An estimate of a job, with what storage tells of its model and data: for the API, and for a command without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.contract.estimate import Estimate, Known, estimate_job
+from muster.contract.prices import Prices
+from muster.contract.spec import JobSpec
+from muster.contract.throughput import Measured
+from muster.storage.data_shape import look_at
+from muster.storage.model_source import model_facts
+
+
+def estimate_with_storage(
+    spec: JobSpec, prices: Prices, records: Sequence[Measured] = (), machine_bytes: int | None = None
+) -> Estimate:
+    """machine_bytes: of the one machine that all workers would share; None: not known.
+
+    Raises UserError for a model that can't be trained, StorageError for one that can't be read now, ValueError for a
+    batch that can't be divided.
+    """
+    facts = model_facts(spec.training)
+    ranks = spec.gang.nodes.max * spec.gang.ranks_per_node
+    known = Known(
+        size=facts.size,
+        casts_itself=facts.casts_itself,
+        prices=prices,
+        position_limit=facts.position_limit,
+        records=records,
+        rank_bytes=None if machine_bytes is None else machine_bytes // ranks,
+        data=look_at(spec.training),
+    )
+    return estimate_job(spec, known)

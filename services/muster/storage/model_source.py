@@ -1,0 +1,104 @@
+"""What an estimate has to know of a model that lies in storage: its size, from headers, without a weight being read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from muster.contract.address import hub_path, parse_address
+from muster.contract.architecture import Architecture
+from muster.contract.base import InvalidDocument, UserError, parse
+from muster.contract.checkpoint import ITEM_BYTES, Commit, commit_key
+from muster.contract.model_size import ModelSize, decoder_size, dimensions_of, size_of
+from muster.contract.training import Adapter, FromCommit, TrainingConfig
+from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, parse_commit
+from muster.storage.listing import steps_in
+from muster.storage.model_folder import open_folder
+from muster.storage.store import Store, open_source, open_store
+
+HUB: Final = "https://huggingface.co"
+_MODEL: Final = "model/"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """casts_itself: our own decoder does, models of transformers don't (memory.estimate)."""
+
+    size: ModelSize
+    casts_itself: bool
+    position_limit: int | None
+
+
+def model_facts(training: TrainingConfig) -> ModelFacts:
+    """Of the model that a job starts from. Raises UserError where it can't be trained, StorageError where it can't be
+    read now; both name the place."""
+    model, adapter = training.model, training.adapter
+    if model.shape is not None:
+        return ModelFacts(decoder_size(model.shape, adapter), True, model.shape.max_positions)
+    if model.source is not None:
+        return _of_folder(model.source, adapter)
+    assert model.from_ is not None, "a model is a preset, a shape, a folder or a commit"
+    return _of_commit(model.from_, adapter)
+
+
+def _of_folder(source: str, adapter: Adapter | None) -> ModelFacts:
+    address = parse_address(source)
+    if address.scheme == "hf":
+        where = hub_path(address)
+        path = f"/{where.path.strip('/')}" if where.path else ""
+        address = parse_address(f"{HUB}/{where.repository}/resolve/{where.revision or 'main'}{path}")
+    folder = open_folder(open_source(address))
+    if folder.config.get("quantization_config"):
+        raise UserError(f"model.source {source}: its weights are quantised, which can't be trained; take the originals")
+    shapes = {name: tensor.shape for name, tensor in folder.tensors.items()}
+    return _of_config(folder.config, shapes, folder.dtype, adapter, f"model.source {source}")
+
+
+def _of_config(
+    config: dict[str, Any], shapes: dict[str, tuple[int, ...]], dtype: str, adapter: Adapter | None, where: str
+) -> ModelFacts:
+    try:
+        dimensions = dimensions_of(config)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}, so its memory can't be told; is it a language model?") from None
+    limit = config.get("max_position_embeddings")
+    size = size_of(shapes, dimensions, adapter, ITEM_BYTES[dtype])
+    if adapter is not None and size.learning == 0:
+        raise UserError(f"adapter.targets: {', '.join(adapter.targets)} match no layer of {where}")
+    return ModelFacts(size, False, limit if isinstance(limit, int) else None)
+
+
+def _of_commit(origin: FromCommit, adapter: Adapter | None) -> ModelFacts:
+    if origin.uri is None:
+        raise UserError(f"model.from: only a server knows where job {origin.job!r} commits; name its folder (uri)")
+    commit = _read(open_store(origin.uri), origin)
+    shapes = {
+        name.removeprefix(_MODEL): tuple(entry.shape)
+        for name, entry in commit.tensors.items()
+        if name.startswith(_MODEL) and ".lora_" not in name  # what was trained beside is merged at the start
+    }
+    where = f"the commit of step {commit.step} in {origin.uri}"
+    document = commit.architecture
+    if document.get("kind") == "transformers":
+        config = json.loads(document["companions"]["config.json"])
+        return _of_config(config, shapes, str(document.get("storedDtype", "F32")), adapter, where)
+    try:
+        architecture = parse(Architecture, document)
+    except InvalidDocument as error:
+        raise UserError(f"{where} describes a model that this Muster does not know: {error}") from None
+    return ModelFacts(decoder_size(architecture, adapter), True, architecture.max_positions)
+
+
+def _read(store: Store, origin: FromCommit) -> Commit:
+    steps = steps_in(store)
+    if not steps:
+        raise UserError(f"model.from {origin.uri}: holds no commit")
+    step = origin.step if isinstance(origin.step, int) else steps[-1]  # all of a job's are of one model
+    if step not in steps:
+        newest = ", ".join(map(str, steps[-5:]))
+        raise UserError(f"model.from {origin.uri}: holds no commit of step {step}; the newest are of {newest}")
+    try:
+        return parse_commit(store.read(commit_key(step), COMMIT_BYTES_MAX), step=step, folder=None)
+    except InvalidCommit as error:
+        raise UserError(f"model.from {origin.uri}: the commit of step {step} can't be read: {error}") from None

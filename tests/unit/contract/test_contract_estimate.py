@@ -1,0 +1,203 @@
+"""What an estimate says: memory that adds up, gangs that fit, changes that help, times and their basis, warnings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.contract.architecture import PRESETS
+from muster.contract.base import parse
+from muster.contract.estimate import Known, estimate_job
+from muster.contract.fitting import Host, changes_that_fit, lowest_that_fits, need_of
+from muster.contract.model_size import decoder_size
+from muster.contract.spec import JobSpec
+from muster.contract.throughput import Measured, setup_of
+from muster.contract.training import Adapter, TrainingConfig
+from muster.contract.warnings import DataShape
+from muster.documents.prices import load_prices
+
+GIB = 2**30
+EIGHT_B = decoder_size(PRESETS["llama-8b"], None)
+LORA = Adapter(kind="lora", rank=16, targets=("q_proj", "v_proj"))
+
+
+def spec(gang: dict[str, Any] | None = None, **training: Any) -> JobSpec:
+    document: dict[str, Any] = {
+        "model": {"preset": "llama-8b"},
+        "data": {"train": [{"source": "file:///x"}], "sequenceLength": 4096},
+        "batch": {"tokensPerStep": 2**20, "microBatch": 2},
+        "precision": "bf16",
+        "length": {"tokens": 2**30},
+    }
+    return parse(JobSpec, {"training": document | training, "gang": gang or {}})
+
+
+def known(**changes: Any) -> Known:
+    return replace(Known(EIGHT_B, True, load_prices()), **changes)
+
+
+def test_parts_add_up_and_sharding_lowers_them() -> None:
+    found = estimate_job(spec({"nodes": 2, "gpusPerNode": 8, "instanceTypes": ["p5.48xlarge"]}), known())
+    assert [memory.shard for memory in found.memory] == ["ddp", "zero2", "fsdp", "hsdp"]
+    assert all(memory.total == sum(memory.parts.values()) for memory in found.memory)
+    ddp, zero2, fsdp, hsdp = (memory.total for memory in found.memory)
+    assert ddp > zero2 > fsdp
+    assert fsdp < hsdp < ddp
+    assert found.memory[0].fits is False  # 16 bytes of each of 8 G weights
+    assert found.fits is True
+    assert found.shard == "fsdp"
+
+
+def test_the_cheapest_gang_is_the_cheapest_of_those_that_fit() -> None:
+    found = estimate_job(spec({"gpusPerNode": 1}), known())
+    assert found.cheapest is not None
+    assert found.cheapest == found.options[0]
+    prices = [option.price for option in found.options]
+    assert None not in prices
+    assert prices == sorted(prices)  # type: ignore[type-var]
+    for option in found.options:
+        assert option.memory.fits
+        assert option.speed is not None
+        assert option.speed.basis == "published"
+        assert option.price == pytest.approx(option.hourly * option.speed.hours)
+    smaller = next(option for option in found.options if option.instance_type == "p5.48xlarge")
+    ranks = smaller.nodes * smaller.gpus_per_node // 2
+    host = Host(load_prices().types["p5.48xlarge"].gpu_bytes or 0, "cuda", True)
+    assert lowest_that_fits(EIGHT_B, spec().training, ranks, 1, host) is None
+
+
+def test_what_a_job_of_this_server_did_comes_before_what_others_published() -> None:
+    job = spec({"gpusPerNode": 8, "instanceTypes": ["p5.48xlarge"]})
+    ours = Measured("base", setup_of(job.training), 40_000.0, 4, "p5.48xlarge", 4)
+    elsewhere = replace(ours, instance_type="p4d.24xlarge", tokens_per_second=1.0)
+    other = replace(ours, setup="another", tokens_per_second=1.0)
+    found = estimate_job(job, known(records=(elsewhere, other, ours)))
+    assert found.speed is not None
+    assert (found.speed.basis, found.speed.tokens_per_second) == ("measured", 80_000.0)
+    assert "base" in found.speed.source
+    assert "scaled to 8" in found.speed.source
+    assert found.steps == 1024
+    assert found.speed.hours == pytest.approx(2**30 / 80_000 / 3600)
+    assert found.price == pytest.approx(55.04 * found.speed.hours)
+    without = estimate_job(job, known())
+    assert without.speed is not None
+    assert without.speed.basis == "published"
+
+
+def test_what_fits_nowhere_says_why_and_the_least_that_would_have_to_change() -> None:
+    job = spec({"gpusPerNode": 1, "instanceTypes": ["p4d.24xlarge"]}, parallel={"shard": "ddp"})
+    found = estimate_job(job, known())
+    assert found.fits is False
+    assert "a rank needs about" in found.advice
+    assert "has 39.40 GiB" in found.advice
+    assert "8030.3 M parameters" in found.advice
+    assert len(found.changes) == 1
+    assert "ranks in place of 1" in found.changes[0]
+
+
+def test_an_adapter_says_what_it_learns_and_what_it_commits() -> None:
+    size = replace(decoder_size(PRESETS["llama-8b"], LORA), frozen_bytes=2)
+    job = spec({"gpusPerNode": 1, "instanceTypes": ["p5.48xlarge"]}, precision="bf16")
+    found = estimate_job(job, known(size=size, casts_itself=False))
+    own = 32 * 16 * (2 * 4096 + 4096 + 1024)
+    assert found.trained_parameters == own
+    assert found.memory[0].parts["adapters"] == 4 * own
+    assert found.memory[0].parts["optimizer"] == 8 * own
+    assert found.memory[0].parts["weights"] == 2 * (found.parameters - own)
+    assert found.commits.bytes == 12 * own
+    assert found.commits.first_bytes == 12 * own + 2 * (found.parameters - own)
+    assert found.fits is True  # 16 GB of weights on an H100
+
+
+@given(
+    shard=st.sampled_from(["auto", "ddp", "zero2", "fsdp"]),
+    precision=st.sampled_from(["fp32", "bf16"]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    micro=st.sampled_from([1, 2, 8]),
+    ranks=st.sampled_from([1, 2, 8]),
+    gigabytes=st.integers(2, 200),
+)
+def test_a_change_that_is_named_makes_it_fit(
+    shard: str, precision: str, recompute: str, micro: int, ranks: int, gigabytes: int
+) -> None:
+    training: TrainingConfig = spec(
+        precision=precision,
+        parallel={"shard": shard, "activationCheckpointing": recompute},
+        batch={"tokensPerStep": 2**20, "microBatch": micro},
+    ).training
+    host = Host(gigabytes * GIB, "cuda")
+    for change in changes_that_fit(EIGHT_B, training, ranks, 1, host):
+        assert host.holds(change.need), change.words
+    found = lowest_that_fits(EIGHT_B, training, ranks, 1, host)
+    if found is not None:
+        assert host.holds(found[1])
+        assert need_of(EIGHT_B, training, found[0], ranks, 1, host) == found[1]
+
+
+@given(micro=st.integers(1, 4), scale=st.integers(1, 3))
+def test_more_work_never_needs_less(micro: int, scale: int) -> None:
+    def need(micro_batch: int, length: int) -> int:
+        config = {"train": [{"source": "file:///x"}], "sequenceLength": length}
+        batch = {"tokensPerStep": length * micro_batch * 8, "microBatch": micro_batch}
+        return need_of(EIGHT_B, spec(data=config, batch=batch).training, "fsdp", 8, 1, Host(GIB)).total
+
+    assert need(micro * scale, 1024) >= need(micro, 1024)
+    assert need(micro, 1024 * scale) >= need(micro, 1024)
+
+
+FOLDER = {"source": "s3://bucket/model"}
+
+
+@pytest.mark.parametrize(
+    ("training", "data", "path", "words"),
+    [
+        ({"model": FOLDER, "optimizer": {"lr": 1e-3}}, None, "optimizer.lr", "high to fine-tune all weights"),
+        (
+            {"model": FOLDER, "adapter": {"kind": "lora"}, "optimizer": {"lr": 1e-5}},
+            None,
+            "optimizer.lr",
+            "low for an adapter",
+        ),
+        (
+            {"model": FOLDER, "adapter": {"kind": "lora"}, "batch": {"tokensPerStep": 2**22}},
+            None,
+            "batch.tokensPerStep",
+            "many for an adapter",
+        ),
+        ({"optimizer": {"lr": 0.05}}, None, "optimizer.lr", "may diverge"),
+        ({"length": {"steps": 3}}, None, "length", "the run has 3 steps"),
+        ({"length": {"tokens": 2**24}}, None, "length", "tokens per parameter"),
+        ({"model": FOLDER}, DataShape(tokens=2**20), "length", "the data is seen 1.02e+03 times, of about 1,048,576"),
+        (
+            {"model": FOLDER, "task": "sft", "data": {"train": [{"source": "x", "format": "openai-chat"}]}},
+            DataShape(tokens=2**30, lengths=(300, 900, 2000)),
+            "data.sequenceLength",
+            "a tenth of the conversations have more than about 900 tokens, and rows have 512",
+        ),
+        (
+            {"data": {"train": [{"source": "x"}], "sequenceLength": 4096, "packing": False}},
+            DataShape(tokens=2**30, lengths=(100, 200, 300)),
+            "data.sequenceLength",
+            "most of a row is padding",
+        ),
+    ],
+)
+def test_what_an_experienced_colleague_would_say(
+    training: dict[str, Any], data: DataShape | None, path: str, words: str
+) -> None:
+    found = estimate_job(spec(**training), known(data=data)).warnings
+    assert any(warning.path == f"training.{path}" and words in warning.message for warning in found), found
+
+
+def test_a_usual_job_is_not_warned_of() -> None:
+    usual = spec(model=FOLDER, adapter={"kind": "lora"}, optimizer={"lr": 2e-4})
+    assert estimate_job(usual, known(data=DataShape(tokens=2**30, lengths=(300, 900, 2000)))).warnings == ()
+
+
+def test_rows_beyond_the_models_positions_are_told() -> None:
+    warnings = estimate_job(spec(model=FOLDER), known(position_limit=2048)).warnings
+    assert any("2048 positions" in warning.message for warning in warnings)

@@ -1,0 +1,80 @@
+"""Sizes from a folder's headers, and a look at data: what an estimate knows without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.model_families import FAMILIES, config_of, write_model
+
+from muster.contract.base import UserError, parse
+from muster.contract.training import TrainingConfig
+from muster.storage.data_shape import look_at
+from muster.storage.model_source import model_facts
+
+
+def training(folder: Path, **changes: Any) -> TrainingConfig:
+    document: dict[str, Any] = {
+        "model": {"source": folder.as_uri()},
+        "data": {"train": [{"source": "x"}], "sequenceLength": 32},
+        "batch": {"tokensPerStep": 64},
+        "length": {"steps": 1},
+    }
+    return parse(TrainingConfig, document | changes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_headers_tell_what_the_trainer_counts(family: str, tmp_path: Path) -> None:
+    from muster.trainer.models.self_test import Findings
+    from muster.trainer.models.transformers_model import TransformersModel
+
+    model = write_model(tmp_path, family)
+    facts = model_facts(training(tmp_path))
+    assert facts.size.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert facts.size == TransformersModel(config_of(family), {}, Findings(True)).size()
+    assert not facts.casts_itself
+    assert facts.position_limit == 256
+
+
+@pytest.mark.parametrize(("kind", "targets"), [("lora", ["q_proj", "v_proj"]), ("dora", ["all-linear"])])
+def test_headers_tell_an_adapters_weights(kind: str, targets: list[str], tmp_path: Path) -> None:
+    from muster.trainer.models.self_test import Findings
+    from muster.trainer.models.transformers_model import TransformersModel
+
+    write_model(tmp_path, "qwen3")
+    config = training(tmp_path, adapter={"kind": kind, "rank": 4, "targets": targets})
+    size = model_facts(config).size
+    import torch
+
+    module = TransformersModel(config_of("qwen3"), {}, Findings(True), config.adapter).build(torch.float32, "none")
+    assert size.learning == sum(p.numel() for p in module.parameters() if p.requires_grad)
+    assert size.parameters == sum(p.numel() for p in module.parameters())
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        model_facts(training(tmp_path))
+
+
+def test_targets_that_match_nothing_are_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen3")
+    with pytest.raises(UserError, match="match no layer"):
+        model_facts(training(tmp_path, adapter={"targets": ["nothing"]}))
+
+
+def test_a_look_at_the_data(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "a" * (100 if n % 10 else 1000)}) for n in range(1000)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    data = {"train": [{"source": str(tmp_path / "*.jsonl"), "format": "jsonl"}], "sequenceLength": 32}
+    shape = look_at(training(tmp_path, model={"preset": "muster-1m"}, data=data))
+    assert shape is not None
+    assert shape.tokens == pytest.approx(1000 * 190, rel=0.01)
+    assert shape.documents == pytest.approx(1000, rel=0.01)
+    assert shape.lengths == (100, 1000, 1000)
+
+
+def test_data_that_is_elsewhere_is_not_guessed(tmp_path: Path) -> None:
+    for source in ("builtin://python-stdlib", str(tmp_path / "nothing"), "https://example.org/a.txt"):
+        assert look_at(training(tmp_path, data={"train": [{"source": source}], "sequenceLength": 32})) is None
