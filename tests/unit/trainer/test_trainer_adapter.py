@@ -104,7 +104,7 @@ def test_auto_shards_less_where_less_learns() -> None:
     ranks = Ranks(rank=0, local_rank=0, world=8, local_world=8)
 
     def shard(training: TrainingConfig) -> str:
-        return sharding.plan(DecoderModel(PRESETS["llama-8b"], training.adapter), training, ranks, 48 * GIB).shard
+        return sharding.plan(DecoderModel(PRESETS["llama-8b"], training.adapter), training, ranks, 60 * GIB).shard
 
     assert shard(config()) == "fsdp"
     assert shard(config(adapter={"rank": 16})) == "ddp"
