@@ -89,10 +89,10 @@ def _story(platform: Platform, examples: Path, work: Path, steps: tuple[int, int
     train, held_out = _split(examples / "chat.jsonl", work)
 
     pretraining = _job(platform, work, "pretrain-folder", _pretraining(folders["random"], steps[0]), kills=False)
-    _export(platform, pretraining, folders["pretrained"])
+    _export(pretraining, folders["pretrained"])
     kind = adapter_kind()
     tuning = _job(platform, work, "finetune-folder", _tuning(folders["pretrained"], train, steps[1], kind), kills=True)
-    _export(platform, tuning, folders["fine-tuned"])
+    _export(tuning, folders["fine-tuned"])
     say("Opening all three by transformers …", "dim")
     judged = _tool("-c", _JUDGE, str(held_out), *(str(folders[stage]) for stage in STAGES))
     losses = tuple(json.loads(judged.stdout)) if judged.returncode == 0 else ()
@@ -158,11 +158,11 @@ def _job(platform: Platform, work: Path, name: str, training: dict[str, Any], ki
     return evidence
 
 
-def _export(platform: Platform, evidence: Evidence, to: Path) -> None:
-    job, server = evidence.job["id"], platform.server.url
-    done = _tool("-m", "muster.cli", "export", job, "--to", str(to), "--step", "last", "--server", server)
-    _must(done, f"{evidence.job['metadata']['name']} could not be exported")
-    say(f"Exported {evidence.job['metadata']['name']} to {to}", "bold")
+def _export(evidence: Evidence, to: Path) -> None:
+    name, folder = evidence.job["metadata"]["name"], evidence.job["status"]["checkpoint"]["uri"]
+    done = _tool("-m", "muster.cli", "export", folder, "--to", to, "--step", "last")
+    _must(done, f"{name} could not be exported")
+    say(f"Exported {name} to {to}", "bold")
 
 
 def _tool(*words: Any) -> subprocess.CompletedProcess[str]:
