@@ -114,6 +114,24 @@ def dimensions_of(config: Mapping[str, Any]) -> Dimensions:
     )
 
 
+def position_limit(config: Mapping[str, Any]) -> int | None:
+    """Positions that a model was made for, by its config.json, rope scaling included; None where it sets no limit.
+
+    Linear, dynamic and YaRN scaling stretch the original limit by their factor; configurations of Llama 3.1 and longrope
+    have the stretched one in max_position_embeddings already.
+    """
+    limit = config.get("max_position_embeddings")
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit <= 0:
+        return None
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    rope = rope if isinstance(rope, Mapping) else {}
+    factor, kind = rope.get("factor"), rope.get("rope_type", rope.get("type"))
+    if kind not in ("linear", "dynamic", "yarn") or not isinstance(factor, int | float) or factor <= 1:
+        return limit
+    original = rope.get("original_max_position_embeddings")
+    return max(limit, int((original if isinstance(original, int) else limit) * factor))
+
+
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.(.+)")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|word_embeddings|embed)\.weight$")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|head)\.weight$")

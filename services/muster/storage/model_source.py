@@ -10,7 +10,7 @@ from muster.contract.address import hub_path, parse_address
 from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, UserError, parse
 from muster.contract.checkpoint import ITEM_BYTES, Commit, commit_key
-from muster.contract.model_size import ModelSize, decoder_size, dimensions_of, size_of
+from muster.contract.model_size import ModelSize, decoder_size, dimensions_of, position_limit, size_of
 from muster.contract.training import Adapter, FromCommit, TrainingConfig
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, parse_commit
 from muster.storage.listing import steps_in
@@ -62,11 +62,10 @@ def _of_config(
         dimensions = dimensions_of(config)
     except ValueError as error:
         raise UserError(f"{where}: {error}, so its memory can't be told; is it a language model?") from None
-    limit = config.get("max_position_embeddings")
     size = size_of(shapes, dimensions, adapter, ITEM_BYTES[dtype])
     if adapter is not None and size.learning == 0:
         raise UserError(f"adapter.targets: {', '.join(adapter.targets)} match no layer of {where}")
-    return ModelFacts(size, False, limit if isinstance(limit, int) else None)
+    return ModelFacts(size, False, position_limit(config))
 
 
 def _of_commit(origin: FromCommit, adapter: Adapter | None) -> ModelFacts:

@@ -186,6 +186,17 @@ def test_sequences_within_the_position_limit(good: Path) -> None:
         started(good, data={"train": [{"source": "x"}], "sequenceLength": 512}, batch={"tokensPerStep": 512})
 
 
+def test_rope_scaling_stretches_the_position_limit(good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    yarn = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 256}
+    edit_json(folder / "config.json", rope_parameters=yarn)
+    row = {"train": [{"source": "x"}], "sequenceLength": 1024}
+    started(folder, data=row, batch={"tokensPerStep": 1024})
+    with pytest.raises(UserError, match=r"2048 is longer than the position limit 1024 .*rope scaling included"):
+        started(folder, data=row | {"sequenceLength": 2048}, batch={"tokensPerStep": 2048})
+
+
 @pytest.mark.parametrize(
     ("targets", "message"),
     [

@@ -10,6 +10,7 @@ import pytest
 from tests.model_families import FAMILIES, config_of, write_model
 
 from muster.contract.base import UserError, parse
+from muster.contract.model_size import position_limit
 from muster.contract.training import TrainingConfig
 from muster.storage.data_shape import look_at
 from muster.storage.model_source import model_facts
@@ -78,3 +79,19 @@ def test_a_look_at_the_data(tmp_path: Path) -> None:
 def test_data_that_is_elsewhere_is_not_guessed(tmp_path: Path) -> None:
     for source in ("builtin://python-stdlib", str(tmp_path / "nothing"), "https://example.org/a.txt"):
         assert look_at(training(tmp_path, data={"train": [{"source": source}], "sequenceLength": 32})) is None
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({}, 4096),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 4096),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 8192),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 4096}}, 16_384),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}}, 4096),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 1024}}, 4096),
+        ({"max_position_embeddings": None}, None),
+    ],
+)
+def test_positions_with_and_without_rope_scaling(rope: dict[str, Any], expected: int | None) -> None:
+    assert position_limit({"max_position_embeddings": 4096, **rope}) == expected

@@ -69,12 +69,6 @@ def _parsed(document: dict[str, Any], kind: str, where: str) -> Any:
         raise UserError(f"model.source {where}: transformers refuses its config.json: {error}") from None
 
 
-def position_limit(config: Any) -> int | None:
-    """Positions that the model was made for, rope scaling included; None where it sets no limit."""
-    limit = getattr(config, "max_position_embeddings", None)
-    return int(limit) if isinstance(limit, int) and limit > 0 else None
-
-
 def layer_types_allow_packing(config: Any) -> bool:
     types = getattr(config, "layer_types", None)
     return types is None or set(types) <= MASKED_LAYERS

@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from muster.contract.checkpoint import ITEM_BYTES
-from muster.contract.model_size import ModelSize, dimensions_of, size_of
+from muster.contract.model_size import ModelSize, dimensions_of, position_limit, size_of
 from muster.contract.training import Adapter
 from muster.storage.model_folder import CONFIG, ModelFolder
 from muster.trainer.errors import UserError
 from muster.trainer.models import loading, pretrained
-from muster.trainer.models.architectures import position_limit, trainable_config
+from muster.trainer.models.architectures import trainable_config
 from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize_adapter
 from muster.trainer.models.loading import TORCH_DTYPES, ReadRange, checksums
@@ -56,7 +56,7 @@ class TransformersModel:
 
     @property
     def position_limit(self) -> int | None:
-        return position_limit(self.config)
+        return position_limit(self.config.to_dict())
 
     @property
     def vocab_size(self) -> int:

@@ -147,7 +147,8 @@ def _must_be_within_positions(training: TrainingConfig, model: ModelDefinition, 
     if limit is not None and training.data.sequence_length > limit:
         raise UserError(
             f"data.sequenceLength {training.data.sequence_length} is longer than the position limit "
-            f"{limit} of {where}; shorten the sequences or choose another model"
+            f"{limit} of {where}, rope scaling included; shorten the sequences, choose another model, or give its "
+            "config.json a rope scaling (yarn) that it was trained for"
         )
 
 
