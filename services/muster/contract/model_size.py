@@ -117,7 +117,7 @@ def dimensions_of(config: Mapping[str, Any]) -> Dimensions:
 def position_limit(config: Mapping[str, Any]) -> int | None:
     """Positions that a model was made for, by its config.json, rope scaling included; None where it sets no limit.
 
-    Linear, dynamic and YaRN scaling stretch the original limit by their factor; configurations of Llama 3.1 and longrope
+    Linear, dynamic and YaRN scaling stretch the original limit by their factor; those of Llama 3.1 and of longrope
     have the stretched one in max_position_embeddings already.
     """
     limit = config.get("max_position_embeddings")
