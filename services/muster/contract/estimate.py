@@ -11,7 +11,7 @@ from muster.contract.fitting import Host, advice, changes_that_fit, lowest_that_
 from muster.contract.memory import USABLE, Device, Need
 from muster.contract.model_size import ModelSize
 from muster.contract.prices import InstancePrice, Prices
-from muster.contract.spec import JobSpec, seconds_of
+from muster.contract.spec import JobSpec, duration_seconds
 from muster.contract.throughput import Measured, Throughput, from_literature, from_records
 from muster.contract.training import Shard, TrainingConfig
 from muster.contract.warnings import DataShape, Warned, warnings_of
@@ -330,7 +330,7 @@ def _commits(spec: JobSpec, size: ModelSize, speed: Speed | None) -> Commits:
     if isinstance(every, int):
         seconds = every * speed.step_seconds if speed else None
     elif every != "auto":
-        seconds = float(seconds_of(every))
+        seconds = float(duration_seconds(every))
     words = f"{every} steps" if isinstance(every, int) else every
     return Commits(bytes=each, first_bytes=each + size.frozen_total, every=words, seconds=seconds)
 
