@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-run demo demo-finetune up test test-long test-cluster test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
+.PHONY: help venv venv-run demo demo-finetune up test test-long test-cluster test-gpu test-rules lint format types generated images sim sim-mutants drill-checkpoint drill-faults drill-spot ci clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -52,6 +52,9 @@ test-cluster: venv ## the operator on a real control plane, whose binaries KUBEB
 
 images: ## the three container images: make images REGISTRY=registry.example.com/ml ARGS='--build-arg …'
 	@$(PYTHON) tools/build_images.py --registry $(REGISTRY) $(ARGS)
+
+test-gpu: venv ## what only a GPU can show, within ten minutes, in one table; without one: what a CPU can
+	$(BIN)/python -m tests.gpu.rehearsal $(ARGS)
 
 test-rules: venv ## recording and alert rules by promtool: each alert has a case that fires and one that does not
 	$(BIN)/python -m pytest -q tests/rules $(ARGS)

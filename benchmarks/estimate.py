@@ -49,6 +49,7 @@ class Case:
     adapter: dict[str, Any] | None = None
     documents: int = 3
     stored: str = "F32"
+    compiled: bool = False
 
     def training(self, small: bool = False) -> dict[str, Any]:
         length = 64 if small else self.length
@@ -59,7 +60,11 @@ class Case:
             "data": {"train": [{"source": "x"}], "sequenceLength": length},
             "batch": {"tokensPerStep": tokens, "microBatch": self.micro_batch},
             "precision": self.precision,
-            "parallel": {"shard": self.shard, "activationCheckpointing": self.recompute},
+            "parallel": {
+                "shard": self.shard,
+                "activationCheckpointing": self.recompute,
+                "compile": self.compiled and not small,
+            },
             "length": {"steps": STEPS},
         }
 
@@ -207,10 +212,10 @@ def _rank(case: Case) -> None:
     ranks = read_ranks()
     device = sharding.choose_device(ranks)
     sharding.connect(device)
-    _train(case, ranks, device, small=True)
+    _train(case, ranks, device, small=True, steps=STEPS)
     process = _resident("VmRSS")
     _reset_peak(device)
-    need = _train(case, ranks, device, small=False)
+    need = _train(case, ranks, device, small=False, steps=STEPS).need
     measured = _peak(device) - (process if device.type == "cpu" else 0)
     if ranks.rank == 0:
         parts = {name: size for name, size in need.parts.items() if name != "framework"}
@@ -218,8 +223,29 @@ def _rank(case: Case) -> None:
         Path("outcome.json").write_text(json.dumps({**told, "measured": measured, "process": process}))
 
 
-def _train(case: Case, ranks: Any, device: Any, small: bool) -> Any:
-    """A few steps; what the arithmetic says of them."""
+@dataclass(frozen=True)
+class Ran:
+    """need: what the arithmetic says. seconds: of each step."""
+
+    size: Any
+    need: Any
+    seconds: tuple[float, ...]
+
+
+def train_steps(case: Case, steps: int) -> Ran:
+    """In this very process, alone."""
+    from muster.trainer.config import Ranks
+    from muster.trainer.models import sharding
+
+    ranks = Ranks(rank=0, local_rank=0, world=1, local_world=1)
+    device = sharding.choose_device(ranks)
+    sharding.connect(device)
+    _reset_peak(device)
+    return _train(case, ranks, device, small=False, steps=steps)
+
+
+def _train(case: Case, ranks: Any, device: Any, small: bool, steps: int) -> Ran:
+    """A few steps of the trainer's own."""
     from muster.contract.base import parse
     from muster.contract.checkpoint import DataCursor
     from muster.contract.training import TrainingConfig
@@ -235,16 +261,18 @@ def _train(case: Case, ranks: Any, device: Any, small: bool) -> Any:
     layout = sharding.plan(definition, training, ranks, 2**60, device)
     model = sharding.ParallelModel(definition, training, layout, ranks, device)
     rank_state = RankState(Path.cwd(), 1, ranks.rank, time.time())
-    step = TrainStep(training, STEPS, model, ranks, rank_state)
+    step = TrainStep(training, steps, model, ranks, rank_state)
     samples = training.samples_per_step()
     cursor = DataCursor(seed=0, epoch=0, sample=0)
     division = data_parallel(training, ranks)
     data = _Rows(training.data.sequence_length, case.documents)
     loader = Loader(data, cursor, samples, case.micro_batch, division, device)
-    for number in range(1, STEPS + 1):
-        step.run(number, loader, lambda: Requests(stop=False, save=False, snapshot=False))
+    seconds = [
+        step.run(number, loader, lambda: Requests(stop=False, save=False, snapshot=False)).seconds
+        for number in range(1, steps + 1)
+    ]
     loader.close()
-    return layout.need
+    return Ran(definition.size(), layout.need, tuple(seconds))
 
 
 def _definition(case: Case, adapter: Any, small: bool) -> Any:

@@ -1,0 +1,134 @@
+"""Figures that only a GPU can give: tokens per second and MFU of real shapes, seconds blocked by commits, NVML."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.gpu.checks import NotHere
+
+GIB = 2**30
+WARM_UP, STEPS = 3, 5
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 8192,
+}
+
+
+@dataclass(frozen=True)
+class SpeedCase:
+    """preset: of our own decoder; None: Llama 8B by transformers with random weights, beside an adapter of `kind`."""
+
+    name: str
+    preset: str | None
+    kind: str = ""
+    micro_batch: int = 1
+    published: str = ""
+    needs: int = 0
+
+
+SPEEDS = (
+    SpeedCase("pretraining llama-1b at 4k", "llama-1b", micro_batch=4, published="aim 42 % MFU", needs=40 * GIB),
+    SpeedCase(
+        "8B LoRA at 4k", None, "lora", published="NeMo AutoModel on an H100: 12,473 tokens/s, 41 %", needs=60 * GIB
+    ),
+    SpeedCase("pretraining llama-3b at 4k", "llama-3b", micro_batch=2, published="aim 42 % MFU", needs=75 * GIB),
+    SpeedCase("8B QLoRA at 4k", None, "qlora", needs=30 * GIB),
+)
+
+
+def speed_of(name: str) -> str:
+    """Tokens per second, MFU and peak memory of a few real steps, beside what the arithmetic says of the memory."""
+    from benchmarks.estimate import Case, train_steps
+
+    from muster.contract import flops
+    from muster.contract.architecture import PRESETS
+    from muster.contract.base import InvalidDocument, dump, parse
+    from muster.contract.training import Adapter
+
+    case = next(each for each in SPEEDS if each.name == name)
+    adapter = None
+    if case.kind:
+        adapter = {"kind": case.kind, "rank": 16, "targets": ["q_proj", "v_proj"]}
+        try:
+            parse(Adapter, adapter)
+        except InvalidDocument:
+            raise NotHere(f"this Muster has no {case.kind}") from None
+    plain = Case(
+        name,
+        dump(PRESETS[case.preset]) if case.preset else LLAMA_8B,
+        "" if case.preset else "llama-2",
+        precision="bf16",
+        length=4096,
+        micro_batch=case.micro_batch,
+        recompute="selective",
+        adapter=adapter,
+        documents=4,
+        stored="BF16",
+        compiled=True,
+    )
+    ran = train_steps(plain, WARM_UP + STEPS)
+    seconds = statistics.median(ran.seconds[WARM_UP:])
+    speed = 4096 * case.micro_batch / seconds
+    peak = flops.peak(torch.cuda.get_device_name(), "bf16")
+    mfu = flops.utilisation(flops.per_token(ran.size, 4096), speed, peak, 1)
+    share = "MFU unknown" if mfu is None else f"{mfu:.1%} MFU"
+    estimated = ran.need.total - ran.need.framework
+    measured = torch.cuda.max_memory_allocated()
+    return (
+        f"{speed:,.0f} tokens/s, {share}, {measured / GIB:.1f} GiB at the peak "
+        f"(estimated {estimated / GIB:.1f}, {estimated / measured - 1:+.1%})"
+    )
+
+
+def blocked_by_commits() -> str:
+    """Whole runs of the trainer with and without commits, to a folder: seconds blocked, and throughput lost."""
+    from tests.integration.trainer.gangs import Job, Part, train_many, training, write_corpus
+
+    with tempfile.TemporaryDirectory(prefix="muster-rehearsal-") as folder:
+        root = Path(folder)
+        source = write_corpus(root / "corpus", documents=2000)
+        document = training(
+            source,
+            model={"preset": "llama-1b"},
+            data={"train": [{"source": source}], "sequenceLength": 1024},
+            batch={"tokensPerStep": 8192, "microBatch": 8},
+            precision="bf16",
+            length={"steps": 31},
+        )
+        calm = Job(root / "calm", document, uid="calm", device="cuda")
+        saving = Job(root / "saving", document, checkpoint={"every": 10}, uid="saving", device="cuda")
+        codes = train_many(root, 1, [Part(calm), Part(saving)])
+        assert [int(code) for code in codes] == [0, 0], codes
+        steps = {job.uid: [record.step_seconds for record in job.steps(1)][5:] for job in (calm, saving)}
+        own = statistics.median(steps["calm"])
+        blocked = sum(steps["saving"]) - own * len(steps["saving"])
+        commits = len([record for record in saving.steps(1) if record.step % 10 == 0])
+    each = max(0.0, blocked) / max(1, commits)
+    return f"{each:.2f} s a commit, {max(0.0, blocked) / sum(steps['saving']):.1%} of the throughput"
+
+
+def agent_sees() -> str:
+    """The node agent's reading of every GPU, against what torch says is there."""
+    from muster.agent.gpus import Gpus
+
+    gpus = Gpus()
+    gpus.look()
+    time.sleep(0.1)
+    gpus.look()
+    assert len(gpus.readings) >= torch.cuda.device_count(), "NVML tells of fewer GPUs than torch"
+    values: dict[Any, float] = gpus.readings[0].values
+    assert values, "NVML told nothing of the first GPU"
+    return f"{len(gpus.readings)} GPUs, {len(values)} values of the first"

@@ -1,0 +1,161 @@
+"""`make test-gpu`: what only a GPU can show, within ten minutes, in one table, with what could not be done.
+
+    python -m tests.gpu.rehearsal [--seconds 600] [--json FILE]
+
+Each line is a process of its own with a limit of its own, so that one that hangs or runs out of memory costs the others
+nothing. Without a GPU it says so, and makes the checks that torch can make on a CPU, at toy size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from tests.gpu import checks, measure
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_GPU = "no GPU was there"
+NOT_BUILT = (
+    ("float8 matrix products", "this Muster has none"),
+    ("8-bit AdamW", "this Muster has none"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table. outcome: ok, FAILED or not done. beside: a published figure, where there is one."""
+
+    what: str
+    outcome: str
+    seen: str
+    beside: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Item:
+    """command: ends with 0; the last line of its standard output is what was seen. needs: bytes of device memory."""
+
+    what: str
+    command: tuple[str, ...]
+    seconds_max: float
+    beside: str = ""
+    needs: int = 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600.0, help="for all of it")
+    parser.add_argument("--json", type=Path, help="write the table there too")
+    given = parser.parse_args()
+    lines = tuple(_rehearse(given.seconds))
+    _show(lines)
+    if given.json:
+        given.json.write_text(json.dumps([asdict(line) for line in lines], indent=2) + "\n")
+    return 1 if any(line.outcome == "FAILED" for line in lines) else 0
+
+
+def _rehearse(seconds: float) -> Iterator[Line]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else NO_GPU
+    print(f"{name}; torch {torch.__version__}", flush=True)
+    deadline = time.monotonic() + seconds
+    for item in _items(device):
+        left = deadline - time.monotonic()
+        if device == "cuda" and item.needs > torch.cuda.get_device_properties(0).total_memory:
+            yield _told(Line(item.what, "not done", f"needs {item.needs / 2**30:.0f} GiB", item.beside))
+        elif left < 10:
+            yield _told(Line(item.what, "not done", f"the {seconds:g} s were over", item.beside))
+        else:
+            yield _told(_run(item, min(left, item.seconds_max)))
+    if device == "cpu":
+        for item in _on_cuda_alone():
+            yield Line(item.what, "not done", NO_GPU, item.beside)
+    for what, why in NOT_BUILT:
+        yield Line(what, "not done", why)
+
+
+def _items(device: str) -> Iterator[Item]:
+    for check in checks.CHECKS:
+        words = (sys.executable, "-m", "tests.gpu.rehearsal_item", check.__name__, device)
+        yield Item(check.__name__.replace("_", " "), words, 120)
+    if device == "cuda":
+        yield from _on_cuda_alone()
+
+
+def _on_cuda_alone() -> Iterator[Item]:
+    """The most telling first: the ten minutes may not suffice for the last."""
+    resumes = ("tests/integration/trainer/test_trainer_cuda.py", "-k", "bit_for_bit or every_precision")
+    yield Item(
+        "NCCL, FSDP on one device, every precision; kill and resume bit for bit",
+        (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *resumes),
+        240,
+    )
+    yield Item("the agent against the real NVML", _measured("agent_sees"), 60)
+    for case in measure.SPEEDS:
+        yield Item(case.name, _measured("speed_of", case.name), 150, case.published, case.needs)
+    yield Item("a commit of 1B with Adam, every 10 steps", _measured("blocked_by_commits"), 150, "", 40 * 2**30)
+    yield Item(
+        "the estimate against the real peak",
+        (sys.executable, "benchmarks/estimate.py", "--only", "bf16"),
+        150,
+        "aim: within 10 %",
+    )
+
+
+def _measured(function: str, *words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "tests.gpu.rehearsal_item", function, *words)
+
+
+def _run(item: Item, seconds: float) -> Line:
+    began = time.monotonic()
+    try:
+        done = subprocess.run(item.command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return Line(item.what, "not done", f"took longer than {seconds:.0f} s", item.beside, seconds)
+    took = time.monotonic() - began
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    if done.returncode == NOT_HERE:
+        return Line(item.what, "not done", last, item.beside, took)
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or [last])[-1]
+        return Line(item.what, "FAILED", words[-300:], item.beside, took)
+    return Line(item.what, "ok", last, item.beside, took)
+
+
+NOT_HERE = 75  # a check that this machine can't make (EX_TEMPFAIL)
+
+
+def item_main(names: dict[str, Callable[..., str]], words: list[str]) -> int:
+    """One line's process: run the function that is named, print what it saw."""
+    try:
+        print(names[words[0]](*words[1:]), flush=True)
+    except checks.NotHere as reason:
+        print(reason, flush=True)
+        return NOT_HERE
+    return 0
+
+
+def _told(line: Line) -> Line:
+    print(f"  {line.outcome:<9}{line.what} ({line.seconds:.0f} s)", flush=True)
+    return line
+
+
+def _show(lines: tuple[Line, ...]) -> None:
+    width = max(len(line.what) for line in lines)
+    print()
+    for line in lines:
+        beside = f"   [{line.beside}]" if line.beside else ""
+        print(f"{line.what:<{width}}  {line.outcome:<9} {line.seen}{beside}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
