@@ -140,11 +140,15 @@ def _gathered(size: ModelSize, shard: Shard, width: int, by_fsdp: bool) -> tuple
     """Weights in use besides those held: at the end of the forward pass, in a layer's backward pass on top of that, and
     at the end of the backward pass, which lets go of each layer's."""
     layer = (size.parameters - size.root_group) // size.layers
-    at_hand = min(size.largest_group + layer, size.parameters - size.root_group) * width
     if not by_fsdp:
         return (0, 0, 0) if width == 4 else (size.active * width, 0, layer * width)
-    ends = size.root_group * width + at_hand
-    return (size.parameters * width, 0, ends) if shard in ("ddp", "zero2") else (size.root_group * width, at_hand, ends)
+    each: float = width
+    if size.nf4:  # gathered in four bits, and decoded matrix by matrix
+        each = size.frozen_total / (size.parameters - size.learning)
+    decoded = size.dim * size.ffn_dim * width if size.nf4 else 0
+    at_hand = int(min(size.largest_group + layer, size.parameters - size.root_group) * each) + decoded
+    root, whole = int(size.root_group * each), int(size.parameters * each)
+    return (whole, decoded, root + at_hand) if shard in ("ddp", "zero2") else (root, at_hand, root + at_hand)
 
 
 def _moving(size: ModelSize, width: int) -> int:

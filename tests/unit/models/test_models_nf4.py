@@ -11,11 +11,12 @@ import torch
 from tests.model_families import write_model
 from torch import nn
 
+from muster.contract.model_size import NF4_BYTES
 from muster.contract.training import Adapter
 from muster.storage.file_store import FileStore
+from muster.storage.model_folder import open_folder
 from muster.trainer.errors import UserError
 from muster.trainer.models import nf4, nf4_format
-from muster.trainer.models.folder import open_folder
 from muster.trainer.models.transformers_model import from_folder
 
 QLORA = Adapter(kind="qlora", rank=2, alpha=4.0, targets=("all-linear",))
@@ -32,7 +33,7 @@ def test_rows_decode_alone_to_what_bitsandbytes_decodes_the_whole_to(dtype: torc
     assert torch.equal(ours, theirs)
     exported = torch.from_numpy(nf4_format.decode(packed.numpy(), absmax.numpy()))
     assert torch.equal(exported, nf4.decode(packed, absmax, torch.float32))
-    assert (packed.numel() + absmax.numel()) / weight.numel() == nf4_format.BYTES_PER_WEIGHT
+    assert (packed.numel() + absmax.numel()) / weight.numel() == NF4_BYTES
 
 
 def test_a_layer_gives_the_gradients_of_its_decoded_weight() -> None:
@@ -109,5 +110,5 @@ def test_memory_is_planned_by_what_the_bytes_take(tmp_path: Path) -> None:
     built = definition.build(torch.bfloat16, "none")
     held = sum(p.numel() * p.element_size() for p in built.parameters() if not p.requires_grad)
     size = definition.size()
-    assert size.frozen_bytes * (size.parameters - size.learning) == pytest.approx(held)
+    assert size.frozen_total == pytest.approx(held)
     assert size.parameters == from_folder(folder, QLORA.model_copy(update={"kind": "lora"})).size().parameters
