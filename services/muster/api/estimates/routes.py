@@ -52,7 +52,7 @@ async def estimate_job(request: Request, services: ServicesDependency) -> JSONRe
 
 
 async def _estimate(services: Services, submission: Submission) -> Estimate:
-    drafted = await draft(services.database, services.commits, submission, services.settings.default_checkpoint_uri)
+    drafted = await draft(services, submission)
     if drafted.faults:
         raise invalid_job(drafted.faults)
     source = drafted.spec.training.model.source
