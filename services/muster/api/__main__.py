@@ -36,7 +36,7 @@ _PARENT_POLL_SECONDS = 0.5
 
 
 class Refused(Exception):
-    """The API does not start; the message is for a person. code: the process's exit code."""
+    """The API does not start. The message is for a person, and `code` is what the process exits with."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)

@@ -34,7 +34,8 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Principal:
-    """owner: the token's id, or `anonymous` where authentication is off; it also keeps idempotency keys apart."""
+    """Who asks. `owner` is the token's id, or `anonymous` where authentication is off; it keeps idempotency keys
+    apart."""
 
     owner: str
     scopes: frozenset[Scope]

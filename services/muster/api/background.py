@@ -20,8 +20,8 @@ STOP_SECONDS_MAX = 5.0
 
 @dataclass
 class Work:
-    """step: one round. seconds: the pause after it, cut short by `wake`, but not below seconds_min: a burst of wakes is
-    then one round's work. failing_since: None after a good round.
+    """Work that is done in rounds, each a call of `step`. `wake` cuts the pause of `seconds` after it short, but not
+    below `seconds_min`, so that a burst of wakes is one round's work. `failing_since` is None after a good round.
     """
 
     name: str

@@ -20,7 +20,7 @@ _CONFLICTS_MAX = 20
 
 @dataclass(frozen=True)
 class DesiredJob:
-    """A row's desired state. seen: the job has been in the cluster, so it is not made again if it is there no more."""
+    """A row's desired state. A job that was `seen` in the cluster is not made again if it is there no more."""
 
     uid: str
     name: str
@@ -32,10 +32,8 @@ class DesiredJob:
 
 @dataclass(frozen=True)
 class FoundJob:
-    """A job that was made in the cluster by other means, readable or not. spec: as it stands there.
-
-    created_at: seconds since the epoch.
-    """
+    """A job that was made in the cluster by other means, readable or not, with its spec as `shown_spec` gives it.
+    `created_at` is in seconds since the epoch."""
 
     uid: str
     name: str
@@ -54,7 +52,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class ApplyResult:
-    """holder: the uid that has the name, for NAME_HELD."""
+    """What became of one DesiredJob. For NAME_HELD, `holder` is the uid of the job that has the name."""
 
     uid: str
     outcome: Outcome

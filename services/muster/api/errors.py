@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass
 class ApiError(Exception):
-    """A request that ends without its result. detail: cause, place and next step in a sentence or two."""
+    """A request that ends without its result. `detail` says cause, place and next step in a sentence or two."""
 
     code: str
     detail: str

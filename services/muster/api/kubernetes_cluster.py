@@ -33,9 +33,8 @@ CHANGES_MAX = 50_000  # kept for a mirror that is behind; past that it is given 
 
 
 class KubernetesCluster:
-    """live: the ids of rows whose job should be in the cluster. layout: where logs of its workers are mirrored.
-    watch_namespace: the only one whose jobs are carried; empty: all.
-    """
+    """`live` gives the ids of rows whose job should be in the cluster; logs of workers are mirrored into `layout`. Only
+    jobs of `watch_namespace` are carried, where that is not empty."""
 
     name = "kubernetes"
 

@@ -124,7 +124,7 @@ def _comes(headers: Headers) -> bool:
 
 
 class _Body:
-    """One request's body on its way to the app. on_its_way: there is more of it than the app has taken."""
+    """One request's body on its way to the app: `on_its_way` says that there is more of it than the app has taken."""
 
     def __init__(self, receive: Receive, send: Send, bytes_max: int, seconds_max: float, on_its_way: bool) -> None:
         self._receive, self._send = receive, send

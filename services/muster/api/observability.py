@@ -41,7 +41,7 @@ class Metrics:
         )
 
     def request(self, method: str, route: str, status: int, seconds: float | None) -> None:
-        """seconds: None for a stream, whose length says nothing about the API."""
+        """Count a request. `seconds` is None for a stream, whose length says nothing about the API."""
         self.requests.labels(method, route, str(status)).inc()
         if seconds is not None:
             self.request_seconds.labels(method, route).observe(seconds)

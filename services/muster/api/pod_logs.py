@@ -35,7 +35,7 @@ Worker = tuple[str, int, int]  # job id, attempt, worker
 
 
 class PodLogs:
-    """find: the job's object as last seen."""
+    """Logs of pods, copied into the state folder. `find` gives a job's object as it was last seen."""
 
     def __init__(self, client: Client, layout: State, find: Callable[[str], Object | None]) -> None:
         self._client, self._layout, self._find = client, layout, find

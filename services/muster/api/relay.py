@@ -35,7 +35,7 @@ BACKOFF_SECONDS_MAX = 30.0
 
 
 class Relay:
-    """caught_up: set when the mirror has read all that the cluster has."""
+    """Hands rows over to the cluster once the mirror has `caught_up`, that is, has read all that the cluster has."""
 
     def __init__(
         self, database: Database, cluster: Cluster, hub: Hub, metrics: Metrics, caught_up: asyncio.Event

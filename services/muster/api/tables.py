@@ -89,7 +89,7 @@ class LabelRow(Table):
 
 
 class EventRow(Table):
-    """Append-only. number: 1, 2, 3 … within its job."""
+    """Events are only ever added. Their `number` counts 1, 2, 3 … within the job."""
 
     __tablename__ = "events"
 
@@ -102,7 +102,7 @@ class EventRow(Table):
 
 
 class AttemptRow(Table):
-    """body: contract.status.Attempt. The status keeps the newest fifty, these rows keep all."""
+    """`body` is a contract.status.Attempt. The status keeps the newest fifty, these rows keep all."""
 
     __tablename__ = "attempts"
 
@@ -126,7 +126,7 @@ class IdempotencyRow(Table):
 
 
 class TokenRow(Table):
-    """hash: SHA-256 of the token, hex. The token itself is shown once and kept nowhere."""
+    """`hash` is the token's SHA-256 in hex. The token itself is shown once and kept nowhere."""
 
     __tablename__ = "tokens"
 

@@ -20,7 +20,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass(frozen=True)
 class Server:
-    """source: where the address came from, for error messages."""
+    """Where an API answers. `source` says where the address came from, for error messages."""
 
     url: str
     source: str

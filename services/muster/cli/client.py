@@ -41,7 +41,7 @@ class Client:
         waiting: Callable[[str], None] = lambda _: None,
         transport: Any = None,
     ) -> None:
-        """waiting: told why, once for each time that the server has to be waited for."""
+        """`waiting` is told why, once for each time that the server has to be waited for."""
         import httpx2
 
         headers = {"user-agent": "muster-cli", "accept": "application/json"}
@@ -72,8 +72,8 @@ class Client:
         return self._ask("GET", path, params=_known(params))
 
     def post(self, path: str, body: Any = None, key: str | None = None, repeat: bool = True, **params: Any) -> Any:
-        """key: an Idempotency-Key. Actions without one may be repeated by their nature (cancel, suspend, resume), or
-        are not repeated (`repeat` False).
+        """Post, with an Idempotency-Key if `key` is given. Actions without one may be repeated by their nature (cancel,
+        suspend, resume), or are not repeated (`repeat` False).
         """
         headers = {"idempotency-key": key} if key else {}
         return self._ask("POST", path, repeat, json=body, headers=headers, params=_known(params))
@@ -150,7 +150,7 @@ class Client:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, path: str, repeat: bool = True, **arguments: Any) -> Any:
-        """Ask until there is an answer, as long as patience lasts. repeat: whether the request may be made twice.
+        """Ask until there is an answer, as long as patience lasts. `repeat` says whether the request may be made twice.
 
         A server that has never answered is not waited for: whoever has none wants to know at once.
         """

@@ -17,7 +17,7 @@ STORE_SECONDS_MAX = 90.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line. next_step: empty when nothing needs to be done."""
+    """One line. `next_step` is empty where nothing needs to be done."""
 
     check: str
     state: State
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass
 class Clinic:
-    """The cluster that is examined. store, image: given by the person, else found in the installation."""
+    """The cluster that is examined. `store` and `image` are the person's, or else those of the installation."""
 
     cluster: Cluster
     system: str

@@ -24,7 +24,7 @@ from muster.contract.views import plan_view, status_view
 
 @dataclass(frozen=True)
 class Place:
-    """What stands for the server's address. local: no path of this machine means anything there."""
+    """What stands for the server's address. It is not `local`: no path of this machine means anything there."""
 
     url: str
     local: bool = False
@@ -50,7 +50,7 @@ class ClusterClient:
     # --- the questions of the API ---
 
     def get(self, path: str, **params: Any) -> Any:
-        """path: `jobs/NAME`, or `jobs/NAME/QUESTION`."""
+        """Answer `jobs/NAME` or `jobs/NAME/QUESTION`."""
         _, _, rest = path.partition("/")
         name, _, question = rest.partition("/")
         answers: dict[str, Callable[..., Any]] = {

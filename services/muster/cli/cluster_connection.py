@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = (5.0, 20.0)
 
 @dataclass(frozen=True)
 class Cluster:
-    """context: its name in the kubeconfig. namespace: the context's, unless another was asked for."""
+    """A cluster by the name of its context. `namespace` is the context's, unless another was asked for."""
 
     context: str
     namespace: str

@@ -13,7 +13,7 @@ from muster.contract.names import GROUP
 
 @dataclass(frozen=True)
 class Right:
-    """A verb on a resource. of_cluster: the resource belongs to no namespace."""
+    """A verb on a resource; one `of_cluster` belongs to no namespace."""
 
     verb: str
     resource: str

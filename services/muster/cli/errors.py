@@ -33,8 +33,8 @@ class Fault:
 class CliError(Exception):
     """A command can't go on. The handler in main.py shows it and exits with `exit_code`.
 
-    what: one sentence. code: stable and machine-readable. file: whose lines the faults name. next_step: what to do,
-    often a command. details: whatever else belongs into the JSON form.
+    `what` is one sentence and `code` its stable name for programs. The faults name lines of `file`. `next_step` says
+    what to do, often by a command; `details` go into the JSON form alone.
     """
 
     what: str

@@ -29,7 +29,7 @@ _QUIET_EVENTS = {"job.created", "job.queued", "job.running", "job.starting", "jo
 
 @dataclass(frozen=True)
 class Moment:
-    """What is new since the last look. job: the whole document; events, steps: those that came since.
+    """What is new since the last look: the whole job, and the events and steps that came since.
 
     The status reports progress every few seconds; the steps are as new as the workers' own records.
     """

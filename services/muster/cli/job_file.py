@@ -16,7 +16,8 @@ from muster.documents.reader import read
 
 @dataclass
 class JobFile:
-    """data: what will be sent; --set and --name change it. name: the file's, for messages. folder: where it lies."""
+    """A job's document, read from a file. `data` will be sent, changed by --set and --name; `name` is the file's, for
+    messages, and `folder` where it lies."""
 
     data: dict[str, Any]
     name: str

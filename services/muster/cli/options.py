@@ -71,7 +71,7 @@ class JobsClient(Protocol):
 
 
 class Answering(Protocol):
-    """Where the answers come from. local: this machine's paths mean the same there."""
+    """Where the answers come from. If that is `local`, this machine's paths mean the same there."""
 
     @property
     def local(self) -> bool: ...

@@ -14,7 +14,7 @@ from muster.contract.address import AddressError, parse_address
 def make_absolute(file: JobFile, local: bool) -> None:
     """Make the relative paths of data sources, tokenizer and model absolute, in place.
 
-    local: whether the server is this machine. Raises CliError (exit 2) for a relative path to another one.
+    Raises CliError (exit 2) for a relative path where the server is not `local`, that is, on another machine.
     """
     for holder, key, path in _path_places(file.data):
         value = holder.get(key)

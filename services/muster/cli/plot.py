@@ -46,7 +46,7 @@ def sparkline(values: Sequence[float], width: int = 24, unicode: bool = True) ->
 def curve(points: Sequence[Point], width: int = 64, height: int = 10, unicode: bool = True) -> list[str]:
     """Lines of a plot, y axis labelled on the left and x below. Empty for fewer than two finite points.
 
-    width, height: of the plotting area, in characters.
+    The plotting area is `width` by `height` characters.
     """
     points = finite(points)
     if len(points) < 2:

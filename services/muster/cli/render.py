@@ -49,7 +49,7 @@ def show_jobs(pages: Iterable[Sequence[dict[str, Any]]]) -> None:
 
 
 def jobs_table(jobs: Sequence[dict[str, Any]], now: float, widths: Sequence[int] = ()) -> Table:
-    """widths: of the columns of the page before; empty for the first page, which has the header."""
+    """A page of the list. `widths` are those of the page before; the first page has none, and the header."""
     columns = ("NAME", "PHASE", ">STEP", ">LOSS", ">TOKENS/S", ">ETA", ">ATTEMPT", ">RESTARTS", ">AGE", "BECAUSE")
     table = Table(*columns, header=not widths, widths=widths)
     for job in jobs:

@@ -16,7 +16,7 @@ from muster.local.private import make_private_folder
 
 @dataclass(frozen=True)
 class Running:
-    """pid: of `muster up`. url: empty until it answers for the first time."""
+    """A `muster up`, by its process id. `url` is empty until it answers for the first time."""
 
     pid: int
     url: str
@@ -26,7 +26,7 @@ class Running:
 class Lock:
     """Held as long as this process lives, however it ends; children don't inherit it.
 
-    crashed_before: the last holder was killed, so its children may not have noticed yet.
+    If it `crashed_before`, the last holder was killed, and its children may not have noticed yet.
     """
 
     def __init__(self, state: State) -> None:

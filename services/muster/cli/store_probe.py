@@ -39,7 +39,7 @@ def checkpoint_store(clinic: Clinic) -> Lines:
 
 
 def probe_pod(name: str, image: str, uri: str, settings: dict[str, str]) -> dict[str, Any]:
-    """Such as the restricted Pod Security Standard lets in. settings: the operator's, by which workers are made."""
+    """A pod as the restricted Pod Security Standard lets in, with the settings that the operator gives to workers."""
     container = {
         "name": "store",
         "image": image,
@@ -64,7 +64,7 @@ def probe_pod(name: str, image: str, uri: str, settings: dict[str, str]) -> dict
 
 
 def verdict(pod: Any, log: str, image: str, uri: str, seconds: float) -> Line:
-    """What the pod's state says of the store. log: of a pod that has ended. seconds: how long it was waited for."""
+    """What the pod's state says of the store, with its log where it has ended, after a wait of so many seconds."""
     phase, (reason, message) = pod.status.phase, _waiting(pod)
     if phase == "Succeeded":
         return "ok", f"{uri} answers a pod of {image}"

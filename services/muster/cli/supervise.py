@@ -26,7 +26,7 @@ def backoff_seconds(deaths: int) -> float:
 
 @dataclass
 class Child:
-    """One process of the platform. module and arguments: what `python -m` runs. log: takes its output, appended."""
+    """One process of the platform: `python -m` runs `module` with `arguments`, and `log` takes its output."""
 
     name: str
     module: str

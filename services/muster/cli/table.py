@@ -34,7 +34,8 @@ class Table:
     """
 
     def __init__(self, *columns: str, header: bool = True, widths: Sequence[int] = ()) -> None:
-        """columns: titles; `>` before one aligns its column to the right. widths: those of the page before."""
+        """`columns` are the titles; `>` before one aligns its column to the right. `widths` are those of the page
+        before."""
         self._titles = [column.removeprefix(">") for column in columns]
         self._right = [column.startswith(">") for column in columns]
         self._rows: list[Sequence[Cell]] = [[Styled(title, "bold") for title in self._titles]] if header else []

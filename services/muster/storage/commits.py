@@ -32,7 +32,7 @@ DEPTH_MAX: Final = 64
 class NewerCommit(InvalidCommit):
     """The format is a newer Muster's: this one can't read it, and leaves it where it is.
 
-    attempt, committed_at: as the document says, 0 where it does not.
+    `attempt` and `committed_at` are the document's, and 0 where it has none.
     """
 
     def __init__(self, version: int, attempt: int, committed_at: float) -> None:
@@ -54,7 +54,8 @@ class _Envelope(BaseModel):
 
 
 def parse_commit(data: bytes, *, step: int | None, folder: str | None) -> Commit:
-    """Read and check a COMMIT. step: by its name. folder: the last part of its folder's address. None: not known.
+    """Read and check a COMMIT. `step` is what its name says and `folder` the last part of its folder's address; None
+    where that is not known.
 
     Raises NewerCommit, or InvalidCommit with the reason, and nothing else, in time proportional to its size.
     """

@@ -23,9 +23,9 @@ RETRY_SECONDS = 10.0  # a request to S3 is tried again; whoever lists looks agai
 
 @dataclass(frozen=True)
 class CommitSummary:
-    """committed_at: seconds since the epoch, by the committer's clock. tokens: trained until then. best: so marked when
-    it was committed. bytes: of all its files; added_bytes: of those that were written for it. Of a newer Muster's
-    commit no more than the first three are known."""
+    """What a list shows of a commit. `committed_at` is in seconds since the epoch, by the committer's clock; `tokens`
+    were trained until then; `best` is what it was marked as when it was made; `bytes` are those of all its files, and
+    `added_bytes` those that were written for it. Of a newer Muster's commit only the first three are known."""
 
     step: int
     attempt: int

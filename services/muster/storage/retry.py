@@ -32,7 +32,8 @@ class Retry:
     def call(self, request: Callable[[], T], wait_for: Callable[[Exception], tuple[bool, float | None] | None]) -> T:
         """`request()`, again and again until it answers or `seconds_max` have passed; then its last error is raised.
 
-        wait_for: None where trying again is useless; else (does it concern all requests, seconds the store asked for).
+        `wait_for` answers None where trying again is useless, and else whether the error concerns all requests, with
+        the seconds that the store asked for.
         """
         deadline, tries = self._clock() + self._seconds_max, 0
         while True:

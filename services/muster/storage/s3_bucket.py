@@ -21,7 +21,7 @@ class Broken(StoreError):
 
 
 class S3Bucket:
-    """name: of the bucket. prefix: of all keys in the folder, empty or with a `/` at its end."""
+    """`name` is the bucket's. `prefix` begins every key of the folder: it is empty, or has a `/` at its end."""
 
     def __init__(self, address: Address, settings: S3Settings | None, retry: Retry | None) -> None:
         folder = address.path.strip("/")

@@ -21,7 +21,7 @@ Integrity = Literal["crc32", "etag", "read_back"]
 
 @dataclass(frozen=True)
 class Server:
-    """conditional: `If-None-Match: *` on a write is honoured."""
+    """`conditional` says whether the server honours `If-None-Match: *` on a write."""
 
     conditional: bool
     integrity: Integrity

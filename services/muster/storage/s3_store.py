@@ -21,7 +21,7 @@ from muster.storage.store import SMALL_BYTES_MAX, Object, Stream, expect_all, no
 
 
 class S3Store:
-    """address: of an s3:// folder."""
+    """A folder of a bucket as a Store."""
 
     def __init__(self, address: Address, settings: S3Settings | None = None, retry: Retry | None = None) -> None:
         self._bucket = S3Bucket(address, settings, retry)

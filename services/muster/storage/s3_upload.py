@@ -21,7 +21,7 @@ PARTS_WANTED_MAX = 1_000  # S3 allows 10,000; fewer and larger ones cost fewer r
 
 
 class S3Uploads:
-    """doubtful: keys of objects that the server put together without showing that it did so rightly."""
+    """`doubtful` holds the keys of objects that the server put together without showing that it did so rightly."""
 
     def __init__(self, bucket: S3Bucket) -> None:
         self._bucket = bucket
@@ -116,7 +116,7 @@ class S3Uploads:
     def _send(
         self, key: str, data: memoryview, checksum: str, request: Callable[..., dict[str, Any]]
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Send a body until the server shows that it got these bytes. checksum: their CRC-32.
+        """Send a body until the server shows that it got these bytes, whose CRC-32 is `checksum`.
 
         Returns its answer, and the checksum argument that was sent.
         """

@@ -22,8 +22,9 @@ READ_SECONDS_MAX = 30  # between two packets, not for a whole answer
 
 @dataclass(frozen=True)
 class S3Settings:
-    """addressing: `path` (https://endpoint/bucket/key) or `virtual` (https://bucket.endpoint/key); `auto`: as AWS wants
-    it. streams: requests at a time, per rank. retry_seconds: how long an outage is borne in one request."""
+    """How S3 is reached. `addressing` is `path` (https://endpoint/bucket/key), `virtual` (https://bucket.endpoint/key)
+    or `auto`, as AWS wants it. A rank makes `streams` requests at a time, and bears an outage for `retry_seconds` in
+    each."""
 
     endpoint: str | None = None
     region: str | None = None

@@ -21,7 +21,8 @@ SMALL_BYTES_MAX = 1 << 30  # of an object that is read whole: the COMMIT of a la
 
 @dataclass(frozen=True)
 class Object:
-    """modified_at: seconds since the epoch, by the store's clock. tag: changes whenever the bytes do."""
+    """One object of a folder. `modified_at` is in seconds since the epoch, by the store's clock; `tag` changes whenever
+    the bytes do."""
 
     key: str
     bytes: int
@@ -34,11 +35,11 @@ class Body(Protocol):
 
 
 def nobody(_: int) -> None:
-    """For who does not want to hear of progress."""
+    """Take the news of progress for a caller who does not want it."""
 
 
 class ReadOnlyStore(Protocol):
-    """uri: the folder. streams: how many requests at a time serve it best."""
+    """A folder that can be read. `uri` is its address; `streams` is how many requests at a time serve it best."""
 
     uri: str
     streams: int
@@ -65,7 +66,7 @@ class Store(ReadOnlyStore, Protocol):
 
     def write(self, key: str, data: memoryview, sent: Callable[[int], None] = nobody) -> FileEntry:
         """Store a large immutable object whole, replacing a remnant of the same key. The entry's checksum is of
-        `data`. sent: is told the bytes of each part that has arrived, from any thread."""
+        `data`. `sent` is told the bytes of each part that has arrived, from any thread."""
 
     def verify(self, entry: FileEntry) -> None:
         """Return if what is stored is what `entry` says, StoreError if not."""
@@ -94,7 +95,8 @@ class Store(ReadOnlyStore, Protocol):
 
 
 class Stream(io.RawIOBase):
-    """An object's bytes in order. connect: a body from that byte on; `call` makes a request again where that helps."""
+    """An object's bytes in order. `connect` opens its body from a byte on; `call` makes a request again where that
+    helps."""
 
     def __init__(self, size: int, connect: Callable[[int], Body], call: Callable[[Callable[[], bytes]], bytes]) -> None:
         self._size, self._connect, self._call = size, connect, call
@@ -144,7 +146,7 @@ def open_source(address: Address) -> ReadOnlyStore:
 def open_store(place: str | Address, settings: S3Settings | None = None) -> Store:
     """The store of a folder: a `file://` or `s3://` address, or a plain path. Raises AddressError for any other.
 
-    settings: of S3; None: as the environment has them.
+    S3 is reached by `settings`, or by those of the environment.
     """
     address = parse_address(place) if isinstance(place, str) else place
     if address.scheme == "file":

@@ -24,7 +24,7 @@ RETRY_SECONDS = 60.0
 
 
 class WebStore:
-    """address: of an https:// host or of a folder there. Nothing can be listed on the web: a key is known or not."""
+    """The files below an https:// address. Nothing can be listed on the web, so a caller has to know its keys."""
 
     streams = 8
 

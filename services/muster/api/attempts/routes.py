@@ -26,7 +26,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
 class AttemptList(Reply):
-    """costs: of each item, in the same order. cost: of all."""
+    """`costs` has the bill of each item, in the same order, and `cost` that of all together."""
 
     items: list[Attempt]
     costs: list[Bill]

@@ -50,8 +50,8 @@ Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
 
 
 class _Summary(Reply):
-    """bytes: of all files of the commit; added_bytes: without those that earlier commits have too, so that these add up
-    to what the folder takes. tokens: trained until then."""
+    """`bytes` are those of all files of the commit; `added_bytes` leave out what earlier commits have too, so that they
+    add up to what the folder takes. `tokens` were trained until then."""
 
     step: int
     attempt: int
@@ -67,13 +67,13 @@ class _Summary(Reply):
 
 
 class Checkpoint(_Summary):
-    """A line of the list. files: how many the commit has."""
+    """A line of the list; `files` is how many files the commit has."""
 
     files: int
 
 
 class CheckpointList(Reply):
-    """uri: the job's folder. reason: why the folder could not be looked into."""
+    """`uri` is the job's folder, and `reason` says why it could not be looked into."""
 
     uri: str | None
     items: list[Checkpoint]
@@ -81,7 +81,7 @@ class CheckpointList(Reply):
 
 
 class CheckpointFile(Reply):
-    """key: relative to the job's folder. checksum: in hex, CRC-32 of the whole file."""
+    """`key` is relative to the job's folder; `checksum` is the CRC-32 of the whole file, in hex."""
 
     key: str
     bytes: int
@@ -90,7 +90,7 @@ class CheckpointFile(Reply):
 
 
 class CheckpointTensor(Reply):
-    """dtype: as safetensors spells it. slices: how many chunks the files hold of it."""
+    """`dtype` is spelt as safetensors does; `slices` is how many chunks the files hold of the tensor."""
 
     dtype: str
     shape: list[int]
@@ -98,8 +98,8 @@ class CheckpointTensor(Reply):
 
 
 class CheckpointDetail(_Summary):
-    """What a commit holds. elements: of the model's weights. tensor_bytes: of all tensors, the optimizer's too. cursor:
-    where the data stands. config: the job's training."""
+    """What a commit holds. The model's weights have so many `elements`, and all tensors, the optimizer's too, take
+    `tensor_bytes`. `cursor` says where the data stands, and `config` is the job's training."""
 
     job: str
     job_uid: str
@@ -115,7 +115,7 @@ class CheckpointDetail(_Summary):
 
 
 class Pin(Reply):
-    """changed: whether this request made the difference."""
+    """`changed` says whether this request made the difference."""
 
     step: int
     pinned: bool

@@ -11,7 +11,7 @@ from muster.contract.views import with_times
 
 
 class Event(Reply):
-    """id: 1, 2, 3 … within the job."""
+    """Something that happened to a job. Its `id` counts 1, 2, 3 … within the job."""
 
     id: int
     job_id: str
@@ -23,7 +23,7 @@ class Event(Reply):
 
 
 class EventList(Reply):
-    """last_id: what to send as `after` for the next ones."""
+    """Send `last_id` as `after` for the next ones."""
 
     items: list[Event]
     last_id: int

@@ -63,7 +63,7 @@ _WAITING = (Phase.QUEUED, Phase.RESTARTING, Phase.SUSPENDED)
 def events_between(old: JobStatus, new: JobStatus, at: float) -> tuple[NewEvent, ...]:
     """What happened between two statuses of a job, in the order in which it must have happened.
 
-    at: when the newer one was written, seconds since the epoch.
+    The newer one was written `at` so many seconds since the epoch.
     """
     return (
         *_attempts(old, new, at),

@@ -30,7 +30,7 @@ class NewJob:
 
 @dataclass(frozen=True)
 class Filter:
-    """All that are given must hold; phases: any of them. labels: exact values."""
+    """All that is given must hold: the phase is any of `phases`, and every label has exactly its value."""
 
     phases: Sequence[str] = ()
     name: str | None = None

@@ -68,9 +68,8 @@ class JobMetadata(Reply):
 
 
 class Job(Reply):
-    """spec: with all defaults; values of secret-looking variables are shown as ***. cost: of the attempts in the
-    status, as far as its ledger is closed. handed_over: the cluster has it.
-    """
+    """A job. Its spec has all defaults, and shows values of secret-looking variables as ***. `cost` is that of the
+    attempts in the status, as far as its ledger is closed. `handed_over` says that the cluster has the job."""
 
     id: str
     api_version: str = API_VERSION
@@ -83,7 +82,7 @@ class Job(Reply):
 
 
 class JobSummary(Reply):
-    """A line of the list. goodput: productive share of the seconds so far."""
+    """A line of the list. `goodput` is the productive share of the seconds so far."""
 
     id: str
     name: str
@@ -114,7 +113,7 @@ class JobSummary(Reply):
 
 
 class JobList(Reply):
-    """next_cursor: for the next page; null: this was the last."""
+    """`next_cursor` asks for the next page; it is null on the last."""
 
     items: list[JobSummary]
     next_cursor: str | None
@@ -134,7 +133,7 @@ class Finding(Reply):
 
 
 class Accumulation(Reply):
-    """micro_steps: forward and backward passes per optimizer step on so many nodes."""
+    """On so many nodes an optimizer step takes `micro_steps` forward and backward passes."""
 
     nodes: int
     ranks: int
@@ -147,7 +146,7 @@ class Range(Reply):
 
 
 class Plan(Reply):
-    """What a submission would do. parameters: null when the shape comes from a commit."""
+    """What a submission would do. `parameters` is null where the model's shape comes from a commit or a folder."""
 
     accepted: bool
     job: PlannedJob

@@ -34,7 +34,7 @@ _NAME_LENGTH_MAX = 48
 
 @dataclass(frozen=True)
 class Submitted:
-    """replayed: the reply of an earlier request with the same Idempotency-Key."""
+    """A job that was stored. `replayed` says that an earlier request with the same Idempotency-Key stored it."""
 
     document: dict[str, Any]
     replayed: bool

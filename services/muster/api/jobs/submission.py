@@ -30,7 +30,7 @@ _LOADER_VARIABLES = re.compile(
 
 @dataclass(frozen=True)
 class Draft:
-    """A submission with every default filled in. faults: why it would be refused; empty: it can be stored."""
+    """A submission with every default filled in. `faults` say why it would be refused; without any it can be stored."""
 
     name: str
     namespace: str
@@ -50,7 +50,7 @@ def parse_submission(document: Document) -> Submission:
 
 
 def invalid_job(faults: tuple[Problem, ...], count: int = 0) -> ApiError:
-    """count: how many faults there are in all, where not all of them are told."""
+    """The refusal of a job. `count` is how many faults there are in all, where not all of them are told."""
     first, more = faults[0], len(faults) - 1
     rest = f" ({more} more in `errors`)" if more else ""
     if count > len(faults):

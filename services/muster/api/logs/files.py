@@ -45,7 +45,7 @@ def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
 
 @dataclass(frozen=True)
 class Page:
-    """offset, next_offset: in bytes of the file. at_end: nothing more is in the file now."""
+    """A piece of a log. Offsets are in bytes of the file; `at_end` says that nothing more is in it now."""
 
     text: str
     offset: int
@@ -101,7 +101,7 @@ def tail_offset(file: Path, lines: int) -> int:
 
 @dataclass(frozen=True)
 class Line:
-    """position: where a reader that was cut goes on after this line."""
+    """A line of a log. `position` is where a reader that was cut off goes on after it."""
 
     attempt: int
     worker: int

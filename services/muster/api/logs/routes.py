@@ -27,7 +27,8 @@ _LOOK_SECONDS = 1.0  # between looks at the job's row while its files are quiet
 
 
 class LogPage(Reply):
-    """offset, next_offset: in bytes. complete: this worker will write no more. attempt null: none has begun."""
+    """A piece of a log. Offsets are in bytes; `complete` says that this worker will write no more. `attempt` is null
+    where none has begun."""
 
     attempt: int | None
     worker: int

@@ -48,7 +48,7 @@ class EvaluationPoint(Reply):
 
 
 class History(Reply):
-    """total: steps recorded after `afterStep`, before thinning."""
+    """`total` is how many steps were recorded after `afterStep`, before they were thinned out."""
 
     points: list[Point]
     evaluations: list[EvaluationPoint]

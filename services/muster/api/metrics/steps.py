@@ -26,7 +26,7 @@ _JOBS_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """line: the StepRecord as JSON. evaluation_loss: None unless this step was followed by an evaluation."""
+    """`line` is the StepRecord as JSON; `evaluation_loss` is None unless an evaluation followed this step."""
 
     step: int
     attempt: int
@@ -45,7 +45,7 @@ def _finite(value: Any) -> Any:
 
 @dataclass
 class _File:
-    """One attempt's records. offset: bytes read, always the start of a line."""
+    """One attempt's records. `offset` bytes of them were read, up to the start of a line."""
 
     path: Path
     attempt: int

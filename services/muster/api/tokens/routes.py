@@ -27,7 +27,7 @@ router = APIRouter(prefix="/tokens", tags=["tokens"], dependencies=[admins])
 
 
 class Token(Reply):
-    """expires_at: null for never. last_used_at: null before the first use."""
+    """`expires_at` is null for a token that never does, and `last_used_at` before the first use."""
 
     id: str
     name: str
@@ -38,7 +38,7 @@ class Token(Reply):
 
 
 class NewToken(Token):
-    """token: shown this once, and stored nowhere."""
+    """`token` is shown this once, and stored nowhere."""
 
     token: str
 

@@ -11,7 +11,7 @@ from muster.contract.base import Many, Spec
 
 
 class TokenRequest(Spec):
-    """scopes: each includes those before it: read, write, admin."""
+    """A token to be made. Of the scopes read, write and admin, each includes those before it."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     scopes: Annotated[Many[Annotated[Scope, Field(strict=False)]], Field(min_length=1, max_length=3)] = (Scope.READ,)

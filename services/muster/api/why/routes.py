@@ -25,7 +25,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
 class QueuePlace(Reply):
-    """position: 1 is next. By priority, then by age; jobs that need less may still go first."""
+    """`position` 1 is next. Jobs queue by priority, then by age; those that need less may still go first."""
 
     position: int
     ahead: int
@@ -33,7 +33,8 @@ class QueuePlace(Reply):
 
 
 class Why(Reply):
-    """code: stable; because: the same in words. since: of the phase. retry_at: no attempt before. next: what to do."""
+    """Why a job is where it is: `code` for programs, `because` in words, `since` when it has been in its phase. No
+    attempt begins before `retry_at`; `next` says what to do."""
 
     id: str
     name: str
