@@ -16,6 +16,28 @@ BYTE_VOCABULARY = 260  # the built-in tokenizer's: 256 bytes, and then these mar
 END_OF_DOCUMENT, END_OF_TURN, USER_MARK, ASSISTANT_MARK = range(256, BYTE_VOCABULARY)
 
 
+class RopeScaling(Spec):
+    """How Llama 3.1 stretches rotary positions beyond those of its pretraining (arXiv 2407.21783, section 3.4.2):
+    rotations that turn slowly are slowed by `factor`, quick ones stay, those between are blended."""
+
+    factor: Annotated[float, Field(ge=1)]
+    """How many times slower the slowest rotations turn."""
+    low_freq_factor: Annotated[float, Field(gt=0)] = 1.0
+    """Rotations that turn fewer times than this in the original positions are slowed in full."""
+    high_freq_factor: Annotated[float, Field(gt=0)] = 4.0
+    """Rotations that turn more times than this in the original positions stay."""
+    original_max_positions: Positive = 8192
+    """Positions of the model before it was stretched."""
+
+    @model_validator(mode="after")
+    def _between(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"highFreqFactor {self.high_freq_factor} must be greater than lowFreqFactor {self.low_freq_factor}"
+            )
+        return self
+
+
 class Architecture(Spec):
     """A decoder of the Llama family: RMSNorm, RoPE, SwiGLU, grouped-query attention."""
 
@@ -27,6 +49,7 @@ class Architecture(Spec):
     vocab_size: Positive
     max_positions: Positive
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    rope_scaling: RopeScaling | None = None
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     tied_head: bool = False
 
@@ -81,7 +104,7 @@ def _bytes(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> Ar
 
 
 def _llama(
-    dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, tied_head: bool, max_positions: int = 8192
+    dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, tied_head: bool, stretched: float
 ) -> Architecture:
     return Architecture(
         dim=dim,
@@ -90,21 +113,22 @@ def _llama(
         kv_heads=kv_heads,
         ffn_dim=ffn_dim,
         vocab_size=128_256,
-        max_positions=max_positions,
+        max_positions=131_072,
         rope_theta=500_000.0,
+        rope_scaling=RopeScaling(factor=stretched),
         tied_head=tied_head,
     )
 
 
 # The muster-* presets read bytes, so they need no tokenizer file; the llama-* ones have the published shapes
-# (Llama 3 paper, arXiv 2407.21783, table 3; the 1B and 3B: the Llama 3.2 model cards) and the 128k vocabulary.
+# (8B: Llama 3.1, arXiv 2407.21783, table 3; 1B and 3B: Llama 3.2), rope scaling and the 128k vocabulary.
 PRESETS: dict[str, Architecture] = {
     "muster-1m": _bytes(dim=128, layers=5, heads=4, kv_heads=2, ffn_dim=384),
     "muster-4m": _bytes(dim=256, layers=6, heads=4, kv_heads=2, ffn_dim=704),
     "muster-15m": _bytes(dim=384, layers=8, heads=6, kv_heads=3, ffn_dim=1_024),
     "muster-60m": _bytes(dim=768, layers=10, heads=12, kv_heads=4, ffn_dim=2_048),
     "muster-350m": _bytes(dim=1_024, layers=28, heads=16, kv_heads=8, ffn_dim=2_816),
-    "llama-1b": _llama(dim=2_048, layers=16, heads=32, kv_heads=8, ffn_dim=8_192, tied_head=True),
-    "llama-3b": _llama(dim=3_072, layers=28, heads=24, kv_heads=8, ffn_dim=8_192, tied_head=True),
-    "llama-8b": _llama(dim=4_096, layers=32, heads=32, kv_heads=8, ffn_dim=14_336, tied_head=False),
+    "llama-1b": _llama(dim=2_048, layers=16, heads=32, kv_heads=8, ffn_dim=8_192, tied_head=True, stretched=32),
+    "llama-3b": _llama(dim=3_072, layers=28, heads=24, kv_heads=8, ffn_dim=8_192, tied_head=True, stretched=32),
+    "llama-8b": _llama(dim=4_096, layers=32, heads=32, kv_heads=8, ffn_dim=14_336, tied_head=False, stretched=8),
 }

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.integration.checkpoint.one_rank import identity, outcomes, state
 from transformers import AutoModelForCausalLM
 
-from muster.contract.architecture import Architecture
+from muster.contract.architecture import Architecture, RopeScaling
 from muster.contract.base import dump
 from muster.contract.checkpoint import Slice
 from muster.contract.names import ExitCode
@@ -33,6 +33,7 @@ def decoder(tied: bool) -> Decoder:
     shape = Architecture(
         dim=48, layers=3, heads=6, kv_heads=2, ffn_dim=80, vocab_size=260, max_positions=64, rope_theta=5_000.0,
         norm_eps=1e-6, tied_head=tied,
+        rope_scaling=None if tied else RopeScaling(factor=8, original_max_positions=16),
     )  # fmt: skip
     model = build(shape).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(3)

@@ -6,9 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from muster.contract.architecture import PRESETS, Architecture
+from muster.trainer.convert import hugging_face
 from muster.trainer.models import head
+from muster.trainer.models.attention import rotary
 from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.head import summed_cross_entropy
 from muster.trainer.models.init import initialize
@@ -89,6 +92,26 @@ def test_logits_are_those_of_transformers(tied: bool, heads: int, kv_heads: int)
     ours = model(tokens, *one_document(2, 48))
     theirs = as_llama(model)(tokens).logits
     assert (ours - theirs).abs().max().item() <= 1e-5
+
+
+@pytest.mark.parametrize("preset", ["llama-1b", "llama-8b"])
+def test_positions_are_stretched_as_llama_3_stretches_them(preset: str) -> None:
+    architecture = PRESETS[preset]
+    described = hugging_face.rope_scaling(architecture)
+    assert described is not None
+    config = LlamaConfig(
+        hidden_size=architecture.dim,
+        num_attention_heads=architecture.heads,
+        max_position_embeddings=architecture.max_positions,
+        rope_parameters={"rope_theta": architecture.rope_theta, **described},
+    )
+    theirs = LlamaRotaryEmbedding(config).inv_freq
+    # The angles at position 1 are the frequencies; beyond it fp32 rounds them.
+    cos, sin = (part[0, 0, 0, : len(theirs)] for part in rotary(architecture, torch.ones(1, 1, dtype=torch.long)))
+    torch.testing.assert_close(torch.atan2(sin, cos), theirs, rtol=1e-5, atol=1e-9)
+    plain = architecture.rope_theta ** (-torch.arange(0, 1, 1 / len(theirs)))
+    torch.testing.assert_close(theirs[:10], plain[:10])
+    assert (plain[-5:] / theirs[-5:]).tolist() == pytest.approx([described["factor"]] * 5, rel=1e-4)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

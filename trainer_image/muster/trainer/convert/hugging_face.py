@@ -69,9 +69,10 @@ def config(commit: Commit, dtype: str) -> dict[str, Any]:
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_positions,
         "rms_norm_eps": shape.norm_eps,
-        # transformers 4 reads the first, 5 the second.
+        # transformers 4 reads the first two, 5 the third.
         "rope_theta": shape.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "rope_scaling": rope_scaling(shape),
+        "rope_parameters": {"rope_theta": shape.rope_theta, **(rope_scaling(shape) or {"rope_type": "default"})},
         "tie_word_embeddings": shape.tied_head,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -81,6 +82,19 @@ def config(commit: Commit, dtype: str) -> dict[str, Any]:
         "pad_token_id": None,
         "dtype": dtype,
         "torch_dtype": dtype,
+    }
+
+
+def rope_scaling(shape: Architecture) -> dict[str, Any] | None:
+    """How positions are stretched, in the words of config.json; None where they are not."""
+    if shape.rope_scaling is None:
+        return None
+    return {
+        "rope_type": "llama3",
+        "factor": shape.rope_scaling.factor,
+        "low_freq_factor": shape.rope_scaling.low_freq_factor,
+        "high_freq_factor": shape.rope_scaling.high_freq_factor,
+        "original_max_position_embeddings": shape.rope_scaling.original_max_positions,
     }
 
 

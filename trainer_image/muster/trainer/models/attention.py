@@ -7,6 +7,7 @@ skips the blocks between documents altogether.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muster.contract.architecture import Architecture
+from muster.contract.architecture import Architecture, RopeScaling
 from muster.trainer.models.layers import Linear
 
 
@@ -48,9 +49,19 @@ def rotary(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Tenso
     """cos and sin of the rotation angles, in the half-split layout of Llama (Su et al. 2021, arXiv 2104.09864)."""
     half = torch.arange(0, architecture.head_dim, 2, device=positions.device, dtype=torch.float32)
     frequencies = architecture.rope_theta ** (-half / architecture.head_dim)
+    if architecture.rope_scaling is not None:
+        frequencies = stretched(frequencies, architecture.rope_scaling)
     angles = positions[:, None, :, None].float() * frequencies
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
+
+
+def stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Angles per position, those of slow rotations divided by the factor (Llama 3.1)."""
+    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
