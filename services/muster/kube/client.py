@@ -40,9 +40,8 @@ METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
 class Client:
-    """Use within `async with`. agent: who we say we are. at_once: connections that may be open, 0 for any number.
-
-    calls: how many were made, by verb and resource (`pods`, `trainingjobs/status`).
+    """Use it within `async with`. `agent` is who we say we are. So many connections may be open as `at_once` says; 0
+    means any number. `calls` counts what was asked, by verb and resource (`pods`, `trainingjobs/status`).
     """
 
     def __init__(self, connection: Connection, agent: str, at_once: int = 96) -> None:

@@ -28,13 +28,15 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One TrainingJob. version: its resourceVersion. queue: the Kueue label, which also names other schedulers' queues.
-    id: under which the API knows it.
+    """One TrainingJob.
 
-    applied: somebody owns fields of it by server-side apply, so the API server must go on tracking whose is what.
+    `version` is its resourceVersion. `queue` is the Kueue label's value, which names other schedulers' queues, too.
+    The API knows the job as `id`. `applied` says that somebody owns fields of it by server-side apply, so the API
+    server must go on tracking whose is what.
 
-    unreadable: why the stored object can't be understood (a newer Muster wrote it): it is not touched. invalid: why the
-    spec is refused, although the schema let it in: the job can't run. In both, `spec` is a stand-in.
+    `unreadable` says why the stored object can't be understood (a newer Muster wrote it); it is then not touched.
+    `invalid` says why the spec is refused, although the schema let it in; the job then can't run. In both cases `spec`
+    is a stand-in.
     """
 
     summary: JobSummary

@@ -53,7 +53,9 @@ HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Somebody announced that the node will go, or that it is broken. at: when, or when it was first seen."""
+    """Somebody announced that the node will go, or that it is broken, at `at`, which is when it was first seen where
+    nobody said.
+    """
 
     kind: SignalKind
     at: float
@@ -63,9 +65,11 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """node: all of it, as if nobody else used it. answers: its kubelet reports. silent_since: when it stopped to.
-    unfit: why no new worker should go there, empty if those may that tolerate its taints. faults: what the agent found
-    that hits the processes there and not the node.
+    """What is known of one node.
+
+    `node` is all of it, as if nobody else used it. Its kubelet reports if it `answers`, else it is silent since
+    `silent_since`. `unfit` says why no new worker should go there; if it is empty, those may that tolerate its taints.
+    `faults` is what the agent found that hits the processes there and not the node.
     """
 
     node: Node

@@ -17,7 +17,7 @@ _ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a container ended, by the kubelet. message: what it left in its termination message."""
+    """How a container ended, by the kubelet. `message` is what it left in its termination message."""
 
     container: str
     exit_code: int
@@ -28,9 +28,12 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """gates: scheduling gates that still hold it. node: empty until it is scheduled. trouble: why it does not start, in
-    the kubelet's or scheduler's words. disruption: the reason of its condition DisruptionTarget (or Kueue's
-    TerminationTarget). reason: the pod's own (Evicted, NodeLost). over: its phase is Succeeded or Failed.
+    """What is known of one pod.
+
+    `gates` are the scheduling gates that still hold it. `node` is empty until it is scheduled. `trouble` says why it
+    does not start, in the kubelet's or scheduler's words. `disruption` is the reason of its condition DisruptionTarget
+    (or Kueue's TerminationTarget), and `reason` the pod's own (Evicted, NodeLost). It is `over` when its phase is
+    Succeeded or Failed.
     """
 
     namespace: str

@@ -44,15 +44,16 @@ _MOUNT_KEYS = ("mountPath", "subPath", "readOnly")
 
 @dataclass(frozen=True, slots=True, eq=False)  # known by identity: a key of what is kept per gang
 class Site:
-    """What is the same for every worker of a cluster. image: where the job names none. api_server: as workers reach it.
-    tolerations: as in a pod. checkpoint_uri: where the job names none. preflight: look before the gang meets;
-    None: where it has GPUs. preflight_answers: what follows a failed check (`gpus=exclude,disk=retry`), where neither
-    the job nor the trainer's own defaults say it.
-    agent_port: of the node agents, on their nodes' addresses; 0: there are none.
-    report_from: who may reach the workers' report port beside their own gang, as peers of a NetworkPolicy; empty: there
-    is no policy, and anybody may. fence_audience: of the token by which workers ask the API server whether their
-    attempt is current; empty: the API server's own. watch_namespace: the only one whose
-    jobs are served, by the rights of a Role there; empty: all. s3: variables of muster.storage.settings.
+    """What is the same for every worker of a cluster.
+
+    `image` and `checkpoint_uri` hold for jobs that name none. `api_server` is its address as workers reach it. Workers
+    look at their node before the gang meets if `preflight` says so; None means where it has GPUs. `preflight_answers`
+    (`gpus=exclude,disk=retry`) says what follows a failed check where the job does not. The node agents listen on
+    `agent_port` of their nodes; 0 means that there are none. `report_from` are the peers, in a NetworkPolicy's form,
+    that may reach the workers' report port beside their own gang; if it is empty, no policy is made. `fence_audience`
+    is the audience of the token by which workers ask whether their attempt is current; empty means the API server's
+    own. Only jobs of `watch_namespace` are served, by the rights of a Role there; empty means all. `s3` holds variables
+    of muster.storage.settings.
     """
 
     image: str

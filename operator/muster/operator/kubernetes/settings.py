@@ -31,12 +31,11 @@ def _identity() -> str:
 
 
 class KubernetesSettings(SourceSettings):
-    """namespace: where lease and reservations lie; None: the operator's own. identity: no two operators may share one.
-    image, checkpoint_uri: where a job names none. api_server: as workers reach it. namespace_limits: accelerators that
-    a namespace's jobs may hold together (JSON). agent_port: of the nodes' agents; 0: none. report_from: peers of a
-    NetworkPolicy that may reach the workers' report port, this operator among them; empty: each gang is made without
-    one. fence_audience: of the workers' token, one that the API server accepts. watch_namespace: the only one whose
-    jobs are served, by the rights of a Role there; empty: all.
+    """What an operator is told by its environment (MUSTER_OPERATOR_*); most of it goes into Site, which explains it.
+
+    The lease and the reservations lie in `namespace`; None means the operator's own. No two operators may have the same
+    `identity`. `namespace_limits` is how many accelerators the jobs of a namespace may hold together, as JSON.
+    `report_from` must let this operator reach its workers, too.
     """
 
     model_config = SettingsConfigDict(env_prefix="MUSTER_OPERATOR_", frozen=True, extra="forbid")

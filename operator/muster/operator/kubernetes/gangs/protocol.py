@@ -21,8 +21,10 @@ class Misnamed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GangRef:
-    """One gang that asks for nodes together. group: the name under which its scheduler knows it, the same while the job
-    keeps its nodes over several attempts. queue: the user's queue, if one is named. owner: the job.
+    """One gang that asks for nodes together.
+
+    Its scheduler knows it as `group`, which stays the same while the job keeps its nodes over several attempts. `queue`
+    is the user's queue, empty if none is named. `owner` is the reference to the job.
     """
 
     namespace: str
@@ -42,7 +44,7 @@ class GangRef:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An object of a gang. path: of the collection. needs: what has to be installed for it, in words."""
+    """An object of a gang. `path` is that of its collection; `needs` says in words what has to be installed for it."""
 
     path: str
     body: Object
