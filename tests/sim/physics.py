@@ -199,9 +199,11 @@ def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Wor
     """What the API says of a worker; times by the wall clock, which is `offset` off the world's."""
     beats: tuple[Heartbeat, ...] = ()
     if process.joined:
-        muffled = process.alive and process.muffled[0] <= now < process.muffled[1]
+        heard = min(now, process.died_at)
+        if process.muffled[0] <= heard < process.muffled[1]:
+            heard = process.muffled[0]
         training = job.trainings.get(process.attempt)
-        beat = _beat(job, process, process.muffled[0] if muffled else min(now, process.died_at), offset)
+        beat = _beat(job, process, heard, offset)
         if training is not None and (
             (training.hang == "stopped" and training.suspect is process) or process.held[0] <= now < process.held[1]
         ):

@@ -74,6 +74,7 @@ class SimWorld(Gangs):
         node.reachable = False
         self.log(lambda: f"node {node.name} is cut off")
         for job, process in self.on(node):
+            process.muffled = (self.t, self.t + seconds)
             self.after(self.rng.uniform(0.5, 15.0), lambda j=job, p=process: self._unanswered(j, p))  # type: ignore[misc]
             if process.wanted > 1:
                 self.break_gang(job, process.attempt)
