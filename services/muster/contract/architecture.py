@@ -42,16 +42,26 @@ class Architecture(Spec):
     """A decoder of the Llama family: RMSNorm, RoPE, SwiGLU, grouped-query attention."""
 
     dim: Positive
+    """The width of the stream between layers."""
     layers: Positive
+    """How many layers there are."""
     heads: Positive
+    """Query heads of a layer's attention."""
     kv_heads: Positive
+    """Key and value heads; each serves heads / kvHeads query heads."""
     ffn_dim: Positive
+    """The inner width of a layer's feed-forward part."""
     vocab_size: Positive
+    """Tokens of the vocabulary."""
     max_positions: Positive
+    """The longest sequence."""
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    """The base of the rotary positions' frequencies."""
     rope_scaling: RopeScaling | None = None
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    """What RMSNorm adds to the mean square."""
     tied_head: bool = False
+    """Whether the output head shares the embedding's weights."""
 
     @model_validator(mode="after")
     def _divides(self) -> Self:

@@ -54,7 +54,7 @@ class GangOption(Record):
     price: float | None = None
 
 
-class Commits(Record):
+class CommitCost(Record):
     """bytes: of each; first_bytes: of the first, which brings what is frozen along. every: as the job says it.
     seconds: from one to the next, where that is known."""
 
@@ -88,7 +88,7 @@ class Estimate(Record):
     speed: Speed | None = None
     price: float | None = None
     currency: str = "USD"
-    commits: Commits
+    commits: CommitCost
     warnings: Many[Warned] = ()
     gaps: Many[str] = ()
 
@@ -323,7 +323,7 @@ def _epochs(training: TrainingConfig, tokens: int | None, data: DataShape | None
     return tokens / data.tokens if tokens and data is not None and data.tokens else None
 
 
-def _commits(spec: JobSpec, size: ModelSize, speed: Speed | None) -> Commits:
+def _commits(spec: JobSpec, size: ModelSize, speed: Speed | None) -> CommitCost:
     """Trained weights and both moments in fp32; what is frozen comes with the first."""
     every, each = spec.checkpoint.every, 12 * size.learning
     seconds: float | None = None
@@ -332,7 +332,7 @@ def _commits(spec: JobSpec, size: ModelSize, speed: Speed | None) -> Commits:
     elif every != "auto":
         seconds = float(duration_seconds(every))
     words = f"{every} steps" if isinstance(every, int) else every
-    return Commits(bytes=each, first_bytes=each + size.frozen_total, every=words, seconds=seconds)
+    return CommitCost(bytes=each, first_bytes=each + size.frozen_total, every=words, seconds=seconds)
 
 
 def _gaps(
@@ -361,4 +361,4 @@ def _gaps(
     return tuple(gaps)
 
 
-__all__ = ["USABLE", "Commits", "Estimate", "GangOption", "Known", "RankMemory", "Speed", "Warned", "estimate_job"]
+__all__ = ["USABLE", "CommitCost", "Estimate", "GangOption", "Known", "RankMemory", "Speed", "Warned", "estimate_job"]

@@ -72,3 +72,21 @@ def test_kubectl_prints_the_columns_of_the_plan() -> None:
     columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
     wide = [column["name"] for column in columns if not column.get("priority")]
     assert wide == ["Phase", "Ready", "Attempt", "Step", "Restarts", "Queue", "Age"]
+
+
+def test_kubectl_explain_describes_every_field() -> None:
+    """Of spec and status, down to the last; a mapping's values and a list's items have no name to explain."""
+
+    def silent(node: dict[str, Any], path: str) -> Iterator[str]:
+        for key, inner in node.get("properties", {}).items():
+            if not inner.get("description"):
+                yield f"{path}.{key}"
+            yield from silent(inner, f"{path}.{key}")
+        for inner in (node.get("items"), node.get("additionalProperties")):
+            if isinstance(inner, dict):
+                yield from silent(inner, f"{path}[]")
+
+    schema = document_schema()["properties"]
+    assert [*silent(schema["spec"], "spec"), *silent(schema["status"], "status")] == []
+    every = schema["spec"]["properties"]["checkpoint"]["properties"]["every"]["description"]
+    assert every.startswith("How often: a number of steps, a time (`10m`), or `auto`")

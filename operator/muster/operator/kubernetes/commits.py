@@ -15,7 +15,7 @@ from muster.storage.errors import StoreError
 from muster.storage.listing import CommitListing, CommitSummary
 
 
-class Commits:
+class JobCommits:
     """heartbeats: which tell the step of the newest commit."""
 
     def __init__(self, heartbeats: Heartbeats) -> None:

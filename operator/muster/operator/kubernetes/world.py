@@ -15,7 +15,7 @@ from muster.operator.core.decision import Action, CreateWorker, RemoveJob, Remov
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Observed, Reservation
 from muster.operator.kubernetes import observe
-from muster.operator.kubernetes.commits import Commits
+from muster.operator.kubernetes.commits import JobCommits
 from muster.operator.kubernetes.creation import Creator
 from muster.operator.kubernetes.fleet import FleetView
 from muster.operator.kubernetes.gangs.choice import Gangs
@@ -64,7 +64,7 @@ class KubernetesWorld:
             client, only, self.job_cache, self.pods, self.nodes, self._fleet, on_error, silence_seconds
         )
         self._writer = JobWriter(client, self.job_cache, on_refusal)
-        self._commits = Commits(self.heartbeats)
+        self._commits = JobCommits(self.heartbeats)
         self._creator = Creator(client, self.job_cache, self.pods, site, self.gangs.of, self._instance_type, *news)
         self._remover = Remover(client, self.pods, on_error)
         self._reservations = ReservationStore(client, namespace)
