@@ -120,9 +120,9 @@ def _moments(
     held, one = _activations(size, training, width, device, casts_itself)
     shared = _mask(training, width, device) + 16 * 4 * _tokens(training)  # and the batch itself
     inputs = _layer_inputs(size, training, width)
-    head, head_grads = _head(size, training, width, casts_itself)
+    head, head_grads = _head(size, training, width)
     return (
-        _Moment(early + head_grads, held + shared, head, gathered),
+        _Moment(early, held + shared, head, gathered),
         _Moment(early + head_grads, held + shared + one, 0, gathered + layer_gathered),
         _Moment(whole, inputs + shared + one, 0, gathered_at_the_end + moving),
     )
@@ -195,12 +195,14 @@ def _mask(training: TrainingConfig, width: int, device: Device) -> int:
     return training.batch.micro_batch * training.data.sequence_length**2 * width
 
 
-def _head(size: ModelSize, training: TrainingConfig, width: int, casts_itself: bool) -> tuple[int, int]:
-    """Bytes at the head: a chunk of logits with its derivative and the like, and the gradients that it leaves."""
-    tokens = _tokens(training)
-    chunk = min(LOGIT_CHUNK_BYTES, 4 * tokens * size.vocab_size)
-    table = size.vocab_size * size.dim
-    learns = size.learning == size.parameters
-    hidden = 2 * tokens * size.dim * width
-    part = table * width if learns else 0
-    return int(2.5 * chunk) + hidden + part, 4 * table if learns else 0
+def _head(size: ModelSize, training: TrainingConfig, width: int) -> tuple[int, int]:
+    """Bytes at the head: its most (a chunk of logits and a copy of it, or its derivative beside the weight's), and the
+    weight's gradient, which it leaves."""
+    tokens, table = _tokens(training), size.vocab_size * size.dim
+    logits = 4 * tokens * size.vocab_size
+    chunk, several = min(LOGIT_CHUNK_BYTES, logits), logits > LOGIT_CHUNK_BYTES
+    learnt = 4 * table if size.learning == size.parameters else 0
+    part = learnt * width // 4 if several or width == 2 else 0
+    copies = 2 * chunk if width == 4 else chunk * 5 // 2
+    most = max(copies + (learnt if several else 0), chunk + learnt + part)
+    return 2 * tokens * size.dim * width + most, learnt

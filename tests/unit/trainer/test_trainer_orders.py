@@ -387,4 +387,4 @@ def test_the_estimate_is_near_what_a_rank_takes(recompute: str) -> None:
     environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # large blocks are given back: no fragments
     command = [sys.executable, "-c", MEASURE, recompute]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert estimated == pytest.approx(int(done.stdout), rel=0.2)
+    assert estimated == pytest.approx(int(done.stdout), rel=0.25)
