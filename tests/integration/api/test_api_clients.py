@@ -156,6 +156,7 @@ def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Pat
         "revoke",
         "pin",
         "unpin",
+        "estimate",
     }
     assert {name.partition("_")[0] for name in operations} <= verbs | {"check", "scrape"}
     assert len(operations) == len(set(operations))

@@ -219,14 +219,14 @@ async def test_a_status_of_a_newer_operator_is_kept_whole(here: Platform) -> Non
         "code": "Cold",
         "because": "it is winter",
         "attempt": 3,
-        "hibernation": {"until": 7},
+        "hibernation": {"depth": 7},
     }
     with closing(sqlite3.connect(here.state.cluster)) as db, db:
         (version,) = db.execute("UPDATE counter SET version = version + 1 RETURNING version").fetchone()
         row = (version, uid, time.time(), 0, json.dumps(newer))
         db.execute("INSERT INTO history (version, uid, at, gone, status) VALUES (?, ?, ?, ?, ?)", row)
     job = await here.phase(uid, "Hibernating")
-    assert job["status"]["hibernation"] == {"until": 7}
+    assert job["status"]["hibernation"] == {"depth": 7}
     assert (await here.get(f"/jobs/{uid}/why"))["because"] == "it is winter"
     assert (await here.get("/jobs", phase="Hibernating"))["items"][0]["code"] == "Cold"
     assert (await here.events(uid))[-1] == "job.changed"
