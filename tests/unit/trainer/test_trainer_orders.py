@@ -355,21 +355,26 @@ from muster.trainer.models.init import initialize
 from muster.contract.training import OptimizerConfig
 from muster.trainer.train.optimizer import make_optimizer
 
-def peak():  # getrusage would count what pytest held when it forked
-    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+def status(what):  # getrusage would count what pytest held when it forked
+    return int(re.search(what + r":\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
-before, shape = peak(), PRESETS["muster-15m"]
-model = build(shape, recompute=sys.argv[1])
-model.to_empty(device="cpu")
-initialize(model, shape, 0, lambda parameter: (parameter.data, 0))
-optimizer = make_optimizer(model, OptimizerConfig())
-tokens = torch.randint(0, 256, (4, 256))
-documents = (torch.arange(256) // 150).expand(4, 256)
-for _ in range(2):
-    model(tokens, torch.arange(256).expand(4, 256), documents, tokens).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-print(peak() - before)
+def train(shape):
+    model = build(shape, recompute=sys.argv[1])
+    model.to_empty(device="cpu")
+    initialize(model, shape, 0, lambda parameter: (parameter.data, 0))
+    optimizer = make_optimizer(model, OptimizerConfig())
+    tokens = torch.randint(0, 256, (4, 256))
+    documents = (torch.arange(256) // 150).expand(4, 256)
+    for _ in range(2):
+        model(tokens, torch.arange(256).expand(4, 256), documents, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+train(PRESETS["muster-1m"])  # libraries, threads and kernels are not the model's
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+train(PRESETS["muster-15m"])
+print(status("VmHWM") - before)
 """
 
 
@@ -387,4 +392,4 @@ def test_the_estimate_is_near_what_a_rank_takes(recompute: str) -> None:
     environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # large blocks are given back: no fragments
     command = [sys.executable, "-c", MEASURE, recompute]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert estimated == pytest.approx(int(done.stdout), rel=0.25)
+    assert estimated == pytest.approx(int(done.stdout), rel=0.1)
