@@ -189,10 +189,10 @@ def run_checks(evidence: FinetuneEvidence) -> tuple[CheckResult, ...]:
     of_the_tuning = tuple(
         result for result in demo_checks.run_checks(evidence.tuning) if result.promise != "best commit generates"
     )
-    return (*of_the_tuning, *(_checked(promise, check, evidence) for promise, check in CHECKS.items()))
+    return (*of_the_tuning, *(checked(promise, check, evidence) for promise, check in CHECKS.items()))
 
 
-def _checked(promise: str, check: Callable[[FinetuneEvidence], str], evidence: FinetuneEvidence) -> CheckResult:
+def checked(promise: str, check: Callable[[FinetuneEvidence], str], evidence: FinetuneEvidence) -> CheckResult:
     try:
         return CheckResult(promise, True, check(evidence))
     except CheckFailed as error:
