@@ -38,7 +38,7 @@ class Published:
     words: str
 
 
-# Retrieved in November 2026 from the projects' own benchmark pages.
+# As the projects publish them on their own benchmark pages. The shares of the peak follow from the tokens per second.
 PUBLISHED = (
     Published("H100", 8e9, False, 0.33, "TorchTitan, Llama-3.1-8B on 8 H100, FSDP2, bf16: 5,762 tokens/s each"),
     Published("H100", 7e9, False, 0.464, "LLM Foundry, MPT-7B on 8 H100, bf16: 10,643 tokens/s each"),
