@@ -21,17 +21,15 @@ from muster.trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Run:
-    """One worker's orders. folder: the job's checkpoint folder (an address). resume_step 0: a fresh start.
-
-    fence: where the current attempt is written; None: nobody else can start an attempt (tests, a run by hand).
-    """
+    """One worker's orders."""
 
     job: str
     job_uid: str
     attempt: int
     worker: int
-    resume_step: int
-    folder: str
+    resume_step: int  # 0 for a fresh start
+    folder: str  # the job's checkpoint folder, as an address
+    # where the current attempt is written; None where nobody else can start an attempt (tests, a run by hand)
     fence: str | None
     worker_dir: Path
     cache_dir: Path
@@ -62,19 +60,19 @@ class Ranks:
 
 @dataclass(frozen=True)
 class DataParallel:
-    """How the samples of a step are divided: into `size` equal shares, of which this rank computes those in `shares`.
+    """How the samples of a step are divided into `size` equal shares, of which this rank computes those in `shares`.
 
-    A share is not a rank. Ranks that compute one model together hold the same share (`ranks_per_share` of them), and a
-    rank that takes over the work of a lost one holds two. Batches, evaluation and a step's sums know only shares.
+    A share is not a rank. Ranks that compute one model together hold the same share, and a rank that takes over the
+    work of a lost one holds two. Batches, evaluation and a step's sums know only shares.
 
-    shares_per_rank: the most that any rank holds. All ranks make as many passes as that one, for a sharded model's
-    passes need them all: one that holds fewer shares fills up with batches in which nothing is scored.
+    All ranks make as many passes as the rank with the most shares, for a sharded model's passes need them all. A rank
+    that holds fewer shares fills up with batches in which nothing is scored.
     """
 
-    size: int
-    shares: tuple[int, ...]
-    ranks_per_share: int = 1
-    shares_per_rank: int = 1
+    size: int  # the number of shares of a step
+    shares: tuple[int, ...]  # the numbers of those that this rank computes
+    ranks_per_share: int = 1  # how many ranks compute one share together
+    shares_per_rank: int = 1  # the most that any rank holds
 
     @property
     def blank_shares(self) -> int:

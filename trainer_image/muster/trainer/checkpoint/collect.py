@@ -23,8 +23,8 @@ _ATTEMPT_FILE = re.compile(r"step-(\d{8,})/attempt-(\d+)/[^/]+")
 def collect(store: Store, attempt: int, newest_step: int, keep: Keep) -> list[int]:
     """Delete what retention does not keep and what failed saves left; return the steps that went.
 
-    attempt, newest_step: of the commit just made; nothing newer than these is touched. A failure here costs space,
-    not a commit, so it is left to the next time.
+    `attempt` and `newest_step` are those of the commit just made; nothing newer than these is touched. A failure here
+    costs space, not a commit, so it is left to the next time.
     """
     try:
         commits = _commits(store)

@@ -20,7 +20,7 @@ def list_commits(folder: str) -> tuple[int, ...]:
 
 
 def read_commit(folder: str, step: int | Literal["best", "last"]) -> Commit:
-    """One COMMIT. `best`: the newest that was best when it was made, the newest of all where none was.
+    """Read one COMMIT. `best` is the newest commit that was best when it was made, or the newest of all where none was.
 
     Raises CheckpointError where there is none, or it can't be read.
     """
@@ -28,7 +28,7 @@ def read_commit(folder: str, step: int | Literal["best", "last"]) -> Commit:
 
 
 def commit_in(store: Store, step: int | Literal["best", "last"], own: bool = False) -> Commit:
-    """As `read_commit`, in a store that is open. own: as for `parse`."""
+    """Read a commit as `read_commit` does, in a store that is open. `own` means what it does for `parse`."""
     if isinstance(step, int):
         return parse(commit_bytes(store, step), store, step, own)
     steps = steps_in(store)
@@ -55,10 +55,11 @@ def commit_bytes(store: Store, step: int) -> bytes:
 
 
 def parse(data: bytes, store: Store, step: int, own: bool = False) -> Commit:
-    """Raises UnknownFormat for a newer Muster's COMMIT, DamagedCommit for what is no sound COMMIT of this step.
+    """Make a Commit of the bytes of a COMMIT.
 
-    own: this is the folder of the job itself, so the COMMIT must have been made in it. What others read may be a copy
-    that was given another name.
+    `own` tells that this is the folder of the job itself, so the COMMIT must have been made in it. What others read may
+    be a copy that was given another name. Raises UnknownFormat for a newer Muster's COMMIT, DamagedCommit for what is
+    no sound COMMIT of this step.
     """
     where = f"{store.uri}/{commit_key(step)}"
     try:

@@ -32,14 +32,14 @@ OTHERS_SECONDS_MAX = 20.0
 
 @dataclass(frozen=True)
 class Job:
-    """What stays the same from save to save. identity: the fields of the COMMIT that do."""
+    """What stays the same from save to save."""
 
-    identity: dict[str, Any]
+    identity: dict[str, Any]  # the fields of the COMMIT that stay the same
     job_uid: str
     attempt: int
-    fence: str | None
+    fence: str | None  # where the current attempt is written; None checks nothing
     world_size: int
-    keep: Keep
+    keep: Keep  # which commits are kept
 
 
 class Coordinator:
@@ -72,7 +72,9 @@ class Coordinator:
             )
 
     def settle(self, order: Message, deadline: float) -> Message:
-        """Wait for every rank, commit, and tell them all. `order`: {seq, step, commit: the fields that change}."""
+        """Wait for every rank, commit, and tell them all how it ended. `order` is {seq, step, at, commit}, in which
+        `commit` holds the fields of the COMMIT that change from save to save.
+        """
         seq, began = order["seq"], time.monotonic()
         outcome: Message = {"event": "outcome", "seq": seq, "step": order["step"], "committed": False, "error": None}
         try:

@@ -17,15 +17,12 @@ WAITING_SHARE_MAX = 1 / 3  # of the time that is left: so long do the others let
 
 @dataclass(frozen=True)
 class Standing:
-    """What one rank knows. in_flight_seconds: until its upload is over (None: it is). new_seconds: of a new save.
+    """What one rank knows when an emergency save is due."""
 
-    seconds_left: until its node goes, if it knows. terminating: its node is one of those that go.
-    """
-
-    in_flight_seconds: float | None
-    new_seconds: float
-    seconds_left: float | None = None
-    terminating: bool = False
+    in_flight_seconds: float | None  # until its upload in flight is over; None where it has none
+    new_seconds: float  # that a new save would take
+    seconds_left: float | None = None  # until its node goes; None where it does not know
+    terminating: bool = False  # whether its own node is one of those that go
 
 
 @dataclass(frozen=True)
@@ -76,6 +73,7 @@ def in_flight_seconds(size: int, sent: int, elapsed: float, rates: Sequence[floa
 def worth_a_commit(lost_seconds: float, upload_seconds: float) -> bool:
     """Whether to upload what the ranks of a crash left in memory, rather than to train it again.
 
-    lost_seconds: of training since the last commit. upload_seconds: what the last upload took (0: there was none).
+    `lost_seconds` is the training time since the last commit. `upload_seconds` is what the last upload took; 0 means
+    that there was none.
     """
     return upload_seconds <= min(max(lost_seconds, WORTHWHILE_SECONDS), AFTER_CRASH_SECONDS_MAX)

@@ -100,7 +100,8 @@ class Reader:
         return self.starts(span.file, header)
 
     def starts(self, file: int, header: memoryview) -> dict[str, int]:
-        """Where each of the commit's slices begins in a file, by name. header: the bytes of its `header_span`.
+        """Where each of the commit's slices begins in a file, by name. `header` holds the bytes of the file's
+        `header_span`.
 
         Raises DamagedCommit where the header is none, or says anything else than the COMMIT.
         """
@@ -153,13 +154,13 @@ class Reader:
 
 
 class _Parts:
-    """How a file is cut. bounds: (start, length) of each part; checksums: as many."""
+    """How a file is cut into parts that have a checksum each."""
 
     def __init__(self, entry: FileEntry, uri: str) -> None:
         self.entry, self.where = entry, f"{uri}/{entry.key}"
         self._part_bytes = entry.part_bytes if entry.parts and entry.part_bytes else max(entry.bytes, 1)
-        self.bounds = parts_of(entry.bytes, self._part_bytes)
-        self.checksums = tuple(entry.parts) or (entry.checksum,)
+        self.bounds = parts_of(entry.bytes, self._part_bytes)  # (start, length) of each part, in bytes
+        self.checksums = tuple(entry.parts) or (entry.checksum,)  # one for each part
 
     def indices(self, span: Span) -> range:
         if not 0 <= span.start <= span.end <= self.entry.bytes:

@@ -40,12 +40,12 @@ ADAM_STATE = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 @dataclass(frozen=True)
 class Needed:
-    """What this rank needs of one slice. chunk: the slice's; shared: the part of it that lies in `target`."""
+    """What this rank needs of one slice."""
 
     target: Local
     slice: Slice
-    chunk: Chunk
-    shared: Chunk
+    chunk: Chunk  # the slice's own
+    shared: Chunk  # the part of it that lies in `target`
 
 
 def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Commit:
@@ -78,8 +78,8 @@ def resume(
 
     A commit that does not verify is set aside (quarantine/), one that somebody has just removed, that the store does
     not give, that a newer Muster wrote or that is of another model is passed over, and the one before it is tried;
-    `report` is told each time, on rank 0. check: raises DamagedCommit for a commit that this rank can't go on from; it
-    is asked before a tensor is touched. Raises as `load` does; CheckpointError where no commit is left.
+    `report` is told each time, on rank 0. `check` raises DamagedCommit for a commit that this rank can't go on from; it
+    is asked before a tensor is touched. Raises what `load` raises, and CheckpointError where no commit is left.
     """
     store = open_store(folder)
     weights, trained = dict(model_tensors(model)), None if optimizer is None else (model, optimizer)

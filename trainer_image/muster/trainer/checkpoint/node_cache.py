@@ -54,8 +54,11 @@ class NodeCache:
         return True
 
     def drop_all_but(self, step: int, frozen_too: bool = False) -> None:
-        """Remove the copies of other steps: this one is committed now. frozen_too: the frozen weights as well, which
-        were written with this step; else they stay where they are."""
+        """Remove the copies of other steps, because this one is committed now.
+
+        `frozen_too` tells that the frozen weights were written with this step, so their older copies go as well; else
+        they stay where they are.
+        """
         for path in self._folder.glob("step-*/attempt-*/*"):
             if path.parts[-3] != step_name(step) and (frozen_too or not is_frozen_key(path.name)):
                 with contextlib.suppress(OSError):

@@ -18,28 +18,23 @@ PRIOR_FAILURES_PER_NODE_SECOND = 3 / 1_000 / 86_400
 
 @dataclass(frozen=True)
 class History:
-    """What the policy is told. Times in seconds on one clock.
+    """What the policy is told. All times are seconds on one clock."""
 
-    started_at, started_step: where this attempt began. saved_at: when the last save was started.
-    blocked_seconds: how long the last saves kept training waiting. upload_seconds: how long their uploads took.
-    failures, observed_seconds: of the whole gang, for the estimate of the failure rate. nodes: of the gang.
-    """
-
-    started_at: float
-    started_step: int = 0
-    saved_at: float | None = None
-    blocked_seconds: tuple[float, ...] = ()
-    upload_seconds: tuple[float, ...] = ()
-    failures: int = 0
-    observed_seconds: float = 0.0
-    nodes: int = 1
+    started_at: float  # when this attempt began
+    started_step: int = 0  # the step that this attempt began after
+    saved_at: float | None = None  # when the last save was started; None before the first
+    blocked_seconds: tuple[float, ...] = ()  # how long the last saves kept training waiting
+    upload_seconds: tuple[float, ...] = ()  # how long their uploads took
+    failures: int = 0  # of the whole gang, for the estimate of the failure rate
+    observed_seconds: float = 0.0  # in which those failures happened
+    nodes: int = 1  # of the gang
 
 
 @dataclass(frozen=True)
 class Policy:
-    """When a save is due. every: `auto`, a number of steps, or a time (`10m`), as in CheckpointSpec."""
+    """When a save is due."""
 
-    every: int | str = "auto"
+    every: int | str = "auto"  # `auto`, a number of steps, or a time (`10m`), as in CheckpointSpec
     interval_seconds_min: float = field(default=INTERVAL_SECONDS_MIN)
     interval_seconds_max: float = field(default=INTERVAL_SECONDS_MAX)
 
@@ -96,12 +91,12 @@ def seconds_between_failures(history: History) -> float:
 
 @dataclass(frozen=True)
 class Kept:
-    """One commit, as retention sees it. verified: its bytes are believed good (False: it can't be read)."""
+    """One commit, as retention sees it."""
 
     step: int
-    best: bool = False
-    loss: float | None = None
-    verified: bool = True
+    best: bool = False  # whether it was the best when it was made
+    loss: float | None = None  # the evaluation loss; None where none is known
+    verified: bool = True  # whether its bytes are believed good; False where it can't be read
 
 
 def retained(commits: Iterable[Kept], keep: Keep, pins: Collection[int], in_use: Collection[int]) -> tuple[int, ...]:

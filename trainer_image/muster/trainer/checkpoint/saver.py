@@ -43,54 +43,44 @@ RATES_KEPT = 10
 
 @dataclass(frozen=True)
 class TrainState:
-    """What a commit carries, after `step`. state: schedule, scaler, early stopping (JSON). rng: this rank's (JSON).
-
-    best: the evaluation just made is the best so far.
-    """
+    """What a commit carries, after `step`."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     step: int
-    tokens: int
-    cursor: DataCursor
-    state: dict[str, Any]
-    rng: dict[str, Any]
+    tokens: int  # trained on so far
+    cursor: DataCursor  # where the data stands
+    state: dict[str, Any]  # what else training goes on from (loss scale, spike guard, early stopping), as JSON types
+    rng: dict[str, Any]  # of this rank, as JSON types
     metrics: dict[str, float]
-    best: bool
+    best: bool  # whether the evaluation just made is the best so far
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose commits these are. fence: where the current attempt is written (trainer.fence); None checks nothing.
-
-    folder: `<checkpoint.uri>/<job uid>`. config: the resolved TrainingConfig.
-    """
+    """Whose commits these are."""
 
     job: str
     job_uid: str
     attempt: int
-    fence: str | None
-    folder: str
-    config: dict[str, Any]
+    fence: str | None  # where the current attempt is written (trainer.fence); None checks nothing
+    folder: str  # `<checkpoint.uri>/<job uid>`
+    config: dict[str, Any]  # the resolved TrainingConfig
     architecture: dict[str, Any]
     tokenizer: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """How a save ended. committed: the COMMIT is published, and only then. seconds: from `save` to here.
-
-    bytes: written by this rank. error: why there is no commit (`skipped: …` where none was tried). refused: the store
-    will not take it before a person changes something.
-    """
+    """How a save ended."""
 
     step: int
-    committed: bool
-    seconds: float
-    bytes: int
-    error: str | None
+    committed: bool  # True only when the COMMIT is published
+    seconds: float  # from `save` to the outcome
+    bytes: int  # written by this rank
+    error: str | None  # why there is no commit, `skipped: …` where none was tried; else None
     best: bool
-    refused: bool = False
+    refused: bool = False  # whether the store will take no save before a person changes something
 
 
 @dataclass(frozen=True)
@@ -108,7 +98,7 @@ class Saver:
     exception; only a stale attempt raises (StaleAttempt, from `finished` and `drain`), for such a rank must end."""
 
     def __init__(self, identity: Identity, keep: Keep, mesh: dict[str, Any]) -> None:
-        """Collective. mesh: the parallelism, for the COMMIT's readers."""
+        """Collective. `mesh` describes the parallelism, for the COMMIT's readers."""
         self._control = ControlGroup()
         meeting = self._control.meeting_point()
         init = {
@@ -168,9 +158,9 @@ class Saver:
         """Collective. Stage the state and return the seconds that training was blocked; the outcome comes by
         `finished`.
 
-        emergency: this save must happen (the last step, a preemption). seconds_left: until this rank's node goes, where
-        that is known. terminating: it is this rank's node that goes. Each rank says what it knows; the least time
-        counts.
+        `emergency` tells that this save must happen (the last step, a preemption). `seconds_left` is the time until
+        this rank's node goes, None where that is not known. `terminating` tells that it is this rank's node that goes.
+        Each rank says what it knows; the least time counts.
         """
         began = time.monotonic()
         self._poll()

@@ -35,13 +35,12 @@ _HEADER_BYTES = 512  # for each tensor of a file: its name, shape and place
 
 @dataclass(frozen=True)
 class Share:
-    """What this rank writes, and where in the file. slices: for the COMMIT, by name: dtype, global shape, offset,
-    extent. stateless: trained parameters that have no optimizer state yet."""
+    """What this rank writes, and where in the file."""
 
     locals: tuple[Local, ...]
     layout: ShardLayout
-    slices: dict[str, list[Any]]
-    stateless: list[str]
+    slices: dict[str, list[Any]]  # for the COMMIT, by name: dtype, global shape, offset, extent
+    stateless: list[str]  # trained parameters that have no optimizer state yet
 
 
 class Slot:
@@ -84,7 +83,10 @@ class Slot:
 
 
 class Staging:
-    """Copies this rank's share of the state. on_new_memory: told of each slot's memory, by the slot's number."""
+    """Copies this rank's share of the state into memory that the upload process shares.
+
+    `on_new_memory` is called with the number and the memory of each slot that is made.
+    """
 
     def __init__(self, on_new_memory: Callable[[int, SharedMemory], None]) -> None:
         self._on_new_memory = on_new_memory

@@ -39,17 +39,14 @@ _WRAPPERS: Final = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 @dataclass(frozen=True)
 class Local:
-    """This rank's chunk of a tensor. data: its elements, the live storage. holders: the ranks that hold the same chunk.
-
-    mutable: it may change at any time (a buffer), not only in the optimizer's step.
-    """
+    """This rank's chunk of a tensor."""
 
     name: str
     shape: tuple[int, ...]  # global
     chunk: Chunk
-    data: torch.Tensor
-    holders: tuple[int, ...]
-    mutable: bool = False
+    data: torch.Tensor  # the elements of the chunk, in the live storage
+    holders: tuple[int, ...]  # the ranks that hold the same chunk
+    mutable: bool = False  # whether it may change at any time (a buffer), not only in the optimizer's step
 
     @property
     def dtype(self) -> str:

@@ -140,7 +140,9 @@ class UploadProcess:
         self._send(*self._frozen)
 
     def frozen_is_named(self, step: int, tell: bool) -> None:
-        """The commit of `step` names them, where there are any. tell: there are, and the process does not know it."""
+        """Note that the commit of `step` names the frozen weights, where there are any. `tell` says that there are some
+        and that the process does not know it yet.
+        """
         if tell or self._frozen is not None:
             self._frozen = {"do": "frozen-named", "step": step}, None
         if tell and self._frozen is not None:

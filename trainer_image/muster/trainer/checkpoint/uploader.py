@@ -30,11 +30,11 @@ from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, die_w
 
 
 class Frozen:
-    """This rank's part of the weights that are never trained, while no COMMIT names it. entry: where it was written."""
+    """This rank's part of the weights that are never trained, while no COMMIT names it."""
 
     def __init__(self, memory: SharedMemory, size: int, slices: dict[str, list[Any]]) -> None:
         self._memory, self.data, self.slices = memory, memory.view(size), slices
-        self.entry: FileEntry | None = None
+        self.entry: FileEntry | None = None  # where it was written; None before that
 
     def close(self) -> None:
         self.data.release()
@@ -44,7 +44,9 @@ class Frozen:
 class Uploader:
     """Saves what its rank orders.
 
-    init: {uri, rank, world_size, job_uid, attempt, fence, token, coordinator: [host, port], identity, keep, …}.
+    `init` is the rank's first message {uri, rank, world_size, job_uid, attempt, fence, token, coordinator, identity,
+    keep}, in which `coordinator` is [host, port]. `listener` is the socket on which the uploader of rank 0 meets the
+    others; None on the other ranks.
     """
 
     def __init__(self, rank_process: Channel, init: Message, listener: socket.socket | None) -> None:
@@ -87,7 +89,7 @@ class Uploader:
                 self._save_what_is_left()
 
     def _obey(self, order: Message | None) -> bool:
-        """False: there is nothing more to do."""
+        """Do what the rank orders. False means that there is nothing more to do."""
         assert order is not None
         if order["do"] == "memory":
             self._attach(int(order["slot"]), self._to_rank.take_descriptor(), int(order["bytes"]))
@@ -122,7 +124,7 @@ class Uploader:
             print(f"step {step} was {how} what the ranks left in memory", file=sys.stderr, flush=True)
 
     def _agree_on(self, left: Message) -> int | None:
-        """The step that all ranks save now that they are dead; None: none."""
+        """The step that all ranks save now that they are dead; None where no step can be saved."""
         if self._coordinator is not None:
             return self._coordinator.choose(0, left, OTHERS_SECONDS_MAX)
         try:
@@ -165,7 +167,9 @@ class Uploader:
 
     @contextlib.contextmanager
     def _copy_to_cache(self, key: str, order: Message) -> Iterator[threading.Event]:
-        """Meanwhile, keep a copy on the node; over before the memory may be used again. Set: there is a whole one."""
+        """Keep a copy on the node while the block runs; the copying is over before the memory may be used again. The
+        event that is given is set where there is a whole copy.
+        """
         done = threading.Event()
         if self._cache is None or order.get("failed"):
             yield done

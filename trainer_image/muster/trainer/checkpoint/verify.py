@@ -16,10 +16,11 @@ def verify(
     progress: Callable[[int, int], None] = lambda done, total: None,
     known: set[str] | None = None,
 ) -> None:
-    """Returns when all files are as the COMMIT says. progress: is told (bytes read, bytes of all). known: frozen files
-    that were read for an earlier commit, by key and checksum; they are not read again, and this commit's join them.
+    """Read all files of a commit, and return when they are as the COMMIT says.
 
-    Raises DamagedCommit naming the file, CheckpointError where the store fails.
+    `progress` is called with (bytes read, bytes of all). `known` holds the frozen files that were read for an earlier
+    commit, by key and checksum; they are not read again, and this commit's join them. Raises DamagedCommit naming the
+    file, CheckpointError where the store fails.
     """
     reader = Reader(store, commit)
     reader.expect_sizes()

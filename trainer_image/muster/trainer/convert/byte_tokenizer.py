@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 
 
 def files(positions: int) -> dict[str, str]:
-    """What `AutoTokenizer` reads, by file name. positions: the model's limit."""
+    """The files that `AutoTokenizer` reads, by name. `positions` is the length limit of the model, in tokens."""
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": MARKS[END_OF_DOCUMENT],

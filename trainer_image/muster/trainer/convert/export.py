@@ -61,14 +61,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor to be written. dtype: in the file; stored: in the commit. ours: our name of it, where it is one of ours
-    as it is; None where a conversion makes it."""
+    """A tensor to be written."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: str
-    stored: str
-    ours: str | None
+    dtype: str  # in the file
+    stored: str  # its dtype in the commit
+    ours: str | None  # our name of it, where it is one of ours as it is; None where a conversion makes it
 
 
 def export(
@@ -79,10 +78,11 @@ def export(
     progress: Callable[[int, int], None] = lambda done, total: None,
     form: Format = "transformers",
 ) -> dict[str, Any]:
-    """Write a directory that must not exist yet; it appears whole or not at all. progress: (bytes read, of all).
+    """Write a directory that must not exist yet; it appears whole or not at all.
 
-    form: the whole model for `transformers`, with an adapter merged into it; or the adapter for `peft`, with the model
-    that it belongs to in `base/` where that is no folder of this machine and no repository of the hub.
+    `form` is `transformers` for the whole model, with an adapter merged into it, or `peft` for the adapter, with the
+    model that it belongs to in `base/` where that is no folder of this machine and no repository of the hub. `progress`
+    is called with (bytes read, bytes of all).
 
     Raises UserError, CheckpointError (also where the commit's bytes do not verify) or StorageError.
     """
@@ -123,7 +123,9 @@ def _write_whole(
     dtype: str,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """A directory that transformers opens. adapter: merged where it is given; an adapter that isn't is left out."""
+    """Write a directory that transformers opens. `adapter` is merged where it is given; an adapter of the commit that
+    is not given is left out.
+    """
     directory.mkdir(exist_ok=True)
     report = _write_model(store, commit, adapter, directory, dtype, progress)
     _write_descriptions(commit, directory, {"config.json": _config(commit, report["dtype"])})
@@ -223,7 +225,8 @@ def _write_files(
 ) -> dict[str, Any]:
     """Write the outputs into files, piece by piece.
 
-    files: names of the outputs in each. added: what is added to some of our tensors, by their full names.
+    `files` holds the names of the outputs in each file. `added` is what is added to some of our tensors, by their full
+    names.
     """
     targets: dict[str, Target] = {}
     with contextlib.ExitStack() as open_files:

@@ -54,9 +54,10 @@ def sample(
     temperature: float,
     seed: int,
 ) -> Iterator[int]:
-    """At most `count` tokens that follow the prompt; ends before the end of the document. temperature 0: the likeliest.
+    """At most `count` tokens that follow the prompt. It ends before the end of the document. At temperature 0 each
+    token is the likeliest.
 
-    Raises UserError where the prompt has no token to begin with.
+    Raises UserError where the prompt has tokens that the model does not know.
     """
     tokens = prompt or [tokenizer.eos]
     if max(tokens) >= definition.vocab_size:
@@ -75,14 +76,14 @@ def sample(
 
 
 def choose(logits: Tensor, temperature: float, dice: torch.Generator) -> int:
-    """The next id: the likeliest one at temperature 0, else drawn. logits: [vocab]."""
+    """The next id, which is the likeliest one at temperature 0, else drawn. `logits` is [vocab]."""
     if temperature <= 0:
         return int(logits.argmax())
     return int(torch.multinomial(torch.softmax(logits / temperature, dim=0), 1, generator=dice))
 
 
 def _next_logits(model: nn.Module, tokens: list[int]) -> Tensor:
-    """[vocab]. tokens: as much of the end of the text as the model has positions."""
+    """The logits [vocab] of the next token. `tokens` is as much of the end of the text as the model has positions."""
     seen = torch.tensor([tokens])
     positions = torch.arange(seen.shape[1])[None]
     out: Tensor = model(seen, positions, torch.zeros_like(seen))

@@ -54,7 +54,7 @@ def reads_bytes(commit: Commit) -> bool:
 
 
 def config(commit: Commit, dtype: str) -> dict[str, Any]:
-    """What the config.json of a LlamaForCausalLM holds. dtype: as torch spells it."""
+    """What the config.json of a LlamaForCausalLM holds. `dtype` is spelled as torch spells it."""
     shape = Architecture.model_validate(commit.architecture)
     end = END_OF_DOCUMENT if reads_bytes(commit) else None
     return {

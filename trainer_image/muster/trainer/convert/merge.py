@@ -19,16 +19,13 @@ BLOCK_ELEMENTS = 2**18  # of the product at a time: no more memory than that, an
 
 @dataclass(frozen=True)
 class Delta:
-    """What is to be added to W [outputs, inputs]: B A. a: [rank, inputs], b: [outputs, rank] times the scale, fp32.
+    """What is to be added to W [outputs, inputs], which is the product B A."""
 
-    magnitude: with DoRA, the length that each row of the sum gets, [outputs]. streams: whether any stretch of W can be
-    merged by itself: it is fp32, and no row's length counts.
-    """
-
-    a: NDArray[np.float32]
-    b: NDArray[np.float32]
+    a: NDArray[np.float32]  # [rank, inputs]
+    b: NDArray[np.float32]  # [outputs, rank], times the scale
+    # with DoRA, the length that each row of the sum gets, [outputs]; else None
     magnitude: NDArray[np.float32] | None = None
-    streams: bool = True
+    streams: bool = True  # whether any stretch of W can be merged by itself, for W is fp32 and no row's length counts
 
     def merged(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
         """All of W with what is added to it."""
@@ -38,7 +35,7 @@ class Delta:
         return found
 
     def add_to(self, data: memoryview, at: int) -> None:
-        """data: fp32 elements of W, from its byte `at` on; they get their part of the product."""
+        """Add their part of B A to some elements of W. `data` holds the elements as fp32, from byte `at` of W on."""
         values, inputs = np.frombuffer(data, "<f4"), self.a.shape[1]
         first, last = at // 4, at // 4 + len(values)
         rows = max(1, BLOCK_ELEMENTS // inputs)

@@ -16,9 +16,10 @@ FILE = "adapter_model.safetensors"
 
 
 def names(ours: Iterable[str], of_transformers: bool) -> dict[str, str]:
-    """`peft`'s name of each of our adapter's tensors, given by name. Raises UserError as `hugging_face.names`.
+    """`peft`'s name of each of our adapter's tensors, given by name.
 
-    of_transformers: the modules have transformers' own names already.
+    `of_transformers` tells that the modules have transformers' own names already. Raises UserError as
+    `hugging_face.names` does.
     """
     parts = list(ours)
     own = {weight_of(part) for part in parts}

@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """Bytes of a file of the commit that follow each other in the tensor too. at: the byte of the tensor."""
+    """Bytes of a file of the commit that follow each other in the tensor too."""
 
-    start: int
-    length: int
-    at: int
+    start: int  # byte of the file
+    length: int  # in bytes
+    at: int  # byte of the tensor
 
 
 def stream(
@@ -33,9 +33,9 @@ def stream(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[T]:
     """Hand all bytes of these tensors to put(name, byte of the tensor, bytes), in no order and from several threads.
-    It may change the bytes.
 
-    progress: (bytes read, of all). Raises CheckpointError, also where bytes do not verify.
+    `put` may change the bytes; what it returns is collected. `progress` is called with (bytes read, bytes of all).
+    Raises CheckpointError, also where bytes do not verify.
     """
     reader = Reader(store, commit)
     reader.expect_sizes()

@@ -13,11 +13,11 @@ from muster.storage.model_folder import CONFIG
 
 @dataclass(frozen=True)
 class Conversion:
-    """Tensors of the commit, by our names, that become others together (fused experts). shapes: of what they become, by
-    their names. revert: from the former's values, as torch tensors, to the latter's."""
+    """Tensors of the commit that become others together (fused experts)."""
 
-    ours: tuple[str, ...]
-    shapes: dict[str, tuple[int, ...]]
+    ours: tuple[str, ...]  # our names of the tensors
+    shapes: dict[str, tuple[int, ...]]  # of what they become, by the names of transformers
+    # from the values of our tensors, as torch tensors, to those that transformers names
     revert: Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -69,8 +69,11 @@ def names(commit: Commit, weights: Mapping[str, TensorEntry]) -> Names:
 
 
 def config(commit: Commit, dtype: str) -> dict[str, Any]:
-    """The source's config.json with the dtype of what was written, and nothing else changed: a file that transformers
-    writes anew has keys that older readers pass over in silence. dtype: as torch spells it."""
+    """The source's config.json with the dtype of what was written, and nothing else changed.
+
+    A file that transformers writes anew has keys that older readers pass over in silence. `dtype` is spelled as torch
+    spells it.
+    """
     document: dict[str, Any] = json.loads(commit.architecture["companions"][CONFIG])
     present = [key for key in ("dtype", "torch_dtype") if key in document]
     return document | dict.fromkeys(present or ["dtype"], dtype)

@@ -29,7 +29,7 @@ class Batch:
     def of(cls, samples: Sequence[Sample], unscored: int = 0, pin: bool = False) -> Batch:
         """Samples of equal length as rows, in memory.
 
-        unscored: so many of the last rows only fill the batch; none of their labels counts. pin: put it where the CUDA
+        The last `unscored` rows only fill the batch; none of their labels counts. `pin` puts the batch where the CUDA
         driver copies from without waiting.
         """
         values = np.empty((len(Sample._fields), len(samples), len(samples[0].tokens)), np.int64)

@@ -141,12 +141,12 @@ def encode(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[Encoded]:
 
 
 class Progress:
-    """Lines that a person who waits wants: how much is done, how fast, how long still. total: bytes to read."""
+    """Lines that a person who waits wants, which tell how much is done, how fast, and how long the rest will take."""
 
     def __init__(self, source: str, say: Say) -> None:
         self._source, self._say = source, say
         self._began = self._told = time.monotonic()
-        self.total = 0
+        self.total = 0  # bytes to read
 
     def at(self, read: int, tokens: int) -> None:
         """Say where we are, at most every PROGRESS_SECONDS."""

@@ -17,11 +17,11 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 class Part(NamedTuple):
-    """A stretch of a document: text to tokenise, or ids as they are. loss_mask: the loss counts these tokens."""
+    """A stretch of a document, which is text to tokenise or ids to take as they are."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
-    loss_mask: bool = True
+    loss_mask: bool = True  # whether the loss counts these tokens
 
 
 class Turn(NamedTuple):

@@ -48,21 +48,20 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Data:
-    """The data sets of a run. evaluation: None where the configuration asks for none.
-
-    fingerprint: equal for equal contents, tokenizer and settings, that is for an equal order of equal samples, whatever
-    the files' names and number. A resumed job whose fingerprint differs would see other data than its commit did.
-    """
+    """The data sets of a run."""
 
     train: Dataset
-    evaluation: Dataset | None
+    evaluation: Dataset | None  # None where the configuration asks for none
+    # Equal for equal contents, tokenizer and settings, that is for an equal order of equal samples, whatever the files'
+    # names and number. A resumed job whose fingerprint differs would see other data than its commit did.
     fingerprint: str
 
 
 def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, report: Report) -> Data:
     """Prepare what is not prepared yet, and open it. Every process of a gang may call this at the same time.
 
-    report: gets a line of text now and then. Raises UserError for bad input, StorageError when a disk or store fails.
+    `report` is called with a line of text now and then. Raises UserError for bad input, StorageError when a disk or
+    store fails.
     """
     _must_fit(tokenizer, config)
     evaluation = config.evaluation
@@ -83,10 +82,10 @@ def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, rep
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes data sets of documents. pad: the id that fills a sample."""
+    """Makes data sets of documents."""
 
     config: TrainingConfig
-    pad: int
+    pad: int  # the id that fills a sample
     report: Report
 
     def training(self, documents: Sequence[Documents]) -> Dataset:

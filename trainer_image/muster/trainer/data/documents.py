@@ -29,10 +29,10 @@ LINE_BYTES_MAX = 64 << 20
 
 
 class Chunk(NamedTuple):
-    """A document or a piece of one. hash: 64 bits of the whole content, with the last chunk; None: more follows."""
+    """A document or a piece of one."""
 
     parts: tuple[Part, ...]
-    hash: int | None
+    hash: int | None  # 64 bits of the whole content, with the last chunk; None where more of the document follows
 
 
 class Reading:
@@ -56,7 +56,7 @@ class Reading:
                     yield from _in_pieces(_conversation(record, tokenizer, place))
 
     def digest(self) -> str:
-        """As sources.digest: of the bytes read so far."""
+        """BLAKE2b of the bytes read so far, in hex, as `sources.digest` makes it of a whole local file."""
         return self._state.hexdigest()
 
     def _open(self) -> BinaryIO:

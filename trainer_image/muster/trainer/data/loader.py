@@ -34,18 +34,15 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The part of one optimizer step's samples that this rank computes.
+    """The part of one optimizer step's samples that this rank computes."""
 
-    micro: as many batches on every rank; the last ones may be unscored (DataParallel.shares_per_rank). cursor: where
-    the data stands after this step. sample_ids: epoch × samples per epoch + index of each sample, in the order of
-    `micro`; unscored rows have none. tokens: inputs that are not padding. wait_seconds: how long next() had to wait.
-    """
-
+    # as many batches on every rank; the last ones may be unscored (DataParallel.shares_per_rank)
     micro: tuple[Batch, ...]
-    cursor: DataCursor
+    cursor: DataCursor  # where the data stands after this step
+    # Epoch × samples per epoch + index of each sample, in the order of `micro`; unscored rows have none.
     sample_ids: tuple[int, ...]
-    tokens: int
-    wait_seconds: float = 0.0
+    tokens: int  # inputs that are not padding
+    wait_seconds: float = 0.0  # how long next() had to wait
 
 
 def dealt(samples_per_step: int, micro_batch: int, division: DataParallel) -> list[int]:
@@ -63,8 +60,8 @@ def advanced(cursor: DataCursor, samples: int, samples_per_epoch: int) -> DataCu
 class Loader:
     """Makes this rank's part of each step, from the sample at `cursor` on.
 
-    prefetch: steps that are made ahead; 0 makes each when it is asked for. Raises UserError when the step can't be
-    divided, or the cursor is of another seed.
+    `prefetch` is the number of steps that are made ahead; 0 makes each when it is asked for. Raises UserError when the
+    step can't be divided, or the cursor is of another seed.
     """
 
     def __init__(

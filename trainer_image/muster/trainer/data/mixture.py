@@ -16,7 +16,10 @@ from fractions import Fraction
 
 
 class Mixture:
-    """Which sample of which source stands where. sizes: samples of one epoch of each source. weights: relative, > 0."""
+    """Which sample of which source stands where.
+
+    `sizes` holds the samples of one epoch of each source, `weights` the relative weight of each, above 0.
+    """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[Fraction]) -> None:
         self._sizes = tuple(sizes)

@@ -26,15 +26,12 @@ Int32s = npt.NDArray[np.int32]
 
 
 class Sample(NamedTuple):
-    """Each int32 [T]. labels[t]: the token after tokens[t] in its document, IGNORED where the loss does not count it.
-
-    positions: restart at 0 with each document. documents: 0, 1, … within the sample; PADDING behind the last.
-    """
+    """One row of a batch; each array is int32 [T]."""
 
     tokens: Int32s
-    labels: Int32s
-    positions: Int32s
-    documents: Int32s
+    labels: Int32s  # [t] is the token after tokens[t] in its document, IGNORED where the loss does not count it
+    positions: Int32s  # restart at 0 with each document
+    documents: Int32s  # 0, 1, … within the sample; PADDING behind the last
 
 
 class Packing(Protocol):
@@ -115,8 +112,11 @@ def one_each(count: int) -> tuple[Int64s, Int64s]:
 
 
 def best_fit(sizes: Int64s, capacity: int) -> tuple[Int64s, Int64s]:
-    """(members, edges) of bins filled by best fit decreasing: the largest item first, each into the fullest bin that
-    has room (Johnson 1973: at most 11/9 of the best possible number of bins, plus 4). sizes: in [1, capacity].
+    """Fill bins by best fit decreasing, and return them as (members, edges).
+
+    The largest item goes first, each into the fullest bin that has room (Johnson 1973: at most 11/9 of the best
+    possible number of bins, plus 4). `sizes` lie in [1, capacity]. The `members` are the numbers of the items, bin
+    after bin, and `edges` [bins + 1] is where each bin begins and ends among them.
 
     Items of one size are placed together, so the time grows with the distinct sizes and bins, not with their product.
     """

@@ -47,8 +47,8 @@ def permutation(count: int, *key: int) -> Int64s:
 class Shuffle:
     """Items of known sizes, laid end to end in each epoch's order.
 
-    bounds: int64 [items + 1], running total of the sizes in item order; may start above 0. stream: tells apart the
-    orders of several data sets with one seed.
+    `bounds` is int64 [items + 1], the running total of the sizes in item order, and may start above 0. `stream` tells
+    apart the orders of several data sets with one seed.
     """
 
     def __init__(self, bounds: Int64s, seed: int, stream: int, blocks_max: int = BLOCKS_MAX) -> None:

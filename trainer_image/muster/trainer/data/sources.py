@@ -32,14 +32,14 @@ Report = Callable[[str], None]
 
 
 class File(Protocol):
-    """One input file. stamp: changes whenever the content does, as far as one can see without reading it."""
+    """One input file, on this machine or in a store."""
 
     @property
     def address(self) -> str: ...
     @property
-    def size(self) -> int: ...
+    def size(self) -> int: ...  # bytes, as stored
     @property
-    def stamp(self) -> str: ...
+    def stamp(self) -> str: ...  # changes whenever the content does, as far as one can see without reading it
     def open(self) -> BinaryIO: ...
 
 
@@ -85,10 +85,11 @@ class StoredFile:
 
 @final_errors_are_the_users()
 def find(address: str, format: str, report: Report = lambda line: None) -> tuple[File, ...]:
-    """The files of a source, sorted by path, each once. In a folder, hidden files are passed over, and for the JSONL
-    formats all but JSONL_ENDINGS. report: gets a line where several paths lead to one file.
+    """The files of a source, sorted by path, each once.
 
-    Raises UserError when there are none or the address can't be read, StorageError when a disk or store fails.
+    In a folder, hidden files are passed over, and for the JSONL formats all but JSONL_ENDINGS. `report` is called with
+    a line of text where several paths lead to one file. Raises UserError when there are no files or the address can't
+    be read, StorageError when a disk or store fails.
     """
     place = data_address(address)
     files: list[File]

@@ -63,16 +63,16 @@ class Meta:
 
 @dataclass(frozen=True)
 class TokenStore:
-    """Read-only arrays over the files; see the module's text for their meaning. folder: None for arrays in memory."""
+    """Read-only arrays over the files; see the module's text for their meaning."""
 
     meta: Meta
     tokens: Array
-    loss_mask: Array | None
+    loss_mask: Array | None  # None where every token counts
     hashes: Array
     starts: Array
     bounds: Array
-    firsts: Array | None
-    folder: Path | None = None
+    firsts: Array | None  # None where every token counts
+    folder: Path | None = None  # None for arrays in memory
 
     def must_be_sound(self, ids: Array) -> None:
         """Raises StorageError for ids of this store that its tokenizer doesn't have: the file was damaged since it was

@@ -35,31 +35,27 @@ BYTES = "bytes"
 
 @dataclass(frozen=True)
 class ChatMarks:
-    """What stands around a turn. opening: per role (`system`, `user`, `assistant`); closing: from the end of turn on.
+    """The ids that stand around a turn of a conversation."""
 
-    end_of_turn: the first id of `closing`, the one that an assistant learns to end its turn with.
-    """
-
-    opening: dict[str, tuple[int, ...]]
-    closing: tuple[int, ...]
+    opening: dict[str, tuple[int, ...]]  # by role (`system`, `user`, `assistant`)
+    closing: tuple[int, ...]  # from the end of turn on
 
     @property
     def end_of_turn(self) -> int:
-        return self.closing[0]
+        return self.closing[0]  # the one that an assistant learns to end its turn with
 
 
 class Tokenizer(Protocol):
-    """Text to ids in [0, vocab_size), and back. bos: the ids before every document. chat: None where its marks are
-    unknown."""
+    """Turns text into ids in [0, vocab_size), and ids back into text."""
 
     @property
     def vocab_size(self) -> int: ...
     @property
-    def eos(self) -> int: ...
+    def eos(self) -> int: ...  # the id of the end of a document
     @property
-    def bos(self) -> tuple[int, ...]: ...
+    def bos(self) -> tuple[int, ...]: ...  # the ids before every document
     @property
-    def chat(self) -> ChatMarks | None: ...
+    def chat(self) -> ChatMarks | None: ...  # None where its marks are unknown
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone, without `bos` or end of document."""
 
@@ -102,7 +98,11 @@ class ByteTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizer.json`. text: the file's content; where: its address, for messages."""
+    """The tokenizer of a `tokenizer.json`.
+
+    `text` is the file's content and `where` its address, for messages. `eos` names the token that ends a document where
+    the vocabulary has none of the well-known ones.
+    """
 
     def __init__(self, text: str, where: str, eos: str | None = None) -> None:
         self._json = text
@@ -207,7 +207,9 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 
 def tokenizer_of_folder(text: str, configuration: str | None, where: str) -> Tokenizer:
-    """The tokenizer of a model's folder. text: its tokenizer.json; configuration: its tokenizer_config.json."""
+    """The tokenizer of a model's folder, made of the texts of its tokenizer.json and, as `configuration`, of its
+    tokenizer_config.json (None where there is none). `where` names the folder in messages.
+    """
     return HuggingFaceTokenizer(text, where, _configured_end(configuration))
 
 

@@ -55,7 +55,9 @@ def check_all_reduce() -> str | None:
 
 
 def reduce(rank: int, world: int, meeting_seconds: float) -> int:
-    """One rank's part. meeting_seconds: how long it waits for the others. Returns its exit code."""
+    """Play one rank's part in the check, and return its exit code. `meeting_seconds` is how long it waits for the
+    others.
+    """
     import torch
     from torch import distributed as dist
     from torch._C._distributed_c10d import TCPStore

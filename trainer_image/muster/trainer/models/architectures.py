@@ -13,7 +13,9 @@ MASKED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_atten
 
 
 def trainable_config(document: dict[str, Any], where: str) -> Any:
-    """The PretrainedConfig of a causal language model. where: the folder. Raises UserError for any other model."""
+    """The PretrainedConfig of a causal language model, made of its config.json. `where` names the folder in messages.
+    Raises UserError for any other model.
+    """
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

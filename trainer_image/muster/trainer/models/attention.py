@@ -22,22 +22,20 @@ from muster.trainer.models.layers import Linear
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What each token may see, and where it stands; made once per forward pass and shared by all layers.
+    """What each token may see, and where it stands; made once per forward pass and shared by all layers."""
 
-    cos, sin: [B, 1, T, head_dim] fp32. mask: None (plain causal), additive [B, 1, T, T], or a flex BlockMask.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    mask: Any
+    cos: Tensor  # fp32 [B, 1, T, head_dim]
+    sin: Tensor  # fp32 [B, 1, T, head_dim]
+    mask: Any  # None (plain causal), additive [B, 1, T, T], or a flex BlockMask
 
 
 def attention_context(
     architecture: Architecture, positions: Tensor, documents: Tensor, dtype: torch.dtype
 ) -> AttentionContext:
-    """positions, documents: [B, T] integers; tokens see earlier tokens of the same document only.
+    """Make the context of one forward pass, in which tokens see the earlier tokens of their own document only.
 
-    A negative document is padding; it stands at the end of a row and is not scored, so what it sees does not matter.
+    `positions` and `documents` are integers [B, T]. A negative document is padding; it stands at the end of a row and
+    is not scored, so what it sees does not matter.
     """
     cos, sin = rotary(architecture, positions)
     if positions.is_cuda and dtype != torch.float32:
@@ -65,14 +63,14 @@ def stretched(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: [B, H, T, head_dim], rotated by its position in fp32 and returned in its own dtype."""
+    """Rotate `x` [B, H, T, head_dim] by its position. It is computed in fp32 and returned in the dtype of `x`."""
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return (x * cos + turned * sin).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """x: [B, T, dim] -> [B, T, dim]."""
+    """Grouped-query attention with rotary positions; maps x [B, T, dim] to [B, T, dim]."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()

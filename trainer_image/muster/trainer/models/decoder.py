@@ -48,9 +48,9 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """tokens -> logits, or with labels -> the summed loss.
+    """A decoder-only transformer, which maps tokens to logits, or with labels to the summed loss.
 
-    dtype: of the activations. Parameters are made in fp32, without values; see `init.initialize`.
+    `dtype` is that of the activations. Parameters are made in fp32, without values; see `init.initialize`.
     """
 
     def __init__(
@@ -72,10 +72,11 @@ class Decoder(nn.Module):
         labels: Tensor | None = None,
         smoothing: float = 0.0,
     ) -> Tensor:
-        """tokens, positions, documents, labels: [B, T] integers.
+        """Compute logits, or a loss where labels are given. `tokens`, `positions`, `documents` and `labels` are
+        integers [B, T].
 
-        Without labels: logits [B, T, vocab] in fp32. With labels (already shifted, -100 not scored): the cross-entropy
-        summed over all scored tokens, an fp32 scalar.
+        Without labels it returns logits [B, T, vocab] in fp32. With labels (already shifted, -100 not scored) it
+        returns the cross-entropy summed over all scored tokens, an fp32 scalar.
         """
         context = attention_context(self.architecture, positions, documents, self.dtype)
         x = self.embed(tokens)

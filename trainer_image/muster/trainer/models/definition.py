@@ -14,30 +14,29 @@ Recompute = Literal["none", "selective", "full"]
 
 
 class ModelDefinition(Protocol):
-    """A model before it exists. position_limit: tokens of the longest sequence that it can take; None: no limit.
-
-    casts_weights: its modules cast their weights to the activations' dtype where they use them, so that fp32 masters
-    need no wrapper on a rank that holds them whole. packs: whether several documents may share a row.
-    """
+    """A model before it exists, from which its modules are built and filled."""
 
     @property
+    # Its modules cast their weights to the activations' dtype where they use them, so that fp32 masters need no wrapper
+    # on a rank that holds them whole.
     def casts_weights(self) -> bool: ...
     @property
-    def packs(self) -> bool: ...
+    def packs(self) -> bool: ...  # whether several documents may share a row
     @property
-    def why_not_packed(self) -> str: ...
+    def why_not_packed(self) -> str: ...  # what spoke against it, for messages
     @property
-    def position_limit(self) -> int | None: ...
+    def position_limit(self) -> int | None: ...  # tokens of the longest sequence that it can take; None for no limit
     @property
     def vocab_size(self) -> int: ...
 
     def size(self) -> ModelSize: ...
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
-        """The modules, parameters on the meta device, what is frozen marked. dtype: of the activations.
+        """The modules, with parameters on the meta device and what is frozen marked. `dtype` is that of the
+        activations.
 
-        Called with tokens, positions, documents [B, T] it gives fp32 logits [B, T, vocab]; with labels and a label
-        smoothing after them, the loss summed over the scored tokens.
+        Called with tokens, positions and documents [B, T], the model gives fp32 logits [B, T, vocab]; with labels and a
+        label smoothing after them, it gives the loss summed over the scored tokens.
         """
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
@@ -49,7 +48,7 @@ class ModelDefinition(Protocol):
     def fill(self, model: nn.Module, device: torch.device, seed: int, values: bool) -> None:
         """Give every parameter (sharded by now, or whole) its memory on the device, and its first values. Collective.
 
-        values: false where a commit's will follow. Raises UserError for values that can't be trained from.
+        `values` is false where a commit's values will follow. Raises UserError for values that can't be trained from.
         """
 
     def describe(self) -> dict[str, Any]:

@@ -25,12 +25,12 @@ def open_files(source: str) -> Files:
 
 @dataclass(frozen=True)
 class HubFolder:
-    """Files of one revision of a repository, by ranged requests. revision: its hash."""
+    """Files of one revision of a repository of the Hugging Face hub, read by ranged requests."""
 
-    uri: str
-    base: str
-    headers: dict[str, str]
-    revision: str | None
+    uri: str  # the address as the user wrote it, for messages
+    base: str  # the URL that file names are appended to
+    headers: dict[str, str]  # sent with every request, with the user's token where there is one
+    revision: str | None  # its hash; None where the hub does not say it
 
     @cached_property
     def _client(self) -> Any:

@@ -40,10 +40,11 @@ PLAIN = LogitTransform()
 
 
 class Head(nn.Module):
-    """weight: [vocab, dim]; None when the head shares the embedding's, which the caller then passes in."""
+    """The output head, from hidden states to logits or to the summed loss. Its weight is [vocab, dim]."""
 
     def __init__(self, dim: int, vocab_size: int, tied: bool) -> None:
         super().__init__()
+        # None where the head shares the embedding's weight, which the caller then passes in.
         self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, dim))
 
     def forward(
@@ -68,9 +69,9 @@ def summed_cross_entropy(
     """Cross-entropy of transform(hidden @ weightᵀ + bias) against labels, summed over labels that are not IGNORED; an
     fp32 scalar.
 
-    hidden: [N, dim]; weight: [vocab, dim]; labels: [N]; bias: [vocab]. Gradients are made chunk by chunk in the forward
-    pass, so that at most LOGIT_CHUNK_BYTES of logits exist at any time and nothing is computed twice (see Liger,
-    arXiv 2410.10989).
+    The shapes are hidden [N, dim], weight [vocab, dim], labels [N] and bias [vocab]. Gradients are made chunk by chunk
+    in the forward pass, so that at most LOGIT_CHUNK_BYTES of logits exist at any time and nothing is computed twice
+    (see Liger, arXiv 2410.10989).
     """
     loss: Tensor = _SummedCrossEntropy.apply(hidden, weight, bias, labels, smoothing, transform)  # type: ignore[no-untyped-call]
     return loss

@@ -53,7 +53,7 @@ def initialize_adapter(model: nn.Module, seed: int, rows_of: Callable[[Tensor], 
 
 
 def deviation(name: str, architecture: Architecture) -> float | None:
-    """The standard deviation of a parameter's initial values; None: all ones."""
+    """The standard deviation of a parameter's initial values; None where all of them are ones."""
     if name.endswith("norm.weight"):
         return None
     if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -75,7 +75,10 @@ def _uniform(bound: float) -> Fill:
 
 
 def _fill(rows: Tensor, first: int, length: int, fill: Fill, key: str) -> None:
-    """rows: those from `first` on, of a parameter of `length` rows."""
+    """Fill `rows`, which are those from `first` on of a parameter of `length` rows.
+
+    Each block of rows is drawn from a key of its own, so that the values do not depend on which rank holds which rows.
+    """
     width = max(1, rows[0].numel() if len(rows) else 1)
     height = min(length, max(1, BLOCK_ELEMENTS // width))
     for block in range(first // height, (first + len(rows) + height - 1) // height):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Linear(nn.Module):
-    """y = x Wᵀ, no bias. weight: [out_features, in_features]."""
+    """y = x Wᵀ, without a bias. The weight is [out_features, in_features]."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """tokens [B, T] -> [B, T, dim] in `dtype`. weight: [vocab, dim]."""
+    """Looks up tokens [B, T] and returns [B, T, dim] in `dtype`. The weight is [vocab, dim]."""
 
     def __init__(self, vocab_size: int, dim: int, dtype: torch.dtype) -> None:
         super().__init__()

@@ -59,9 +59,10 @@ class ReadRange:
 
 
 class LazyTensor:
-    """A tensor in a file, as transformers' converter asks for it: its shape, and slices of it.
+    """A tensor in a file, as transformers' converter asks for it, that is by its shape and by slices of it.
 
-    dtype: what slices are cast to while they are read; None keeps the file's. noted: told of each range that was read.
+    `dtype` is what slices are cast to while they are read; None keeps the file's, and a tensor of integers is never
+    cast. `noted` is called with each range that was read.
     """
 
     def __init__(

@@ -25,9 +25,10 @@ from muster.trainer.models.shards import local
 
 
 def attach(model: nn.Module, adapter: Adapter, head: nn.Module | None = None) -> None:
-    """Put the adapter, without values, beside its targets and freeze the rest. Before the model is sharded.
+    """Put the adapter, without values, beside its targets and freeze the rest. To be called before the model is
+    sharded.
 
-    head: the output head, which `all-linear` leaves out. Raises UserError for targets that are not there.
+    `head` is the output head, which `all-linear` leaves out. Raises UserError for targets that are not there.
     """
     for module in _targets(model, adapter, head):
         outputs, inputs = _shape(module)

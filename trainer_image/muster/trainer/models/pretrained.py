@@ -24,11 +24,11 @@ MaskStyle = Literal["positions", "by_layer_type"]
 
 
 def build(config: Any, recompute: Recompute = "none", masks: MaskStyle = "positions", draws: bool = False) -> Any:
-    """The model of a PretrainedConfig without values: parameters on the meta device in fp32, buffers real.
+    """The model of a PretrainedConfig without values, with parameters on the meta device in fp32 and real buffers.
 
-    masks: how packed documents are kept apart: by positions alone, which transformers' own masks follow; or, for
-    families that don't hand positions to them (gpt-oss), by a mask for each kind of layer. draws: an adapter that will
-    be put beside it draws random numbers, which a repeated pass must draw alike.
+    `masks` says how packed documents are kept apart, either by positions alone, which transformers' own masks follow,
+    or, for families that don't hand positions to them (gpt-oss), by a mask for each kind of layer. `draws` tells that
+    an adapter that will be put beside the model draws random numbers, which a repeated pass must draw alike.
     """
     from transformers import AutoModelForCausalLM
 
@@ -118,7 +118,9 @@ def _forward(
     labels: Tensor | None = None,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """As Decoder.forward. documents: not looked at, for positions restart with each of them."""
+    """The counterpart of Decoder.forward, with the same arguments and results. `documents` is not looked at, for
+    positions restart with each of them.
+    """
     # Never a 2-D mask and never a cache: with either, transformers does not look for packed documents.
     mask = None if masks == "positions" else _masks_by_layer_type(model, tokens, positions)
     hidden = model.base_model(

@@ -61,11 +61,11 @@ HEADS: Final = 4
 
 @dataclass(frozen=True)
 class Findings:
-    """packs: whether documents may share a row, and by which masks; why_not: what spoke against it."""
+    """What the self-tests found out about packing."""
 
-    packs: bool
-    masks: MaskStyle = "positions"
-    why_not: str = ""
+    packs: bool  # whether several documents may share a row
+    masks: MaskStyle = "positions"  # by which masks they are kept apart where they do
+    why_not: str = ""  # what spoke against it, else empty
 
 
 def examine(config: Any) -> Findings:

@@ -92,18 +92,14 @@ def all_local(environ: Mapping[str, str] = os.environ) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """The sharding in force, `auto` resolved. replicas: copies of the model; shards: ranks that share one copy.
+    """The sharding in force, with `auto` resolved."""
 
-    division: of a step's samples. hold_gradients: accumulate whole gradients without synchronising until the last
-    micro-step.
-    """
-
-    division: DataParallel
+    division: DataParallel  # of a step's samples
     shard: Shard
-    replicas: int
-    shards: int
-    hold_gradients: bool
-    need: Need
+    replicas: int  # copies of the model
+    shards: int  # ranks that share one copy
+    hold_gradients: bool  # accumulate whole gradients without synchronising until the last micro-step
+    need: Need  # the memory that a rank is expected to need
 
     def describe(self) -> dict[str, Any]:
         """For Commit.mesh."""
@@ -148,12 +144,7 @@ def _replicas(training: TrainingConfig, ranks: Ranks, size: int) -> int:
 class ParallelModel:
     """The model on this rank, replicated or sharded as the layout says, with its initial weights.
 
-    model: what to call. module: the same without DDP's wrapper, for names and state. division: of a step's samples.
-    replicated: every rank has all gradients after a backward pass. averaged_over: ranks that gradients are averaged
-    over, so multiply a loss by it where a sum is wanted. copies: ranks that hold the same part of the gradients.
-    layers: the repeated blocks, first to last, which are sharded, compiled and timed one by one.
-
-    values: false where a commit's are loaded anyway.
+    `values` is false where a commit's values are loaded anyway.
     """
 
     def __init__(
@@ -166,12 +157,16 @@ class ParallelModel:
         values: bool = True,
     ) -> None:
         self.layout, self.device = layout, device
-        self.division = layout.division
+        self.division = layout.division  # of a step's samples
+        # Ranks that gradients are averaged over; multiply a loss by it where a sum is wanted.
         self.averaged_over = ranks.world // layout.division.ranks_per_share
-        self.copies = layout.replicas
+        self.copies = layout.replicas  # ranks that hold the same part of the gradients
+        # Every rank has all gradients after a backward pass.
         self.replicated = layout.shard == "ddp" and ranks.world > 1
         dtype = DTYPES[training.precision]
+        # The model without DDP's wrapper, for names and state; `model` is what to call.
         self.module = definition.build(dtype, training.parallel.activation_checkpointing)
+        # the repeated blocks, first to last, which are sharded, compiled and timed one by one
         self.layers = definition.layers(self.module)
         self._by_fsdp = layout.shard != "ddp" or _needs_casting(definition, self.module, dtype)
         if self._by_fsdp:

@@ -32,17 +32,15 @@ KIND: Final = "transformers"
 
 @dataclass(frozen=True)
 class TransformersModel:
-    """config: a PretrainedConfig; companions: the folder's small files, by name. folder: where the weights are; None
-    where a commit has them. stored_dtype: of the folder's weights, as safetensors spells it: what is frozen keeps it.
-    provenance: what was loaded, for every commit."""
+    """A model of one of transformers' classes, from a folder or from a commit."""
 
-    config: Any
-    companions: Mapping[str, str]
-    findings: Findings
-    adapter: Adapter | None = None
-    stored_dtype: str = "F32"
-    folder: ModelFolder | None = None
-    provenance: dict[str, Any] = field(default_factory=dict)
+    config: Any  # a PretrainedConfig
+    companions: Mapping[str, str]  # the folder's small files, by name
+    findings: Findings  # of the self-tests of the class
+    adapter: Adapter | None = None  # None where the whole model is trained
+    stored_dtype: str = "F32"  # of the folder's weights, as safetensors spells it; what is frozen keeps it
+    folder: ModelFolder | None = None  # where the weights are; None where a commit has them
+    provenance: dict[str, Any] = field(default_factory=dict)  # what was loaded, for every commit
 
     casts_weights = False
 
@@ -142,7 +140,9 @@ def from_folder(folder: ModelFolder, adapter: Adapter | None) -> TransformersMod
 
 
 def from_commit(document: Mapping[str, Any], adapter: Adapter | None, where: str) -> TransformersModel:
-    """From Commit.architecture, as `describe` wrote it. where: the commit, for messages. Raises UserError."""
+    """Make the model that `describe` wrote into Commit.architecture. `where` names the commit in messages. Raises
+    UserError where this Muster can't build it.
+    """
     try:
         companions = {str(name): str(text) for name, text in document["companions"].items()}
         found = document["findings"]

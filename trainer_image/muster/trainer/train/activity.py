@@ -24,16 +24,18 @@ ACCOUNT = {
 
 
 class Activity:
-    """Told by the main thread; read by the heartbeat's. on_change: called when the phase changes, from any phase.
+    """The phase and the part of the step that this rank is in; the main thread sets them and the heartbeat's thread
+    reads them.
 
-    phase: the phase of the run. doing: the part of the step that is under way. moves: how many parts this step has come
-    through. progressed_at: when a phase or a step last ended, in seconds since the epoch.
+    `started_at` is when the process began, in seconds since the epoch. `on_change` is called whenever the phase
+    changes, by the thread that changes it.
     """
 
     def __init__(self, started_at: float, on_change: Callable[[], None]) -> None:
-        self.phase = TrainerPhase.INIT
+        self.phase = TrainerPhase.INIT  # the phase of the run
+        # `doing` is the part of the step that is under way; `moves` counts the parts that this step has come through.
         self.doing, self.moves = "", 0
-        self.progressed_at = time.time()
+        self.progressed_at = time.time()  # when a phase or a step last ended, in seconds since the epoch
         self.deadlines = Deadlines()
         self._moved_at = time.monotonic()  # as progressed_at, by a clock that does not jump
         self._stopwatch = Stopwatch(started_at)

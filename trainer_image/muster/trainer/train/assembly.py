@@ -33,7 +33,7 @@ def serve_metrics(run: Run, origin: Origin, ranks: Ranks, rank_state: RankState)
 
 
 def record_maker(run: Run, origin: Origin, ranks: Ranks, steps: int, device: torch.device) -> RecordMaker:
-    """Makes the records of this job's steps. steps: how many the whole job has."""
+    """Make the maker of this job's step records. `steps` is the number of steps of the whole job."""
     config = run.training
     return RecordMaker(
         attempt=run.attempt,

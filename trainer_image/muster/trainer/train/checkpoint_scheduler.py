@@ -31,14 +31,11 @@ REMEMBERED = 10  # saves, for the policy
 
 @dataclass
 class Snapshots:
-    """Copies in memory. possible: whether the saver can take them. step: of the last one.
+    """What the scheduler knows of the copies of the state that are kept in memory."""
 
-    seconds: what the last ones took; the least of them is what one takes.
-    """
-
-    possible: bool
-    step: int = 0
-    seconds: tuple[float, ...] = (0.0,)
+    possible: bool  # whether the saver can take copies in memory
+    step: int = 0  # after which the last copy was taken; 0 where there is none
+    seconds: tuple[float, ...] = (0.0,)  # what the last three copies took; the least of them stands for the cost of one
 
     def due(self, step: int, step_seconds: float) -> bool:
         """Whether one after `step` would cost no more than its share of the training since the last one."""
@@ -52,8 +49,8 @@ class Snapshots:
 class CheckpointScheduler:
     """Decides when to save, and keeps account of what came of it.
 
-    Rank 0 alone decides; the others hear it in the step's reduction. every: how often, as CheckpointSpec says it.
-    snapshots: whether `saver` can take them.
+    Rank 0 alone decides; the others hear it in the step's reduction. `every` is the interval between saves in the words
+    of CheckpointSpec. `snapshots` tells whether `saver` can take copies in memory.
     """
 
     def __init__(
@@ -125,8 +122,9 @@ class CheckpointScheduler:
     def save_last(self, state: TrainState, seconds_left: float | None = None, terminating: bool = False) -> bool:
         """Collective. Save now, wait for the commit, and say whether this step is committed.
 
-        seconds_left: until this rank's node goes, where that is known; terminating: it is this rank's node that goes.
-        Where the time is too short for two uploads, the one that ends sooner is committed: this one, or one in flight.
+        `seconds_left` is the time until this rank's node goes, None where that is not known. `terminating` tells that
+        it is this rank's node that goes. Where the time is too short for two uploads, the one that ends sooner is
+        committed, be it this one or one in flight.
         """
         if self._committed_step != state.step:
             ends = time.monotonic() + (DRAIN_SECONDS if seconds_left is None else seconds_left)

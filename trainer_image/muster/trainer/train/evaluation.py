@@ -51,7 +51,7 @@ class Evaluator:
     ) -> tuple[float, bool]:
         """The mean held-out loss, and whether any rank was asked to stop meanwhile. Collective.
 
-        total: adds a vector up over all ranks.
+        `total` adds a vector up over all ranks. The loss is NaN where no token is scored.
         """
         model.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=self._device)

@@ -49,9 +49,10 @@ class StepLog:
 
 
 class SpeedMetrics:
-    """How much was trained, and how fast. place: registry and namespace, as prometheus_client takes them.
+    """How much was trained, and how fast.
 
-    hardware_share: HFU over MFU.
+    `hardware_share` is HFU divided by MFU. `place` holds the registry and the namespace as keyword arguments for
+    prometheus_client.
     """
 
     def __init__(self, rank: int, hardware_share: float, place: dict[str, Any]) -> None:
@@ -79,7 +80,9 @@ class SpeedMetrics:
         self._hfu.set(float("nan"))
 
     def stepped(self, record: StepRecord, samples: int, own_data_wait: float) -> None:
-        """A step has ended. samples: of all ranks. own_data_wait: seconds for which this rank waited for data."""
+        """Note that a step has ended. `samples` counts those of all ranks. `own_data_wait` is the time in seconds for
+        which this rank waited for data.
+        """
         self._seconds.observe(record.step_seconds)
         self._rank_seconds.labels(self._rank).set(record.step_seconds)
         self._steps.inc()
@@ -136,7 +139,9 @@ class CommitMetrics:
         self._last_step = Gauge("last_commit_step", "The step of the last commit", **place)
 
     def committed(self, step: int, at: float, seconds: float, size: int) -> None:
-        """A commit exists. seconds: since its save began. size: bytes that this rank wrote."""
+        """Note that a commit of `step` exists since `at` (seconds since the epoch). `seconds` is the time since its
+        save began, `size` the number of bytes that this rank wrote.
+        """
         self._duration.observe(seconds)
         self._bytes.inc(size)
         self._last_step.set(step)
@@ -165,7 +170,7 @@ class StragglerMetrics:
 class Metrics:
     """The metrics of one rank, in a registry of its own.
 
-    heartbeat: read at every scrape, for phase and seconds. hardware_share: HFU over MFU.
+    `heartbeat` is called at every scrape, for the phase and the seconds. `hardware_share` is HFU divided by MFU.
     """
 
     def __init__(self, rank: int, heartbeat: Callable[[], Heartbeat], hardware_share: float = 1.0) -> None:

@@ -45,7 +45,7 @@ class Origin:
 def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
     """Read what the orders name; the weights themselves are loaded later. Raises UserError, StorageError.
 
-    report: told of a damaged commit that was set aside for the one before it.
+    `report` is called with a line of text when a damaged commit is set aside for the one before it.
     """
     if run.resume_step:
         return _resumed(run, report)
@@ -129,7 +129,8 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
 def _must_be_its_own(asked: str, own: Tokenizer, model: ModelDefinition, where: str, whose: str) -> None:
     """Raise UserError where the tokenizer that was asked for is not the model's.
 
-    asked: data.tokenizer; `bytes`, the default, stands for whatever the model has.
+    `asked` is data.tokenizer; its default `bytes` stands for whatever the model has. `where` and `whose` name the model
+    in the message.
     """
     if asked == "bytes":
         return

@@ -29,13 +29,13 @@ _AGREES = frozenset(
 
 @dataclass
 class StepHistory:
-    """The steps of this attempt. skipped: steps of this job whose batch was not learnt from."""
+    """What is remembered of the steps of this attempt."""
 
-    last: StepRecord | None = None
-    first_at: float | None = None
-    last_evaluation: StepRecord | None = None
-    last_skipped: StepRecord | None = None
-    skipped: int = 0
+    last: StepRecord | None = None  # the last step that is over
+    first_at: float | None = None  # when the first step was over, in seconds since the epoch
+    last_evaluation: StepRecord | None = None  # the last step after which the held-out loss was measured
+    last_skipped: StepRecord | None = None  # the last step whose batch was not learnt from
+    skipped: int = 0  # steps of the whole job whose batch was not learnt from
 
     def add(self, record: StepRecord) -> None:
         self.last = record
@@ -49,14 +49,13 @@ class StepHistory:
 
 @dataclass
 class CommitHistory:
-    """The commits that this rank knows of. productive: productive seconds of this process when the last one's state was
-    taken. interval_seconds: the time between two saves that the policy asks for now."""
+    """What this rank knows of the job's commits."""
 
-    step: int | None = None
-    at: float | None = None
-    productive: float = 0.0
-    best_step: int | None = None
-    interval_seconds: float | None = None
+    step: int | None = None  # the step of the last commit; None before the first
+    at: float | None = None  # when it was made, in seconds since the epoch
+    productive: float = 0.0  # productive seconds of this process when the last commit's state was taken
+    best_step: int | None = None  # the step of the best commit so far, by the held-out loss
+    interval_seconds: float | None = None  # the time between two saves that the policy asks for now
 
 
 class DataWaitWindow:
@@ -66,9 +65,10 @@ class DataWaitWindow:
         self._seen: deque[tuple[float, float, float]] = deque([(time.monotonic(), 0.0, 0.0)])
 
     def share(self, waited: float, productive: float) -> float | None:
-        """The share by now; None until a minute has passed, or where little of it was training.
+        """The share of the time that went into waiting for data. It is None until a minute has passed, and where little
+        of the minute was training.
 
-        waited, productive: seconds so far.
+        `waited` and `productive` are the seconds that this process has spent on either so far.
         """
         now, (then, waited_then, productive_then) = time.monotonic(), self._seen[0]
         if now - self._seen[-1][0] >= DATA_WINDOW_SECONDS / 6:
@@ -99,17 +99,14 @@ class FailureRecord:
 
 
 class RankState:
-    """Set by the main thread; a thread of its own writes it to the heartbeat file.
-
-    step: the last one that is done. stop_wanted: this rank was asked to stop. memory: what a rank needs, in words.
-    """
+    """The state of one rank, set by the main thread; a thread of its own writes it to the heartbeat file."""
 
     def __init__(self, directory: Path, attempt: int, rank: int, started_at: float) -> None:
-        self.rank, self.step = rank, 0
-        self.stop_wanted = False
+        self.rank, self.step = rank, 0  # `step` is the last one that is done.
+        self.stop_wanted = False  # whether this rank was asked to stop
         self.steps, self.commits = StepHistory(), CommitHistory()
         self.slow_ranks: tuple[SlowRank, ...] = ()
-        self.memory = ""
+        self.memory = ""  # what a rank needs, in words
         self._attempt, self._started_at = attempt, started_at
         self._data_wait = DataWaitWindow()
         self._metrics_port: int | None = None
@@ -133,7 +130,9 @@ class RankState:
         self.heartbeats.news = True
 
     def committed(self, step: int, at: float, best: bool, productive: float) -> None:
-        """A commit of `step` exists. productive: productive seconds when that step's state was taken."""
+        """Note that a commit of `step` exists. `productive` is the number of productive seconds when that step's state
+        was taken.
+        """
         commits = self.commits
         commits.step, commits.at, commits.productive = step, at, productive
         if best:

@@ -21,15 +21,14 @@ from muster.trainer.train.straggler_timer import Stragglers
 
 @dataclass(frozen=True)
 class RecordMaker:
-    """Makes StepRecords. steps: of the whole job. world: ranks of the gang. flops_per_token: of the model's own work.
-    peak: FLOPs per second of one device; None where it is not known."""
+    """Makes the StepRecords of one attempt."""
 
     attempt: int
-    steps: int
-    world: int
+    steps: int  # of the whole job
+    world: int  # the number of ranks of the gang
     device: torch.device
-    flops_per_token: float
-    peak: float | None
+    flops_per_token: float  # of the model's own work, without recomputation
+    peak: float | None  # FLOPs per second of one device; None where it is not known
 
     def of(self, outcome: StepOutcome) -> StepRecord:
         speed = outcome.tokens / outcome.seconds
@@ -80,7 +79,9 @@ class StepReporter:
         rank_state.heartbeats.before_each_beat(self._log.flush if self._log else None)
 
     def finished(self, outcome: StepOutcome, record: StepRecord, samples: int, skipped_steps: int) -> None:
-        """A step has ended. samples: of all ranks. skipped_steps: in this job so far."""
+        """Note that a step has ended. `samples` counts those of all ranks, `skipped_steps` the steps skipped in this
+        job so far.
+        """
         if self._ranks.rank == 0:
             self._stragglers.hear(outcome.number, outcome.work_seconds)
             self._rank_state.slow_ranks = self._stragglers.slow

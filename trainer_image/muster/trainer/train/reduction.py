@@ -26,38 +26,31 @@ class Requests:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank reports of a step, beside the loss and the count, which are still on the device.
+    """What one rank reports of a step, beside the loss and the count, which are still on the device."""
 
-    tokens: inputs that are not padding. work_seconds: of this rank's own work in the step before.
-    """
-
-    tokens: int
-    requests: Requests
-    work_seconds: float
+    tokens: int  # inputs that are not padding
+    requests: Requests  # what this rank asks for
+    work_seconds: float  # of this rank's own work in the step before
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What all ranks reported of a step; the same on every rank.
+    """What all ranks reported of a step; the same on every rank."""
 
-    loss, count, tokens: summed over the data-parallel shares. requests: what any rank asked for. work_seconds: by
-    global rank. squared_norm: of the gradients as they are, over the whole model.
-    """
-
-    loss: float
-    count: float
-    tokens: int
-    requests: Requests
-    work_seconds: tuple[float, ...]
-    squared_norm: float
+    loss: float  # summed over the data-parallel shares
+    count: float  # of the terms of the loss, summed over the shares
+    tokens: int  # inputs that are not padding, summed over the shares
+    requests: Requests  # what any rank asked for
+    work_seconds: tuple[float, ...]  # of the step before, by global rank
+    squared_norm: float  # of the gradients as they are, over the whole model
 
 
 @dataclass(frozen=True)
 class PackedReport:
-    """A rank's report as a vector. under_way: the adding up of it, where that has begun."""
+    """A rank's report as a vector."""
 
-    vector: Tensor
-    under_way: dist.Work | None = None
+    vector: Tensor  # fp64: loss, count, tokens, the three requests, and the working time of each rank
+    under_way: dist.Work | None = None  # the sum over all ranks, where that has begun
 
     def start(self) -> PackedReport:
         """Begin to add it up over all ranks now, behind the backward pass."""
@@ -65,8 +58,9 @@ class PackedReport:
 
 
 def pack_step_report(loss: Tensor, count: Tensor, own: RankReport, ranks: Ranks) -> PackedReport:
-    """What this rank reports, as a vector. loss, count: scalars on the device, which are not read here: that would wait
-    for it."""
+    """Pack what this rank reports into a vector. `loss` and `count` are scalars on the device, which are not read here,
+    because reading them would wait for the device.
+    """
     asks = (own.requests.stop, own.requests.save, own.requests.snapshot)
     work = [own.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.world)]
     known = torch.tensor([float(own.tokens), *map(float, asks), *work], dtype=torch.float64)
@@ -77,8 +71,9 @@ def pack_step_report(loss: Tensor, count: Tensor, own: RankReport, ranks: Ranks)
 def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, copies: int, ranks_per_share: int) -> StepReport:
     """Add the reports up over all ranks and read the sum, which is the step's one wait for the device. Collective.
 
-    squared_norm: fp64 scalar, of this rank's part of the gradients; copies: ranks that hold the same part. Where the
-    report is under way already, every rank has all gradients. ranks_per_share: ranks that report one share together.
+    `squared_norm` is an fp64 scalar of this rank's part of the gradients, and `copies` is the number of ranks that hold
+    the same part. Where the report is under way already, every rank has all gradients. `ranks_per_share` is the number
+    of ranks that report one share together.
     """
     if packed.under_way is None:
         values = all_reduce_sum(torch.cat((packed.vector, squared_norm[None] / copies)))

@@ -36,28 +36,25 @@ from muster.trainer.train.tasks.objective import objective_of
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """One finished step, the same on every rank but for data_wait_seconds.
-
-    loss: per counted term; where it is no number, that of the last good step. grad_norm: before clipping; 0 where it is
-    no number. tokens: of all ranks, without padding. skipped: why nothing was learnt from the batch, else empty.
-    cursor: where the data stands now. work_seconds: of each rank's own work in the step before, by global rank.
-    """
+    """One finished step, the same on every rank but for data_wait_seconds."""
 
     number: int
-    loss: float
-    grad_norm: float
+    loss: float  # per counted term; where it is no number, that of the last good step
+    grad_norm: float  # before clipping; 0 where it is no number
     learning_rate: float
-    tokens: int
-    seconds: float
-    data_wait_seconds: float
-    skipped: str
-    cursor: DataCursor
-    requests: Requests
-    work_seconds: tuple[float, ...]
+    tokens: int  # of all ranks, without padding
+    seconds: float  # of the whole step
+    data_wait_seconds: float  # for which this rank waited for its batch
+    skipped: str  # why nothing was learnt from the batch, else empty
+    cursor: DataCursor  # where the data stands after this step
+    requests: Requests  # what any rank asked for
+    work_seconds: tuple[float, ...]  # of each rank's own work in the step before, by global rank
 
 
 class TrainStep:
-    """The model, its optimizer and what guards them. steps: of the whole job, for the learning rate."""
+    """The model, its optimizer and what guards them. `steps` is the number of steps of the whole job, which the
+    learning rate depends on.
+    """
 
     def __init__(
         self, config: TrainingConfig, steps: int, model: ParallelModel, ranks: Ranks, rank_state: RankState
@@ -76,7 +73,8 @@ class TrainStep:
         self._work_seconds = 0.0
 
     def run(self, number: int, loader: Loader, requests: Callable[[], Requests]) -> StepOutcome:
-        """Step `number`, from its batch to the update. requests: what this rank asks for, once it knows the batch.
+        """Step `number`, from its batch to the update. `requests` returns what this rank asks for, and is called once
+        the batch is known.
 
         Raises NumericError when the numbers stay unsound whatever is skipped.
         """

@@ -12,7 +12,7 @@ ACCOUNTS = ("init", "data", "load", "productive", "data_wait", "checkpoint", "ev
 class Stopwatch:
     """Books every moment since the process started to one account.
 
-    started_at: when that was, in seconds since the epoch; the time until now goes to `init`.
+    `started_at` is when the process started, in seconds since the epoch; the time until now goes to `init`.
     """
 
     def __init__(

@@ -35,8 +35,10 @@ STEPS_IGNORED = 3  # compilation, page caches
 
 
 class StragglerTimer:
-    """Times one rank's own work. module: the model where its weights are sharded, else None. Read `seconds` after the
-    step's wait for the device. moved: called at each begin and end of a layer, where the module is given.
+    """Times one rank's own work. Read `seconds` after the step's wait for the device.
+
+    `module` is the model where its weights are sharded, else None. Where it is given, `layers` are timed one by one,
+    and `moved` is called at the begin and the end of each of them.
     """
 
     def __init__(
@@ -107,8 +109,9 @@ class Stragglers:
         self._heard = 0
 
     def hear(self, step: int, seconds: Sequence[float]) -> None:
-        """Take note of a step. seconds: of each rank's own work in the step before; without them all, it counts for
-        nothing."""
+        """Take note of a step. `seconds` holds each rank's own work in the step before; where one of them is missing,
+        the step counts for nothing.
+        """
         self._heard += 1
         if len(seconds) < 2 or self._heard <= STEPS_IGNORED or min(seconds) <= 0:
             return

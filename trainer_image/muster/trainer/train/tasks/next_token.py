@@ -12,7 +12,7 @@ from muster.trainer.data.packing import IGNORED
 class NextToken:
     """The cross-entropy of each next token.
 
-    smoothing: the share of each target that is spread over the whole vocabulary, while training only.
+    `smoothing` is the share of each target that is spread over the whole vocabulary, while training only.
     """
 
     def __init__(self, smoothing: float = 0.0) -> None:
