@@ -17,30 +17,26 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Settings(BaseSettings):
-    """auth False is refused unless the API listens on this machine only.
-
-    cluster: what carries the jobs. kubeconfig: for a cluster, outside a pod; None: $KUBECONFIG.
-    watch_namespace: the only one of the cluster whose jobs are carried; empty: all.
-    database_url: `sqlite:///path` or `postgresql://user:password@host/db`; None: a SQLite file in the state folder.
-    bootstrap_token: the first admin token (`muster_…`); None: one is made and written to `<state>/admin-token`.
-    checkpoint_uri: where jobs that name no `checkpoint.uri` commit; None: a folder under the state folder, or, in a
-    Kubernetes cluster, where its operator puts them.
-    """
+    """The settings of the API, from environment variables that begin with MUSTER_API_."""
 
     model_config = SettingsConfigDict(env_prefix="MUSTER_API_", frozen=True)
 
-    cluster: Literal["local", "kubernetes"] = "local"
-    kubeconfig: Path | None = None
-    watch_namespace: str = ""
+    cluster: Literal["local", "kubernetes"] = "local"  # what carries the jobs
+    kubeconfig: Path | None = None  # for a cluster, outside a pod; None: $KUBECONFIG
+    watch_namespace: str = ""  # the only namespace of the cluster whose jobs are carried; empty: all
     state: Path = Field(default_factory=lambda: Path.home() / ".muster")
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8642
-    auth: bool = True
+    auth: bool = True  # False is refused unless the API listens on this machine only
+    # The first admin token (`muster_…`); None: one is made and written to `<state>/admin-token`.
     bootstrap_token: SecretStr | None = None
+    # `sqlite:///path` or `postgresql://user:password@host/db`; None: a SQLite file in the state folder.
     database_url: SecretStr | None = None
     database_timeout_seconds: Seconds = (
         5.0  # for a connection, a lock or a statement, before a request is refused with 503
     )
+    # Where jobs that name no `checkpoint.uri` commit; None: in a folder under the state folder, or, in a Kubernetes
+    # cluster, where its operator puts them.
     checkpoint_uri: str | None = None
     body_bytes_max: Annotated[int, Field(gt=0, le=BYTES_MAX)] = BYTES_MAX
     receive_seconds_max: Seconds = 20.0  # for a request's headers, and again for its body, to arrive

@@ -26,23 +26,21 @@ class Table(DeclarativeBase):
 
 
 class JobRow(Table):
-    """A job: what is wanted of it (`spec`: the outbox) and what was last seen of it (`status`: the mirror).
+    """A job, with what is wanted of it (`spec`, the outbox) and what was last seen of it (`status`, the mirror).
 
-    seq: order of submission. live: holds its name. The row is still to be told to the cluster while
-    relayed_version < spec_version. status_version: the cluster's version of `status`; 0: never seen there.
-    last_event: the number of the job's newest event, so that numbers are given out under the row's lock, without gaps.
+    The cluster has yet to be told of the row while relayed_version < spec_version.
     """
 
     __tablename__ = "jobs"
 
-    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)  # the order of submission
     id: Mapped[str] = mapped_column(String(64), unique=True)
     namespace: Mapped[str] = mapped_column(String(255))
     name: Mapped[str] = mapped_column(String(255))
     labels: Mapped[dict[str, Any]]
     priority: Mapped[int]
     created_at: Mapped[float]
-    live: Mapped[bool] = mapped_column(Boolean)
+    live: Mapped[bool] = mapped_column(Boolean)  # it has not ended, and no other job may have its name
     deleted: Mapped[bool] = mapped_column(Boolean, default=False)
 
     spec: Mapped[dict[str, Any]]
@@ -53,8 +51,9 @@ class JobRow(Table):
 
     phase: Mapped[str] = mapped_column(String(64))
     status: Mapped[dict[str, Any]]
-    status_version: Mapped[int] = mapped_column(default=0)
+    status_version: Mapped[int] = mapped_column(default=0)  # the cluster's version of `status`; 0: never seen there
     finished_at: Mapped[float | None]
+    # The number of the job's newest event. Numbers are given out under the row's lock, and so they have no gaps.
     last_event: Mapped[int] = mapped_column(default=0)
 
     __table_args__ = (

@@ -82,5 +82,5 @@ class Clinic:
 
     @property
     def served_namespace(self) -> str:
-        """The only namespace whose jobs the operator serves; empty: all."""
+        """The only namespace whose jobs the operator serves; empty if it serves all."""
         return self.settings.get("MUSTER_OPERATOR_WATCH_NAMESPACE", "")

@@ -71,7 +71,10 @@ def run(job_file: Path, state: Path | None, keep: bool) -> Evidence:
 
 
 def submit_and_watch(platform: Platform, job_file: Path, kills: bool = True, sample: bool = True) -> Evidence:
-    """The job's records once it has ended. kills: a rank on the way. sample: generate text from the best commit."""
+    """Submit the job, and return its records once it has ended.
+
+    If `kills`, a rank is killed on the way. If `sample`, text is generated from the best commit.
+    """
     from muster.cli.client import Client
     from muster.cli.submit import ask_for_plan, prepare, send
 

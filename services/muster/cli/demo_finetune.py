@@ -51,18 +51,22 @@ print(json.dumps(losses))
 
 @dataclass(frozen=True)
 class FinetuneEvidence:
-    """pretraining, tuning: the jobs' own records. losses: of the held-out conversations, by transformers, in the order
-    of STAGES; empty where it could not open them. trouble: what it said then. adapter: how it was fine-tuned."""
+    """What the demonstration has shown."""
 
-    pretraining: Evidence
-    tuning: Evidence
+    pretraining: Evidence  # the records of that job
+    tuning: Evidence  # likewise
+    # The mean loss on the held-out conversations, as transformers computes it, for each of STAGES; empty where
+    # transformers could not open the models.
     losses: tuple[float, ...]
-    trouble: str
-    adapter: str
+    trouble: str  # the end of what transformers wrote to standard error
+    adapter: str  # how the model was fine-tuned
 
 
 def run(examples: Path, state: Path | None, keep: bool, steps: tuple[int, int]) -> FinetuneEvidence:
-    """steps: of pretraining and of fine-tuning. Leaves nothing running, however it ends."""
+    """Run the demonstration. Leaves nothing running, however it ends.
+
+    `steps` are the optimizer steps of pretraining and of fine-tuning.
+    """
     demo.end_on_signals()
     folder = demo.state_folder(state)
     left: list[processes.Found] = []

@@ -65,7 +65,7 @@ class PlatformOptions:
         return arguments + (["--stop-jobs"] if self.stop_jobs else [])
 
     def monitoring(self, port: str = "--operator-port") -> list[str]:
-        """Options about who watches; port: what its option is called."""
+        """The options about monitoring. `port` is the name of the option that has the operator's port."""
         arguments = ["--prometheus-url", self.prometheus_url] if self.prometheus_url is not None else []
         return arguments + ([port, str(self.operator_port)] if self.operator_port is not None else [])
 

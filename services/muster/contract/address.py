@@ -44,11 +44,12 @@ class AddressError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Address:
-    """host: the bucket of s3, the host of https, else empty. path: of the file system (file), the key without its first
-    slash (s3), what follows the host (https) or the scheme (hf, builtin)."""
+    """Where something lies, taken apart."""
 
     scheme: Scheme
-    host: str
+    host: str  # the bucket of s3, the host of https, else empty
+    # Of the file system (file), the key without its first slash (s3), what follows the host (https) or the scheme (hf,
+    # builtin).
     path: str
 
     def __str__(self) -> str:
@@ -82,12 +83,12 @@ class Address:
 
 @dataclass(frozen=True)
 class HubPath:
-    """kind, revision: None where the address names none."""
+    """What an hf:// address names: a file or folder in a repository of the Hugging Face hub."""
 
-    kind: str | None
-    repository: str
-    revision: str | None
-    path: str
+    kind: str | None  # `datasets`, `spaces` or `models`; None where the address says none
+    repository: str  # `owner/name`
+    revision: str | None  # None where the address names none
+    path: str  # inside the repository
 
 
 def parse_address(text: str) -> Address:
@@ -123,7 +124,7 @@ def parse_address(text: str) -> Address:
 
 def is_metadata_host(host: str) -> bool:
     """Whether a name or IP address is a cloud's metadata service, which hands out the machine's own credentials, or any
-    other link-local address. host: without port and brackets."""
+    other link-local address. `host` comes without port and brackets."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

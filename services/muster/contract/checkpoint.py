@@ -86,42 +86,36 @@ def step_of_commit_key(key: str) -> int | None:
 
 
 class FileEntry(Record):
-    """One file of a commit. key: relative to the job's checkpoint folder. checksum: in hex, of the whole file, by the
-    algorithm that the Commit names.
+    """One file of a commit."""
 
-    parts: the checksum of each successive part_bytes of the file, so that a reader can verify only what it needs.
-    """
-
-    key: Name
+    key: Name  # relative to the job's checkpoint folder
     bytes: Size
-    checksum: str
-    part_bytes: Annotated[int, Field(strict=True, ge=1, le=BYTES_MAX)] | None = None
+    checksum: str  # of the whole file, in hex, by the algorithm that the Commit names
+    # The checksum of each successive part_bytes of the file, so that a reader can verify only what it needs.
+    part_bytes: Annotated[int, Field(strict=True, ge=1, le=BYTES_MAX)] | None = None  # None: there are no parts
     parts: Many[str] = ()
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="ignore"))
 class Slice:
-    """A chunk of one tensor inside one file: `offset` and `extent` per dimension, in elements.
+    """A chunk of one tensor inside one file.
 
-    file: index into Commit.files. name: the tensor's name inside that safetensors file, which has one slice by that
-    name. start: the byte of the file at which the slice begins; None: the safetensors header says it.
-    A dataclass, not a Record: a commit may have 100,000, and so each costs half.
+    It is a dataclass and not a Record, because a commit may have 100,000 of them and each takes half the memory so.
     """
 
-    file: Count
-    name: Name
-    offset: tuple[Size, ...]
-    extent: tuple[Size, ...]
-    start: Size | None = None
+    file: Count  # index into Commit.files
+    name: Name  # the tensor's name inside that safetensors file, which has one slice by that name
+    offset: tuple[Size, ...]  # per dimension, in elements: where the chunk begins in the tensor
+    extent: tuple[Size, ...]  # per dimension, in elements: how large the chunk is
+    start: Size | None = None  # the byte of the file at which the slice begins; None: the safetensors header says it
 
 
 class TensorEntry(Record):
-    """dtype: as safetensors spells it (F32, BF16 …). slices: disjoint chunks that cover the global shape, in JSON
-    `pieces`."""
+    """One tensor of a commit, and where its chunks lie."""
 
-    dtype: str
-    shape: Many[Size]
-    slices: Many[Slice] = Field(alias="pieces")
+    dtype: str  # as safetensors spells it (F32, BF16 …)
+    shape: Many[Size]  # of the whole tensor, over all ranks
+    slices: Many[Slice] = Field(alias="pieces")  # disjoint chunks that cover the shape
 
 
 class DataCursor(Record):
@@ -136,26 +130,26 @@ class DataCursor(Record):
 
 
 class LossScaleState(Record):
-    """value: fp16's loss scale. good_steps: optimizer steps since it last changed."""
+    """The state of fp16's loss scaling."""
 
-    value: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    good_steps: Count
+    value: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # the factor by which the loss is multiplied
+    good_steps: Count  # optimizer steps since the value last changed
 
 
 class BestState(Record):
-    """loss, step: of the best evaluation so far. without_improvement: evaluations since then."""
+    """The best evaluation so far, by which early stopping decides."""
 
-    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    step: Count | None = None
-    without_improvement: Count = 0
+    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None  # None: there was no evaluation yet
+    step: Count | None = None  # None: there was no evaluation yet
+    without_improvement: Count = 0  # evaluations since then
 
 
 class LossSpikeState(Record):
-    """losses: the last good ones. in_a_row: batches skipped without a good one since. skipped: in this job."""
+    """The state of the guard that skips batches with a bad loss or gradient."""
 
-    losses: Many[Annotated[float, Field(allow_inf_nan=False)]] = ()
-    in_a_row: Count = 0
-    skipped: Count = 0
+    losses: Many[Annotated[float, Field(allow_inf_nan=False)]] = ()  # of the last good batches
+    in_a_row: Count = 0  # batches that were skipped up to now without a good one in between
+    skipped: Count = 0  # batches that were skipped in this job
 
 
 class SkippedData(Record):
@@ -167,43 +161,38 @@ class SkippedData(Record):
 
 
 class RunState(Record):
-    """Commit.state as the trainer writes it. steps: of the whole run. data: the fingerprint of the training data."""
+    """Commit.state as the trainer writes it."""
 
     scaler: LossScaleState
     best: BestState
     numerics: LossSpikeState
     passed_over: Many[SkippedData]
-    steps: Count
-    data: str
+    steps: Count  # of the whole run
+    data: str  # the fingerprint of the training data
 
 
 class Commit(Record):
-    """One checkpoint. Tensor names: `model/<parameter>`, `optimizer/<parameter>/<exp_avg | exp_avg_sq | step>`.
-
-    folder: the last part of the address of the job's checkpoint folder. It need not be job_uid: an API names folders by
-    ids of its own, and a cluster that is restored gives its objects new uids.
-    mesh: the parallelism it was saved under, for the reader's information. stateless: trained parameters that had no
-    optimizer state yet; every other one has it. state: schedule, scaler, early stopping and the like, JSON only. rng:
-    per rank, JSON only; used when the world size is the same.
-    """
+    """One checkpoint: where its tensors lie, and all that training needs besides them to go on."""
 
     version: Annotated[int, Field(strict=True, ge=1)] = FORMAT_VERSION
     job: Name
     job_uid: Name
+    # The last part of the address of the job's checkpoint folder. It need not be job_uid, because an API names folders
+    # by ids of its own, and a cluster that is restored gives its objects new uids.
     folder: Name | None = None
     attempt: Count
     step: Annotated[int, Field(strict=True, ge=0, lt=10**18)]
-    committed_at: Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)]
+    committed_at: Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)]  # seconds since the epoch
     world_size: Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
-    mesh: dict[str, Any] = {}
+    mesh: dict[str, Any] = {}  # the parallelism that it was saved under, for the reader's information
     checksum_algorithm: Literal["sha256", "blake2b", "crc32"] = "crc32"
     files: Many[FileEntry]
-    tensors: dict[Name, TensorEntry]
-    stateless: Many[Name] = ()
+    tensors: dict[Name, TensorEntry]  # `model/<parameter>`, `optimizer/<parameter>/<exp_avg | exp_avg_sq | step>`
+    stateless: Many[Name] = ()  # trained parameters that had no optimizer state yet; every other one has it
     cursor: DataCursor
     tokens: Count = 0  # trained so far
-    state: dict[str, Any] = {}
-    rng: Many[dict[str, Any]] = ()
+    state: dict[str, Any] = {}  # schedule, scaler, early stopping and the like, as in RunState; JSON only
+    rng: Many[dict[str, Any]] = ()  # per rank, JSON only; used when the world size is the same
     config: dict[str, Any]  # the resolved TrainingConfig
     architecture: dict[str, Any]  # the decoder's shape, also where config.model says `from`
     tokenizer: dict[str, Any] = {}  # {"kind": "bytes"} or {"kind": "huggingface", "sha256": …, "json": …}

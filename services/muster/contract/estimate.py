@@ -20,91 +20,96 @@ NODES_TRIED = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class RankMemory(Record):
-    """Bytes on one rank, by part. capacity: what a rank has, where that is known; fits: whether that is enough, a tenth
-    being left to the allocator and to libraries."""
+    """The memory that one rank needs with one sharding."""
 
     shard: str
-    parts: dict[str, int]
-    total: int
-    capacity: int | None = None
+    parts: dict[str, int]  # bytes, by the names of memory.Need
+    total: int  # bytes
+    capacity: int | None = None  # the bytes that a rank has; None: not known
+    # Whether the capacity is enough, a tenth of it being left to the allocator and to libraries; None: not known.
     fits: bool | None = None
 
 
 class Speed(Record):
-    """basis: `measured` (a job on this server) or `published` (others' figures, by their share of the peak)."""
+    """How fast a gang would train."""
 
-    tokens_per_second: float
-    step_seconds: float
-    hours: float | None = None
-    basis: str
-    source: str
+    tokens_per_second: float  # of the whole gang
+    step_seconds: float  # of one optimizer step
+    hours: float | None = None  # of the whole run; None: its number of steps is not known
+    basis: str  # `measured` by a job on this server, or `published`: others' figures, by their share of the peak
+    source: str  # whose figure it is, and how it was carried over
 
 
 class GangOption(Record):
-    """A gang that the job fits into. hourly: of all its nodes, on demand (or spot where that is preferred and has a
-    price); price: of the whole job."""
+    """A gang that the job fits into."""
 
     instance_type: str
-    gpu: str
+    gpu: str  # the model of its GPUs (`H100`)
     nodes: int
     gpus_per_node: int
     memory: RankMemory
-    hourly: float
-    speed: Speed | None = None
-    price: float | None = None
+    hourly: float  # the price of all its nodes, on demand, or spot where that is preferred and has a price
+    speed: Speed | None = None  # None: not known
+    price: float | None = None  # of the whole job; None: the time that it takes is not known
 
 
 class CommitCost(Record):
-    """bytes: of each; first_bytes: of the first, which brings what is frozen along. every: as the job says it.
-    seconds: from one to the next, where that is known."""
+    """How large the checkpoints of a job are, and how often they are made."""
 
-    bytes: int
-    first_bytes: int
-    every: str
-    seconds: float | None = None
+    bytes: int  # of each but the first
+    first_bytes: int  # of the first, which has the frozen weights too
+    every: str  # as the job says it: `500 steps`, `10m` or `auto`
+    seconds: float | None = None  # from one to the next; None: not known
 
 
 class Estimate(Record):
-    """gang, memory: as the job asks for it, each sharding that it may take; shard: the one that it would take.
-    cheapest: of all known instance types. tokens, steps, epochs: of the whole run, where they are known."""
+    """What a job would need, take and cost."""
 
-    parameters: int
-    trained_parameters: int
+    parameters: int  # all weights, an adapter's included
+    trained_parameters: int  # those of them that are trained
+    # The gang that the job asks for, at its largest.
     ranks: int
     nodes: int
-    device: str
+    device: str  # `cuda` or `cpu`
+    # The first of the job's instance types that the table of prices knows, or else the first; empty: it names none.
     instance_type: str = ""
-    memory: Many[RankMemory] = ()
+    memory: Many[RankMemory] = ()  # of each sharding that the job may take
+    # The sharding that it would take; None: none fits, or `auto` can't choose because what a rank has is not known.
     shard: str | None = None
+    # Whether a sharding fits; None: what a rank has is not known. Where that is not known and `options` is empty, the
+    # GPU with the most memory in the table of prices is taken for it.
     fits: bool | None = None
-    advice: str = ""
-    changes: Many[str] = ()
-    cheapest: GangOption | None = None
+    advice: str = ""  # where it does not fit: what is needed, what there is, and what to change
+    changes: Many[str] = ()  # each of these would make it fit; empty where it fits, or where nothing would
+    # The smallest gang that fits, of each instance type that the job allows and that has a GPU and a price, ordered by
+    # price.
+    cheapest: GangOption | None = None  # the first of `options`; None: there is none
     options: Many[GangOption] = ()
-    steps: int | None = None
+    # Of the whole run; None: not known.
+    steps: int | None = None  # of the optimizer
     tokens: int | None = None
     tokens_per_parameter: float | None = None
     epochs: float | None = None
+    # Of the gang that the job asks for; None: not known.
     speed: Speed | None = None
-    price: float | None = None
-    currency: str = "USD"
+    price: float | None = None  # of the whole run
+    currency: str = "USD"  # of all prices here
     commits: CommitCost
     warnings: Many[Warned] = ()
-    gaps: Many[str] = ()
+    gaps: Many[str] = ()  # what could not be estimated, and why
 
 
 @dataclass(frozen=True)
 class Known:
-    """size: of the model. casts_itself: as in memory.estimate. position_limit: of the model; None: none is known.
-    rank_bytes: what a rank has on a CPU, where that is known. data: of the training data, where it was looked at."""
+    """What an estimate is made from, besides the job's document."""
 
     size: ModelSize
-    casts_itself: bool
+    casts_itself: bool  # whether the model casts its own weights, as in memory.estimate
     prices: Prices
-    position_limit: int | None = None
-    records: Sequence[Measured] = ()
-    rank_bytes: int | None = None
-    data: DataShape | None = None
+    position_limit: int | None = None  # positions that the model was made for; None: no limit is known
+    records: Sequence[Measured] = ()  # of jobs that ran on this server
+    rank_bytes: int | None = None  # memory that a rank has on a CPU; None: not known
+    data: DataShape | None = None  # None: the training data was not looked at
 
 
 def estimate_job(spec: JobSpec, known: Known) -> Estimate:
@@ -205,7 +210,7 @@ def _asked_machine(spec: JobSpec, prices: Prices) -> tuple[str, InstancePrice | 
 
 
 def _host(spec: JobSpec, known: Known, machine: InstancePrice | None) -> Host:
-    """capacity 0: not known."""
+    """What the ranks of this gang run on; its capacity is 0 where that is not known."""
     device: Device = "cuda" if spec.gang.gpus_per_node else "cpu"
     if device == "cuda":
         capacity = machine.gpu_bytes if machine else None

@@ -15,11 +15,11 @@ RANKS_MAX = 4096  # a gang that is looked for is no larger
 
 @dataclass(frozen=True)
 class Host:
-    """Where ranks run. capacity: bytes that one may have. casts_itself: as in memory.estimate."""
+    """What a rank runs on."""
 
-    capacity: int
+    capacity: int  # the bytes that one rank has; 0: not known
     device: Device = "cpu"
-    casts_itself: bool = True
+    casts_itself: bool = True  # whether the model casts its own weights, as in memory.estimate
 
     def holds(self, need: Need) -> bool:
         return need.total <= self.capacity * USABLE
@@ -27,10 +27,10 @@ class Host:
 
 @dataclass(frozen=True)
 class Change:
-    """words: what to set. need: what a rank would need then."""
+    """A change of the job's settings that makes it need less memory."""
 
-    words: str
-    need: Need
+    words: str  # what to set
+    need: Need  # what a rank would need then
 
 
 def need_of(size: ModelSize, training: TrainingConfig, shard: Shard, ranks: int, nodes: int, host: Host) -> Need:

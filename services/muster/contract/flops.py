@@ -40,7 +40,7 @@ PEAKS: dict[str, dict[Precision, float]] = {
 
 
 def per_token(size: ModelSize, sequence_length: int, repeated: float = 0.0) -> float:
-    """FLOPs to train on one token. repeated: r; 0 for the model's own work."""
+    """FLOPs to train on one token. `repeated` is the r of the formula above; 0 gives the model's own work."""
     attention = size.layers * size.heads * size.head_dim * sequence_length
     trained, frozen = size.active_learning, size.active - size.active_learning
     weights = (6.0 + 2.0 * repeated) * trained + (4.0 + 2.0 * repeated) * frozen
@@ -48,7 +48,7 @@ def per_token(size: ModelSize, sequence_length: int, repeated: float = 0.0) -> f
 
 
 def hardware_share(size: ModelSize, sequence_length: int, recompute: str) -> float:
-    """HFU over MFU. recompute: none, selective or full, as in parallel.activationCheckpointing."""
+    """HFU over MFU. `recompute` is none, selective or full, as in parallel.activationCheckpointing."""
     return per_token(size, sequence_length, REPEATED[recompute]) / per_token(size, sequence_length)
 
 
@@ -64,5 +64,5 @@ def peak(device_name: str, precision: Precision) -> float | None:
 def utilisation(
     flops_per_token: float, tokens_per_second: float, peak_per_rank: float | None, ranks: int
 ) -> float | None:
-    """MFU, from 0 to 1. tokens_per_second: over all ranks."""
+    """MFU, from 0 to 1; None where the peak is not known. `tokens_per_second` is that of all ranks together."""
     return None if peak_per_rank is None else flops_per_token * tokens_per_second / (peak_per_rank * ranks)

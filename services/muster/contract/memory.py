@@ -27,17 +27,16 @@ LOGIT_CHUNK_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes on one rank, at the fuller of a step's two moments. adapters: their weights; what is frozen beside them
-    counts as weights. buffers: gathered or cast weights, and gradients on their way between ranks."""
+    """The bytes that one rank needs at the fullest moment of a step, by part."""
 
-    weights: int
+    weights: int  # beside an adapter: those that are frozen
     gradients: int
-    optimizer: int
-    adapters: int
+    optimizer: int  # both moments of AdamW
+    adapters: int  # the weights of adapters
     activations: int
     logits: int
-    buffers: int
-    framework: int
+    buffers: int  # gathered or cast weights, and gradients on their way between ranks
+    framework: int  # what a rank takes before it has a tensor
 
     @property
     def total(self) -> int:
@@ -77,12 +76,16 @@ def estimate(
     device: Device = "cpu",
     casts_itself: bool = True,
 ) -> Need:
-    """What one rank needs. shards: ranks that share one copy of the model, or with ddp: that have one each.
+    """What one rank needs.
+
+    `shards` counts the ranks that share one copy of the model, or with ddp those that have one each. `accumulation` is
+    the number of micro-steps of an optimizer step. `casts_itself` says that the model casts its fp32 weights where it
+    uses them, as our own decoder does; for other models (transformers) FSDP gathers cast ones, also where a rank holds
+    all.
 
     Trained weights, their gradients and both AdamW moments are fp32. ddp holds all of it on every rank. zero2 shards it
     but keeps the gathered weights through the pass; fsdp and hsdp gather two layers at a time, besides the root group.
-    Gradients that accumulate unsynchronised are whole. casts_itself: the model casts its fp32 weights where it uses
-    them (our own decoder), else FSDP gathers cast ones also where a rank holds all (models of transformers).
+    Gradients that accumulate unsynchronised are whole.
     """
     parts = 1 if shard == "ddp" else shards
     learning, frozen = -(-size.learning // parts), -(-size.frozen_total // parts)

@@ -16,39 +16,31 @@ NF4_BYTES = 0.5 + 4 / 64  # of a weight: four bits, and the fp32 scale of each b
 
 @dataclass(frozen=True)
 class ModelSize:
-    """An adapter's weights are included.
+    """The numbers of a model that its memory and its FLOPs follow from. An adapter's weights are included."""
 
-    parameters: all weights; learning: of them, those that are trained. active, active_learning: those that a token is
-    multiplied with: an embedding table is only looked up, and of the experts only the chosen ones count.
-    largest_group, largest_learning_group: weights that are gathered at once. root_group: those that are gathered from
-    a pass's beginning to its end. frozen_bytes: of one weight that is not trained; nf4: so many of those have 4 bits.
-
-    layers, dim (of the residual stream), heads, kv_heads, head_dim, vocab_size: as usual. ffn_dim: of the feed-forward
-    part, over the experts that a token goes through, experts_per_token of them. normed: elements per token and layer
-    that go through a norm. matmul_inputs: those that are kept because a matrix behind them learns, attention's output
-    left out.  adapted: outputs per token and layer of adapted matrices.
-    """
-
-    parameters: int
-    learning: int
+    parameters: int  # all weights
+    learning: int  # the weights that are trained
+    # The weights that a token is multiplied with. An embedding table is only looked up and does not count, unless it is
+    # the head too; of the experts only the chosen ones count.
     active: int
-    active_learning: int
-    largest_group: int
-    largest_learning_group: int
-    root_group: int
+    active_learning: int  # those of them that are trained
+    largest_group: int  # the most weights that are gathered at once
+    largest_learning_group: int  # likewise, of those that are trained
+    root_group: int  # the weights that are gathered from a pass's beginning to its end
     layers: int
-    dim: int
+    dim: int  # of the residual stream
     heads: int
     kv_heads: int
     head_dim: int
-    ffn_dim: int
+    ffn_dim: int  # of the feed-forward part, added up over the experts that a token goes through
     vocab_size: int
-    normed: int
+    normed: int  # elements per token and layer that go through a norm
+    # Elements per token and layer that are kept because a matrix behind them learns, attention's output left out.
     matmul_inputs: int
-    experts_per_token: int = 0
-    frozen_bytes: int = 4
-    nf4: int = 0
-    adapted: int = 0
+    experts_per_token: int = 0  # 0: the model has no experts
+    frozen_bytes: int = 4  # of one weight that is not trained and not in NF4
+    nf4: int = 0  # weights that are kept in NF4, with four bits each
+    adapted: int = 0  # outputs per token and layer of the matrices that have an adapter
 
     @property
     def frozen_total(self) -> int:
@@ -145,8 +137,12 @@ _OUT_OF_FFN = ("down_proj", "fc2", "w2")
 def size_of(
     shapes: Mapping[str, tuple[int, ...]], d: Dimensions, adapter: Adapter | None = None, frozen_bytes: int = 4
 ) -> ModelSize:
-    """shapes: of the weights by name, an adapter's left out; as in a folder's files, or as in a module, whose experts
-    are fused. A tied head may be listed: it is counted once. frozen_bytes: of a weight beside an adapter."""
+    """The size of a model with these weights, and with this adapter beside them.
+
+    `shapes` has the shape of each weight by its name, without an adapter's: as in a folder's files, or as in a module,
+    whose experts are fused. It may list a tied head, which is counted once. `frozen_bytes` is the size of one weight
+    beside an adapter.
+    """
     named = {name: shape for name, shape in shapes.items() if not (d.tied_head and _HEAD.search(name))}
     counts = {name: prod(shape) for name, shape in named.items()}
     layers: dict[str, list[str]] = {}

@@ -21,14 +21,13 @@ Price = Annotated[float, Field(ge=0)]
 
 
 class InstancePrice(Spec):
-    """Of one machine, per hour. gpus: of the whole machine; a worker that takes half of them pays half. gpu: what they
-    are (`H100`), by the names of contract/flops.py; gpu_memory_gib: what torch may have of each."""
+    """The GPUs of one machine of an instance type, and what the machine costs per hour."""
 
-    gpus: Annotated[int, Field(ge=0)] = 0
-    gpu: str = ""
-    gpu_memory_gib: Annotated[float, Field(gt=0)] | None = None
-    on_demand: Price | None = None
-    spot: Price | None = None
+    gpus: Annotated[int, Field(ge=0)] = 0  # of the whole machine; a worker that takes half of them pays half
+    gpu: str = ""  # the model of the GPUs (`H100`), by the names of contract/flops.py
+    gpu_memory_gib: Annotated[float, Field(gt=0)] | None = None  # of each GPU, as torch reports it; None: not known
+    on_demand: Price | None = None  # per hour, in the table's currency; None: not known
+    spot: Price | None = None  # likewise
 
     @property
     def gpu_bytes(self) -> int | None:
@@ -39,10 +38,11 @@ class InstancePrice(Spec):
 
 
 class Prices(Spec):
-    """types: by instance type; the key `*` is for nodes whose type is not known or not listed: your own machines."""
+    """A table of prices."""
 
     currency: str = "USD"
-    region: str = ""
+    region: str = ""  # where these prices hold
+    # By instance type. The key `*` is for nodes whose type is not known or not listed, such as your own machines.
     types: dict[str, InstancePrice] = Field(default_factory=dict)
 
     def of(self, instance_type: str) -> InstancePrice | None:
@@ -50,21 +50,19 @@ class Prices(Spec):
 
 
 class Bill(Record):
-    """gpu_hours: by capacity. cost: of what has a price. saved: what spot nodes would have cost more on demand, where
-    both prices are known. unpriced_hours: of nodes that are not in the cost, and gaps: why not.
-    """
+    """What the attempts of a job used and cost."""
 
     currency: str = "USD"
-    gpu_hours: dict[str, float] = {}
+    gpu_hours: dict[str, float] = {}  # by capacity: `on-demand` or `spot`
     node_hours: float = 0.0
-    cost: float = 0.0
-    saved: float = 0.0
-    unpriced_hours: float = 0.0
-    gaps: Many[str] = ()
+    cost: float = 0.0  # of the nodes that have a price
+    saved: float = 0.0  # what the spot nodes would have cost more on demand, where both prices are known
+    unpriced_hours: float = 0.0  # of nodes that are not in the cost
+    gaps: Many[str] = ()  # why those are not in the cost
 
 
 def bill(attempts: Iterable[Attempt], prices: Prices, now: float) -> Bill:
-    """now: up to when an attempt that lives is counted."""
+    """The bill of these attempts. One that has not ended is counted up to `now`, in seconds since the epoch."""
     gpu_hours: dict[str, float] = {}
     nodes = cost = saved = unpriced = 0.0
     gaps: dict[str, None] = {}

@@ -16,26 +16,25 @@ from muster.contract.training import TrainingConfig
 
 @dataclass(frozen=True)
 class Measured:
-    """What a job on this server did. setup: as `setup_of` has it. tokens_per_second: of all ranks, `instance_type` and
-    gpus: of their nodes ("" and 0: processes on a CPU)."""
+    """The speed at which a job on this server trained."""
 
     job: str
-    setup: str
-    tokens_per_second: float
+    setup: str  # what `setup_of` returns for the job
+    tokens_per_second: float  # of all ranks together
     ranks: int
-    instance_type: str
-    gpus: int
+    instance_type: str  # of its nodes; empty where they have none, as this machine does
+    gpus: int  # of each worker; 0: it ran on CPUs
 
 
 @dataclass(frozen=True)
 class Published:
-    """mfu: model FLOPs over the dense bf16 peak, as this project counts them (contract/flops.py)."""
+    """A speed that another project has published, as a share of the GPU's peak."""
 
-    gpu: str
-    parameters: float
-    adapter: bool
-    mfu: float
-    words: str
+    gpu: str  # by the names of contract/flops.py
+    parameters: float  # of the model
+    adapter: bool  # whether an adapter was trained instead of all weights
+    mfu: float  # model FLOPs over the dense bf16 peak, as this project counts them (contract/flops.py)
+    words: str  # the source, and the figure that it gives
 
 
 # As the projects publish them on their own benchmark pages. The shares of the peak follow from the tokens per second.
@@ -51,12 +50,11 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Throughput:
-    """tokens_per_second: of the whole gang. basis: measured or published; source: whose figure, and how it was carried
-    over."""
+    """The speed that is expected of a gang."""
 
-    tokens_per_second: float
-    basis: str
-    source: str
+    tokens_per_second: float  # of the whole gang
+    basis: str  # `measured` or `published`
+    source: str  # whose figure it is, and how it was carried over
 
 
 def setup_of(training: TrainingConfig) -> str:

@@ -24,27 +24,30 @@ TOKENS_PER_PARAMETER = 20.0  # Hoffmann et al. 2022, arXiv 2203.15556
 
 
 class Warned(Record):
-    """path: in the job's document."""
+    """A warning about one field of a job."""
 
-    path: str
+    path: str  # of the field in the job's document
     message: str
 
 
 @dataclass(frozen=True)
 class DataShape:
-    """What a look at the training data told. tokens: of all of it, estimated where exact is False. lengths: tokens of
-    documents at the 50th, 90th and 99th percentile."""
+    """What a look at the training data told. None stands for what it did not tell."""
 
     documents: int | None = None
-    tokens: int | None = None
+    tokens: int | None = None  # of all documents together, estimated where `exact` is False
     exact: bool = False
-    lengths: tuple[int, int, int] | None = None
+    lengths: tuple[int, int, int] | None = None  # tokens of the documents at the 50th, 90th and 99th percentile
 
 
 def warnings_of(
     training: TrainingConfig, size: ModelSize, position_limit: int | None, data: DataShape | None, tokens: int | None
 ) -> tuple[Warned, ...]:
-    """position_limit: of the model. tokens: of the whole run."""
+    """All warnings about a training configuration.
+
+    `position_limit` is the number of positions that the model was made for; None where no limit is known. `data` is
+    None where it was not looked at. `tokens` counts those of the whole run; None where that is not known.
+    """
     found = [Warned(path=f"training.{path}", message=words) for path, words in training.oddities()]
     found += _learning_rate(training)
     found += _length(training, size, position_limit, tokens)

@@ -73,7 +73,10 @@ class Client:
     async def pages(
         self, path: str, accept: str = "", decode: Callable[[bytes], Any] = from_json, **query: str
     ) -> AsyncIterator[Object]:
-        """Page by page, so that a large list is never in memory as a whole. accept: METADATA_LIST, if that will do."""
+        """Read a list page by page, so that a large one is never in memory as a whole.
+
+        `accept` is METADATA_LIST where the metadata of the items will do, or empty for whole items.
+        """
         following: str | None = ""
         while following is not None:
             asked = {**query, "limit": str(PAGE), "continue": following}
@@ -82,7 +85,10 @@ class Client:
             following = page.get("metadata", {}).get("continue") or None
 
     async def create(self, path: str, body: Object, accept: str = "") -> Object:
-        """accept: METADATA, where that is enough of what was made."""
+        """Make an object, and return it as the API server has it.
+
+        `accept` is METADATA where its metadata will do, or empty for the whole object.
+        """
         return await self._call("POST", path, body, accept=accept)
 
     async def put(self, path: str, body: Object, accept: str = "") -> Object:

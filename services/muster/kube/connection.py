@@ -56,19 +56,20 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Connection:
-    """server: https://host:port. ca: the server's CA as PEM. namespace: our own, or the context's."""
+    """How to reach an API server, and as whom."""
 
-    server: str
+    server: str  # https://host:port
     tls: ssl.SSLContext
     credentials: Credentials
-    namespace: str
-    ca: str | None = None
+    namespace: str  # our pod's own, or the one of the kubeconfig's context
+    ca: str | None = None  # the certificates of the server's CA, as PEM; None: the system's are used
 
 
 def connect(kubeconfig: Path | None = None, service_account: Path = SERVICE_ACCOUNT) -> Connection:
-    """The pod's own service account if there is one, else the kubeconfig (given, or $KUBECONFIG, or ~/.kube/config).
+    """Connect by the pod's own service account if there is one, else by a kubeconfig.
 
-    service_account: the folder that its token, its namespace and the server's CA are mounted in. Raises NoCluster.
+    The kubeconfig is the given one, or $KUBECONFIG, or ~/.kube/config; one that is given is used in a pod, too.
+    `service_account` is the folder that its token, its namespace and the server's CA are mounted in. Raises NoCluster.
     """
     host = os.environ.get("KUBERNETES_SERVICE_HOST")
     if kubeconfig is None and host and (service_account / "token").exists():

@@ -8,9 +8,10 @@ class NoCluster(OSError):
 
 
 class ApiError(OSError):
-    """The API server refused. status: HTTP's. reason: Kubernetes' word for it (AlreadyExists, Forbidden, Gone …).
+    """The API server refused.
 
-    retry_after: seconds that the server asks to be left alone, 0 if it said nothing of it.
+    `status` is HTTP's, and `reason` is Kubernetes' word for it (AlreadyExists, Forbidden, Gone …). `retry_after` is the
+    number of seconds for which the server asks to be left alone; 0 if it did not ask.
     """
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float = 0.0) -> None:

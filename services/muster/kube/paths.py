@@ -24,10 +24,13 @@ def job(namespace: str, name: str) -> str:
 
 
 def core(namespace: str, kind: str, name: str = "") -> str:
-    """kind: the plural (pods, services, configmaps, events)."""
+    """The path of an object of the core API; without a name, of all of its kind.
+
+    `kind` is the plural (pods, services, configmaps, events).
+    """
     return f"/api/v1/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
 
 
 def group(api: str, namespace: str, kind: str, name: str = "") -> str:
-    """api: `group/version`."""
+    """The path of an object of another API; without a name, of all of its kind. `api` is `group/version`."""
     return f"/apis/{api}/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")

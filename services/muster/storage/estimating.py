@@ -15,7 +15,9 @@ from muster.storage.model_source import model_facts
 def estimate_with_storage(
     spec: JobSpec, prices: Prices, records: Sequence[Measured] = (), machine_bytes: int | None = None
 ) -> Estimate:
-    """machine_bytes: of the one machine that all workers would share; None: not known.
+    """The estimate of a job, from its document and from what storage tells of its model and its data.
+
+    `machine_bytes` is the memory of the one machine that all workers would share; None: not known.
 
     Raises UserError for a model that can't be trained, StorageError for one that can't be read now, ValueError for a
     batch that can't be divided.

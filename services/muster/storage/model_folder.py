@@ -34,7 +34,7 @@ HEADER_BYTES_MAX: Final = 100_000_000  # the safetensors library's own limit
 
 
 class Files(Protocol):
-    """What is asked of the place where the folder lies. uri: its address. Keys are names of files in it."""
+    """What is asked of the place where the folder lies. Keys are the names of files in it; `uri` is its address."""
 
     @property
     def uri(self) -> str: ...
@@ -47,29 +47,26 @@ class Files(Protocol):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies: bytes [start, end) of `file`. dtype: as safetensors spells it."""
+    """Where one tensor lies."""
 
     file: str
-    dtype: str
+    dtype: str  # as safetensors spells it
     shape: tuple[int, ...]
-    start: int
-    end: int
+    start: int  # of its first byte in the file
+    end: int  # of the byte after its last one
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """config: config.json. tensors: by their names in the files. companions: text of the small files beside them.
-
-    revision: what the folder's address was resolved to, where the place has revisions.
-    """
+    """A model in transformers' layout, as the files of its folder describe it."""
 
     files: Files
-    config: dict[str, Any]
-    tensors: Mapping[str, StoredTensor]
-    companions: Mapping[str, str]
-    tokenizer: str | None
-    file_bytes: Mapping[str, int]
-    revision: str | None = None
+    config: dict[str, Any]  # config.json
+    tensors: Mapping[str, StoredTensor]  # by their names in the files
+    companions: Mapping[str, str]  # the text of each small file beside the weights, by its name
+    tokenizer: str | None  # the text of tokenizer.json; None: there is none
+    file_bytes: Mapping[str, int]  # the size of each file of weights, by its name
+    revision: str | None = None  # what the address was resolved to; None: the place has no revisions
 
     @property
     def address(self) -> str:

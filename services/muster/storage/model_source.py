@@ -23,11 +23,11 @@ _MODEL: Final = "model/"
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """casts_itself: our own decoder does, models of transformers don't (memory.estimate)."""
+    """What an estimate has to know of a model."""
 
     size: ModelSize
-    casts_itself: bool
-    position_limit: int | None
+    casts_itself: bool  # as in memory.estimate: our own decoder does, models of transformers do not
+    position_limit: int | None  # positions that the model was made for; None: no limit is known
 
 
 def model_facts(training: TrainingConfig) -> ModelFacts:

@@ -118,8 +118,11 @@ def _session() -> Any:
 
 
 class _DataFiles:
-    """botocore's, without the 7 MB that say where each of AWS' hundreds of services is. Each goes as soon as it is
-    parsed: holes in the memory of a rank become its upload process' own memory."""
+    """Loads botocore's data files, without the 7 MB that say where each of AWS' hundreds of services is.
+
+    The data of other services is dropped while it is parsed, because holes in the memory of a rank become its upload
+    process' own memory.
+    """
 
     def __init__(self, files: Any) -> None:
         self.exists = files.exists

@@ -28,7 +28,10 @@ class Refusal:
 
 
 def refusal(spec: JobSpec, status: JobStatus, failure: Failure, progressed: bool, now: float) -> Refusal | None:
-    """Whether this failure, when it is charged, ends the job. progressed: the attempt made a new commit."""
+    """Why this failure, when it is charged, ends the job; None if it does not.
+
+    `progressed` says that the attempt made a new commit.
+    """
     if failure.cause in FREE:
         return None
     recovery = spec.recovery
@@ -54,7 +57,11 @@ def refusal(spec: JobSpec, status: JobStatus, failure: Failure, progressed: bool
 def charge(
     spec: JobSpec, restarts: Restarts, failure: Failure, progressed: bool, now: float, restarting: bool
 ) -> Restarts:
-    """The account after this failure. restarting: another attempt will follow, so it counts as a restart."""
+    """The account after this failure.
+
+    `progressed` says that the attempt made a new commit; `restarting`, that another attempt will follow, so that the
+    failure counts as a restart.
+    """
     recent = _in_window(restarts.recent, spec.recovery, now)
     if failure.cause not in FREE:
         recent = (*recent, Restart(at=now, cause=failure.cause))
@@ -76,9 +83,11 @@ def charge(
 def backoff_seconds(
     recovery: Recovery, uid: str, attempt: int, failure: Failure, status: JobStatus, progressed: bool
 ) -> float:
-    """The pause before the attempt after `attempt`: none after one that made a new commit; else doubled for every such
-    attempt in a row (or ended by preemption), between half and all of it, the same for everybody who computes it.
-    status: after the charge.
+    """The pause before the attempt after `attempt`, in seconds.
+
+    There is none after an attempt that made a new commit (`progressed`). Otherwise it doubles with every attempt in a
+    row that made none, or that a preemption ended; between half and all of that is taken, the same share by everybody
+    who computes it. `status` is the one after the charge.
     """
     if progressed:
         return 0.0
@@ -98,7 +107,10 @@ def preemptions_in_a_row(before: int, failure: Failure) -> int:
 
 
 def capacity_order(spec: JobSpec, status: JobStatus, now: float) -> tuple[str, ...]:
-    """Which capacity to ask for first; empty: no preference. Spot that keeps being taken away is given a rest."""
+    """The capacities in the order in which to ask for them; empty if there is no preference.
+
+    Spot that keeps being taken away is given a rest.
+    """
     capacity = spec.gang.capacity
     if capacity.prefer == "any":
         return ()

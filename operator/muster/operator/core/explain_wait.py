@@ -39,7 +39,10 @@ class Holders:
         self._known: dict[tuple[Shape, str], str] = {}
 
     def words(self, shape: Shape, pool: str = "") -> str:
-        """`held by …` the largest first, and how many nodes are not ready; pool: of this one alone."""
+        """`held by …`, the largest holders first, and how many nodes are not ready.
+
+        If a `pool` is given, that is said of its nodes alone.
+        """
         if (shape, pool) not in self._known:
             self._known[shape, pool] = self._work_out(shape, pool)
         return self._known[shape, pool]

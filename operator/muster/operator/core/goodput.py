@@ -33,9 +33,9 @@ class Booked:
 def rest_of_phase(phase: Phase, ending: bool, between_attempts: bool, waiting: bool = False) -> GoodputState | None:
     """What to call time in `phase` that no rank accounts for; None leaves it open.
 
-    ending: the gang's training ends with this write, so what is open now was spent without progress.
-    between_attempts: the gang is gone and its nodes are kept through a pause.
-    waiting: another scheduler has not placed the gang yet, so it holds nothing.
+    `ending` says that the gang's training ends with this write, so what is open now was spent without progress.
+    `between_attempts` says that the gang is gone and its nodes are kept through a pause. `waiting` says that another
+    scheduler has not placed the gang yet, so it holds nothing.
     """
     if waiting:
         return GoodputState.QUEUE

@@ -38,10 +38,10 @@ Attempt = tuple[str, int]  # job uid, attempt
 
 @dataclass(slots=True)
 class _Order:
-    """The workers of one attempt that should exist. rejected: by worker, why it does not yet."""
+    """The workers of one attempt that should exist, and those of them that do not."""
 
-    workers: dict[int, CreateWorker] = field(default_factory=dict)
-    rejected: dict[int, Rejected] = field(default_factory=dict)
+    workers: dict[int, CreateWorker] = field(default_factory=dict)  # by worker
+    rejected: dict[int, Rejected] = field(default_factory=dict)  # by worker: why it does not exist yet
 
     def reject(self, rejected: dict[int, Rejected]) -> None:
         """These are rejected now, and no others."""
@@ -59,8 +59,11 @@ class RejectedWorker:
 
 
 class Creator:
-    """gang_of: the adapter of a job. instance_type: of a node. enqueue: called with the uid of a job that changed.
-    enqueue_later: called instead where further changes of the job are expected, so that one look sees them together.
+    """Makes the workers that the core orders, with all that they need beside them.
+
+    `gang_of` returns the adapter to a job's scheduler. `instance_type` returns that of a node by its name; empty if it
+    is not known. `enqueue` is called with the uid of a job that changed. `enqueue_later` is called instead where
+    further changes of the job are expected, so that one look sees them together.
     """
 
     def __init__(

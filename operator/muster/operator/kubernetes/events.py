@@ -36,17 +36,17 @@ _PASSING = frozenset({Phase.STOPPING})
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Something that happened to a job. at: RFC 3339."""
+    """Something that happened to a job, to be told in an event."""
 
     job: Observed | Job
     reason: str
     note: str
-    bad: bool
-    at: str
+    bad: bool  # whether the event is a Warning instead of a Normal one
+    at: str  # RFC 3339
 
 
 class Events(Listener):
-    """instance: this operator's name."""
+    """Writes events about jobs. `instance` is this operator's name, under which it reports them."""
 
     def __init__(self, client: Client, instance: str) -> None:
         self._client, self._instance = client, instance

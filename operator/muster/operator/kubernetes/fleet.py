@@ -17,7 +17,10 @@ from muster.operator.world import FLEET
 
 
 class FleetView:
-    """limits: accelerators that a namespace's jobs may hold together."""
+    """All that admission looks at, gathered from the caches.
+
+    `limits` has the number of accelerators that the jobs of a namespace may hold together, by namespace.
+    """
 
     def __init__(self, jobs: Jobs, nodes: Nodes, reads: FreshReads, news: News, limits: dict[str, int]) -> None:
         self._jobs, self._nodes, self._reads, self._limits = jobs, nodes, reads, limits
@@ -27,7 +30,7 @@ class FleetView:
         self._read: tuple[float, float] = (0.0, 0.0)  # when last (monotonic), seconds that it took afresh
 
     async def look(self, fresh: bool, now: float) -> Fleet:
-        """fresh: jobs are read from their source."""
+        """The fleet as it is now known. If `fresh`, jobs are read from their source instead of the cache alone."""
         ended, seconds = self._read
         if not fresh:  # a pass over a large fleet is dear; one sees to all news that came before it
             pause = min(ADMISSION_SECONDS_MAX, seconds / ADMISSION_SHARE) - (time.monotonic() - ended)

@@ -23,7 +23,10 @@ TAKEN_BACK = "taken back until the whole gang can be made"
 
 
 class Gates:
-    """enqueue: called with the uid of a job whose gate could not be lifted."""
+    """Takes back the pods of gangs that could be made only in part, and lifts the gates of gangs that are whole.
+
+    `enqueue` is called with the uid of a job whose gate could not be lifted.
+    """
 
     def __init__(self, client: Client, pods: Pods, enqueue: Callable[[str], None]) -> None:
         self._client, self._pods, self._enqueue = client, pods, enqueue

@@ -38,12 +38,10 @@ ANSWER_BYTES_MAX = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """beat: with times by our clock, for workers' may be wrong. written_at: by the worker's own, for telling news
-    from repetition.
-    """
+    """The newest heartbeat of a rank."""
 
-    beat: Heartbeat
-    written_at: float
+    beat: Heartbeat  # its times are by our clock, because the worker's may be wrong
+    written_at: float  # by the worker's own clock: a beat with another time is a new one
 
 
 class Heartbeats:

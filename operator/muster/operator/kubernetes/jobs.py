@@ -74,7 +74,7 @@ class Job:
 
 
 class Jobs:
-    """enqueue: called with the uid of each job that changed."""
+    """All jobs as last read, by uid. `enqueue` is called with the uid of each job that changed."""
 
     def __init__(self, enqueue: Callable[[str], None]) -> None:
         self._enqueue = enqueue

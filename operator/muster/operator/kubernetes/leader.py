@@ -31,7 +31,10 @@ class LeadershipLost(Exception):
 
 
 class Leader:
-    """identity: who we are, unique per process. waiting: told who leads instead, whenever that changes."""
+    """The lease that lets one operator at a time lead.
+
+    `identity` says who we are and is unique per process. `waiting` is told who leads instead, whenever that changes.
+    """
 
     def __init__(
         self, client: Client, namespace: str, identity: str, waiting: Callable[[str], None] = lambda holder: None

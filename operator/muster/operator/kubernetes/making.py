@@ -20,7 +20,11 @@ from muster.operator.pacing import CREATE_AT_ONCE
 
 
 class PodMaker:
-    """pods: told of each that was made. instance_type: of a node by its name; empty if it is not known."""
+    """Makes the pods of workers.
+
+    `pods` is told of each pod that was made. `instance_type` returns that of a node by its name; empty if it is not
+    known.
+    """
 
     def __init__(self, client: Client, pods: Pods, site: Site, instance_type: Callable[[str], str]) -> None:
         self._client, self._pods, self._site, self._instance_type = client, pods, site, instance_type

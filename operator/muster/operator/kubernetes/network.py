@@ -44,18 +44,19 @@ _WITH_GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class NetworkPlan:
-    """environment: for the trainer. resources: of the container. overrides: our values that the user replaced."""
+    """What the network asks of one worker's container."""
 
-    environment: dict[str, str]
-    resources: dict[str, str]
-    overrides: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = field(default=())
+    environment: dict[str, str]  # variables for the trainer
+    resources: dict[str, str]  # quantities of the container, by resource
+    overrides: tuple[str, ...] = ()  # which of our values were replaced by the job's, in words
+    capabilities: tuple[str, ...] = field(default=())  # Linux capabilities that the container needs
 
 
 def plan(instance_type: str, gang: Gang, user: Mapping[str, str]) -> NetworkPlan:
-    """Settings for one worker. instance_type: of its node, empty if it is not known yet. user: runtime.env.
+    """The settings for one worker.
 
-    The user's values win: gang.network.nccl over the table, and runtime.env over both.
+    `instance_type` is that of its node; empty if it is not known yet. `user` has the variables of runtime.env. The
+    user's values win over ours: gang.network.nccl over the table, and runtime.env over both.
     """
     network, claimed = gang.network, gang.device_classes.efa is not None
     if not gang.gpus_per_node:

@@ -86,7 +86,7 @@ class NodeFacts:
 
 
 def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> NodeFacts:
-    """tolerations: that every worker has."""
+    """What matters of a node, as the API server has it. `tolerations` are those that every worker has."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels, free = meta.get("labels") or {}, status.get("allocatable") or {}
     ready: Object = next((entry for entry in status.get("conditions") or () if entry["type"] == "Ready"), {})
@@ -170,7 +170,7 @@ def _unfit(answers: bool, cordoned: bool, labels: dict[str, str], notice: Notice
 
 
 class Nodes:
-    """on_change: called with the name of each node that changed in a way that matters."""
+    """All nodes as last read. `on_change` is called with the name of each node that changed in a way that matters."""
 
     def __init__(
         self, tolerations: tuple[Toleration, ...], now: Callable[[], float], on_change: Callable[[str], None]

@@ -36,8 +36,9 @@ def workers(
     beats: Callable[[Pod], tuple[Heartbeat, ...]],
     waiting: str = "",
 ) -> tuple[Worker, ...]:  # fmt: skip
-    """All that are not gone; and those that the API server refuses to let exist, with its reason. waiting: why another
-    scheduler has not placed those of the current attempt that have no node.
+    """All workers that are not gone, and those that the API server refuses to let exist, with its reason.
+
+    `waiting` says why another scheduler has not placed the workers of the current attempt that have no node.
     """
     environment = tuple((variable.name, variable.value) for variable in job.spec.runtime.env)
     seen = [_worker(job, pod, node_of, beats(pod), environment, waiting) for pod in pods if not pod.gone]

@@ -162,8 +162,10 @@ def _only_leaves(known: Pod, pod: Pod) -> bool:
 
 
 class Pods:
-    """The pods of all jobs, by job. enqueue: called with the uid of each job whose pods changed. enqueue_later: called
-    instead where further changes of the job are expected, so that one look sees them together.
+    """The pods of all jobs, by job.
+
+    `enqueue` is called with the uid of each job whose pods changed. `enqueue_later` is called instead where further
+    changes of the job are expected, so that one look sees them together.
     """
 
     def __init__(self, enqueue: Callable[[str], None], enqueue_later: Callable[[str], None] | None = None) -> None:

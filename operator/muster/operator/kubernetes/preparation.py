@@ -72,8 +72,10 @@ class Preparation:
                 ) from error
 
     async def _share(self, path: str, body: Object, what: str) -> None:
-        """What the gangs of a namespace share, and no job owns. what: the key by which one of that name is told for
-        ours.
+        """Make an object that the gangs of a namespace share and that no job owns.
+
+        `what` is the key of `body` by which an object of that name that is there already is known to be ours. Raises
+        OSError if it is not ours, or if the API server refuses.
         """
         kind, name = body["kind"], body["metadata"]["name"]
         place = f"{path}/{name}"

@@ -8,7 +8,7 @@ from muster.kube.client import Object
 
 
 class Priorities:
-    """on_change: called when a class comes, goes or has another value."""
+    """The cluster's PriorityClasses. `on_change` is called when a class comes, goes or has another value."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change

@@ -15,7 +15,10 @@ from muster.operator.pacing import LATE_LOOKS, LATE_SECONDS
 
 
 class FreshReads:
-    """What is read is kept in `jobs` and `pods`, too. jobs_path: of the collection that is served."""
+    """Reads jobs and pods from the API server, and keeps what it has read in `jobs` and `pods`, too.
+
+    `jobs_path` is the path of the collection of jobs that is served: of one namespace, or of all.
+    """
 
     def __init__(self, client: Client, jobs: Jobs, pods: Pods, jobs_path: str) -> None:
         self._client, self._jobs, self._pods, self._jobs_path = client, jobs, pods, jobs_path

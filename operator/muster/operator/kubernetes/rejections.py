@@ -25,14 +25,12 @@ _FINAL = frozenset({400, 404, 422})  # BadRequest, NotFound (of what the job nam
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """answered: the API server said no; without an answer the worker may well be there. since: seconds since the epoch,
-    of the first rejection.
-    """
+    """Why a worker was not made."""
 
     kind: Rejection
     why: str
-    since: float
-    answered: bool = False
+    since: float  # when it was first rejected, in seconds since the epoch
+    answered: bool = False  # whether the API server said no; without an answer the worker may well be there
 
     def first_seen(self, before: Rejected | None) -> Rejected:
         """The same, but since `before`, if the worker was rejected then already."""

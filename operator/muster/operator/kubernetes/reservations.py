@@ -22,11 +22,11 @@ _ENTRIES = TypeAdapter(tuple[Reservation, ...])
 
 
 class ReservationStore:
-    """namespace: the operator's own. known: as it was last read or written; by job."""
+    """Keeps the reservations in a ConfigMap in `namespace`, which is the operator's own."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._client, self._namespace = client, namespace
-        self._known: dict[str, tuple[Reservation, ...]] = {}
+        self._known: dict[str, tuple[Reservation, ...]] = {}  # by the job's uid, as last read or written
         self._version = ""
 
     def of(self, uid: str) -> tuple[Reservation, ...]:
@@ -47,7 +47,10 @@ class ReservationStore:
         return self._keep(_decode(item), version)
 
     async def write(self, entries: tuple[Reservation, ...], version: str) -> None:
-        """version: what was read; empty where there was none. Raises Conflict."""
+        """Write all reservations anew. Raises Conflict if somebody else has written since they were read.
+
+        `version` is the one that was read; empty if there was no ConfigMap.
+        """
         packed = base64.b64encode(zlib.compress(_ENTRIES.dump_json(entries), 6)).decode()
         body: Object = {
             "apiVersion": "v1",

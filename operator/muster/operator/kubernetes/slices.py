@@ -12,7 +12,7 @@ GPU_DRIVERS = frozenset({"gpu.nvidia.com"})
 
 
 class Slices:
-    """Of ResourceSlices, what admission needs: how many whole GPUs a node has. on_change: called when that changes."""
+    """The number of whole GPUs of each node, from ResourceSlices. `on_change` is called when one of them changes."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change

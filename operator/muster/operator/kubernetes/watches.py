@@ -22,8 +22,10 @@ _OTHERS_FIELDS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Watches:
-    """only: the namespace that is served, empty for all. on_error: told of what fails; it is tried again.
-    silence_seconds: after which a watch is believed dead.
+    """Keeps the caches up to date by watching the API server.
+
+    `only` is the namespace that is served, or empty for all. `on_error` is told of what fails, which is tried again. A
+    watch that is silent for `silence_seconds` is believed dead.
     """
 
     def __init__(

@@ -35,8 +35,11 @@ from muster.operator.world import FLEET, Conflict, NotFound, Reservations, Unrea
 
 
 class KubernetesWorld:
-    """limits: accelerators that a namespace's jobs may hold together. on_error: told of what fails beside passes.
-    on_refusal: told the job, the code and the reason of each spec that can't run.
+    """A Kubernetes cluster as the core sees it: it looks, and does what was decided.
+
+    `limits` has the number of accelerators that the jobs of a namespace may hold together, by namespace. `on_error` is
+    told of what fails outside a pass. `on_refusal` is told the job, the code and the reason of each spec that can't
+    run.
     """
 
     def __init__(

@@ -18,9 +18,10 @@ from muster.operator.world import Conflict, NotFound, Unreadable
 
 
 class JobWriter:
-    """on_refusal: told the job, the code and the reason of each spec that was refused.
+    """Writes the status and the finalizer of jobs, and deletes jobs whose time to live is up.
 
-    overtaken: uids of jobs whose write was refused: they changed, and the watch has not said how.
+    `on_refusal` is told the job, the code and the reason of each spec that was refused. `overtaken` has the uids of
+    the jobs whose write was refused because they had changed, and the watch has not said yet how.
     """
 
     def __init__(self, client: Client, jobs: Jobs, on_refusal: Callable[[Job, str, str], None]) -> None:
@@ -28,7 +29,10 @@ class JobWriter:
         self.overtaken: set[str] = set()
 
     async def write_status(self, job: Job, status: JobStatus, version: str) -> None:
-        """version: of the object that the status was decided by. Raises Conflict, NotFound."""
+        """Write the status of a job. Raises Conflict or NotFound.
+
+        `version` is that of the object from which the status was decided.
+        """
         if FINALIZER not in job.finalizers and job.version == version and not job.summary.deleting:
             version = await self._protect(job)
         item = await self._put_status(job, dump(status), version)

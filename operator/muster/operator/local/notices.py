@@ -22,7 +22,10 @@ _LIVING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 
 
 class Notices:
-    """folder: holds `<node>.json`. A file is read again only when it was replaced; what makes no sense says nothing."""
+    """The notices about nodes in the files `<node>.json` of a folder.
+
+    A file is read again only when it was replaced. One that makes no sense counts as empty.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

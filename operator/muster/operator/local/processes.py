@@ -47,17 +47,17 @@ class WorkerKey:
 
 
 class WorkerRecord(Record):
-    """What was started. create_time: the launcher's, as the kernel told it then. gpus: indices on this machine."""
+    """What was started as a worker."""
 
     job_uid: str
     attempt: int
     worker: int
     node: str
     pid: int
-    create_time: float
+    create_time: float  # of the worker's launcher, as the kernel told it when it was started
     started_at: float
     command: Many[str]
-    gpus: Many[int] = ()
+    gpus: Many[int] = ()  # their indices on this machine
 
     @property
     def key(self) -> WorkerKey:
@@ -74,8 +74,8 @@ def start(
 ) -> WorkerRecord | None:
     """Start the worker unless it had its one life already; a live one is adopted, never doubled.
 
-    environment: whole, `marks` included. Returns the record of what was started; None when the worker was there
-    already. Raises OSError when the folder can't be written or the command can't be started; then nothing runs.
+    `environment` is the whole one, `marks` included. Returns the record of what was started; None when the worker was
+    there already. Raises OSError when the folder can't be written or the command can't be started; then nothing runs.
     """
     folder = key.folder(state)
     folder.mkdir(parents=True, exist_ok=True)

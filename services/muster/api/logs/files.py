@@ -110,7 +110,7 @@ class Line:
 
 
 class Follower:
-    """Reads the chosen workers of one attempt after the other. worker None: all of them."""
+    """Reads the chosen workers of one attempt after the other. `worker` is None for all of them."""
 
     def __init__(self, logs: Logs, attempt: int | None, worker: int | None) -> None:
         self.logs, self.worker = logs, worker
@@ -136,7 +136,7 @@ class Follower:
         )
 
     def lines(self, final: bool) -> list[Line]:
-        """What was added since the last call; final: also a last line without its end."""
+        """What was added since the last call. If `final`, that includes a last line without its end."""
         if self.attempt is None:
             return []
         return [line for worker in self._workers() for line in self._of(self.attempt, worker, final)]

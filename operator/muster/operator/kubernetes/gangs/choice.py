@@ -28,7 +28,11 @@ _HOLDING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.STO
 
 
 class Gangs:
-    """enqueue: called with the uid of a job whose group changed. on_error: told of what is tried again."""
+    """The adapter to each gang scheduler, and the groups that the schedulers keep for the jobs.
+
+    `enqueue` is called with the uid of a job whose group changed. `on_error` is told what failed and will be tried
+    again, and the error.
+    """
 
     def __init__(
         self, client: Client, enqueue: Callable[[str], None], on_error: Callable[[str, Exception], None]

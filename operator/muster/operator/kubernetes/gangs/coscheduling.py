@@ -14,7 +14,7 @@ TIMEOUT_SECONDS = 60
 
 
 class Coscheduling:
-    """scheduler: the name under which the cluster runs the scheduler with the plugin."""
+    """The coscheduling plugin. `scheduler` is the name under which the cluster runs the scheduler that has it."""
 
     kind = "coscheduling"
     places = False

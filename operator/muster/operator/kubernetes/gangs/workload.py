@@ -19,7 +19,7 @@ _NEEDS = "the Workload API"
 
 
 class WorkloadGang:
-    """version: what the API server serves; None: nothing of it."""
+    """Kubernetes' own Workload API. `version` is the one that the API server serves; None: it serves none."""
 
     kind = "workload"
     places = False
