@@ -206,7 +206,7 @@ class Runner:
                 self.queue.enqueue(uid, ticks)
 
     def _pause(self, seen: Observed, decision: Decision, ticks: float) -> float:
-        """How long this change of status may wait for the next one; 0: it is written now."""
+        """The seconds that this change of status may wait for the next one; 0 if it is to be written now."""
         before, after = seen.status, decision.status
         if before.code == Code.CREATED and after.code == Code.AWAITING_ADMISSION:
             if seen.uid not in self._wrote:  # the pass over the queue will say more than that it has not come yet

@@ -73,8 +73,9 @@ def serve_pages(
     pages: Pages,
     posts: Mapping[str, Callable[[Request], Reply]],
 ) -> ThreadingHTTPServer:
-    """The pages (more may be added later), /healthz, and the posts. port 0: any free one. Raises OSError when the port
-    is taken.
+    """Make a server of the pages (more may be added later), of /healthz, and of the posts.
+
+    If `port` is 0, it takes any free one. Raises OSError when the port is taken.
     """
 
     class Handler(BaseHTTPRequestHandler):

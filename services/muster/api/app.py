@@ -59,7 +59,7 @@ _DESCRIPTION = (
 
 
 def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
-    """cluster None: the local one in the state folder. The app works while its lifespan runs."""
+    """Make the API, which works while its lifespan runs. `cluster` is None for the one that the settings name."""
     counted, hub = Metrics(), Hub()
 
     @contextlib.asynccontextmanager

@@ -72,7 +72,10 @@ class Cluster(Protocol):
         ...
 
     async def fetch_log(self, uid: str, attempt: int | None, worker: int | None) -> None:
-        """Let what those workers wrote so far be in the state folder. None: the current attempt; all workers."""
+        """Let what those workers wrote so far be in the state folder.
+
+        `attempt` is None for the current one, and `worker` is None for all of them.
+        """
         ...
 
     async def version(self) -> int: ...

@@ -82,7 +82,7 @@ class Mirror:
     async def _take_over(
         self, session: AsyncSession, changes: list[RawChange], unknown: dict[str, FoundJob]
     ) -> set[str] | None:
-        """The ids of jobs with news; None: another process has moved the cursor since it was read."""
+        """The ids of jobs with news; None if another process has moved the cursor since it was read."""
         cursor = await self._locked_cursor(session)
         if cursor.version != self._cursor:
             return None

@@ -53,7 +53,10 @@ class PodLogs:
         self._keep_tail(uid, status.get("lastFailure") or {})
 
     async def fetch(self, uid: str, attempt: int | None, worker: int | None) -> None:
-        """Follow what is asked for, and give the first words a moment to come. attempt None: the current one."""
+        """Follow what is asked for, and give the first words a moment to come.
+
+        `attempt` is None for the current one, and `worker` is None for all of them.
+        """
         item = self._find(uid)
         status = (item or {}).get("status") or {}
         current = int(status.get("attempt") or 0)

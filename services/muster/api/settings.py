@@ -75,7 +75,7 @@ class Settings(BaseSettings):
 
     @property
     def default_checkpoint_uri(self) -> str | None:
-        """None: left to the operator. Our own disk is none of the workers'."""
+        """Where jobs commit that do not say it; None if the operator decides, because workers can't see our disk."""
         if self.checkpoint_uri or self.cluster == "kubernetes":
             return self.checkpoint_uri
         return self.layout.checkpoints.resolve().as_uri()

@@ -112,7 +112,8 @@ def _watch_and_kill(client: Client, job: dict[str, Any], state: State, kills: bo
 def _kill_a_rank(job_id: str, moment: Moment, state: State, step: int) -> Kill | None:
     """SIGKILL the last rank of the last worker, as a machine that loses power would, once it has trained that step.
 
-    There is a commit to come back to then, and there are steps after it that must be trained again. None: not yet.
+    There is a commit to come back to then, and there are steps after it that must be trained again. Returns None if it
+    has not trained that far yet.
     """
     commit, attempt = moment.status["checkpoint"], moment.status["attempt"]
     worker = moment.status["gang"]["wanted"] - 1

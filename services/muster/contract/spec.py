@@ -114,7 +114,7 @@ class Recovery(Spec):
         return self
 
     def budget(self, cause: Cause) -> int | None:
-        """Restarts allowed per window; None: unlimited."""
+        """The number of restarts that are allowed per window; None if it is unlimited."""
         return self.budgets.get(cause, DEFAULT_BUDGETS.get(cause))
 
 
@@ -215,7 +215,7 @@ MUTABLE = frozenset(
 
 
 def changed_immutables(old: JobSpec, new: JobSpec) -> tuple[str, ...]:
-    """Top-level keys that differ and may not. Empty: the edit is allowed."""
+    """The top-level keys that differ and may not; empty if the edit is allowed."""
     fields = JobSpec.model_fields
     return tuple(
         fields[name].alias or name

@@ -23,13 +23,11 @@ TOKEN_SECONDS = 60.0  # a projected token is rotated long before it ends; lookin
 
 @dataclass
 class Credentials:
-    """A bearer token: from a file that may be rotated, from a plugin (ExecCredential), or fixed. None: a certificate
-    says who we are.
-    """
+    """Where the bearer token comes from: a file that may be rotated, a plugin, or the kubeconfig itself."""
 
-    token: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)  # None: not read yet, or a certificate says who we are
     token_file: Path | None = None
-    plugin: dict[str, Any] | None = field(default=None, repr=False)
+    plugin: dict[str, Any] | None = field(default=None, repr=False)  # the kubeconfig's `exec` (ExecCredential)
     _read_at: float = field(default=-1e9, repr=False)
     _expires_at: float = field(default=float("inf"), repr=False)
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)

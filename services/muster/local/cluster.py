@@ -183,7 +183,7 @@ class LocalCluster:
         return int(self._connection().execute("SELECT version FROM counter").fetchone()["version"])
 
     def written_after(self, version: int) -> tuple[str, ...]:
-        """The uids of the jobs that were written or removed after that version, unparsed; 0: of all that there are."""
+        """The uids of the jobs that were written or removed after that version; of all that there are if it is 0."""
         db = self._connection()
         written = db.execute("SELECT uid FROM jobs WHERE version > ? ORDER BY version", (version,)).fetchall()
         removed = "SELECT uid FROM history WHERE gone = 1 AND version > ?"
@@ -215,7 +215,7 @@ class LocalCluster:
     def write_spec(self, uid: str, spec: JobSpec, resource_version: str | None = None) -> str:
         """Replace the spec; a change moves `generation`. Raises Conflict, NotFound.
 
-        resource_version None: whatever version is there.
+        `resource_version` is None to replace whatever version is there.
         """
         with self._write() as db:
             row = _check(db, uid, resource_version)

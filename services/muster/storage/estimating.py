@@ -17,7 +17,7 @@ def estimate_with_storage(
 ) -> Estimate:
     """The estimate of a job, from its document and from what storage tells of its model and its data.
 
-    `machine_bytes` is the memory of the one machine that all workers would share; None: not known.
+    `machine_bytes` is the memory of the one machine that all workers would share; None if it is not known.
 
     Raises UserError for a model that can't be trained, StorageError for one that can't be read now, ValueError for a
     batch that can't be divided.

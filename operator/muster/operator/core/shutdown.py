@@ -216,7 +216,7 @@ def await_commits(summary: WorkerSummary, because: str) -> JobStatus:
 
 
 def reason_to_release(summary: WorkerSummary, pause_seconds: float) -> str | None:
-    """Why the nodes of the attempt that ended should not carry the next one; None: they should."""
+    """Why the nodes of the attempt that ended should not carry the next one; None if they should."""
     status = summary.status
     if any(entry.number > status.reservation for entry in summary.seen.reservations):
         return f"{status.because}; moving to the nodes that are held for it"
@@ -232,7 +232,7 @@ def reason_to_release(summary: WorkerSummary, pause_seconds: float) -> str | Non
 
 
 def rejected(summary: WorkerSummary) -> str:
-    """Why a starting gang should give its nodes back: workers have been refused for too long. Empty: they have not."""
+    """Why a starting gang should give its nodes back; empty unless one of its workers was refused for too long."""
     for worker in summary.rejected:
         if worker.rejection is Rejection.TEMPORARY and summary.seen.now - worker.since >= REJECTED_SECONDS:
             return f"worker {worker.worker} of attempt {worker.attempt} can't be created: {worker.reason}"

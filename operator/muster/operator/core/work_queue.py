@@ -51,8 +51,9 @@ class WorkQueue:
         return None
 
     def done(self, key: str, ticks: float, wake_after: float | None) -> None:
-        """Processed: queue it again in `wake_after` seconds (None: not before `enqueue`), at once if it was enqueued
-        meanwhile.
+        """Queue a key that was processed again in `wake_after` seconds, or at once if it was enqueued meanwhile.
+
+        If `wake_after` is None, it waits for the next `enqueue`.
         """
         self._failures.pop(key, None)
         if self._finish(key):

@@ -43,7 +43,10 @@ def service(namespace: str) -> Object:
 
 
 def network_policy(job: Job, site: Site) -> Object | None:
-    """Who may reach the job's workers: each other on every port, and who watches them on the report port; None: all."""
+    """The policy that lets a job's workers reach each other on every port, and who watches them reach the report port.
+
+    None if everybody may reach them.
+    """
     if not site.report_from:
         return None
     members = {"matchLabels": {Label.JOB_UID: job.uid}}

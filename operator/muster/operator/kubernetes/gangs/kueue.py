@@ -23,7 +23,7 @@ FORCEFULLY = f"{API_GROUP}/safe-to-forcefully-delete"
 
 
 class Kueue:
-    """Kueue. `version` is that of its API which the API server serves; None: Kueue is not installed."""
+    """Kueue. `version` is that of its API which the API server serves, or None if Kueue is not installed."""
 
     kind = "kueue"
     places = False

@@ -70,7 +70,7 @@ class Gang(Protocol):
         """Why the pod that the API server made of it is not one of the gang after all; empty if it is."""
 
     def status_path(self, gang: GangRef) -> str | None:
-        """Of the object that says how the group fares; None: only the pods tell."""
+        """The path of the object that says how the group fares; None if only the pods tell."""
 
     def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
         """Why the gang has no nodes yet, in the scheduler's words; empty once every pod has one."""

@@ -19,7 +19,7 @@ _NEEDS = "the Workload API"
 
 
 class WorkloadGang:
-    """Kubernetes' own Workload API. `version` is the one that the API server serves; None: it serves none."""
+    """Kubernetes' own Workload API. `version` is the one that the API server serves, or None."""
 
     kind = "workload"
     places = False
