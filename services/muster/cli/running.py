@@ -89,13 +89,14 @@ def _open(state: State) -> int:
 
 
 def _take(file: int) -> bool:
-    """Whether the lock is ours now. Tried for a moment: someone who asks `who` holds it for an instant."""
-    for pause in (0.02, 0.05, 0.1, 0.2, 0.0):
+    """Whether the lock is ours now. Tried for half a second: whoever asks `who` holds it for an instant, and may ask
+    often."""
+    for _ in range(100):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
-            time.sleep(pause)
+            time.sleep(0.005)
     return False
 
 

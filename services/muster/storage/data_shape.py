@@ -15,7 +15,8 @@ from muster.contract.address import Address, parse_address
 from muster.contract.training import Source, TrainingConfig
 from muster.contract.warnings import DataShape
 from muster.storage.errors import StorageError
-from muster.storage.store import open_store
+from muster.storage.settings import S3Settings
+from muster.storage.store import Store, open_store
 
 SAMPLE_BYTES: Final = 4 << 20  # that are read of all sources together
 FILES_MAX: Final = 20_000
@@ -83,7 +84,7 @@ def _files(address: Address) -> Iterator[_File]:
                     yield _File(str(each), each.stat().st_size)
         return
     folder, pattern = _split(address)
-    for number, found in enumerate(open_store(folder).objects("")):
+    for number, found in enumerate(_bucket(folder).objects("")):
         if number >= FILES_MAX:
             raise ValueError("more files than a look takes")
         if pattern is None or fnmatch.fnmatchcase(found.key, pattern):
@@ -99,6 +100,10 @@ def _split(address: Address) -> tuple[Address, str | None]:
     return parse_address(f"s3://{address.host}/{'/'.join(parts[:first]).strip('/')}"), "/".join(parts[first:])
 
 
+def _bucket(folder: Address) -> Store:
+    return open_store(folder, S3Settings.for_a_look(os.environ))
+
+
 def _lines(address: Address, files: Sequence[_File], budget: int) -> Iterator[bytes]:
     """Whole lines from the beginnings of a few files."""
     some = files[:: max(1, len(files) // 4)][:4]
@@ -109,7 +114,7 @@ def _lines(address: Address, files: Sequence[_File], budget: int) -> Iterator[by
                 data = opened.read(size)
         else:
             buffer = bytearray(size)
-            open_store(_split(address)[0]).read_into(file.name, 0, memoryview(buffer))
+            _bucket(_split(address)[0]).read_into(file.name, 0, memoryview(buffer))
             data = bytes(buffer)
         lines = data.split(b"\n")
         yield from (line for line in (lines if size == file.size else lines[:-1]) if line.strip())

@@ -5,7 +5,6 @@ A COMMIT never changes once it is written, so each is read once; one that was re
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import threading
@@ -17,8 +16,6 @@ from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit,
 from muster.storage.errors import NotFound, UnfitObject
 from muster.storage.settings import S3Settings, share_client
 from muster.storage.store import Object, Store, open_store
-
-RETRY_SECONDS = 10.0  # a request to S3 is tried again; whoever lists looks again soon, and others wait meanwhile
 
 
 @dataclass(frozen=True)
@@ -87,8 +84,7 @@ class CommitListing:
             if (store := self._stores.get(str(folder))) is None:
                 settings = None
                 if folder.scheme == "s3":
-                    made = S3Settings.from_environment(os.environ)
-                    settings = dataclasses.replace(made, retry_seconds=min(made.retry_seconds, RETRY_SECONDS))
+                    settings = S3Settings.for_a_look(os.environ)
                     share_client(settings)
                 store = self._stores[str(folder)] = open_store(folder, settings)
             return store

@@ -11,12 +11,13 @@ import gzip
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from muster.contract.base import UserError
 
 CONNECT_SECONDS_MAX = 5
+LOOK_RETRY_SECONDS = 10.0
 READ_SECONDS_MAX = 30  # between two packets, not for a whole answer
 
 
@@ -57,6 +58,12 @@ class S3Settings:
             streams=min(16, 4 * (os.cpu_count() or 1)),
             retry_seconds=float(retry_seconds),
         )
+
+    @classmethod
+    def for_a_look(cls, environment: Mapping[str, str]) -> S3Settings:
+        """The same for who lists or looks, and can do without: somebody waits meanwhile."""
+        settings = cls.from_environment(environment)
+        return replace(settings, retry_seconds=min(settings.retry_seconds, LOOK_RETRY_SECONDS))
 
 
 _SHARED_BY_ALL = ("ENDPOINT", "REGION", "ADDRESSING", "KMS_KEY_ID", "ROLE_ARN", "RETRY_SECONDS")

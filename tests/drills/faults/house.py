@@ -58,6 +58,9 @@ class Platform:
         self.environment |= {
             "MUSTER_OPERATOR_PORT": str(operator_port),
             "MUSTER_OPERATOR_PROMETHEUS_URL": self.prometheus.url,
+            # Workers inherit these; a job itself may not say what a process of this machine loads.
+            "PYTHONPATH": str(HOOKS),
+            "DRILL_ORDERS": str(self.orders),
         }
 
     def start(self) -> None:
@@ -149,8 +152,7 @@ class Platform:
             "seed": 7,
             "deterministic": True,
         } | changes.pop("training", {})  # fmt: skip
-        hooks = {"PYTHONPATH": str(HOOKS), "DRILL_ORDERS": str(self.orders), "OMP_NUM_THREADS": "1"}
-        environment = hooks | changes.pop("env", {})
+        environment = {"OMP_NUM_THREADS": "1"} | changes.pop("env", {})
         spec = {
             "training": training,
             "gang": {"nodes": NODES},
