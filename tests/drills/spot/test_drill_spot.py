@@ -12,6 +12,7 @@ BRIEF = Outcome("spot-0", 2, 0.5, 1.0, True, 9.0, 0, True, 0)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_notice_costs_no_retry_and_no_step(tmp_path: Path) -> None:
     score = drill(2, refused=0.1, root=tmp_path)
     assert score.good, score.faults()

@@ -55,6 +55,7 @@ def small(tmp_path: Path) -> Iterator[SmallHouse]:
     house.close()
 
 
+@pytest.mark.long
 def test_a_disk_that_gets_full_is_said_and_passes(small: SmallHouse) -> None:
     try:
         small.up()

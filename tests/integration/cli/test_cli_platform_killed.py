@@ -61,6 +61,7 @@ def test_a_gang_outlives_its_platform_and_is_adopted(house: House) -> None:
     assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
 
 
+@pytest.mark.long
 def test_a_gang_that_ended_with_its_platform_is_followed_by_one_other(house: House) -> None:
     """First by --stop-jobs, which loses nothing, then by a `kill -9` of every process at once."""
     house.up("--stop-jobs")

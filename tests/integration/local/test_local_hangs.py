@@ -37,6 +37,7 @@ def restarted(house: House, uid: str) -> Failure:
     return failure
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped(house: House) -> None:
     house.start()
     uid = submit(house)
@@ -77,6 +78,7 @@ def test_a_rank_that_never_comes_to_the_collective(house: House, tmp_path: Path)
     house.becomes(uid, Phase.SUCCEEDED, timeout=150)
 
 
+@pytest.mark.long
 def test_a_machine_that_pauses_is_not_restarted(house: House) -> None:
     """Evaluations and saves all the time, and in between every process of the gang stands still for a while."""
     house.start()

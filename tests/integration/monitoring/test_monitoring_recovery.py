@@ -92,6 +92,7 @@ def test_an_alert_is_read_from_prometheus_where_no_alertmanager_is(house: House,
 
 
 @needs_prometheus
+@pytest.mark.long
 def test_a_job_survives_prometheus_being_killed_for_the_whole_recovery(house: House, prometheus: Prometheus) -> None:
     answered, failed = (
         f'muster_operator_prometheus_queries_total{{outcome="{word}"}}' for word in ("answered", "failed")
