@@ -162,7 +162,9 @@ def _rank(given: argparse.Namespace) -> None:
         data_parallel(run.training, ranks),
         device,
     )
-    bare = trainer_baselines.BareLoop(origin.architecture, run.training, ranks, theirs)
+    architecture = run.training.model.shape
+    assert architecture is not None, "the benchmark trains a decoder of ours"
+    bare = trainer_baselines.BareLoop(architecture, run.training, ranks, theirs)
     seconds: dict[str, list[list[Cost]]] = {}
     sides = [("muster fsdp", under_fsdp), ("bare FSDP2", bare.step)]
     for _ in range(WARM_UP):
@@ -175,7 +177,7 @@ def _rank(given: argparse.Namespace) -> None:
     samples = trainer_baselines.Samples(data.train)
 
     def hugging_face() -> list[Cost]:
-        costs = trainer_baselines.hugging_face_steps(origin.architecture, run.training, samples, given.steps + WARM_UP)
+        costs = trainer_baselines.hugging_face_steps(architecture, run.training, samples, given.steps + WARM_UP)
         return costs[WARM_UP:]
 
     _timed(under_ddp, WARM_UP)
