@@ -41,7 +41,8 @@ class Checkers:
         self.require(after.because != "" and after.code in set(Code), "a status explains itself", what)
         self.require(after.attempt in (before.attempt, before.attempt + 1), "attempts never go back", what)
         self.require(after.reservation >= before.reservation, "reservations never go back", what)
-        self.require(not before.phase.terminal, "an ended job stays ended", what)
+        rewritten = before.schema_version < STATUS_VERSION and after.phase is before.phase
+        self.require(not before.phase.terminal or rewritten, "an ended job stays ended", what)
         self.require(before.schema_version <= STATUS_VERSION, "a newer status is not touched", what)
         self.require(after.schema_version == STATUS_VERSION, "what is written has today's form", what)
         self._progress(before, after, what)
