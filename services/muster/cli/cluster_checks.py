@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from muster.cli.clinic import Clinic, Finding, Lines
 from muster.cli.cluster_connection import PLURAL, cluster_errors, message_of
 from muster.cli.cluster_rights import operator_rights, own_rights
+from muster.cli.examined_cluster import ExaminedCluster, Finding, Lines
 from muster.cli.store_probe import checkpoint_store
 from muster.contract.names import GROUP, VERSION
 from muster.contract.schema import definition
@@ -28,19 +28,19 @@ EFA = "vpc.amazonaws.com/efa"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
 
-def examine(clinic: Clinic) -> list[Finding]:
+def examine(examined: ExaminedCluster) -> list[Finding]:
     """Every check's lines. A check that may not look says so as a warning; a cluster that does not answer ends it all.
 
     Raises CliError when the cluster does not answer or does not know us.
     """
     from kubernetes.client.exceptions import ApiException
 
-    with cluster_errors(clinic.cluster, "ask for its version"):
-        found = [_version(clinic)]
+    with cluster_errors(examined.cluster, "ask for its version"):
+        found = [_version(examined)]
     for title, check in CHECKS.items():
-        with cluster_errors(clinic.cluster, f"look at {title}"):
+        with cluster_errors(examined.cluster, f"look at {title}"):
             try:
-                found += [Finding(title, *line) for line in check(clinic)]
+                found += [Finding(title, *line) for line in check(examined)]
             except ApiException as error:
                 if error.status == 401:
                     raise
@@ -49,17 +49,17 @@ def examine(clinic: Clinic) -> list[Finding]:
     return found
 
 
-def _version(clinic: Clinic) -> Finding:
-    version = clinic.ask(clinic.api("VersionApi").get_code)
+def _version(examined: ExaminedCluster) -> Finding:
+    version = examined.ask(examined.api("VersionApi").get_code)
     minor = int("".join(letter for letter in version.minor if letter.isdigit()) or 0)
     if int(version.major) > 1 or minor >= MINOR_MIN:
         return Finding("kubernetes", "ok", version.git_version)
     return Finding("kubernetes", "failure", version.git_version, f"upgrade the cluster to 1.{MINOR_MIN} or later")
 
 
-def _definition(clinic: Clinic) -> Lines:
+def _definition(examined: ExaminedCluster) -> Lines:
     name, install = f"{PLURAL}.{GROUP}", "install or upgrade the chart (docs/install.md)"
-    found = clinic.find(clinic.api("CustomObjectsApi").get_cluster_custom_object, *_CRDS, name)
+    found = examined.find(examined.api("CustomObjectsApi").get_cluster_custom_object, *_CRDS, name)
     if found is None:
         yield "failure", f"there is no {name}", install
         return
@@ -97,72 +97,73 @@ def _is_text(key: str, value: Any) -> bool:
     return key == "description" and isinstance(value, str)
 
 
-def _operator(clinic: Clinic) -> Lines:
-    if clinic.operator is None:
-        told = f"no Deployment muster-operator in namespace {clinic.system}"
+def _operator(examined: ExaminedCluster) -> Lines:
+    if examined.operator is None:
+        told = f"no Deployment muster-operator in namespace {examined.system}"
         yield "failure", told, "install the chart, or name its namespace with --system"
         return
-    only, namespace = clinic.served_namespace, clinic.cluster.namespace
+    only, namespace = examined.served_namespace, examined.cluster.namespace
     if only and namespace != only:
         yield (
             "failure",
             f"the operator serves namespace {only} alone, not {namespace}",
             f"submit to it: --namespace {only}",
         )
-    status, image = clinic.operator.status, clinic.operator.spec.template.spec.containers[0].image
-    wanted, ready = clinic.operator.spec.replicas or 0, status.ready_replicas or 0
+    status, image = examined.operator.status, examined.operator.spec.template.spec.containers[0].image
+    wanted, ready = examined.operator.spec.replicas or 0, status.ready_replicas or 0
     if ready:
         yield "ok", f"{ready} of {wanted} ready, {image}"
     else:
-        next_step = f"kubectl -n {clinic.system} describe deployment muster-operator"
+        next_step = f"kubectl -n {examined.system} describe deployment muster-operator"
         yield "failure", f"none of {plural(wanted, 'replica')} is ready, {image}", next_step
 
 
-def _agents(clinic: Clinic) -> Lines:
-    agent = clinic.find(clinic.api("AppsV1Api").read_namespaced_daemon_set, "muster-agent", clinic.system)
+def _agents(examined: ExaminedCluster) -> Lines:
+    agent = examined.find(examined.api("AppsV1Api").read_namespaced_daemon_set, "muster-agent", examined.system)
     if agent is None:
         yield "warning", "no agents: Xid errors, spot notices and ill disks are not heard of", "agent.enabled=true"
         return
     wanted, ready = agent.status.desired_number_scheduled, agent.status.number_ready
     if ready < wanted:
-        next_step = f"kubectl -n {clinic.system} get pods -l app.kubernetes.io/component=agent -o wide"
+        next_step = f"kubectl -n {examined.system} get pods -l app.kubernetes.io/component=agent -o wide"
         yield "warning", f"{ready} of {plural(wanted, 'agent')} ready", next_step
     else:
         yield "ok", f"{plural(wanted, 'agent')} ready"
 
 
-def _schedulers(clinic: Clinic) -> Lines:
-    found = sorted(kind for group, kind in SCHEDULERS.items() if group in clinic.groups and _serves(clinic, group))
+def _schedulers(examined: ExaminedCluster) -> Lines:
+    found = sorted(kind for group, kind in SCHEDULERS.items() if group in examined.groups and _serves(examined, group))
     if found:
         yield "ok", f"builtin, and {', '.join(found)} (gang.scheduler.kind)"
     else:
         yield "ok", "builtin: the operator itself starts gangs whole; Kueue, Volcano, KAI and others are not installed"
 
 
-def _serves(clinic: Clinic, group: str) -> bool:
+def _serves(examined: ExaminedCluster, group: str) -> bool:
     """scheduling.k8s.io is everywhere (priority classes); gangs are in its alpha and beta versions only."""
-    return group != "scheduling.k8s.io" or any(version != "v1" for version in clinic.groups[group])
+    return group != "scheduling.k8s.io" or any(version != "v1" for version in examined.groups[group])
 
 
-def _devices(clinic: Clinic) -> Lines:
-    if not clinic.nodes:
+def _devices(examined: ExaminedCluster) -> Lines:
+    if not examined.nodes:
         yield "failure", "the cluster has no nodes", "add nodes: without them no gang starts"
         return
-    totals = {name: sum(int(_allocatable(node).get(name, 0)) for node in clinic.nodes) for name in DEVICES}
+    totals = {name: sum(int(_allocatable(node).get(name, 0)) for node in examined.nodes) for name in DEVICES}
     plugins = [f"{count} × {name}" for name, count in totals.items() if count]
     classes = []
-    if "resource.k8s.io" in clinic.groups:
-        versions = sorted(clinic.groups["resource.k8s.io"], key=lambda version: ("alpha" in version, "beta" in version))
-        listed = clinic.ask(
-            clinic.api("CustomObjectsApi").list_cluster_custom_object, "resource.k8s.io", versions[0], "deviceclasses"
+    if "resource.k8s.io" in examined.groups:
+        served = examined.groups["resource.k8s.io"]
+        versions = sorted(served, key=lambda version: ("alpha" in version, "beta" in version))
+        listed = examined.ask(
+            examined.api("CustomObjectsApi").list_cluster_custom_object, "resource.k8s.io", versions[0], "deviceclasses"
         )
         classes = [item["metadata"]["name"] for item in listed["items"]]
     parts = [*plugins, *([f"DRA classes: {', '.join(classes)}"] if classes else [])]
     if parts:
-        yield "ok", f"{'; '.join(parts)} on {plural(len(clinic.nodes), 'node')}"
+        yield "ok", f"{'; '.join(parts)} on {plural(len(examined.nodes), 'node')}"
     else:
         next_step = "install the GPU operator (or a DRA driver); jobs with gpusPerNode: 0 need none"
-        yield "warning", f"no accelerators on {plural(len(clinic.nodes), 'node')}", next_step
+        yield "warning", f"no accelerators on {plural(len(examined.nodes), 'node')}", next_step
 
 
 def _allocatable(node: Any) -> dict[str, str]:
@@ -173,8 +174,8 @@ def _allocatable(node: Any) -> dict[str, str]:
 _EFA_FAMILIES = ("p4d.", "p4de.", "p5.", "p5e.", "p5en.", "p6", "trn1.", "trn1n.", "trn2.", "g6e.48", "g5.48")
 
 
-def _efa(clinic: Clinic) -> Lines:
-    able = [node for node in clinic.nodes if _instance_type(node).startswith(_EFA_FAMILIES)]
+def _efa(examined: ExaminedCluster) -> Lines:
+    able = [node for node in examined.nodes if _instance_type(node).startswith(_EFA_FAMILIES)]
     without = [node.metadata.name for node in able if not int(_allocatable(node).get(EFA, 0))]
     if not able:
         yield "ok", "no nodes with EFA hardware: gangs speak over TCP"
@@ -193,8 +194,8 @@ def _instance_type(node: Any) -> str:
     return str((node.metadata.labels or {}).get("node.kubernetes.io/instance-type", ""))
 
 
-def _storage_class(clinic: Clinic) -> Lines:
-    classes = clinic.ask(clinic.api("StorageV1Api").list_storage_class).items
+def _storage_class(examined: ExaminedCluster) -> Lines:
+    classes = examined.ask(examined.api("StorageV1Api").list_storage_class).items
     default = [each.metadata.name for each in classes if (each.metadata.annotations or {}).get(DEFAULT_CLASS) == "true"]
     if default:
         yield "ok", default[0]
@@ -205,14 +206,14 @@ def _storage_class(clinic: Clinic) -> Lines:
         yield "warning", f"none of {plural(len(classes), 'storage class')[:-1]}es is the default", next_step
 
 
-def _prometheus(clinic: Clinic) -> Lines:
-    if "monitoring.coreos.com" in clinic.groups:
+def _prometheus(examined: ExaminedCluster) -> Lines:
+    if "monitoring.coreos.com" in examined.groups:
         yield "ok", "the Prometheus Operator is installed: PodMonitors and rules of the chart are taken up"
     else:
         yield "warning", "no Prometheus Operator", "scrape the annotated pods another way (docs/monitoring.md)"
 
 
-CHECKS: dict[str, Callable[[Clinic], Lines]] = {
+CHECKS: dict[str, Callable[[ExaminedCluster], Lines]] = {
     "definition": _definition,
     "your rights": own_rights,
     "operator": _operator,

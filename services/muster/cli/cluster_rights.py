@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from muster.cli.clinic import Clinic, Lines
 from muster.cli.cluster_connection import PLURAL
+from muster.cli.examined_cluster import ExaminedCluster, Lines
 from muster.contract.names import GROUP
 
 
@@ -48,10 +48,10 @@ OPERATOR_RIGHTS = (
 )
 
 
-def own_rights(clinic: Clinic) -> Lines:
+def own_rights(examined: ExaminedCluster) -> Lines:
     """What a person needs who submits jobs."""
-    namespace = clinic.cluster.namespace
-    missing = [right for right in OWN_RIGHTS if not _may(clinic, right, namespace, None)]
+    namespace = examined.cluster.namespace
+    missing = [right for right in OWN_RIGHTS if not _may(examined, right, namespace, None)]
     if missing:
         told = f"you may not {_told(missing)} in namespace {namespace}"
         yield "failure", told, "ask for the role muster-user there (docs/install.md)"
@@ -59,11 +59,11 @@ def own_rights(clinic: Clinic) -> Lines:
         yield "ok", f"you may submit, watch and change jobs in namespace {namespace}"
 
 
-def operator_rights(clinic: Clinic) -> Lines:
+def operator_rights(examined: ExaminedCluster) -> Lines:
     """What the operator needs: in the one namespace that it serves, where it serves one, else in all."""
-    account, only = f"system:serviceaccount:{clinic.system}:muster-operator", clinic.served_namespace
+    account, only = f"system:serviceaccount:{examined.system}:muster-operator", examined.served_namespace
     where = f" in namespace {only}" if only else ""
-    missing = [right for right in OPERATOR_RIGHTS if not _may(clinic, right, only, account)]
+    missing = [right for right in OPERATOR_RIGHTS if not _may(examined, right, only, account)]
     if missing:
         yield "failure", f"{account} may not {_told(missing)}{where}", "install or upgrade the chart"
     else:
@@ -78,17 +78,17 @@ def _told(rights: Iterable[Right]) -> str:
     return "; ".join(f"{', '.join(each)} {kind}" for kind, each in verbs.items())
 
 
-def _may(clinic: Clinic, right: Right, namespace: str, account: str | None) -> bool:
+def _may(examined: ExaminedCluster, right: Right, namespace: str, account: str | None) -> bool:
     """Whether we, or that account, have the right: the API server decides, by whatever authorizes there. namespace:
     empty for all of them."""
     resource, _, subresource = right.resource.partition("/")
     asked = {"verb": right.verb, "group": right.group, "resource": resource, "subresource": subresource}
     asked |= {"namespace": namespace} if namespace and not right.of_cluster else {}
     spec: dict[str, Any] = {"resourceAttributes": asked}
-    api = clinic.api("AuthorizationV1Api")
+    api = examined.api("AuthorizationV1Api")
     if account is None:
-        answer = clinic.ask(api.create_self_subject_access_review, {"spec": spec})
+        answer = examined.ask(api.create_self_subject_access_review, {"spec": spec})
     else:
         groups = ["system:serviceaccounts", f"system:serviceaccounts:{account.split(':')[2]}", "system:authenticated"]
-        answer = clinic.ask(api.create_subject_access_review, {"spec": spec | {"user": account, "groups": groups}})
+        answer = examined.ask(api.create_subject_access_review, {"spec": spec | {"user": account, "groups": groups}})
     return bool(answer.status.allowed)

@@ -36,14 +36,14 @@ def doctor(
     Nothing is changed, but for one pod that tries to reach the checkpoint store and is removed again. Exit code 1 when
     something that Muster can't do without is missing.
     """
-    from muster.cli.clinic import Clinic
     from muster.cli.cluster_checks import examine
     from muster.cli.cluster_connection import connect_cluster
+    from muster.cli.examined_cluster import ExaminedCluster
 
     before_context, before_namespace = chosen_cluster()
     cluster = connect_cluster(context or before_context, namespace or before_namespace)
     say(f"Looking at context {cluster.context}, namespace {cluster.namespace} …", "dim")
-    findings = examine(Clinic(cluster, system, store, image))
+    findings = examine(ExaminedCluster(cluster, system, store, image))
     failures = sum(finding.state == "failure" for finding in findings)
     if json:
         print_json({

@@ -7,7 +7,7 @@ import time
 import uuid
 from typing import Any
 
-from muster.cli.clinic import STORE_SECONDS_MAX, Clinic, Line, Lines
+from muster.cli.examined_cluster import STORE_SECONDS_MAX, ExaminedCluster, Line, Lines
 from muster.storage.settings import platform_variables
 
 POLL_SECONDS = 1.0
@@ -18,24 +18,24 @@ _NO_START = ("CreateContainerConfigError", "CreateContainerError", "RunContainer
 _HOPELESS = (*_NO_IMAGE[2:], *_NO_START)
 
 
-def checkpoint_store(clinic: Clinic) -> Lines:
+def checkpoint_store(examined: ExaminedCluster) -> Lines:
     """The line of the checkpoint store. The pod is removed again, whatever becomes of it."""
-    uri = clinic.store or clinic.settings.get("MUSTER_OPERATOR_CHECKPOINT_URI")
-    image = clinic.image or clinic.settings.get("MUSTER_OPERATOR_IMAGE")
+    uri = examined.store or examined.settings.get("MUSTER_OPERATOR_CHECKPOINT_URI")
+    image = examined.image or examined.settings.get("MUSTER_OPERATOR_IMAGE")
     if not uri or not image:
         lack = "checkpoint store (--store)" if not uri else "worker image (--image)"
         yield "warning", f"not tried: the installation names no {lack}", "give it, or set it in the chart's values"
         return
-    core, namespace = clinic.api("CoreV1Api"), clinic.cluster.namespace
+    core, namespace = examined.api("CoreV1Api"), examined.cluster.namespace
     name = f"muster-doctor-{uuid.uuid4().hex[:8]}"
-    clinic.ask(core.create_namespaced_pod, namespace, probe_pod(name, image, uri, clinic.settings))
+    examined.ask(core.create_namespaced_pod, namespace, probe_pod(name, image, uri, examined.settings))
     try:
-        pod = _wait_for(clinic, name)
+        pod = _wait_for(examined, name)
         ended = pod.status.phase in ("Succeeded", "Failed")
-        log = clinic.ask(core.read_namespaced_pod_log, name, namespace) if ended else ""
-        yield verdict(pod, log or "", image, uri, clinic.tolerance)
+        log = examined.ask(core.read_namespaced_pod_log, name, namespace) if ended else ""
+        yield verdict(pod, log or "", image, uri, examined.tolerance)
     finally:
-        clinic.ask(core.delete_namespaced_pod, name, namespace, grace_period_seconds=0)
+        examined.ask(core.delete_namespaced_pod, name, namespace, grace_period_seconds=0)
 
 
 def probe_pod(name: str, image: str, uri: str, settings: dict[str, str]) -> dict[str, Any]:
@@ -88,11 +88,11 @@ def verdict(pod: Any, log: str, image: str, uri: str, seconds: float) -> Line:
     return "warning", told, "try again: pulling the image for the first time may take longer"
 
 
-def _wait_for(clinic: Clinic, name: str) -> Any:
+def _wait_for(examined: ExaminedCluster, name: str) -> Any:
     """The pod when it has ended, can't start, or the time is over."""
-    deadline = time.monotonic() + clinic.tolerance
+    deadline = time.monotonic() + examined.tolerance
     while True:
-        pod = clinic.ask(clinic.api("CoreV1Api").read_namespaced_pod, name, clinic.cluster.namespace)
+        pod = examined.ask(examined.api("CoreV1Api").read_namespaced_pod, name, examined.cluster.namespace)
         over = pod.status.phase in ("Succeeded", "Failed") or _waiting(pod)[0] in _HOPELESS
         if over or time.monotonic() > deadline:
             return pod

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from kubernetes import client
 
-from muster.cli.clinic import Clinic
 from muster.cli.cluster_checks import _operator
 from muster.cli.cluster_connection import Cluster
 from muster.cli.cluster_rights import OPERATOR_RIGHTS, operator_rights
+from muster.cli.examined_cluster import ExaminedCluster
 from muster.cli.store_probe import checkpoint_store, probe_pod, verdict
 
 IMAGE, URI = "registry.example/muster:1", "s3://checkpoints/team"
@@ -121,7 +121,7 @@ def test_what_became_of_the_pod_is_said_with_the_next_step(
     assert next_step in "".join(found[2:])
 
 
-class Recorded(Clinic):
+class Recorded(ExaminedCluster):
     """A cluster that gives these answers; asked: what was sent, by the call's name."""
 
     def prepare(self, settings: dict[str, str], pods: list[client.V1Pod] | None = None) -> Recorded:
@@ -149,14 +149,14 @@ class Recorded(Clinic):
         return "" if call.endswith("log") else SimpleNamespace(status=SimpleNamespace(allowed=True))
 
 
-def clinic(settings: dict[str, str], pods: list[client.V1Pod] | None = None, namespace: str = "team") -> Recorded:
+def examined(settings: dict[str, str], pods: list[client.V1Pod] | None = None, namespace: str = "team") -> Recorded:
     return Recorded(Cluster("here", namespace, None), "muster-system").prepare(settings, pods)
 
 
 @pytest.mark.parametrize("only", ["", "team"])
 def test_an_operator_of_one_namespace_needs_its_rights_there_alone(only: str) -> None:
     """It was asked for them in the whole cluster, where a Role gives none."""
-    here = clinic({"MUSTER_OPERATOR_WATCH_NAMESPACE": only})
+    here = examined({"MUSTER_OPERATOR_WATCH_NAMESPACE": only})
     ((state, message),) = operator_rights(here)
     assert (state, message.endswith(" in namespace team")) == ("ok", bool(only))
     asked = [body["spec"]["resourceAttributes"] for _, body in here.asked]
@@ -166,17 +166,17 @@ def test_an_operator_of_one_namespace_needs_its_rights_there_alone(only: str) ->
 
 
 def test_jobs_in_a_namespace_that_nobody_serves_are_told() -> None:
-    told = list(_operator(clinic({"MUSTER_OPERATOR_WATCH_NAMESPACE": "team"}, namespace="other")))
+    told = list(_operator(examined({"MUSTER_OPERATOR_WATCH_NAMESPACE": "team"}, namespace="other")))
     assert told[0] == (
         "failure",
         "the operator serves namespace team alone, not other",
         "submit to it: --namespace team",
     )
-    assert [line[0] for line in _operator(clinic({"MUSTER_OPERATOR_WATCH_NAMESPACE": "team"}))] == ["ok"]
+    assert [line[0] for line in _operator(examined({"MUSTER_OPERATOR_WATCH_NAMESPACE": "team"}))] == ["ok"]
 
 
 def test_a_pod_that_can_not_start_is_not_waited_for_and_is_removed() -> None:
-    here = clinic(SETTINGS, [seen("Pending"), seen("Pending", ("ImagePullBackOff", ""))])
+    here = examined(SETTINGS, [seen("Pending"), seen("Pending", ("ImagePullBackOff", ""))])
     ((state, *_),) = checkpoint_store(here)
     assert state == "failure"
     assert [call for call, _ in here.asked if "log" not in call] == [

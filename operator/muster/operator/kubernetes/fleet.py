@@ -6,8 +6,8 @@ import asyncio
 import time
 
 from muster.operator.core.fleet import Fleet
+from muster.operator.kubernetes.change_queue import ChangeQueue
 from muster.operator.kubernetes.jobs import Jobs
-from muster.operator.kubernetes.news import News
 from muster.operator.kubernetes.nodes import Nodes, Others
 from muster.operator.kubernetes.priorities import Priorities
 from muster.operator.kubernetes.reads import FreshReads
@@ -22,11 +22,13 @@ class FleetView:
     `limits` has the number of accelerators that the jobs of a namespace may hold together, by namespace.
     """
 
-    def __init__(self, jobs: Jobs, nodes: Nodes, reads: FreshReads, news: News, limits: dict[str, int]) -> None:
+    def __init__(
+        self, jobs: Jobs, nodes: Nodes, reads: FreshReads, changes: ChangeQueue, limits: dict[str, int]
+    ) -> None:
         self._jobs, self._nodes, self._reads, self._limits = jobs, nodes, reads, limits
-        self.others = Others(lambda: news.enqueue(FLEET))
-        self.priorities = Priorities(lambda: news.enqueue(FLEET))
-        self.slices = Slices(lambda: news.enqueue(FLEET))
+        self.others = Others(lambda: changes.enqueue(FLEET))
+        self.priorities = Priorities(lambda: changes.enqueue(FLEET))
+        self.slices = Slices(lambda: changes.enqueue(FLEET))
         self._read: tuple[float, float] = (0.0, 0.0)  # when last (monotonic), seconds that it took afresh
 
     async def look(self, fresh: bool, now: float) -> Fleet:

@@ -9,10 +9,10 @@ from muster.contract.names import Label
 from muster.kube import paths
 from muster.kube.client import Client
 from muster.kube.watch import ObjectCache, Reflector
+from muster.operator.kubernetes.change_queue import ChangeQueue
 from muster.operator.kubernetes.fleet import FleetView
 from muster.operator.kubernetes.gangs.choice import Gangs
 from muster.operator.kubernetes.jobs import Jobs
-from muster.operator.kubernetes.news import News
 from muster.operator.kubernetes.nodes import Nodes
 from muster.operator.kubernetes.pods import FIELDS, Pods
 from muster.operator.kubernetes.render import SCHEDULER_LABEL
@@ -59,7 +59,7 @@ class Watches:
         for reflector in self._reflectors:
             await reflector.listed.wait()
 
-    async def start(self, group: asyncio.TaskGroup, gangs: Gangs, news: News) -> None:
+    async def start(self, group: asyncio.TaskGroup, gangs: Gangs, changes: ChangeQueue) -> None:
         """Follow everything within `group`. Priority classes and slices are not waited for: they may be forbidden."""
         group.create_task(self._reflector(paths.PRIORITIES, self._fleet.priorities).run())
         for reflector in self._reflectors:
@@ -76,7 +76,7 @@ class Watches:
             follow_slices()
             for job in self._jobs.all():
                 if job.spec.gang.scheduler.kind != "builtin" and not job.status.phase.terminal:
-                    news.enqueue(job.uid)
+                    changes.enqueue(job.uid)
 
         follow_slices()
         group.create_task(gangs.follow_apis(look_again))

@@ -15,6 +15,7 @@ from muster.operator.core.decision import Action, CreateWorker, RemoveJob, Remov
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Observed, Reservation
 from muster.operator.kubernetes import observe
+from muster.operator.kubernetes.change_queue import ChangeQueue
 from muster.operator.kubernetes.commits import JobCommits
 from muster.operator.kubernetes.creation import Creator
 from muster.operator.kubernetes.fleet import FleetView
@@ -22,7 +23,6 @@ from muster.operator.kubernetes.gangs.choice import Gangs
 from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.network import plan
-from muster.operator.kubernetes.news import News
 from muster.operator.kubernetes.nodes import Nodes
 from muster.operator.kubernetes.pods import Pod, Pods
 from muster.operator.kubernetes.reads import FreshReads
@@ -53,22 +53,22 @@ class KubernetesWorld:
         report_port: int = REPORT_PORT,
         on_refusal: Callable[[Job, str, str], None] = lambda job, code, because: None,
     ) -> None:
-        self._site, self._news = site, News()
-        news = self._news.enqueue, self._news.enqueue_later
+        self._site, self._changes = site, ChangeQueue()
+        changes = self._changes.enqueue, self._changes.enqueue_later
         self.job_cache = Jobs(self.enqueue)
-        self.pods = Pods(*news)
+        self.pods = Pods(*changes)
         self.nodes = Nodes(site.tolerations, self.now, self._node_changed)
         self.gangs = Gangs(client, self.enqueue, on_error)
         self.heartbeats = Heartbeats(self.job_cache, self.pods, self.enqueue, report_port)
         only = site.watch_namespace
         self._reads = FreshReads(client, self.job_cache, self.pods, paths.jobs(only) if only else paths.JOBS)
-        self._fleet = FleetView(self.job_cache, self.nodes, self._reads, self._news, limits or {})
+        self._fleet = FleetView(self.job_cache, self.nodes, self._reads, self._changes, limits or {})
         self._watches = Watches(
             client, only, self.job_cache, self.pods, self.nodes, self._fleet, on_error, silence_seconds
         )
         self._writer = JobWriter(client, self.job_cache, on_refusal)
         self._commits = JobCommits(self.heartbeats)
-        self._creator = Creator(client, self.job_cache, self.pods, site, self.gangs.of, self._instance_type, *news)
+        self._creator = Creator(client, self.job_cache, self.pods, site, self.gangs.of, self._instance_type, *changes)
         self._remover = Remover(client, self.pods, on_error)
         self._reservations = ReservationStore(client, namespace)
 
@@ -77,12 +77,12 @@ class KubernetesWorld:
 
     async def watch(self) -> AsyncIterator[str]:
         async with asyncio.TaskGroup() as group:
-            await self._watches.start(group, self.gangs, self._news)
+            await self._watches.start(group, self.gangs, self._changes)
             group.create_task(self.heartbeats.run())
             await self._watches.listed()
             await self._reservations.read()
             while True:
-                yield await self._news.next()
+                yield await self._changes.next()
 
     async def jobs(self) -> tuple[str, ...]:
         await self._watches.listed()
@@ -186,7 +186,7 @@ class KubernetesWorld:
 
     def enqueue(self, uid: str) -> None:
         """Let the job be looked at: another source has something about it."""
-        self._news.enqueue(uid)
+        self._changes.enqueue(uid)
 
     def phases(self) -> dict[str, int]:
         """How many jobs are in each phase. From any thread."""

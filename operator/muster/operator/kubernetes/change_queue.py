@@ -1,4 +1,4 @@
-"""News about jobs and the fleet, gathered for a moment, so that one look sees what belongs together."""
+"""Jobs and the fleet that have changed, gathered for a moment, so that one look sees what belongs together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 from muster.operator.pacing import EVENT_SECONDS, EVENT_SECONDS_MAX, EVENTS_PER_SECOND, LATER_SECONDS
 
 
-class News:
-    """Keys are uids of jobs, or FLEET."""
+class ChangeQueue:
+    """What is to be looked at next. Keys are uids of jobs, or FLEET."""
 
     def __init__(self) -> None:
         self._ready: asyncio.Queue[str] = asyncio.Queue()

@@ -30,7 +30,7 @@ class Finding:
 
 
 @dataclass
-class Clinic:
+class ExaminedCluster:
     """The cluster that is examined. `store` and `image` are the person's, or else those of the installation."""
 
     cluster: Cluster
