@@ -23,7 +23,8 @@ import torch
 
 from muster.contract.base import parse
 from muster.contract.checkpoint import DataCursor
-from muster.contract.training import Source, TrainingConfig
+from muster.contract.data_config import Source
+from muster.contract.training import TrainingConfig
 from muster.trainer.config import DataParallel
 from muster.trainer.data import Dataset, Loader, Tokenizer, load_tokenizer, open_data
 from muster.trainer.data.packing import best_fit

@@ -114,7 +114,7 @@ def half_precision(device: str) -> str:
 
 def fused_update(device: str) -> str:
     """Our AdamW on the device, against torch's plain one on the CPU."""
-    from muster.contract.training import OptimizerConfig
+    from muster.contract.optimizer_config import OptimizerConfig
     from muster.trainer.train.optimizer import make_optimizer
 
     model, reference = _model(torch.float32, device), _model(torch.float32, "cpu")

@@ -53,9 +53,9 @@ def speed_of(name: str) -> str:
     from benchmarks.estimate import Case, train_steps
 
     from muster.contract import flops
+    from muster.contract.adapter_config import Adapter
     from muster.contract.architecture import PRESETS
     from muster.contract.base import InvalidDocument, dump, parse
-    from muster.contract.training import Adapter
 
     case = next(each for each in SPEEDS if each.name == name)
     adapter = None

@@ -21,8 +21,8 @@ from muster.cli.demo import Platform
 from muster.cli.demo_checks import CheckFailed, CheckResult, Evidence
 from muster.cli.errors import CliError, Exit
 from muster.cli.output import say
+from muster.contract.adapter_config import Adapter
 from muster.contract.base import parse
-from muster.contract.training import Adapter
 
 HELD_OUT = 48  # conversations that no job sees
 TOOL_SECONDS_MAX = 600.0

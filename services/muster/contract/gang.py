@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from muster.contract.base import Many, Spec
-from muster.contract.training import Positive, Text
+from muster.contract.fields import Positive, Text
 
 # Bounded, so that what is made of it stays a number of 64 bits; only the digits 0 to 9, as Kubernetes has it.
 QUANTITY = r"[0-9]{1,15}(\.[0-9]{1,9})?(m|Ki|Mi|Gi|Ti|k|M|G|T)?"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from muster.contract.adapter_config import ALL_LINEAR, Adapter
 from muster.contract.architecture import Architecture
-from muster.contract.training import ALL_LINEAR, Adapter
 
 NF4_BYTES = 0.5 + 4 / 64  # of a weight: four bits, and the fp32 scale of each block of 64
 

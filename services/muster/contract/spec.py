@@ -9,13 +9,14 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from muster.contract.address import refuse_metadata_url
 from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, Time, parse
+from muster.contract.fields import Count, FolderAddress, Positive, Text
 from muster.contract.gang import Gang
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
 from muster.contract.pods import PodMarks, label_key, label_value
 from muster.contract.redaction import masked_paths
 from muster.contract.signals import Cause
 from muster.contract.status import DataSkip, JobStatus
-from muster.contract.training import Count, FolderAddress, Positive, Text, TrainingConfig
+from muster.contract.training import TrainingConfig
 
 # Bounded, so that what is made of them stays a number of 64 bits; only the digits 0 to 9, as Kubernetes has it.
 DURATION = r"[0-9]{1,9}(s|m|h)"

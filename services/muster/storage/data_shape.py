@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster.contract.address import Address, parse_address
-from muster.contract.training import Source, TrainingConfig
+from muster.contract.data_config import Source
+from muster.contract.training import TrainingConfig
 from muster.contract.warnings import DataShape
 from muster.storage.errors import StorageError
 from muster.storage.settings import S3Settings

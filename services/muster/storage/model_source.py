@@ -6,12 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.address import hub_path, parse_address
 from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, UserError, parse
 from muster.contract.checkpoint import ITEM_BYTES, Commit, commit_key
+from muster.contract.model_config import FromCommit
 from muster.contract.model_size import ModelSize, decoder_size, dimensions_of, position_limit, size_of
-from muster.contract.training import Adapter, FromCommit, TrainingConfig
+from muster.contract.training import TrainingConfig
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, parse_commit
 from muster.storage.listing import steps_in
 from muster.storage.model_folder import open_folder

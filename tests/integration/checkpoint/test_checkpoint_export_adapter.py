@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.integration.checkpoint.one_rank import identity, outcomes, state
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import Architecture
 from muster.contract.base import dump
 from muster.contract.names import ExitCode
 from muster.contract.spec import Keep
-from muster.contract.training import Adapter
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import Saver
 from muster.trainer.convert import hugging_face, merge

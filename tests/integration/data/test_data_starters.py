@@ -15,7 +15,7 @@ import pytest
 from tests.polling import eventually
 from tests.unit.data.making import contents, stored, write_texts
 
-from muster.contract.training import Source
+from muster.contract.data_config import Source
 from muster.trainer.data import build, load_tokenizer
 from muster.trainer.data.prepare import Report, prepared
 from muster.trainer.data.store import TokenStore

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import PRESETS
 from muster.contract.base import parse
 from muster.contract.estimate import Known, estimate_job
@@ -16,7 +17,7 @@ from muster.contract.fitting import Host, changes_that_fit, lowest_that_fits, ne
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import JobSpec
 from muster.contract.throughput import Measured, setup_of
-from muster.contract.training import Adapter, TrainingConfig
+from muster.contract.training import TrainingConfig
 from muster.contract.warnings import DataShape
 from muster.documents.prices import load_prices
 

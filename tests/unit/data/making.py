@@ -9,7 +9,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from muster.contract.base import parse
-from muster.contract.training import Source, TrainingConfig
+from muster.contract.data_config import Source
+from muster.contract.training import TrainingConfig
 from muster.trainer.data import Data, load_tokenizer, open_data
 from muster.trainer.data.prepare import prepared
 from muster.trainer.data.store import TokenStore

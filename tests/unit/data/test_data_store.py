@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.data.making import CHATML, chat_record, contents, stored, write_jsonl, write_texts, write_tokenizer
 
-from muster.contract.training import Source
+from muster.contract.data_config import Source
 from muster.trainer.data import load_tokenizer, prepare, sources
 from muster.trainer.data import store as stores
 from muster.trainer.data.build import Builder

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from muster.contract import memory
+from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.base import dump
-from muster.contract.training import Adapter, TrainingConfig
+from muster.contract.training import TrainingConfig
 from muster.trainer.checkpoint.staging import _HEADER_BYTES, reserve_bytes
 from muster.trainer.config import Ranks
 from muster.trainer.models import sharding

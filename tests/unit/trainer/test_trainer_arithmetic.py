@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.contract import flops
+from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import PRESETS, Architecture
-from muster.contract.training import Adapter, EarlyStopping, OptimizerConfig, Schedule, TrainingConfig
+from muster.contract.optimizer_config import OptimizerConfig, Schedule
+from muster.contract.training import EarlyStopping, TrainingConfig
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.train import randomness
 from muster.trainer.train.evaluation import Best

@@ -352,7 +352,7 @@ import torch
 from muster.contract.architecture import PRESETS
 from muster.trainer.models.decoder import build
 from muster.trainer.models.init import initialize
-from muster.contract.training import OptimizerConfig
+from muster.contract.optimizer_config import OptimizerConfig
 from muster.trainer.train.optimizer import make_optimizer
 
 def status(what):  # getrusage would count what pytest held when it forked

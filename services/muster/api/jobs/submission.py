@@ -14,9 +14,9 @@ from muster.api.services import Services
 from muster.api.tables import JobRow
 from muster.contract.address import Address, AddressError, job_folder, parse_address
 from muster.contract.base import InvalidDocument, Problem
+from muster.contract.model_config import FromCommit
 from muster.contract.redaction import redact, redact_values, secrets_in
 from muster.contract.spec import JobSpec, Submission, parse_job
-from muster.contract.training import FromCommit
 from muster.documents.document import Document
 from muster.storage.errors import StoreError
 from muster.storage.listing import CommitListing

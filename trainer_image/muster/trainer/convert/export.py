@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import ITEM_BYTES, Commit, TensorEntry
 from muster.contract.text import size
-from muster.contract.training import Adapter
 from muster.storage.store import Store, open_store
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import Commit
-from muster.contract.training import Adapter
 from muster.storage.store import Store
 from muster.trainer.convert.pieces import whole
 from muster.trainer.errors import UserError

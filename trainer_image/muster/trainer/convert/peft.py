@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from muster.contract.adapter_config import ALL_LINEAR, Adapter
 from muster.contract.address import hub_path, parse_address
 from muster.contract.checkpoint import Commit
-from muster.contract.training import ALL_LINEAR, Adapter
 from muster.trainer.convert import hugging_face
 from muster.trainer.models.adapter import weight_of
 

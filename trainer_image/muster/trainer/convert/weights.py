@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import Commit
-from muster.contract.training import Adapter
 from muster.trainer.checkpoint import CheckpointMismatch, load_weights, read_commit
 from muster.trainer.checkpoint.tensors import model_tensors
 from muster.trainer.models.adapter import adapter_of, is_part, parts_of, weight_of

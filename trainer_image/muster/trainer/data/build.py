@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from muster.contract.training import Source
+from muster.contract.data_config import Source
 from muster.trainer.data.documents import Chunk, Reading
 from muster.trainer.data.sources import File, LocalFile
 from muster.trainer.data.store import FORMAT_VERSION, Array, Meta, sync

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from muster.contract.training import Source, TrainingConfig
+from muster.contract.data_config import Source
+from muster.contract.training import TrainingConfig
 from muster.trainer.data import store as stores
 from muster.trainer.data.mixture import Mixture
 from muster.trainer.data.packing import ConcatPacking, DocumentPacking, Packing, Sample, best_fit, one_each

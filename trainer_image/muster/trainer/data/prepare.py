@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from muster.contract.training import Source
+from muster.contract.data_config import Source
 from muster.trainer.data import sources
 from muster.trainer.data.build import Builder
 from muster.trainer.data.sources import File

@@ -10,8 +10,8 @@ import re
 
 from pydantic import ValidationError
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import Commit
-from muster.contract.training import Adapter
 from muster.trainer.errors import UserError
 
 _PART = re.compile(r"(.+)\.lora_(?:[AB]\.weight|magnitude_vector)")

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import Architecture
 from muster.contract.base import dump
 from muster.contract.model_size import ModelSize, decoder_size
-from muster.contract.training import Adapter
 from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize, initialize_adapter

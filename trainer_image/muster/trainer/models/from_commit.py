@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import Architecture
 from muster.contract.checkpoint import Commit
-from muster.contract.training import Adapter
 from muster.trainer.errors import UserError
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.definition import ModelDefinition

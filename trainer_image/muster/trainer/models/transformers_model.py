@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import ITEM_BYTES
 from muster.contract.model_size import ModelSize, dimensions_of, position_limit, size_of
-from muster.contract.training import Adapter
 from muster.storage.model_folder import CONFIG, ModelFolder
 from muster.trainer.errors import UserError
 from muster.trainer.models import loading, pretrained

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from muster.contract.training import OptimizerConfig
+from muster.contract.optimizer_config import OptimizerConfig
 from muster.trainer.models.shards import local
 
 

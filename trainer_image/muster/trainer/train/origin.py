@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit
-from muster.contract.training import FromCommit, TrainingConfig
+from muster.contract.model_config import FromCommit
+from muster.contract.training import TrainingConfig
 from muster.storage.errors import Refused
 from muster.storage.model_folder import open_folder
 from muster.trainer.checkpoint import DamagedCommit, newest_readable, read_commit

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from muster.contract.training import Length, OptimizerConfig, TrainingConfig
+from muster.contract.optimizer_config import OptimizerConfig
+from muster.contract.training import Length, TrainingConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

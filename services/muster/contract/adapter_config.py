@@ -1,0 +1,53 @@
+"""Which small matrices are trained beside the weights of a model that stays as it is."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from muster.contract.architecture import Architecture
+from muster.contract.base import Many, Spec
+from muster.contract.fields import Fraction, Positive, Text
+
+ALL_LINEAR = "all-linear"
+
+
+class Adapter(Spec):
+    """Small matrices A and B that are trained beside the weights W of some layers, which stay as they are."""
+
+    kind: Literal["lora", "rslora", "dora", "qlora"] = "lora"
+    """`lora` computes W + alpha / rank × B A, and `rslora` W + alpha / sqrt(rank) × B A. `dora` is lora with the length
+    of each row of the sum trained apart. `qlora` is lora beside weights in four bits (NF4, all linear layers but the
+    output head), and needs model.source.
+    """
+    rank: Positive = 16
+    """The inner dimension of B A."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
+    """The weight of B A, before it is divided by the rank or its root."""
+    targets: Annotated[Many[Text], Field(min_length=1)] = ("q_proj", "v_proj")
+    """Names of linear layers or ends of names (`q_proj`, `self_attn.q_proj`), or `all-linear`, all but the head."""
+    dropout: Fraction = 0.0
+    """The share of a layer's input that the adapter does not see, while training only."""
+
+    @field_validator("targets")
+    @classmethod
+    def _once_each(cls, targets: tuple[Text, ...]) -> tuple[Text, ...]:
+        if len(set(targets)) < len(targets):
+            raise ValueError(f"names a layer twice: {', '.join(targets)}")
+        if ALL_LINEAR in targets and len(targets) > 1:
+            raise ValueError(f"{ALL_LINEAR} has all layers already; leave the others out: {', '.join(targets)}")
+        return targets
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.kind == "rslora" else self.rank)
+
+    def parameters(self, architecture: Architecture) -> int:
+        """Its weights beside a decoder of this shape."""
+        ends = {target.rpartition(".")[2] for target in self.targets}
+        shapes = [s for name, s in architecture.projections.items() if name in ends or ALL_LINEAR in ends]
+        magnitudes = sum(outputs for outputs, _ in shapes) if self.kind == "dora" else 0
+        return architecture.layers * (self.rank * sum(sum(shape) for shape in shapes) + magnitudes)

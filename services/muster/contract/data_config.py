@@ -1,0 +1,56 @@
+"""What a training reads, and how it becomes samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from muster.contract.base import Many, Spec
+from muster.contract.fields import DataAddress, Positive, Text
+
+WEIGHT_SHARE_MIN = 1e-6  # of a source among all sources: below, an epoch would be millions of times its samples
+WEIGHT_SHARE_ODD = 1e-3
+
+
+class Source(Spec):
+    """A folder, file or glob of documents."""
+
+    source: DataAddress
+    """A path, a file://, s3:// or https:// address, a glob, or `builtin://python-stdlib` (Python's own library)."""
+    format: Literal["text", "jsonl", "openai-chat"] = "text"
+    """In `text` a file is a document. In `jsonl` each line is a JSON object whose `field` is a document. In
+    `openai-chat` each line is a conversation: `{"messages": [{"role", "content"}]}`.
+    """
+    field: Text = "text"
+    """The field of a line of `jsonl` that holds the document."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """The source's share of the samples, relative to the weights of the other sources."""
+
+
+class DataConfig(Spec):
+    """What is trained on, and how it becomes samples of equal length."""
+
+    train: Annotated[Many[Source], Field(min_length=1)]
+    """The sources of the training documents, mixed by their weights."""
+    tokenizer: DataAddress = "bytes"
+    """`bytes` (each byte is a token), or the address of a Hugging Face tokenizer.json. A model that is
+    started from brings its own.
+    """
+    sequence_length: Positive = 512
+    """Tokens of one sample."""
+    packing: bool = True
+    """Whether a sample holds several documents, which never attend to one another, or one document and padding."""
+
+    @model_validator(mode="after")
+    def _weights_are_comparable(self) -> Self:
+        total = math.fsum(source.weight for source in self.train)
+        for number, source in enumerate(self.train):
+            if not source.weight / total >= WEIGHT_SHARE_MIN:
+                raise ValueError(
+                    f"train[{number}].weight {source.weight:g} is {source.weight / total:.1g} of all weights, and an "
+                    "epoch ends when every sample of every source was seen; give each source at least "
+                    f"{WEIGHT_SHARE_MIN:g} of the sum, or leave it out"
+                )
+        return self
