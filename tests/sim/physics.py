@@ -98,6 +98,7 @@ class Process:
     ghost: bool = False  # its object was forced away from a node that does not answer
     muffled: tuple[float, float] = (0.0, 0.0)  # between these, no heartbeat of its gets out
     held: tuple[float, float] = (0.0, 0.0)  # between these, job control holds it
+    cut_off_at: float = float("inf")  # nothing of its is heard from here on, until its node is back
     rejection: Rejection | None = None  # it is not there: the API server refuses to let it exist
 
     @property
@@ -199,19 +200,19 @@ def seen_worker(job: SimJob, process: Process, now: float, offset: float) -> Wor
     """What the API says of a worker; times by the wall clock, which is `offset` off the world's."""
     beats: tuple[Heartbeat, ...] = ()
     if process.joined:
-        heard = min(now, process.died_at)
+        heard = min(now, process.died_at, process.cut_off_at)
         if process.muffled[0] <= heard < process.muffled[1]:
             heard = process.muffled[0]
         training = job.trainings.get(process.attempt)
         beat = _beat(job, process, heard, offset)
-        if training is not None and (
-            (training.hang == "stopped" and training.suspect is process) or process.held[0] <= now < process.held[1]
-        ):
-            # Not in the file that a rank writes: whoever reads it asks the machine.
+        held = training is not None and training.hang == "stopped" and training.suspect is process
+        if now < process.cut_off_at and training is not None and (held or process.held[0] <= now < process.held[1]):
+            # Not in the file that a rank writes: whoever reads it asks the machine, which must answer for that.
             beat = fast(Heartbeat, beat, stopped=True)
         beats = (beat,)
         if training is not None and training.suspect is process and training.hang == "mute":
-            beats += (fast(Heartbeat, beat, rank=_ON_THE_SAME_DISK + process.index, at=now + offset),)
+            at = min(now, process.cut_off_at) + offset
+            beats += (fast(Heartbeat, beat, rank=_ON_THE_SAME_DISK + process.index, at=at),)
     return Worker(
         process.index,
         process.attempt,
@@ -245,6 +246,8 @@ def _beat(job: SimJob, process: Process, now: float, offset: float) -> Heartbeat
     step, loaded_at = training.stepped(now), training.met_at + training.load_seconds
     until = at if training.broken_at is None else min(at, training.broken_at)
     phase = TrainerPhase.LOAD if until < loaded_at else TrainerPhase.STEP
+    if step == training.steps:  # it waits for its last commit, which no limit is learnt for
+        phase = TrainerPhase.DRAIN
     seconds = fast(
         TrainerSeconds,
         _NO_SECONDS,
@@ -276,7 +279,9 @@ def _beat(job: SimJob, process: Process, now: float, offset: float) -> Heartbeat
         last_step=last,
         moves=1 if training.hang == "behind" and training.suspect is process else 3,
         slow_ranks=_slow_ranks(job, training, now) if process.index == 0 and training.slow is not None else (),
-        limit_seconds=max(15.0, 10.0 * training.step_seconds) if step >= training.resume_step + 3 else None,
+        limit_seconds=max(15.0, 10.0 * training.step_seconds)
+        if phase is TrainerPhase.STEP and step >= training.resume_step + 3
+        else None,
     )
 
 

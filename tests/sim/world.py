@@ -43,6 +43,7 @@ class SimWorld(Gangs):
         node.up = node.reachable = True
         self.log(lambda: f"node {node.name} is back")
         for job, process in self.on(node):
+            process.cut_off_at = float("inf")
             if process.ghost and process.alive:
                 self.end(process, 137, signal=9)  # the kubelet learns that the worker should not be there
             elif process.state in (WorkerState.UNREACHABLE, WorkerState.RUNNING) and not process.alive:
@@ -74,7 +75,7 @@ class SimWorld(Gangs):
         node.reachable = False
         self.log(lambda: f"node {node.name} is cut off")
         for job, process in self.on(node):
-            process.muffled = (self.t, self.t + seconds)
+            process.cut_off_at = self.t
             self.after(self.rng.uniform(0.5, 15.0), lambda j=job, p=process: self._unanswered(j, p))  # type: ignore[misc]
             if process.wanted > 1:
                 self.break_gang(job, process.attempt)
