@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from tests.tidy.documents import FENCE, documents
 
 from muster.cli.job_file import read_job_file
 from muster.cli.paths import make_absolute
@@ -29,6 +30,26 @@ def test_an_example_is_a_valid_job(file: Path) -> None:
     for nodes in job.spec.gang_sizes():
         assert job.spec.training.accumulation(nodes * job.spec.gang.ranks_per_node) >= 1
     assert job.spec.gang.nodes.max in job.spec.gang_sizes()
+
+
+def documented_jobs() -> list[tuple[str, str]]:
+    """(document, text) of each whole TrainingJob in the documentation."""
+    root = EXAMPLES.parent
+    blocks = [
+        (str(path.relative_to(root)), block) for path in documents(root) for block in FENCE.finditer(path.read_text())
+    ]
+    return [(name, block["body"]) for name, block in blocks if "kind: TrainingJob\n" in block["body"]]
+
+
+@pytest.mark.parametrize(("name", "text"), documented_jobs(), ids=lambda part: part if part.endswith(".md") else "")
+def test_a_job_in_the_documentation_is_valid(name: str, text: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    assert parse_job(read_job_file(str(file)).data).name, name
+
+
+def test_the_documentation_has_whole_jobs() -> None:
+    assert len(documented_jobs()) >= 2
 
 
 @pytest.mark.parametrize("name", ["sft-chat.yaml", "lora-chat.yaml"])
