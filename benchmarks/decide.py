@@ -2,9 +2,9 @@
 
     python benchmarks/decide.py [--quick] [--json FILE]
 
-decide: one decision over a job in each phase, for gangs of 2 to 5,000 workers. admission: one pass over a full queue,
-from 50 nodes and 10 jobs to 5,000 nodes and 10,000 jobs. restart: everything that the operator computes (observing and
-API calls excluded) to bring a gang from its failure to its next running attempt.
+decide: one decision over a job in each phase, for gangs of 2 to 5,000 workers. admission: one pass over a full queue
+of 200 projects with quotas, from 50 nodes and 10 jobs to 5,000 nodes and 10,000 jobs. restart: everything that the
+operator computes (observing and API calls excluded) to bring a gang from its failure to its next running attempt.
 
 Limits: decide p99 <= 2 ms; 1,000 queued jobs at 5,000 nodes <= 1 s; a 5,000-worker gang's restart <= 10 s.
 """
@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from muster.contract.quotas import ProjectQuota, Quota
 from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, TrainerSeconds, WorkerExit
 from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import JobStatus, Phase
@@ -34,6 +35,7 @@ from muster.operator.core.observed import Committed, Observed, Reservation, Work
 NOW = 1_700_000_000.0
 DECIDE_P99_SECONDS, ADMISSION_SECONDS, RESTART_SECONDS = 0.002, 1.0, 10.0
 RANKS = 8
+PROJECTS = 200  # each with a quota, and one for each of its people
 
 
 def spec(nodes: int, gpus: int = RANKS) -> JobSpec:
@@ -148,7 +150,7 @@ def decisions(sizes: tuple[int, ...], times: int) -> dict[str, Any]:
 
 
 def fleet(nodes: int, jobs: int) -> tuple[Fleet, tuple[Reservation, ...]]:
-    """Nine tenths of the fleet are held; gangs of 1 to 64 nodes wait, of six shapes."""
+    """Nine tenths of the fleet are held; gangs of 1 to 64 nodes wait, of six shapes and PROJECTS projects."""
     pools = max(1, nodes // 500)
     machines = tuple(
         Node(f"node-{i:05d}", f"pool-{i % pools}", "on-demand" if i % 3 else "spot", RANKS, 96.0, 2**40)
@@ -159,12 +161,16 @@ def fleet(nodes: int, jobs: int) -> tuple[Fleet, tuple[Reservation, ...]]:
         for i in range(int(nodes * 0.9))
     )
     shapes = [spec(n, g) for n, g in ((1, 8), (1, 4), (2, 8), (8, 8), (16, 8), (64, 8))]
-    waiting = [
-        JobSummary(f"job-{i}", "team", f"job-{i}", NOW - i, False, shapes[i % 6], JobStatus(queued_at=NOW - i))
-        for i in range(jobs)
-    ]
-    there = [JobSummary(e.uid, "team", e.uid, NOW, False, shapes[0], JobStatus(phase=Phase.RUNNING)) for e in held]
-    return Fleet(NOW, True, machines, (*there, *waiting)), held
+    waiting = [_summary(f"job-{i}", i, shapes[i % 6], JobStatus(queued_at=NOW - i), NOW - i) for i in range(jobs)]
+    there = [_summary(e.uid, i, shapes[0], JobStatus(phase=Phase.RUNNING), NOW) for i, e in enumerate(held)]
+    quota = ProjectQuota(gpus=max(8, nodes * RANKS // PROJECTS), gangs=50, person=Quota(gpus=64, gangs=20))
+    quotas = {f"project-{i}": quota for i in range(PROJECTS)}
+    return Fleet(NOW, True, machines, (*there, *waiting), quotas=quotas), held
+
+
+def _summary(uid: str, index: int, spec: JobSpec, status: JobStatus, created_at: float) -> JobSummary:
+    project, owner = f"project-{index % PROJECTS}", f"person-{index % 7}"
+    return JobSummary(uid, "team", uid, created_at, False, spec, status, project, owner)
 
 
 def admissions(sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from muster.contract.quotas import ProjectQuota
 from muster.contract.signals import Cause, SignalKind
 from muster.contract.status import STATUS_VERSION, Failure, GoodputState, JobStatus, Phase
 from muster.operator.core.codes import Code
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 FREE = (Cause.PREEMPTION, Cause.EVICTION)
 BUG = "IndexError"  # what a job with a bug says when it strikes
 ALIVE = (Phase.STARTING, Phase.RUNNING)
+QUOTA_SEEN_SECONDS = 60.0  # after a quota was changed: a pass may have begun before
 HELD_SEEN_SECONDS = 2.0  # after a process was held: what was read before is still acted on
 
 
@@ -286,6 +288,7 @@ class Checkers:
                     "a namespace keeps its limit",
                     f"{namespace}: {by_namespace}",
                 )
+        self._quotas_kept(before, after)
         self._first_in_line_first(set(after) - set(before))
         dropped = {(e.uid, e.number) for e in before} - {(e.uid, e.number) for e in after}
         for uid, number in dropped:
@@ -294,6 +297,28 @@ class Checkers:
             self.require(
                 safe, "nodes are held until the gang is gone", f"{job.name}#{number} was dropped in {job.status.phase}"
             )
+
+    def _quotas_kept(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+        """Whoever is given nodes had room for them, in its project and for its owner."""
+        if self.world.t < self.world.quotas_changed_at + QUOTA_SEEN_SECONDS:
+            return
+        held_before, held = _gpus_held(before), _gpus_held(after)
+        for uid in {uid for uid, _ in held.keys() - held_before.keys()}:
+            job = self.world.jobs[uid]
+            begins = not any(known == uid for known, _ in held_before)
+            quota = self.world.quotas.get(job.project, ProjectQuota())
+            for whose, limit, owner in (("project", quota, None), ("person", quota.person, job.owner)):
+                mates = {
+                    mate.uid
+                    for mate in self.world.jobs.values()
+                    if mate.project == job.project and owner in (None, mate.owner)
+                }
+                gpus = sum(count for (mate, _), count in held.items() if mate in mates)
+                gangs = len(mates & {mate for mate, _ in held})
+                fits = not job.spec.gang.gpus_per_node or limit.gpus is None or gpus <= limit.gpus
+                fits = fits and (not begins or limit.gangs is None or gangs <= limit.gangs)
+                what = f"that of {job.name} holds {gpus} GPUs with {gangs} gangs: {limit!r}"
+                self.require(fits, f"a {whose} keeps its quota", what)
 
     def _first_in_line_first(self, granted: set[Reservation]) -> None:
         """Whoever asks for no more, and is ahead, would have fit where a later one was put."""
@@ -328,7 +353,14 @@ class Checkers:
         small = (
             gang.nodes.min <= len(entry.nodes) and gang.gpus_per_node <= entry.gpus and gang.topology.required is None
         )
-        return waiting and ready and long and small and job.namespace not in self.world.limits
+        return (
+            waiting
+            and ready
+            and long
+            and small
+            and job.namespace not in self.world.limits
+            and job.project not in self.world.quotas
+        )
 
     def process_started(self, job: SimJob, process: Process) -> None:
         self._capacity_used(process.node)
@@ -412,3 +444,8 @@ def _fruitless(job: SimJob) -> int:
 def _late(job: SimJob, commit: tuple[int, int, float, float]) -> bool:
     """A commit that a ghost may have published after it was seen gone."""
     return any(p.attempt == commit[1] and p.ghost for p in job.processes.values())
+
+
+def _gpus_held(entries: tuple[Reservation, ...]) -> dict[tuple[str, str], int]:
+    """By job and node."""
+    return {(entry.uid, node): entry.gpus for entry in entries for node in entry.nodes}

@@ -30,6 +30,7 @@ from muster.operator.core import (
     gang_rules,
     goodput,
     placement,
+    quotas,
     shutdown,
     stalls,
     transitions,
@@ -226,9 +227,32 @@ def deaf_in_the_queue(summary: WorkerSummary) -> Decision | None:
     return None if summary.status.phase is Phase.QUEUED else decide.user_request(summary)
 
 
-class Unlimited(admit._Limits):
-    def left(self, namespace: str) -> int | None:
-        return None
+ORIGINAL_LIMIT = quotas._Limit
+
+
+def unlimited(code: Code, **limits: None) -> Plant:
+    """Limits of this kind are not kept."""
+
+    def make(whose: str, code_of_it: Code, gpus: int | None, gangs: int | None) -> Any:
+        kept: dict[str, int | None] = {"gpus": gpus, "gangs": gangs}
+        if code_of_it is code:
+            kept |= limits
+        return ORIGINAL_LIMIT(whose, code_of_it, kept["gpus"], kept["gangs"])
+
+    return patch(quotas, _Limit=make)
+
+
+def room_for_one_more(self: quotas._Limit, uid: str) -> bool:
+    return self.gangs is None or uid in self.held or len(self.held) <= self.gangs
+
+
+def only_the_smallest_asked_about(self: quotas.Quotas, job: Any, ask: Any) -> Any:
+    """An elastic gang that fits with its fewest nodes is given as many as there are."""
+    kept = ORIGINAL_ALLOWED(self, job, ask)
+    return ask if kept.sizes else kept
+
+
+ORIGINAL_ALLOWED = quotas.Quotas.allowed
 
 
 def sizes_that_do_not_divide(spec: Any) -> tuple[int, ...]:
@@ -280,7 +304,17 @@ MUTANTS = (
     Mutant("a gang gets one node too few", patch(placement.Space, _place=one_node_short)),
     Mutant("two workers of a gang share a node", patch(placement.Space, _choose=one_node_twice)),
     Mutant("elastic sizes that do not divide the batch", patch(admit, _sizes=sizes_that_do_not_divide)),
-    Mutant("namespace limits are not kept", patch(admit, _Limits=Unlimited)),
+    Mutant("namespace limits are not kept", unlimited(Code.NAMESPACE_LIMIT, gpus=None)),
+    Mutant("a project's GPUs are not limited", unlimited(Code.PROJECT_LIMIT, gpus=None)),
+    Mutant("a project's gangs are not limited", unlimited(Code.PROJECT_LIMIT, gangs=None)),
+    Mutant("a person's GPUs are not limited", unlimited(Code.PERSON_LIMIT, gpus=None)),
+    Mutant("a person's gangs are not limited", unlimited(Code.PERSON_LIMIT, gangs=None)),
+    Mutant("a project runs one gang too many", patch(quotas._Limit, _may_run=room_for_one_more)),
+    Mutant("an elastic gang grows over a limit", patch(quotas.Quotas, has_room=lambda self, job, nodes: True)),
+    Mutant("an elastic gang begins over a limit", patch(quotas.Quotas, allowed=only_the_smallest_asked_about)),
+    Mutant(
+        "small jobs of a project pass its large one for ever", patch(quotas.Quotas, keep=lambda self, job, ask: None)
+    ),
     Mutant("small jobs may pass a large gang for ever", patch(admit, BACKFILL_SECONDS=float("inf"))),
     Mutant("an excluded node is never used again", patch(admit, largest_possible=lambda nodes, ask: 10**6)),
     Mutant("hangs are not noticed", patch(gang_rules, check_running=lambda summary: stalls.Stall(None))),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import random
 
 from muster.contract.gang import CapacityPreference, Gang, Nodes, Topology
+from muster.contract.quotas import ProjectQuota, Quota
 from muster.contract.signals import Cause, Signal, SignalKind
 from muster.contract.spec import JobSpec, Recovery, parse_job
 from muster.contract.status import STATUS_VERSION, JobStatus
@@ -13,6 +15,8 @@ from tests.sim.physics import SimJob, SimNode
 from tests.sim.world import SimWorld
 
 RACK = "example.com/rack"
+PROJECTS = ("vision", "speech")
+PEOPLE = ("ada", "ben", "")
 
 _BASE = parse_job(
     {
@@ -84,6 +88,35 @@ def settle_nodes(world: SimWorld) -> None:
     world.grow_after_seconds = rng.choice((30.0, 30.0, 600.0))
     if rng.random() < 0.2:
         world.limits["team-a"] = rng.choice((8, 16))
+    _settle_quotas(world)
+
+
+def _settle_quotas(world: SimWorld) -> None:
+    """By dice of their own, so that worlds without them are what they were before there were any. Some are lowered and
+    raised again while gangs run."""
+    dice = random.Random(repr(world.weather) + "quotas")
+    if dice.random() < 0.7:
+        return
+
+    def choose() -> None:
+        world.quotas = {
+            project: dice.choice(
+                (
+                    ProjectQuota(gpus=dice.choice((0, 4, 8, 16))),
+                    ProjectQuota(gangs=dice.choice((0, 1, 1, 2))),
+                    ProjectQuota(person=Quota(gpus=dice.choice((4, 8)))),
+                    ProjectQuota(person=Quota(gangs=1)),
+                    ProjectQuota(gpus=16, gangs=3, person=Quota(gpus=8, gangs=2)),
+                )
+            )
+            for project in dice.sample(PROJECTS, dice.randint(1, len(PROJECTS)))
+        }
+        world.quotas_changed_at = world.t
+        world.log(lambda: f"quotas: {world.quotas}")
+
+    choose()
+    for _ in range(dice.choice((0, 0, 2))):
+        world.at(dice.uniform(0.0, world.weather.seconds), choose)
 
 
 def settle_jobs(world: SimWorld) -> None:
@@ -132,6 +165,14 @@ def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
         commit_every=rng.choice((5, 10, 20)),
         load_seconds=rng.uniform(0.5, 10.0),
     )
+    dice = random.Random(uid + repr(world.weather))
+    job.project, job.owner = dice.choice((*PROJECTS, PROJECTS[0], "default")), dice.choice(PEOPLE)
+    if kind and world.quotas:  # as much as the large gang needs, and the small ones want it too
+        job.project = PROJECTS[0]
+        if kind == "large":
+            world.quotas = {job.project: ProjectQuota(gpus=low * spec.gang.gpus_per_node)}
+            world.quotas_changed_at = world.t
+            world.log(lambda: f"quotas: {world.quotas}")
     if world.chance(world.weather.bug):
         job.bug_step = rng.randint(1, job.steps)
     job.misnamed = world.chance(world.weather.misnamed) and not kind

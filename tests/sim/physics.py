@@ -162,6 +162,8 @@ class SimJob:
     step_seconds: float
     commit_every: int
     load_seconds: float
+    project: str = "default"
+    owner: str = ""
     generation: int = 1
     deleting: bool = False
     version: int = 1

@@ -10,6 +10,7 @@ import heapq
 import random
 from collections.abc import Callable
 
+from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
 from muster.local.cluster import Conflict, NotFound
@@ -34,6 +35,8 @@ class Store:
         self.nodes: dict[str, SimNode] = {}
         self.jobs: dict[str, SimJob] = {}
         self.limits: dict[str, int] = {}
+        self.quotas: dict[str, ProjectQuota] = {}
+        self.quotas_changed_at = float("-inf")
         self.quota_until: dict[str, float] = {}  # namespace → when its quota has room again
         self.grow_after_seconds = 600.0
         self.reservations: tuple[Reservation, ...] = ()
@@ -168,10 +171,20 @@ class Store:
         self, jobs: list[tuple[SimJob, tuple[int, JobSpec, JobStatus, int, bool]]], nodes: tuple[Node, ...], fresh: bool
     ) -> Fleet:
         summaries = tuple(
-            JobSummary(job.uid, job.namespace, job.name, job.created_at, view[4], view[1], view[2])
+            JobSummary(
+                job.uid, job.namespace, job.name, job.created_at, view[4], view[1], view[2], job.project, job.owner
+            )
             for job, view in jobs
         )
-        return Fleet(self.wall, fresh, nodes, summaries, self.limits, grow_after_seconds=self.grow_after_seconds)
+        return Fleet(
+            self.wall,
+            fresh,
+            nodes,
+            summaries,
+            self.limits,
+            dict(self.quotas),
+            grow_after_seconds=self.grow_after_seconds,
+        )
 
 
 def _gang_words(spec: JobSpec) -> str:

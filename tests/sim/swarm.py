@@ -29,7 +29,7 @@ OBEYED_SECONDS_MAX = 900.0  # within which a cancelled or deleted job has ended
 RETRIED_SECONDS_MAX = 60.0  # from when a failed pass is due again until it is made; less than RESYNC_SECONDS
 PASSES_MAX = 60_000  # an operator that spins is broken too
 # A job that waits for one of these can wait for ever: nothing in this world will change it.
-HOPELESS = frozenset({Code.GANG_TOO_LARGE, Code.NODE_TOO_SMALL, Code.TOPOLOGY_UNSATISFIABLE, Code.NAMESPACE_LIMIT})
+HOPELESS = frozenset({Code.GANG_TOO_LARGE, Code.NODE_TOO_SMALL, Code.TOPOLOGY_UNSATISFIABLE, Code.EXCEEDS_LIMIT})
 
 
 @dataclass(frozen=True)

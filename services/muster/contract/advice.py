@@ -52,6 +52,9 @@ _BY_CODE: Mapping[str, tuple[str, ...]] = {
     "InvalidSpec": ("Put right what the reason names, and submit the job anew.",),
     "TopologyUnsatisfiable": ("Clone the job with topology.preferred instead of required, or with fewer nodes.",),
     "NamespaceLimit": ("Wait until another job of the namespace ends, or ask for a higher limit.",),
+    "ProjectLimit": ("Wait until a job that the reason names ends, or ask an admin for a higher quota.",),
+    "PersonLimit": ("Wait until a job of yours ends, or ask a maintainer of the project for a higher quota.",),
+    "ExceedsLimit": ("Clone the job with a smaller gang, or ask an admin for a higher limit.",),
     "AwaitingScheduler": ("Look at the queue of the scheduler that spec.gang.scheduler names: it admits the gang.",),
     "CrashLoop": (
         "Look at the attempts: they end before a new commit. Read the end of the last log.",

@@ -14,6 +14,10 @@ FINALIZER = (
 
 # A job's name becomes part of pod and host names (`<job>-<attempt>-<worker>`), which end at 63 characters.
 JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
+# Of people and service accounts: a label's value, and ASCII only, so that no two names look alike.
+PERSON_NAME = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
+DEFAULT_PROJECT = "default"  # of jobs whose project nobody names; always there
+FIRST_PERSON = "admin"  # whose the first token is, and the jobs that nobody else owns
 
 
 class Rendezvous:
@@ -55,6 +59,8 @@ class Label:
     JOB_UID = "muster.dev/job-uid"
     ATTEMPT = "muster.dev/attempt"
     WORKER = "muster.dev/worker"
+    PROJECT = "muster.dev/project"  # of a TrainingJob: the project that owns it
+    OWNER = "muster.dev/owner"  # of a TrainingJob: who submitted it
     JOB_ID = "muster.dev/job-id"  # of a TrainingJob that the API made: its id there, and its checkpoint folder's name
 
 

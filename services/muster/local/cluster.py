@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.contract.base import dump_json
+from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec, Metadata, TrainingJob
 from muster.contract.status import JobStatus
 from muster.local.private import make_private_database
@@ -32,6 +33,7 @@ CREATE INDEX IF NOT EXISTS jobs_by_version ON jobs (version);
 CREATE TABLE IF NOT EXISTS history (
     version INTEGER PRIMARY KEY, uid TEXT NOT NULL, at REAL NOT NULL, gone INTEGER NOT NULL, status TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS counter (id INTEGER PRIMARY KEY CHECK (id = 0), version INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS quotas (project TEXT PRIMARY KEY, quota TEXT NOT NULL);
 INSERT OR IGNORE INTO counter VALUES (0, 0);
 """
 
@@ -245,6 +247,18 @@ class LocalCluster:
                 return
             db.execute("DELETE FROM jobs WHERE uid = ?", (uid,))
             _remember(db, _next(db), uid, row["status"], gone=True)
+
+    def quotas(self) -> dict[str, str]:
+        """The quota of each project that has one, as the JSON text of a contract ProjectQuota."""
+        rows = self._connection().execute("SELECT project, quota FROM quotas ORDER BY project").fetchall()
+        return {row["project"]: row["quota"] for row in rows}
+
+    def write_quota(self, project: str, quota: ProjectQuota | None) -> None:
+        """Say what the jobs of the project may hold from now on; None for no limit."""
+        with self._write() as db:
+            db.execute("DELETE FROM quotas WHERE project = ?", (project,))
+            if quota is not None:
+                db.execute("INSERT INTO quotas VALUES (?,?)", (project, dump_json(quota)))
 
     def _connection(self) -> sqlite3.Connection:
         """This thread's, closed when the thread is gone. To open one takes longer than most of what is asked of it."""

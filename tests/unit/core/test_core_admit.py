@@ -196,7 +196,10 @@ def test_namespace_limits() -> None:
     jobs = [holding("there", "a"), summary("new"), summary("other", namespace="free")]
     plan = admit(fleet(four(), jobs, limits={"team": 16}), (entry("there", "a"),))
     assert plan.waits["new"].code == Code.NAMESPACE_LIMIT
-    assert plan.waits["new"].because == "gang needs 16 GPUs, 8 of the 16 that namespace team may hold are left"
+    assert (
+        plan.waits["new"].because
+        == "gang needs 16 GPUs, 8 of the 16 that namespace team may hold are left; held by team/there (8 GPUs)"
+    )
     assert {e.uid for e in plan.entries} == {"there", "other"}
     elastic = summary("new", spec(gang={"nodes": {"min": 1, "max": 3}, "gpusPerNode": 8}))
     assert placed(fleet(four(), [elastic], limits={"team": 16})) == {"new": ("a", "b")}

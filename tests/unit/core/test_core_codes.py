@@ -11,6 +11,7 @@ from tests.unit.core.seen import (
     exited,
     gone,
     granted,
+    node,
     observed,
     running,
     settled,
@@ -26,6 +27,7 @@ from tests.unit.core.test_core_rejections import QUOTA, rejected
 from tests.unit.core.test_core_signals import signal
 from tests.unit.core.test_core_stalls import gang
 
+from muster.contract.quotas import ProjectQuota, Quota
 from muster.contract.signals import Cause, Signal, SignalKind, TrainerPhase
 from muster.contract.status import Phase
 from muster.operator.core.admit import admit
@@ -142,11 +144,18 @@ def waits() -> dict[str, str]:
         summary("small", spec(gang={"nodes": 1, "gpusPerNode": 8})),
         summary("huge", spec(gang={"nodes": 9, "gpusPerNode": 8})),
         summary("rack", spec(gang={"nodes": 2, "gpusPerNode": 8} | rack)),
-        summary("poor", namespace="poor"),
+        holding("rich", "e", namespace="poor"),
+        summary("poor", spec(gang={"nodes": 1, "gpusPerNode": 8}), namespace="poor"),
+        summary("poorer", namespace="poor"),
+        holding("tts", "f", project="nlp", owner="ada"),
+        summary("mine", spec(gang={"nodes": 1, "gpusPerNode": 8}), project="nlp", owner="ada"),
+        summary("bens", spec(gang={"nodes": 2, "gpusPerNode": 8}), project="nlp", owner="ben"),
         summary("dense", spec(gang={"nodes": 1, "gpusPerNode": 80})),
         summary("kueue", spec(gang={"nodes": 2, "gpusPerNode": 8, "scheduler": {"kind": "kueue"}})),
     ]
-    plan = admit(fleet(four(), jobs, limits={"poor": 4}), (entry("there", "a", "b"),))
+    quotas = {"nlp": ProjectQuota(gpus=16, person=Quota(gangs=1))}
+    held = (entry("there", "a", "b"), entry("rich", "e"), entry("tts", "f"))
+    plan = admit(fleet([*four(), node("e"), node("f")], jobs, limits={"poor": 8}, quotas=quotas), held)
     return {wait.code: wait.because for wait in plan.waits.values()}
 
 

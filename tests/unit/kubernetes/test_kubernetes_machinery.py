@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.unit.kubernetes.making import job_item, pod_item
 
+from muster.contract.base import dump_json
+from muster.contract.quotas import QUOTAS, ProjectQuota
 from muster.contract.status import Phase
 from muster.kube import connection as kubernetes
 from muster.kube.connection import Credentials, from_kubeconfig
@@ -18,6 +20,7 @@ from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import Jobs
 from muster.operator.kubernetes.leader import LEASE_SECONDS, Leader, LeadershipLost
 from muster.operator.kubernetes.pods import Pods, read_pod
+from muster.operator.kubernetes.quotas import QuotaReader
 from muster.operator.kubernetes.reservations import ReservationStore
 from muster.operator.world import Conflict, Unreadable
 
@@ -143,6 +146,29 @@ async def test_a_ledger_that_makes_no_sense_is_not_overwritten() -> None:
     await store.create("", {"metadata": {"name": "x", "namespace": "system"}, "binaryData": {"entries": "AAAA"}})
     with pytest.raises(Unreadable):
         await ReservationStore(store, "system").read()  # type: ignore[arg-type]
+
+
+async def test_quotas_are_read_anew_when_they_change_and_a_fault_is_told_once() -> None:
+    store, told = Store(), list[str]()
+    reader = QuotaReader(store, "system", lambda what, error: told.append(f"{what}: {error}"))  # type: ignore[arg-type]
+    assert await reader.read() == {}
+    names = {"name": QUOTAS, "namespace": "system"}
+    await store.create("", {"metadata": names, "data": {"nlp": dump_json(ProjectQuota(gpus=8))}})
+    assert await reader.read() == {"nlp": ProjectQuota(gpus=8)}
+    await store.put("", {"metadata": names | {"resourceVersion": "1"}, "data": {"nlp": "gpus: 9"}})
+    assert await reader.read() == await reader.read() == {"nlp": ProjectQuota(gpus=8)}
+    assert [fault.split(" can't be read")[0] for fault in told] == [
+        "ConfigMap system/muster-project-quotas: the quota of project nlp"
+    ]
+
+
+def test_a_job_is_of_the_project_and_the_person_that_its_labels_name() -> None:
+    item = job_item()
+    known = Jobs(lambda uid: None).keep(item).summary
+    assert (known.project, known.owner) == ("default", "")
+    item["metadata"] = item["metadata"] | {"labels": {"muster.dev/project": "nlp", "muster.dev/owner": "ada"}}
+    known = Jobs(lambda uid: None).keep(item).summary
+    assert (known.project, known.owner) == ("nlp", "ada")
 
 
 def test_equal_specs_are_kept_once() -> None:

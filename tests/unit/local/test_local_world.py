@@ -19,6 +19,7 @@ from tests.polling import eventually
 from muster.contract.base import dump_json
 from muster.contract.names import Env
 from muster.contract.notices import NOTICES_ENV
+from muster.contract.quotas import ProjectQuota, Quota
 from muster.contract.signals import WorkerExit
 from muster.contract.spec import Runtime, TrainingJob, WorkerConfig, parse_job
 from muster.contract.status import GangStatus, JobStatus, Phase
@@ -308,6 +309,19 @@ async def test_reservations_are_compared_and_swapped_and_outlive_the_operator(ho
     (house.world.state.root / "reservations.json").write_text("{")
     with pytest.raises(Unreadable, match=r"reservations.json can't be understood"):
         await LocalWorld(house.world.state.root, VirtualNodes(4), SLEEP).reservations()
+
+
+async def test_the_fleet_has_the_quotas_that_are_written_and_whose_each_job_is(house: House) -> None:
+    cluster, labels = house.world.cluster, {"muster.dev/project": "nlp", "muster.dev/owner": "ada"}
+    cluster.create("other", "default", house.job.spec, labels)
+    cluster.write_quota("nlp", ProjectQuota(gpus=8, person=Quota(gangs=1)))
+    fleet = await house.world.fleet()
+    assert fleet.quotas == {"nlp": ProjectQuota(gpus=8, person=Quota(gangs=1))}
+    assert [(job.project, job.owner) for job in fleet.jobs] == [("default", ""), ("nlp", "ada")]
+    cluster.write_quota("nlp", ProjectQuota(gpus=4))
+    assert (await house.world.fleet()).quotas == {"nlp": ProjectQuota(gpus=4)}
+    cluster.write_quota("nlp", None)
+    assert (await house.world.fleet()).quotas == {}
 
 
 async def test_the_fleet_follows_what_is_written(house: House) -> None:

@@ -7,6 +7,8 @@ however stale the jobs and nodes that they see (docs/decisions/0004).
 Order: priority, then age. A later job may pass one that does not fit, but only for BACKFILL_SECONDS: from then on every
 node that the waiting gang could use is kept for it as it becomes free, so no stream of small jobs starves a large gang.
 
+What a namespace, a project or a person may hold is kept here as well (quotas.py).
+
 A gang whose nodes were announced to go stands in this line while it still commits: what takes their place is held for
 it from the notice on, so that it goes on at once when its last worker is gone.
 """
@@ -25,6 +27,7 @@ from muster.operator.core.explain_wait import Holders, limits_hit, need
 from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
+from muster.operator.core.quotas import Quotas
 from muster.operator.core.transitions import replace_last
 
 # How long later jobs may pass a gang that does not fit. Longer fills more holes, shorter lets large gangs start sooner.
@@ -33,6 +36,10 @@ BACKFILL_SECONDS = 300.0
 GROW_AFTER_COMMIT_SECONDS = 60.0
 # For so many gangs nodes are kept in one pass. One would do: when the first has started, the next is the first.
 CLAIMS_MAX = 4
+# What a gang waits for passes by itself, as others end.
+_PASSING = frozenset({
+    Code.AWAITING_CAPACITY, Code.BEHIND_EARLIER_GANG, Code.NAMESPACE_LIMIT, Code.PROJECT_LIMIT, Code.PERSON_LIMIT,
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +58,13 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     if not queue and not elastic:
         return Plan(tuple(entries), {})
     space = Space(fleet.nodes, (*_ours(fleet, entries), *fleet.others))
-    limits = _Limits(fleet, entries)
+    quotas = Quotas(fleet, entries)
     waits: dict[str, Wait] = {}
     starving: list[Ask] = []
     explained, claims = _Explained(fleet, entries), 0
     for job in queue:
         if job.status.phase is Phase.RESTARTING:
-            if (place := _replacement(fleet, job, space, limits)) is not None:
+            if (place := _replacement(fleet, job, space, quotas)) is not None:
                 entries.append(_reservation(fleet, job, place, job.status.reservation + 1))
             continue
         if job.spec.gang.scheduler.kind != "builtin":
@@ -66,20 +73,25 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
             )
             continue
         ask = _ask(fleet, job)
-        allowed = limits.sizes(job, ask)
+        allowed = quotas.allowed(job, ask)
         place = space.place(allowed) if allowed.sizes else None
         if place is not None:
             space.take(place, ask.shape)
             entries.append(_reservation(fleet, job, place, job.status.reservation))
-            limits.hold(job, len(place.nodes))
+            quotas.hold(job, len(place.nodes))
             continue
-        waits[job.uid] = _wait(job, ask, allowed, space, limits, explained)
-        if waits[job.uid].code in (Code.AWAITING_CAPACITY, Code.BEHIND_EARLIER_GANG):
+        wait = waits[job.uid] = quotas.wait(job, ask) or _wait(ask, allowed, space, explained)
+        if wait.code not in _PASSING:
+            continue
+        starves = fleet.now - (job.status.queued_at or fleet.now) >= BACKFILL_SECONDS
+        if starves:
+            quotas.keep(job, ask)
+        if wait.code in (Code.AWAITING_CAPACITY, Code.BEHIND_EARLIER_GANG):
             starving.append(allowed)
-            if fleet.now - (job.status.queued_at or fleet.now) >= BACKFILL_SECONDS and claims < CLAIMS_MAX:
+            if starves and claims < CLAIMS_MAX:
                 space.set_aside(allowed)
                 claims += 1
-    entries += _growth(fleet, elastic, space, limits, starving)
+    entries += _growth(fleet, elastic, space, quotas, starving)
     return Plan(tuple(entries), waits)
 
 
@@ -144,7 +156,7 @@ def _all_open(names: tuple[str, ...], ready: dict[str, Node], shape: Shape) -> b
     return all(name in ready and shape.allows(ready[name]) for name in names)
 
 
-def _replacement(fleet: Fleet, job: JobSummary, space: Space, limits: _Limits) -> Place | None:
+def _replacement(fleet: Fleet, job: JobSummary, space: Space, quotas: Quotas) -> Place | None:
     """Nodes for as many workers as now, taken: the ones that stay and others of their pool, or all of them elsewhere.
 
     The preemption is not charged yet, and counts for where to look as if it were.
@@ -166,11 +178,10 @@ def _replacement(fleet: Fleet, job: JobSummary, space: Space, limits: _Limits) -
     if place is None:
         return None
     new = tuple(node for node in place.nodes if node not in staying)
-    left = limits.left(job.namespace)
-    if left is not None and len(new) * ask.shape.gpus > left:
+    if not quotas.has_room(job, len(new)):
         return None
     space.take(replace(place, nodes=new), ask.shape)
-    limits.hold(job, len(new))
+    quotas.hold(job, len(new))
     return place
 
 
@@ -202,37 +213,6 @@ def _sizes(spec: JobSpec) -> tuple[int, ...]:
     return (nodes.min,) if nodes.min == nodes.max else tuple(reversed(spec.gang_sizes()))
 
 
-class _Limits:
-    """Accelerators that namespaces may hold together."""
-
-    def __init__(self, fleet: Fleet, entries: list[Reservation]) -> None:
-        self._limits = fleet.limits
-        self._held: dict[str, int] = {}
-        counted: set[tuple[str, str]] = set()
-        for entry in entries:
-            new = [node for node in entry.nodes if (entry.uid, node) not in counted]
-            counted.update((entry.uid, node) for node in new)
-            self._add(entry.namespace, entry.gpus * len(new))
-
-    def sizes(self, job: JobSummary, ask: Ask) -> Ask:
-        """The ask with only those sizes that the namespace may still hold."""
-        left = self.left(job.namespace)
-        if left is None or not ask.shape.gpus:
-            return ask
-        sizes = tuple(size for size in ask.sizes if size * ask.shape.gpus <= left)
-        return Ask(ask.shape, sizes, ask.capacity_order, ask.avoid, ask.required, ask.preferred)
-
-    def left(self, namespace: str) -> int | None:
-        limit = self._limits.get(namespace)
-        return None if limit is None else limit - self._held.get(namespace, 0)
-
-    def hold(self, job: JobSummary, nodes: int) -> None:
-        self._add(job.namespace, job.spec.gang.gpus_per_node * nodes)
-
-    def _add(self, namespace: str, gpus: int) -> None:
-        self._held[namespace] = self._held.get(namespace, 0) + gpus
-
-
 class _Explained:
     """What waits are explained by, worked out once per shape: many jobs in a queue are alike."""
 
@@ -248,15 +228,9 @@ class _Explained:
         return self._possible[key]
 
 
-def _wait(job: JobSummary, ask: Ask, allowed: Ask, space: Space, limits: _Limits, explained: _Explained) -> Wait:
-    size, gpus = ask.sizes[-1], ask.shape.gpus
+def _wait(ask: Ask, allowed: Ask, space: Space, explained: _Explained) -> Wait:
+    size = ask.sizes[-1]
     needs = need(ask.shape, size)
-    if not allowed.sizes:
-        left, limit = max(0, limits.left(job.namespace) or 0), explained.fleet.limits[job.namespace]
-        return Wait(
-            Code.NAMESPACE_LIMIT,
-            f"gang needs {size * gpus} GPUs, {left} of the {limit} that namespace {job.namespace} may hold are left",
-        )
     free, pool = space.free(allowed)
     possible = explained.possible(ask)
     if possible < size:
@@ -278,7 +252,7 @@ def _wait(job: JobSummary, ask: Ask, allowed: Ask, space: Space, limits: _Limits
 
 
 def _growth(
-    fleet: Fleet, elastic: list[JobSummary], space: Space, limits: _Limits, starving: list[Ask]
+    fleet: Fleet, elastic: list[JobSummary], space: Space, quotas: Quotas, starving: list[Ask]
 ) -> list[Reservation]:
     """Offer running elastic gangs more nodes, once nobody in the queue could use them."""
     if not elastic:
@@ -289,18 +263,17 @@ def _growth(
     for job in sorted(elastic, key=fleet.line):
         gang, ask = job.status.gang, _ask(fleet, job)
         here = Place(gang.nodes, gang.pool or "", gang.capacity or "on-demand")
-        left = limits.left(job.namespace)
         if not space.usable(gang.nodes, ask.shape):
             continue
         for size in ask.sizes:
             extra = size - len(gang.nodes)
             if extra <= 0:
                 break
-            if left is not None and extra * ask.shape.gpus > left:
+            if not quotas.has_room(job, extra):
                 continue
             if (place := space.extend(ask, here, size)) is not None:
                 space.take(Place(place.nodes[len(gang.nodes) :], place.pool, place.capacity), ask.shape)
-                limits.hold(job, extra)
+                quotas.hold(job, extra)
                 offers.append(_reservation(fleet, job, place, job.status.reservation + 1))
                 break
     return offers

@@ -19,6 +19,9 @@ class Code(StrEnum):
     NODE_TOO_SMALL = "NodeTooSmall"  # one worker asks for more than any node has
     TOPOLOGY_UNSATISFIABLE = "TopologyUnsatisfiable"  # no topology domain is large enough
     NAMESPACE_LIMIT = "NamespaceLimit"  # the namespace's accelerators are all in use
+    PROJECT_LIMIT = "ProjectLimit"  # what the project may hold is in use
+    PERSON_LIMIT = "PersonLimit"  # what its owner may hold of the project is in use
+    EXCEEDS_LIMIT = "ExceedsLimit"  # more than its namespace, project or owner may ever hold
     BEHIND_EARLIER_GANG = "BehindEarlierGang"  # would fit, but the nodes are kept for a gang that has waited long
     AWAITING_SCHEDULER = "AwaitingScheduler"  # another scheduler (Kueue …) admits it
     AWAITING_COMMITS = "AwaitingCommits"  # from which commit to resume can't be told; nothing begins anew instead

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from muster.contract.names import DEFAULT_PROJECT
+from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
 from muster.operator.core.observed import Reservation
@@ -46,6 +48,9 @@ class JobSummary:
     deleting: bool
     spec: JobSpec
     status: JobStatus
+    project: str = DEFAULT_PROJECT
+    owner: str = ""
+    """Who submitted it; empty where nobody said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class Fleet:
     jobs: tuple[JobSummary, ...]
     limits: dict[str, int] = field(default_factory=dict)
     """Accelerators that the jobs of a namespace may hold together; a namespace that is not named has no limit."""
+    quotas: Mapping[str, ProjectQuota] = field(default_factory=dict)
+    """What the jobs of a project may hold, and each person of it; a project that is not named has no limit."""
     others: tuple[Reservation, ...] = ()
     """What is in use on the nodes and was not placed by Muster; it will be free some time."""
     priorities: Mapping[str, int] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from muster.operator.kubernetes.change_queue import ChangeQueue
 from muster.operator.kubernetes.jobs import Jobs
 from muster.operator.kubernetes.nodes import Nodes, Others
 from muster.operator.kubernetes.priorities import Priorities
+from muster.operator.kubernetes.quotas import QuotaReader
 from muster.operator.kubernetes.reads import FreshReads
 from muster.operator.kubernetes.slices import Slices
 from muster.operator.pacing import ADMISSION_SECONDS_MAX, ADMISSION_SHARE
@@ -23,9 +24,15 @@ class FleetView:
     """
 
     def __init__(
-        self, jobs: Jobs, nodes: Nodes, reads: FreshReads, changes: ChangeQueue, limits: dict[str, int]
+        self,
+        jobs: Jobs,
+        nodes: Nodes,
+        reads: FreshReads,
+        changes: ChangeQueue,
+        limits: dict[str, int],
+        quotas: QuotaReader,
     ) -> None:
-        self._jobs, self._nodes, self._reads, self._limits = jobs, nodes, reads, limits
+        self._jobs, self._nodes, self._reads, self._limits, self._quotas = jobs, nodes, reads, limits, quotas
         self.others = Others(lambda: changes.enqueue(FLEET))
         self.priorities = Priorities(lambda: changes.enqueue(FLEET))
         self.slices = Slices(lambda: changes.enqueue(FLEET))
@@ -37,6 +44,7 @@ class FleetView:
         if not fresh:  # a pass over a large fleet is dear; one sees to all news that came before it
             pause = min(ADMISSION_SECONDS_MAX, seconds / ADMISSION_SHARE) - (time.monotonic() - ended)
             await asyncio.sleep(max(0.0, pause))
+        quotas = await self._quotas.read()
         began = time.monotonic()
         present = await self._reads.present() if fresh else None
         self._read = (time.monotonic(), time.monotonic() - began if fresh else seconds)
@@ -47,4 +55,4 @@ class FleetView:
         )
         summaries = tuple(job.summary for job in jobs)
         nodes, others = self.slices.counted(self._nodes.fleet(self.others)), self.others.held()
-        return Fleet(now, fresh, nodes, summaries, self._limits, others, priorities=self.priorities.values)
+        return Fleet(now, fresh, nodes, summaries, self._limits, quotas, others, self.priorities.values)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from muster.contract.base import InvalidDocument, known_part, parse
-from muster.contract.names import Label
+from muster.contract.names import DEFAULT_PROJECT, Label
 from muster.contract.spec import JobSpec
 from muster.contract.status import STATUS_VERSION, GangStatus, JobStatus, Phase
 from muster.kube.client import Object
@@ -153,6 +153,8 @@ class Jobs:
                 deleting="deletionTimestamp" in meta,
                 spec=spec,
                 status=status,
+                project=labels.get(Label.PROJECT) or DEFAULT_PROJECT,
+                owner=labels.get(Label.OWNER, ""),
             ),
             version=meta["resourceVersion"],
             generation=generation,

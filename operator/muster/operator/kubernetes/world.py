@@ -25,6 +25,7 @@ from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.network import plan
 from muster.operator.kubernetes.nodes import Nodes
 from muster.operator.kubernetes.pods import Pod, Pods
+from muster.operator.kubernetes.quotas import QuotaReader
 from muster.operator.kubernetes.reads import FreshReads
 from muster.operator.kubernetes.removal import Remover
 from muster.operator.kubernetes.render import REPORT_PORT, Site, Unrenderable, checkpoint_folder
@@ -62,7 +63,8 @@ class KubernetesWorld:
         self.heartbeats = Heartbeats(self.job_cache, self.pods, self.enqueue, report_port)
         only = site.watch_namespace
         self._reads = FreshReads(client, self.job_cache, self.pods, paths.jobs(only) if only else paths.JOBS)
-        self._fleet = FleetView(self.job_cache, self.nodes, self._reads, self._changes, limits or {})
+        quotas = QuotaReader(client, namespace, on_error)
+        self._fleet = FleetView(self.job_cache, self.nodes, self._reads, self._changes, limits or {}, quotas)
         self._watches = Watches(
             client, only, self.job_cache, self.pods, self.nodes, self._fleet, on_error, silence_seconds
         )

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.layout import State
+from muster.contract.names import DEFAULT_PROJECT, Label
 from muster.contract.spec import JobSpec, TrainingJob
 from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster, NotFound
@@ -31,6 +32,7 @@ from muster.operator.local.environment import checkpoint_folder, ignored, worker
 from muster.operator.local.nodes import VirtualNodes, rendezvous_port
 from muster.operator.local.notices import Notices
 from muster.operator.local.processes import WorkerKey, WorkerRecord
+from muster.operator.local.quotas import QuotaReader
 from muster.operator.local.reading import Heartbeats, note
 from muster.operator.local.removal import Removals
 from muster.operator.local.watch import Watch
@@ -76,6 +78,7 @@ class LocalWorld:
         self._watch = Watch(self.state, self.cluster, heartbeats, poll_seconds, on_error)
         self._reservations = ReservationFile(self.state)
         self._jobs = JobCache(self.cluster)
+        self._quotas = QuotaReader(self.cluster, on_error)
 
     def now(self) -> float:
         return self._clock()
@@ -271,7 +274,7 @@ class LocalWorld:
     def _fleet(self, fresh: bool) -> Fleet:
         jobs = self._jobs.refresh()
         nodes = self._nodes.all(self._notices.unfit(self._nodes.names()))
-        return Fleet(now=self.now(), fresh=fresh, nodes=nodes, jobs=jobs)
+        return Fleet(now=self.now(), fresh=fresh, nodes=nodes, jobs=jobs, quotas=self._quotas.read())
 
     def _follow(self, key: WorkerKey) -> None:
         if not self._watch.follows(key) and (record := processes.read_record(self.state, key)):
@@ -362,4 +365,6 @@ def _summary(job: TrainingJob) -> JobSummary:
         deleting=meta.deletion_timestamp is not None,
         spec=job.spec,
         status=job.status,
+        project=meta.labels.get(Label.PROJECT) or DEFAULT_PROJECT,
+        owner=meta.labels.get(Label.OWNER, ""),
     )

@@ -1,0 +1,37 @@
+"""What projects may hold: one ConfigMap, which the API writes and admission reads at each pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from muster.contract.quotas import QUOTAS, ProjectQuota, read_quotas
+from muster.kube import paths
+from muster.kube.client import Client
+from muster.kube.errors import ApiError
+
+
+class QuotaReader:
+    """Reads the ConfigMap in `namespace`, which is the operator's own. `on_error` is told of each quota that can't be
+    read, once."""
+
+    def __init__(self, client: Client, namespace: str, on_error: Callable[[str, Exception], None]) -> None:
+        self._client, self._namespace, self._on_error = client, namespace, on_error
+        self._known: Mapping[str, ProjectQuota] = {}
+        self._version = ""
+
+    async def read(self) -> Mapping[str, ProjectQuota]:
+        """By project; empty where there is no ConfigMap. Raises ApiError."""
+        try:
+            item = await self._client.get(paths.core(self._namespace, "configmaps", QUOTAS))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._known, self._version = {}, ""
+            return self._known
+        version = item["metadata"]["resourceVersion"]
+        if version != self._version:
+            self._known, faults = read_quotas(item.get("data") or {}, self._known)
+            self._version = version
+            for fault in faults:
+                self._on_error(f"ConfigMap {self._namespace}/{QUOTAS}", ValueError(fault))
+        return self._known

@@ -1,0 +1,27 @@
+"""What projects may hold, read from the local cluster's file, where the API writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from muster.contract.quotas import ProjectQuota, read_quotas
+from muster.local.cluster import LocalCluster
+
+
+class QuotaReader:
+    """`on_error` is told of each quota that can't be read, once."""
+
+    def __init__(self, cluster: LocalCluster, on_error: Callable[[Exception], None]) -> None:
+        self._cluster, self._on_error = cluster, on_error
+        self._known: Mapping[str, ProjectQuota] = {}
+        self._written: Mapping[str, str] = {}
+
+    def read(self) -> Mapping[str, ProjectQuota]:
+        """By project."""
+        written = self._cluster.quotas()
+        if written != self._written:
+            self._known, faults = read_quotas(written, self._known)
+            self._written = written
+            for fault in faults:
+                self._on_error(ValueError(fault))
+        return self._known

@@ -1,0 +1,55 @@
+"""What a project, and each person in it, may hold at a time: chosen through the API, kept by the operator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from muster.contract.base import Spec, known_part
+
+QUOTAS = "muster-project-quotas"
+"""The ConfigMap in the operator's namespace that has a key per project: ProjectQuota as JSON (`dump_json`)."""
+
+Count = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+class Quota(Spec):
+    """What may be held together at a time; what is left out is not limited. A limit that is lowered stops nothing that
+    runs: nothing more begins until enough has ended."""
+
+    gpus: Count | None = None
+    """Accelerators of the gangs that hold nodes."""
+    gangs: Count | None = None
+    """Gangs that hold nodes."""
+    queued_jobs: Count | None = None
+    """Jobs in the queue; a further one is refused at submission."""
+
+
+class ProjectQuota(Quota):
+    """What the jobs of a project may hold together."""
+
+    person: Quota = Quota()
+    """What the jobs of any one person may hold of it."""
+
+
+NOTHING = ProjectQuota(gangs=0)
+
+
+def read_quotas(
+    written: Mapping[str, str], known: Mapping[str, ProjectQuota]
+) -> tuple[dict[str, ProjectQuota], list[str]]:
+    """The quotas by project, from JSON texts by project, and what can't be read of them. Of a project whose text makes
+    no sense, the quota that is `known` goes on; if none is, none of its jobs begins.
+    """
+    found: dict[str, ProjectQuota] = {}
+    faults = []
+    for project, text in written.items():
+        try:
+            found[project] = ProjectQuota.model_validate(known_part(ProjectQuota, json.loads(text)))
+        except (ValueError, ValidationError, AttributeError) as error:
+            found[project] = known.get(project, NOTHING)
+            faults.append(f"the quota of project {project} can't be read: {str(error).splitlines()[0]}")
+    return found, faults
