@@ -14,6 +14,11 @@ from muster.contract.fields import Fraction, Positive, Text
 ALL_LINEAR = "all-linear"
 
 
+def is_named(module: str, name: str) -> bool:
+    """Whether `name` is a module's name, or whole parts of its end."""
+    return module == name or module.endswith(f".{name}")
+
+
 class Adapter(Spec):
     """Small matrices A and B that are trained beside the weights W of some layers, which stay as they are."""
 
@@ -30,8 +35,12 @@ class Adapter(Spec):
     """Names of linear layers or ends of names (`q_proj`, `self_attn.q_proj`), or `all-linear`, all but the head."""
     dropout: Fraction = 0.0
     """The share of a layer's input that the adapter does not see, while training only."""
+    modules_to_save: Many[Text] = ()
+    """Names of modules or ends of names (`embed_tokens`, `lm_head`) that are trained whole, in fp32, beside the
+    adapter. Where embedding and head are one weight, either name trains it for both.
+    """
 
-    @field_validator("targets")
+    @field_validator("targets", "modules_to_save")
     @classmethod
     def _once_each(cls, targets: tuple[Text, ...]) -> tuple[Text, ...]:
         if len(set(targets)) < len(targets):
@@ -39,6 +48,10 @@ class Adapter(Spec):
         if ALL_LINEAR in targets and len(targets) > 1:
             raise ValueError(f"{ALL_LINEAR} has all layers already; leave the others out: {', '.join(targets)}")
         return targets
+
+    def saves(self, module: str) -> bool:
+        """Whether a module of this name is trained whole."""
+        return any(is_named(module, name) for name in self.modules_to_save)
 
     @property
     def scale(self) -> float:

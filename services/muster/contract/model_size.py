@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from muster.contract.adapter_config import ALL_LINEAR, Adapter
+from muster.contract.adapter_config import ALL_LINEAR, Adapter, is_named
 from muster.contract.architecture import Architecture
 
 NF4_BYTES = 0.5 + 4 / 64  # of a weight: four bits, and the fp32 scale of each block of 64
@@ -152,27 +152,28 @@ def size_of(
     rest = layers.pop("", [])
     tables = [name for name in rest if _EMBEDDING.search(name) or _HEAD.search(name)]
     lone = [] if d.tied_head else tables
-    beside = {name: _adapter_weights(named[name], adapter) for name in named if _is_target(name, named[name], adapter)}
     weights, share = sum(counts.values()), d.experts_per_token / d.experts if d.experts else 1.0
     multiplied = sum(
-        int(count * (share if ".experts." in name else 1.0))
-        for name, count in counts.items()
-        if d.tied_head or not _EMBEDDING.search(name)
+        int(count * (share if ".experts." in name else 1.0)) for name, count in counts.items() if _multiplies(name, d)
     )
     groups = [_sum(counts, names) for names in layers.values()] + [counts[name] for name in lone]
     root = _sum(counts, (name for name in rest if name not in lone))
     first = layers.get("0") or next(iter(layers.values()), [])
+    saved = {name: counts[name] for name in saved_weights(named, adapter, d.tied_head)}
+    linear = {name: shape for name, shape in named.items() if name not in saved and _is_target(name, shape, adapter)}
+    beside = {name: _adapter_weights(shape, adapter) for name, shape in linear.items()}
     added, learns = sum(beside.values()), adapter is None
     targets = set(beside) if adapter else set(named)
-    group_added = max((_sum(beside, (n for n in names if n in beside)) for names in layers.values()), default=0)
+    trained = {name: beside.get(name, 0) + saved.get(name, 0) for name in named}
+    group_trained = max((_sum(trained, names) for names in [*layers.values(), rest]), default=0)
     table = next((named[name] for name in tables if _EMBEDDING.search(name)), (0, 0))
     return ModelSize(
         parameters=weights + added,
-        learning=weights if learns else added,
+        learning=weights if learns else added + sum(saved.values()),
         active=multiplied + added,
-        active_learning=multiplied if learns else added,
+        active_learning=multiplied if learns else added + _sum(saved, (n for n in saved if _multiplies(n, d))),
         largest_group=max([root, *groups]),
-        largest_learning_group=max([root, *groups]) if learns else group_added,
+        largest_learning_group=max([root, *groups]) if learns else group_trained,
         root_group=root,
         layers=len(layers),
         dim=d.dim,
@@ -185,9 +186,14 @@ def size_of(
         matmul_inputs=_kept_inputs(first, targets, d),
         experts_per_token=d.experts_per_token,
         frozen_bytes=4 if learns else frozen_bytes,
-        nf4=_in_four_bits(named, adapter),
+        nf4=_in_four_bits({n: s for n, s in named.items() if n not in saved}, adapter),
         adapted=sum(named[name][0] for name in first if name in beside),
     )
+
+
+def _multiplies(name: str, d: Dimensions) -> bool:
+    """Whether tokens are multiplied with a weight: an embedding that is no head is only looked up."""
+    return d.tied_head or not _EMBEDDING.search(name)
 
 
 def _sum(counts: Mapping[str, int], names: Iterable[str]) -> int:
@@ -204,9 +210,35 @@ def _is_target(name: str, shape: tuple[int, ...], adapter: Adapter | None) -> bo
         return False
     layer = name.removesuffix(".weight")
     return any(
-        (target == ALL_LINEAR and not _HEAD.search(name)) or layer == target or layer.endswith(f".{target}")
-        for target in adapter.targets
+        (target == ALL_LINEAR and not _HEAD.search(name)) or is_named(layer, target) for target in adapter.targets
     )
+
+
+def is_embedding(weight: str) -> bool:
+    """Whether a weight is the table that tokens are looked up in, by its name."""
+    return _EMBEDDING.search(weight) is not None
+
+
+def is_head(weight: str) -> bool:
+    """Whether a weight is the output head's own, by its name."""
+    return _HEAD.search(weight) is not None
+
+
+def saved_weights(weights: Iterable[str], adapter: Adapter | None, tied_head: bool) -> list[str]:
+    """Those of these weights that are trained whole beside an adapter, by the name of their module or of one around it.
+
+    `tied_head` tells that embedding and head are one weight, which either name means.
+    """
+    if adapter is None or not adapter.modules_to_save:
+        return []
+    head = tied_head and any(is_head(f"{name}.weight") for name in adapter.modules_to_save)
+
+    def is_saved(weight: str) -> bool:
+        parts = weight.split(".")
+        around = any(adapter.saves(".".join(parts[:end])) for end in range(1, len(parts)))
+        return around or (head and is_embedding(weight))
+
+    return [weight for weight in weights if is_saved(weight)]
 
 
 def _adapter_weights(shape: tuple[int, ...], adapter: Adapter | None) -> int:

@@ -4,6 +4,7 @@ exports that `peft` and transformers open."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora": {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["q_proj", "self_attn.v_proj", "down_proj"]},
     "rslora": {"kind": "rslora", "rank": 4, "alpha": 4.0, "targets": ["all-linear"]},
     "dora": {"kind": "dora", "rank": 2, "alpha": 8.0, "targets": ["k_proj", "gate_proj"]},
+    "saving": {"kind": "lora", "rank": 2, "targets": ["q_proj", "up_proj"], "modulesToSave": ["embed_tokens"]},
     "qlora": {"kind": "qlora", "rank": 4, "alpha": 8.0, "targets": ["all-linear"]},
 }
-SETS = {"few": (("dora", "fsdp"), ("qlora", "fsdp")), "all": tuple((k, s) for k in KINDS for s in ("ddp", "fsdp"))}
+SETS = {"few": (("dora", "fsdp"), ("saving", "fsdp"), ("qlora", "fsdp")), "all": tuple(product(KINDS, ("ddp", "fsdp")))}
 ALL = pytest.param("all", marks=pytest.mark.long)
 
 
@@ -104,6 +106,8 @@ def peft_model(config: TrainingConfig, folder: Path) -> Any:
         target_modules=targets,
         use_rslora=adapter.kind == "rslora",
         use_dora=adapter.kind == "dora",
+        modules_to_save=list(adapter.modules_to_save) or None,
+        ensure_weight_tying=bool(adapter.modules_to_save),  # of this model embedding and head are one weight
     )
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **in_four_bits(adapter.kind))
     theirs = get_peft_model(base, about).train()

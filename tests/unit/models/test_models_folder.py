@@ -135,6 +135,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         config_with(quantization_config={"quant_method": "gptq", "bits": 4}),
         r"quantised \(gptq\), which can't be trained; take the model's original weights",
     ),
+    "weights quantised for serving": (
+        config_with(quantization_config={"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
+        r"quantised \(awq\), which can't be trained; .*adapter.kind qlora to train beside 4-bit ones",
+    ),
     "a vision model": (config_with(vision_config={"hidden_size": 8}), r"sees or hears \(vision_config\)"),
     "an encoder": (
         config_with(model_type="bert", architectures=["BertForMaskedLM"]),
@@ -178,6 +182,24 @@ def test_a_bad_folder_is_refused_with_the_reason(fault: str, good: Path, tmp_pat
         started(folder)
 
 
+def test_every_shape_that_contradicts_the_config_is_listed(good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    edit_json(folder / "config.json", intermediate_size=56, num_hidden_layers=3, vocab_size=300)
+    with pytest.raises(UserError) as refused:
+        started(folder)
+    listed = [line.strip().partition(":")[0] for line in str(refused.value).splitlines() if line.startswith("  ")]
+    parts = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    other = {f"model.layers.{layer}.{part}.weight" for layer in (0, 1) for part in parts}
+    new = {name.replace("layers.1", "layers.2") for name in tensor_names(good) if "layers.1" in name}
+    assert set(listed) == other | new | {"model.embed_tokens.weight", "lm_head.weight"}
+    assert len(listed) == len(set(listed))
+
+
+def tensor_names(folder: Path) -> set[str]:
+    return set(open_folder(FileStore(folder)).tensors)
+
+
 def test_the_good_one_starts(good: Path) -> None:
     assert all(bool(parameter.isfinite().all()) for parameter in started(good).parameters())
 
@@ -212,6 +234,32 @@ def test_rope_scaling_stretches_the_position_limit(good: Path, tmp_path: Path) -
 def test_adapter_targets_that_do_not_fit(targets: list[str], message: str, good: Path) -> None:
     with pytest.raises(UserError, match=message):
         started(good, adapter={"kind": "lora", "targets": targets})
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        ("embed_token", r"modulesToSave: 'embed_token' matches no module of this model; did you mean embed_tokens"),
+        ("v_proj", r"'v_proj' trains model.layers.0.self_attn.v_proj whole, which adapter.targets has as 'v_proj' too"),
+        ("self_attn", r"'self_attn' trains .*self_attn whole, which adapter.targets has as 'v_proj' too"),
+    ],
+)
+def test_modules_to_save_that_do_not_fit(saved: str, message: str, good: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        started(good, adapter={"targets": ["v_proj"], "modulesToSave": [saved]})
+
+
+@pytest.mark.parametrize(
+    ("family", "saved", "kind"),
+    [("qwen2.5", "lm_head", "lora"), ("llama-3.1", "embed_tokens", "dora"), ("llama-2", "mlp", "qlora")],
+)
+def test_the_size_counts_what_is_trained_whole(family: str, saved: str, kind: str, tmp_path: Path) -> None:
+    write_model(tmp_path, family, hidden_size=64, intermediate_size=128, num_key_value_heads=4)
+    adapter = Adapter.model_validate({"kind": kind, "targets": ["all-linear"], "modulesToSave": [saved]})
+    definition = from_folder(open_folder(FileStore(tmp_path)), adapter)
+    learning = [p for p in definition.build(torch.float32, "none").parameters() if p.requires_grad]
+    assert definition.size().learning == sum(parameter.numel() for parameter in learning)
+    assert {parameter.dtype for parameter in learning} == {torch.float32}
 
 
 def test_experts_have_no_adapter_yet(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def test_memory_for_saves_is_taken_for_what_learns() -> None:
 
 def test_the_resolved_configuration_names_every_default() -> None:
     assert dump(config(adapter={}))["adapter"] == {
-        "kind": "lora", "rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "dropout": 0.0
+        "kind": "lora", "rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "dropout": 0.0,
+        "modulesToSave": [],
     }  # fmt: skip
     assert "adapter" not in dump(config())

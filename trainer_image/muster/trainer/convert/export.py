@@ -26,6 +26,7 @@ import numpy as np
 
 from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import ITEM_BYTES, Commit, TensorEntry
+from muster.contract.model_size import is_embedding
 from muster.contract.text import size
 from muster.storage.store import Store, open_store
 from muster.trainer.arguments import Arguments
@@ -100,12 +101,14 @@ def export(
         with _explained(unfinished), reading(store, commit.step):
             unfinished.mkdir(parents=True)
             if adapter is not None and form == "peft":
-                report = _write_adapter(store, commit, unfinished, dtype, progress)
+                report = _write_adapter(store, commit, adapter, unfinished, dtype, progress)
                 base = peft.base_of(commit)
                 if base is None:
                     _write_whole(store, commit, None, unfinished / BASE, "keep", progress)
                     base = peft.Base(str((directory / BASE).absolute()))
-                _write_descriptions(commit, unfinished, {"adapter_config.json": peft.config(adapter, base)})
+                tied = peft.has_tied_head(_weights(commit))
+                document = peft.config(adapter, base, report.pop("names"), tied)
+                _write_descriptions(commit, unfinished, {"adapter_config.json": document})
                 report |= {"base": base.name}
             else:
                 report = _write_whole(store, commit, adapter, unfinished, dtype, progress)
@@ -160,12 +163,17 @@ def _write_model(
 
 
 def _write_adapter(
-    store: Store, commit: Commit, directory: Path, dtype: str, progress: Callable[[int, int], None]
+    store: Store, commit: Commit, adapter: Adapter, directory: Path, dtype: str, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    parts = {n: e for n, e in _weights(commit).items() if is_part(n)}
-    outputs = _outputs(parts, Names(peft.names(parts, transformers_names.is_transformers(commit))), dtype)
-    report = _write_files(store, commit, directory, {peft.FILE: list(outputs)}, outputs, (), {}, progress)
-    return report | {"adapter": "alone"}
+    weights = _weights(commit)
+    parts = {name: weights[name] for name in peft.tensors_of(weights, adapter)}
+    names = peft.names(parts, transformers_names.is_transformers(commit))
+    twice = [name for name in parts if is_embedding(name) and peft.has_tied_head(weights)]
+    direct = {name: theirs for name, theirs in names.items() if name not in twice}
+    tied = [peft.tied(name, names[name], parts[name], transformers_names.tied_to(commit)) for name in twice]
+    outputs = _outputs(parts, Names(direct, tuple(tied)), dtype)
+    report = _write_files(store, commit, directory, {peft.FILE: list(outputs)}, outputs, tied, {}, progress)
+    return report | {"adapter": "alone", "names": sorted(outputs)}
 
 
 def _weights(commit: Commit) -> dict[str, TensorEntry]:

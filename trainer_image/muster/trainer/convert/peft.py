@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from muster.contract.adapter_config import ALL_LINEAR, Adapter
 from muster.contract.address import hub_path, parse_address
-from muster.contract.checkpoint import Commit
+from muster.contract.checkpoint import Commit, TensorEntry
+from muster.contract.model_size import is_embedding, is_head, saved_weights
 from muster.trainer.convert import hugging_face
-from muster.trainer.models.adapter import weight_of
+from muster.trainer.convert.transformers_names import Conversion
+from muster.trainer.models.adapter import is_part, weight_of
 
 FILE = "adapter_model.safetensors"
 
 
+def tensors_of(weights: Collection[str], adapter: Adapter) -> list[str]:
+    """Those of a commit's weights that an adapter's file holds: its matrices, and what was trained whole."""
+    parts = [name for name in weights if is_part(name)]
+    own = [name for name in weights if not is_part(name)]
+    return parts + saved_weights(own, adapter, has_tied_head(own))
+
+
+def has_tied_head(weights: Iterable[str]) -> bool:
+    """Whether, of all of a model's weights, none is a head's own."""
+    return not any(is_head(name) for name in weights)
+
+
 def names(ours: Iterable[str], of_transformers: bool) -> dict[str, str]:
-    """`peft`'s name of each of our adapter's tensors, given by name.
+    """`peft`'s name of each tensor of an adapter's file, given by our name.
 
     `of_transformers` tells that the modules have transformers' own names already. Raises UserError as
     `hugging_face.names` does.
     """
-    parts = list(ours)
-    own = {weight_of(part) for part in parts}
+    held = list(ours)
+    own = {weight_of(name) if is_part(name) else name for name in held}
     weights = {weight: weight for weight in own} if of_transformers else hugging_face.names(dict.fromkeys(own, "F32"))
-    return {
-        part: f"base_model.model.{weights[weight_of(part)].removesuffix('weight')}lora_{part.rpartition('.lora_')[2]}"
-        for part in parts
-    }
+
+    def theirs(name: str) -> str:
+        if not is_part(name):
+            return weights[name]
+        return f"{weights[weight_of(name)].removesuffix('weight')}lora_{name.rpartition('.lora_')[2]}"
+
+    return {name: f"base_model.model.{theirs(name)}" for name in held}
+
+
+def tied(ours: str, theirs: str, entry: TensorEntry, head: str) -> Conversion:
+    """An embedding that was trained whole and is the head too: `peft` reads it under both names."""
+    both = theirs, f"base_model.model.{head}"
+    return Conversion(
+        (ours,), dict.fromkeys(both, tuple(entry.shape)), lambda values: dict.fromkeys(both, values[ours])
+    )
 
 
 @dataclass(frozen=True)
@@ -51,8 +76,14 @@ def base_of(commit: Commit) -> Base | None:
     return Base(str(address.local.absolute())) if address.scheme == "file" else None
 
 
-def config(adapter: Adapter, base: Base) -> dict[str, Any]:
-    """What the adapter_config.json of a LoraConfig holds."""
+def config(adapter: Adapter, base: Base, held: Iterable[str] = (), tied_head: bool = False) -> dict[str, Any]:
+    """What the adapter_config.json of a LoraConfig holds.
+
+    `held` are the names of the tensors in the file beside it, as `names` gives them. `tied_head` tells that embedding
+    and head are one weight.
+    """
+    whole = [name.removeprefix("base_model.model.") for name in held if ".lora_" not in name]
+    saved = sorted({name.rpartition(".")[0] for name in whole})
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -66,6 +97,7 @@ def config(adapter: Adapter, base: Base) -> dict[str, Any]:
         "fan_in_fan_out": False,
         "use_rslora": adapter.kind == "rslora",
         "use_dora": adapter.kind == "dora",
-        "modules_to_save": None,
+        "modules_to_save": saved or None,
+        "ensure_weight_tying": tied_head and any(is_embedding(name) for name in whole),
         "inference_mode": True,
     }

@@ -68,6 +68,19 @@ def names(commit: Commit, weights: Mapping[str, TensorEntry]) -> Names:
     return Names(direct, tuple(conversions))
 
 
+def tied_to(commit: Commit) -> str:
+    """What transformers calls the head's weight where it is the embedding's."""
+    if not is_transformers(commit):
+        return "lm_head.weight"
+    from muster.trainer.models.pretrained import build
+    from muster.trainer.models.transformers_model import from_commit
+
+    keys: dict[str, str] = build(
+        from_commit(commit.architecture, None, f"the commit at step {commit.step}").config
+    ).all_tied_weights_keys
+    return next(iter(keys))
+
+
 def config(commit: Commit, dtype: str) -> dict[str, Any]:
     """The source's config.json with the dtype of what was written, and nothing else changed.
 

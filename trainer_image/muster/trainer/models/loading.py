@@ -131,15 +131,17 @@ def load(model: nn.Module, folder: ModelFolder, device: torch.device) -> list[Re
     """Give a model its values. Its parameters may lie on the meta device, sharded or whole; each is cast to the dtype
     that it has there. Returns what was read. Raises UserError where the folder does not fit, or holds NaN."""
     ranges: list[ReadRange] = []
-    dtypes = {p.dtype for n, p in model.named_parameters() if p.dtype.is_floating_point and not is_part(n)}
-    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    own = [p for n, p in model.named_parameters() if p.dtype.is_floating_point and not is_part(n)]
+    dtypes = {p.dtype for p in own}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None  # else each tensor is cast once it is read
+    frozen = next((p.dtype for p in own if not p.requires_grad), torch.float32)
     slices = {
         name: LazyTensor(folder, folder.tensors[name], dtype, ranges.append) for name in _wanted_names(model, folder)
     }
     learns = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     quantized = {name: module for name, module in model.named_modules() if isinstance(module, NF4Linear)}
     if quantized:
-        info: Any = _convert_by_layer(model, slices, device, quantized, dtype or torch.float32, folder.address)
+        info: Any = _convert_by_layer(model, slices, device, quantized, frozen, folder.address)
     else:
         info = _convert(model, slices, device)
     _must_fit(model, info, folder.address)
@@ -258,10 +260,12 @@ def _must_be_numbers(model: nn.Module, where: str) -> None:
     named = [(n, tensor) for n, tensor in named if tensor.is_floating_point() and tensor.numel() and not is_part(n)]
     if not named:
         return
-    largest = torch.stack([tensor.detach().abs().amax().float() for _, tensor in named])
-    if bool(largest.isfinite().all()):
+    # The extremes, and never the absolute values: those are a copy of the tensor, and what is kept of each would lie
+    # behind the freed copy, so that the heap grows to a second shard.
+    extremes = torch.stack([torch.stack(tensor.detach().aminmax()).float() for _, tensor in named])
+    if bool(extremes.isfinite().all()):
         return
-    bad = [name for (name, _), value in zip(named, largest.tolist(), strict=True) if not math.isfinite(value)]
+    bad = [name for (name, _), each in zip(named, extremes.isfinite().all(dim=1).tolist(), strict=True) if not each]
     raise UserError(
         f"model.source {where}: holds values that are no numbers (NaN or infinite) in {', '.join(bad[:10])}"
         f"{f' and {len(bad) - 10} more' if len(bad) > 10 else ''}; training from them can't work, so take another copy"

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from muster.contract.adapter_config import ALL_LINEAR, Adapter
+from muster.contract.adapter_config import ALL_LINEAR, Adapter, is_named
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.layers import Linear
@@ -30,7 +30,8 @@ def attach(model: nn.Module, adapter: Adapter, head: nn.Module | None = None) ->
 
     `head` is the output head, which `all-linear` leaves out. Raises UserError for targets that are not there.
     """
-    for module in _targets(model, adapter, head):
+    saved = saved_modules(model, adapter)
+    for module in _targets(model, adapter, {*saved.values()} if head is None else {head, *saved.values()}):
         outputs, inputs = _shape(module)
         with torch.device(next(module.parameters()).device):
             module.lora_A, module.lora_B = Linear(inputs, adapter.rank), Linear(adapter.rank, outputs)
@@ -42,6 +43,26 @@ def attach(model: nn.Module, adapter: Adapter, head: nn.Module | None = None) ->
             module.draws = adapter.dropout > 0  # type: ignore[assignment]
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_part(name))
+    for module in saved.values():
+        module.requires_grad_(True)
+
+
+def saved_modules(model: nn.Module, adapter: Adapter) -> dict[str, nn.Module]:
+    """The modules that are trained whole, by name. Raises UserError for names that match none, or a target."""
+    modules = {name: m for name, m in model.named_modules() if name and next(m.parameters(), None) is not None}
+    found = {name: module for name, module in modules.items() if adapter.saves(name)}
+    for asked in adapter.modules_to_save:
+        names = [name for name in found if is_named(name, asked)]
+        if not names:
+            own = sorted({name.rpartition(".")[2] for name in modules if not name.rpartition(".")[2].isdecimal()})
+            raise UserError(f"adapter.modulesToSave: {asked!r} matches no module of this model; {_near(asked, own)}")
+        within = [name for name in modules if any(f"{name}.".startswith(f"{whole}.") for whole in names)]
+        if target := next((target for target in adapter.targets for name in within if is_named(name, target)), None):
+            raise UserError(
+                f"adapter.modulesToSave: {asked!r} trains {names[0]} whole, which adapter.targets has as {target!r} "
+                "too; leave it out of one of them"
+            )
+    return found
 
 
 @torch.no_grad()
@@ -88,15 +109,18 @@ def _shape(module: Any) -> tuple[int, int]:
     return int(outputs), int(inputs)
 
 
-def _targets(model: nn.Module, adapter: Adapter, head: nn.Module | None) -> list[Any]:
+def _targets(model: nn.Module, adapter: Adapter, left_out: set[nn.Module]) -> list[Any]:
+    """The linear layers that an adapter goes beside; `all-linear` means none of those that are left out, nor parts of
+    them. Raises UserError."""
+    left_out = {part for module in left_out for part in module.modules()}
     kinds = nn.Linear | Linear | NF4Linear
     linear: dict[str, nn.Module] = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
     by_target: dict[str, list[str]] = {}
     for target in adapter.targets:
         if target == ALL_LINEAR:
-            by_target[target] = [name for name, module in linear.items() if module is not head]
+            by_target[target] = [name for name, module in linear.items() if module not in left_out]
         else:
-            by_target[target] = [name for name in linear if name == target or name.endswith(f".{target}")]
+            by_target[target] = [name for name in linear if is_named(name, target)]
     if missing := [target for target, names in by_target.items() if not names]:
         raise UserError("\n".join(_missing(target, model, linear) for target in missing))
     chosen = [name for names in by_target.values() for name in names]
@@ -111,13 +135,17 @@ def _targets(model: nn.Module, adapter: Adapter, head: nn.Module | None) -> list
 
 def _missing(target: str, model: nn.Module, linear: dict[str, nn.Module]) -> str:
     there = sorted({name.rpartition(".")[2] for name in linear})
-    if any(name == target or name.endswith(f".{target}") for name, _ in model.named_modules()):
+    if any(is_named(name, target) for name, _ in model.named_modules()):
         return f"adapter.targets: {target!r} is no linear layer; an adapter goes beside {', '.join(there)}"
     if any(f".{target}" in f".{name}" for name, _ in model.named_parameters()):
         return (
             f"adapter.targets: {target!r} is part of fused experts, beside which no adapter is trained yet; "
             f"linear layers are {', '.join(there)}"
         )
-    near = difflib.get_close_matches(target.rpartition(".")[2], there, 3, 0.4)
+    return f"adapter.targets: {target!r} matches no layer of this model; {_near(target, there)}"
+
+
+def _near(asked: str, there: list[str]) -> str:
+    near = difflib.get_close_matches(asked.rpartition(".")[2], there, 3, 0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"adapter.targets: {target!r} matches no layer of this model; {hint}There are {', '.join(there)}"
+    return f"{hint}There are {', '.join(there)}"

@@ -72,11 +72,13 @@ def encode(rows: Tensor) -> tuple[Tensor, Tensor]:
     return packed.view(count, -1), absmax.float().view(torch.uint8).view(count, -1)
 
 
-def quantize(model: nn.Module, head: nn.Module | None) -> None:
-    """Put an NF4Linear in the place of each linear layer but the head, as `peft` does for QLoRA. Before the model has
-    values and is sharded. Raises UserError for layers whose rows are no whole blocks."""
+def quantize(model: nn.Module, left_out: set[nn.Module]) -> None:
+    """Put an NF4Linear in the place of each linear layer but those that are left out (the head, as in `peft`, and what
+    is trained whole), or lie in them. Before the model has values and is sharded. Raises UserError for layers whose
+    rows are no whole blocks."""
     need_kernels()
-    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    left_out = {part for module in left_out for part in module.modules()}
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m not in left_out}
     if odd := [f"{name} ({layer.in_features})" for name, layer in linear.items() if layer.in_features % BLOCK]:
         more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
         raise UserError(

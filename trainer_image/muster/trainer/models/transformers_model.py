@@ -22,7 +22,7 @@ from muster.trainer.models.architectures import trainable_config
 from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize_adapter
 from muster.trainer.models.loading import TORCH_DTYPES, ReadRange, checksums
-from muster.trainer.models.lora import attach
+from muster.trainer.models.lora import attach, saved_modules
 from muster.trainer.models.nf4 import quantize
 from muster.trainer.models.self_test import Findings, examine
 from muster.trainer.models.shards import local_rows
@@ -77,7 +77,7 @@ class TransformersModel:
         if self.adapter is not None:
             head = model.get_output_embeddings()
             if self.adapter.kind == "qlora":
-                quantize(model, head)
+                quantize(model, {head, *saved_modules(model, self.adapter).values()})
             attach(model, self.adapter, head)
             for parameter in model.parameters():
                 if not parameter.requires_grad and parameter.is_floating_point():
