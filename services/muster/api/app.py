@@ -35,6 +35,8 @@ from muster.api.mirror import Mirror
 from muster.api.observability import Metrics
 from muster.api.openapi import describe
 from muster.api.parameters import known_parameters_only
+from muster.api.people import routes as people
+from muster.api.projects import routes as projects
 from muster.api.relay import Relay
 from muster.api.services import Services
 from muster.api.settings import Settings
@@ -96,7 +98,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
-    for room in (estimates, jobs, attempts, events, checkpoints, metrics, logs, why, tokens):
+    for room in (estimates, jobs, attempts, events, checkpoints, metrics, logs, why, projects, people, tokens):
         api.include_router(room.router)
     return api
 

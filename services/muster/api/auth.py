@@ -1,4 +1,4 @@
-"""Who asks, and may they: bearer tokens, compared by hash, with scopes."""
+"""Who asks, and may they: bearer tokens, compared by hash; each is a person's, and opens what that person may."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.errors import ApiError
-from muster.api.services import ServicesDependency
-from muster.api.tables import TokenRow
+from muster.api.services import Services, ServicesDependency
+from muster.api.tables import MemberRow, PersonRow, TokenRow
+from muster.contract.names import DEFAULT_PROJECT, FIRST_PERSON
+from muster.contract.projects import Role
 
 PREFIX = "muster_"
 _BYTES = 32  # 256 bits: such a token can't be guessed, so a fast hash without salt keeps it as well as a slow one
@@ -25,27 +28,58 @@ _CHARACTERS_MIN = len(PREFIX) + 32
 
 
 class Scope(StrEnum):
-    """Each includes the ones before it."""
+    """What a token is for; each includes the ones before it. What its person may do in a project limits it too."""
 
     READ = "read"
     WRITE = "write"
-    ADMIN = "admin"
+    ADMIN = "admin"  # manage what the person's role may manage: members, tokens, and as an admin everything
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks. `owner` is the token's id, or `anonymous` where authentication is off; it keeps idempotency keys
-    apart."""
+    """Who asks: a person by one of their tokens. `project` is the only one that the token opens; None: all of theirs.
 
-    owner: str
+    `token` is its id, or `anonymous` where authentication is off; it keeps idempotency keys apart.
+    """
+
+    token: str
+    person: str
     scopes: frozenset[Scope]
+    admin: bool = False
+    project: str | None = None
+    roles: Mapping[str, Role] = field(default_factory=dict)
 
     def may(self, scope: Scope) -> bool:
         order = list(Scope)
         return any(order.index(own) >= order.index(scope) for own in self.scopes)
 
+    def role_in(self, project: str) -> Role | None:
+        """None where the project is not for this token's eyes."""
+        if self.project not in (None, project):
+            return None
+        return Role.ADMIN if self.admin else self.roles.get(project)
 
-ANONYMOUS = Principal("anonymous", frozenset(Scope))
+    @property
+    def rules(self) -> bool:
+        """Whether it is an admin of everything: of all projects and people."""
+        return self.admin and self.project is None and self.may(Scope.ADMIN)
+
+    @property
+    def visible_projects(self) -> frozenset[str] | None:
+        """None for all."""
+        if self.admin:
+            return None if self.project is None else frozenset({self.project})
+        return frozenset(name for name in self.roles if self.project in (None, name))
+
+    @property
+    def home(self) -> str:
+        """The project of what names none: the token's, the person's only one, or the one that is always there."""
+        if self.project is not None:
+            return self.project
+        return next(iter(self.roles)) if len(self.roles) == 1 and not self.admin else DEFAULT_PROJECT
+
+
+ANONYMOUS = Principal("anonymous", FIRST_PERSON, frozenset(Scope), admin=True)
 
 
 def new_token() -> str:
@@ -72,16 +106,52 @@ async def principal(
         return ANONYMOUS
     if given is None:
         raise _unauthorized("This address needs a token: send `Authorization: Bearer muster_…`.")
-    wanted, now = hash_of(given.credentials), time.time()
+    wanted = hash_of(given.credentials)
     async with services.database.read() as session:
-        row = (await session.scalars(select(TokenRow).where(TokenRow.hash == wanted))).one_or_none()
-    known = row is not None and hmac.compare_digest(row.hash, wanted)
-    if row is None or not known or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
+        caller = await _look_up(session, TokenRow.hash == wanted, wanted)
+    if caller is None:
         raise _unauthorized(
             "The token is unknown, revoked or expired; an admin makes a new one with POST /api/v1/tokens."
         )
-    services.token_uses[row.id] = now
-    return Principal(row.id, frozenset(Scope(scope) for scope in row.scopes["scopes"]))
+    services.token_uses[caller.token] = time.time()
+    return caller
+
+
+async def renewed(services: Services, caller: Principal) -> Principal | None:
+    """The caller as they are now; None if the token opens nothing any more."""
+    if not services.settings.auth:
+        return caller
+    async with services.database.read() as session:
+        return await _look_up(session, TokenRow.id == caller.token)
+
+
+async def _look_up(session: AsyncSession, which: ColumnElement[bool], wanted: str | None = None) -> Principal | None:
+    """The token with its person and their roles in one question: it is asked with every request."""
+    in_reach = or_(TokenRow.project.is_(None), MemberRow.project == TokenRow.project)
+    query = (
+        select(
+            TokenRow.id,
+            TokenRow.hash,
+            TokenRow.scopes,
+            TokenRow.project,
+            TokenRow.expires_at,
+            PersonRow.name,
+            PersonRow.admin,
+            MemberRow.project,
+            MemberRow.role,
+        )
+        .join(PersonRow, PersonRow.name == TokenRow.person)
+        .outerjoin(MemberRow, and_(MemberRow.person == TokenRow.person, in_reach))
+        .where(which, TokenRow.revoked_at.is_(None), PersonRow.disabled.is_(False))
+    )
+    rows = (await session.execute(query)).all()
+    if not rows or (wanted is not None and not hmac.compare_digest(rows[0][1], wanted)):
+        return None
+    token_id, _, scopes, project, expires_at, person, admin = rows[0][:7]
+    if expires_at is not None and expires_at <= time.time():
+        return None
+    roles = {row[7]: Role(row[8]) for row in rows if row[7] is not None}
+    return Principal(token_id, person, frozenset(map(Scope, scopes["scopes"])), admin, project, roles)
 
 
 Caller = Annotated[Principal, Depends(principal)]

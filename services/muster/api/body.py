@@ -10,7 +10,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from muster.api.errors import ApiError
-from muster.contract.base import Problem
+from muster.contract.base import InvalidDocument, M, Problem, parse
 from muster.documents.document import Document, DocumentError
 from muster.documents.reader import Format, read
 
@@ -55,6 +55,19 @@ def _read(body: bytes, form: Format) -> Document:
     except DocumentError as error:
         fault = Problem("", error.message, None, *(error.place or (None, None)))
         raise ApiError("invalid_document", f"The body can't be read: {error}.", errors=(fault,)) from None
+
+
+def parsed(model: type[M], code: str, what: str) -> Callable[[Document], M]:
+    """A check for `read_body`: the body as this model. Raises ApiError with that code, naming every fault."""
+
+    def check(body: Document) -> M:
+        try:
+            return parse(model, body.data)
+        except InvalidDocument as invalid:
+            faults = tuple(body.located(fault) for fault in invalid.problems)
+            raise ApiError(code, f"{what}: {faults[0]}", errors=faults) from None
+
+    return check
 
 
 async def off_the_loop(work: Callable[[], T]) -> T:

@@ -40,6 +40,9 @@ KINDS: dict[str, Kind] = {
         404, "There is no such commit", "GET /api/v1/jobs/{id}/checkpoints lists the commits."
     ),
     "log_not_found": Kind(404, "There is no such log", "GET /api/v1/jobs/{id}/attempts lists what ran."),
+    "project_not_found": Kind(404, "There is no such project", "GET /api/v1/projects lists those that you may see."),
+    "person_not_found": Kind(404, "There is no such person", "GET /api/v1/people lists them, to admins."),
+    "member_not_found": Kind(404, "There is no such member", "GET /api/v1/projects/{project}/members lists them."),
     "token_not_found": Kind(404, "There is no such token", "GET /api/v1/tokens lists the tokens."),
     "method_not_allowed": Kind(
         405, "This address does not know that method", "The Allow header names those that it knows."
@@ -47,6 +50,11 @@ KINDS: dict[str, Kind] = {
     "name_taken": Kind(
         409, "A live job has this name", "Wait for it, cancel it, or choose another name; jobId tells which."
     ),
+    "project_exists": Kind(409, "There is such a project", "PUT changes its limits; a new one needs another name."),
+    "namespace_taken": Kind(
+        409, "The namespace has jobs of another project", "Choose another namespace, or wait until they have ended."
+    ),
+    "project_in_use": Kind(409, "The project has jobs", "Delete its jobs first, or keep the project."),
     "job_finished": Kind(
         409, "The job has ended", "A finished job does not change; `:clone` starts a new one like it."
     ),
@@ -64,6 +72,8 @@ KINDS: dict[str, Kind] = {
     ),
     "unsupported_media_type": Kind(415, "This content type is not read", "Send application/json or application/yaml."),
     "invalid_job": Kind(422, "The job is not valid", "`errors` names every fault with its path."),
+    "invalid_project": Kind(422, "The project is not valid", "`errors` names every fault with its path."),
+    "invalid_person": Kind(422, "The person is not valid", "`errors` names every fault with its path."),
     "invalid_token": Kind(422, "The token is not valid", "`errors` names every fault with its path."),
     "invalid_parameter": Kind(422, "A parameter is not valid", "`errors` names every fault with its path."),
     "invalid_cursor": Kind(
@@ -126,11 +136,6 @@ def job_not_found(job: str) -> ApiError:
 def invalid_parameter(path: str, message: str, did_you_mean: str | None = None) -> ApiError:
     problem = Problem(path, message, did_you_mean)
     return ApiError("invalid_parameter", str(problem), errors=(problem,))
-
-
-def invalid_token(faults: Sequence[Problem]) -> ApiError:
-    """What was asked of a new token can't be had."""
-    return ApiError("invalid_token", f"The token can't be made: {faults[0]}", errors=faults)
 
 
 def disk_full() -> ApiError:

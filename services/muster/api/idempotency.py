@@ -90,7 +90,7 @@ async def idempotency_key(
         return None
     if not _KEY.fullmatch(key):
         raise invalid_parameter("header.Idempotency-Key", "must be 1 to 255 visible ASCII characters")
-    return caller.owner, key
+    return caller.token, key
 
 
 IdempotencyKey = Annotated[tuple[str, str] | None, Depends(idempotency_key)]

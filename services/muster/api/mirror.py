@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import structlog
@@ -22,8 +23,9 @@ from muster.api.events.types import EventType, NewEvent, events_between
 from muster.api.hub import Hub
 from muster.api.jobs import repository as jobs
 from muster.api.observability import Metrics
-from muster.api.tables import AttemptRow, JobRow, MirrorRow
+from muster.api.tables import AttemptRow, JobRow, MirrorRow, ProjectRow
 from muster.contract.base import dump
+from muster.contract.names import DEFAULT_PROJECT, FIRST_PERSON, PERSON_NAME, Label
 from muster.contract.status import JobStatus, Phase
 from muster.contract.times import epoch_seconds, rfc3339
 from muster.local.cluster import RawChange
@@ -176,6 +178,17 @@ async def _keep_attempts(session: AsyncSession, job_id: str, before: dict[str, A
             await session.merge(AttemptRow(job_id=job_id, number=number, body=attempt))
 
 
+async def _project_of(session: AsyncSession, namespace: str) -> str:
+    """By the namespace, which the cluster guards, and not by a label, which anybody may write."""
+    found = (await session.scalars(select(ProjectRow.name).where(ProjectRow.namespace == namespace))).one_or_none()
+    return found or DEFAULT_PROJECT
+
+
+def _owner(labels: dict[str, str]) -> str:
+    name = labels.get(Label.OWNER, "")
+    return name if re.fullmatch(PERSON_NAME, name) else FIRST_PERSON
+
+
 async def _import(session: AsyncSession, job: FoundJob) -> None:
     message = "the job was made in the cluster, not through this API"
     row = await jobs.insert(
@@ -184,7 +197,9 @@ async def _import(session: AsyncSession, job: FoundJob) -> None:
             id=job.uid,
             namespace=job.namespace,
             name=job.name,
-            labels=job.labels,
+            project=await _project_of(session, job.namespace),
+            owner=_owner(job.labels),
+            labels={key: value for key, value in job.labels.items() if key not in (Label.PROJECT, Label.OWNER)},
             spec=job.spec,
             priority=job.spec.get("priority", 0),
             created_at=job.created_at,

@@ -22,6 +22,7 @@ from muster.api.hub import Hub
 from muster.api.observability import Metrics
 from muster.api.tables import JobRow
 from muster.contract.base import InvalidDocument, parse
+from muster.contract.names import Label
 from muster.contract.spec import JobSpec
 from muster.contract.status import Phase
 from muster.contract.times import rfc3339
@@ -115,7 +116,8 @@ class Relay:
 
 def _desired_job(row: JobRow) -> DesiredJob:
     spec = parse(JobSpec, row.spec)
-    return DesiredJob(row.id, row.name, row.namespace, dict(row.labels), spec, seen=row.status_version > 0)
+    labels = {**row.labels, Label.PROJECT: row.project, Label.OWNER: row.owner}
+    return DesiredJob(row.id, row.name, row.namespace, labels, spec, seen=row.status_version > 0)
 
 
 async def _note_done(session: AsyncSession, rows: Sequence[JobRow]) -> None:

@@ -37,6 +37,8 @@ class JobRow(Table):
     id: Mapped[str] = mapped_column(String(64), unique=True)
     namespace: Mapped[str] = mapped_column(String(255))
     name: Mapped[str] = mapped_column(String(255))
+    project: Mapped[str] = mapped_column(String(64), server_default="default")
+    owner: Mapped[str] = mapped_column(String(64), server_default="admin")  # the person who submitted it
     labels: Mapped[dict[str, Any]]
     priority: Mapped[int]
     created_at: Mapped[float]
@@ -73,6 +75,7 @@ class JobRow(Table):
         ),
         Index("ix_jobs_name", "name", "seq"),
         Index("ix_jobs_phase", "phase", "seq"),
+        Index("ix_jobs_project", "project", "seq"),
         {"sqlite_autoincrement": True},
     )
 
@@ -125,18 +128,56 @@ class IdempotencyRow(Table):
 
 
 class TokenRow(Table):
-    """`hash` is the token's SHA-256 in hex. The token itself is shown once and kept nowhere."""
+    """`hash` is the token's SHA-256 in hex. The token itself is shown once and kept nowhere.
+
+    `project` is the only one that it opens; None for every project of its person.
+    """
 
     __tablename__ = "tokens"
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     name: Mapped[str] = mapped_column(String(128))
+    person: Mapped[str] = mapped_column(String(64), ForeignKey("people.name"))
+    project: Mapped[str | None] = mapped_column(String(64))
     hash: Mapped[str] = mapped_column(String(64), unique=True)
     scopes: Mapped[dict[str, Any]]  # {"scopes": [...]}
     created_at: Mapped[float]
     expires_at: Mapped[float | None]
     last_used_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
+
+
+class ProjectRow(Table):
+    """A project owns jobs. Its `namespace` is its jobs' alone; None for `default`, which has all that nobody has."""
+
+    __tablename__ = "projects"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    namespace: Mapped[str | None] = mapped_column(String(64), unique=True)
+    limits: Mapped[dict[str, Any]]  # contract.projects.ProjectLimits
+    created_at: Mapped[float]
+
+
+class PersonRow(Table):
+    """A person, or a service account. A name is never given to another, for jobs and records go by it."""
+
+    __tablename__ = "people"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))  # person or service
+    admin: Mapped[bool] = mapped_column(Boolean)
+    disabled: Mapped[bool] = mapped_column(Boolean)  # no token of theirs opens anything
+    created_at: Mapped[float]
+
+
+class MemberRow(Table):
+    """A person's role in a project."""
+
+    __tablename__ = "members"
+
+    project: Mapped[str] = mapped_column(String(64), ForeignKey("projects.name", ondelete="CASCADE"), primary_key=True)
+    person: Mapped[str] = mapped_column(String(64), ForeignKey("people.name"), primary_key=True, index=True)
+    role: Mapped[str] = mapped_column(String(16))
 
 
 class MirrorRow(Table):

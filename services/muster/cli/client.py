@@ -78,6 +78,9 @@ class Client:
         headers = {"idempotency-key": key} if key else {}
         return self._ask("POST", path, repeat, json=body, headers=headers, params=_known(params))
 
+    def put(self, path: str, body: Any) -> Any:
+        return self._ask("PUT", path, json=body)
+
     def delete(self, path: str) -> None:
         self._ask("DELETE", path)
 
@@ -238,6 +241,8 @@ def _next_step(status: int, code: str, body: dict[str, Any]) -> str:
         return "set MUSTER_TOKEN, or put the token into ~/.config/muster/token (mode 600)"
     if code == "job_not_found":
         return "`muster ls` lists the jobs"
+    if code == "project_not_found":
+        return "`muster whoami` says which projects there are for you; `--project` names another"
     if code == "name_taken":
         return "`--name` submits it under another name; `muster get` shows the one that has it"
     if status in _BUSY:

@@ -16,6 +16,7 @@ from muster.cli.cluster_streams import ENDED, StreamEvent, events_after, follow_
 from muster.cli.cluster_views import id_of, job_view, status_of, summary_of, why_view
 from muster.cli.errors import CliError, Exit, Fault, usage
 from muster.contract.base import InvalidDocument, Problem
+from muster.contract.names import Label
 from muster.contract.spec import Submission, parse_job
 from muster.contract.status import Phase
 from muster.contract.text import nearest
@@ -80,6 +81,9 @@ class ClusterClient:
             raise CliError(f"{item['metadata']['name']} is being cancelled, so it can't resume", code="job_cancelling")
         return job_view(self._objects.change(item, changes[verb], verb))
 
+    def put(self, path: str, body: Any) -> Any:
+        raise self._needs_api(path)
+
     def delete(self, path: str) -> None:
         raise self._needs_api(path)
 
@@ -94,9 +98,11 @@ class ClusterClient:
             if word not in {str(phase) for phase in Phase}:
                 problem = Problem("--phase", f"{word!r} is not one of {', '.join(Phase)}", nearest(word, Phase))
                 raise CliError(str(problem), Exit.USAGE, "invalid_parameter", faults=(Fault(problem),))
+        owned = {Label.PROJECT: filters.get("project"), Label.OWNER: filters.get("owner")}
+        labels = [*(filters.get("label") or []), *(f"{key}={value}" for key, value in owned.items() if value)]
         found = [
             summary
-            for item in self._objects.jobs(",".join(filters.get("label") or []))
+            for item in self._objects.jobs(",".join(labels))
             if (summary := summary_of(item))
             and (not phases or summary["phase"] in phases)
             and (not filters.get("live") or summary["phase"] not in ENDED)

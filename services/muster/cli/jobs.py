@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from muster.cli.errors import CliError, Exit
-from muster.cli.options import Job, Jobs, Json, Server, Settings, connect
+from muster.cli.options import Job, Jobs, Json, Project, Server, Settings, connect
 from muster.cli.output import json_wanted, print_json, say
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ NewName = Annotated[str | None, typer.Option("--name", help="The name to use ins
 def submit(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Job file (YAML or JSON); - reads standard input.")],
     name: NewName = None,
+    project: Project = None,
     settings: Settings = None,
     follow: Follow = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show the plan; submit nothing.")] = False,
@@ -40,7 +41,7 @@ def submit(
     from muster.cli.follow import follow as watch
 
     with connect(server) as client:
-        document = story.prepare(file, name, settings or [], client.server.local)
+        document = story.prepare(file, name, settings or [], client.server.local, project)
         plan = story.ask_for_plan(client, document)
         if dry_run and json:
             print_json(plan)
@@ -101,6 +102,8 @@ def ls(
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Only jobs with this label.")
     ] = None,
+    project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only jobs of this project.")] = None,
+    owner: Annotated[str | None, typer.Option("--owner", metavar="NAME", help="Only jobs of this person.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 30,
     server: Server = None,
     json: Json = False,
@@ -113,7 +116,13 @@ def ls(
     def pages() -> Iterator[list[dict[str, Any]]]:
         """The pages up to the limit. One job more is asked for, to know whether there are more."""
         nonlocal found
-        filters = {"phase": phases, "label": label or [], "live": "true" if live else None}
+        filters = {
+            "phase": phases,
+            "label": label or [],
+            "live": "true" if live else None,
+            "project": project,
+            "owner": owner,
+        }
         for page in client.job_pages(limit + 1, **filters):
             yield page[: limit - found]
             found += len(page)
@@ -125,7 +134,7 @@ def ls(
             return
         show_jobs(pages())
     if not found:
-        say("No jobs." if not (phases or label or live) else "No such jobs.")
+        say("No jobs." if not (phases or label or live or project or owner) else "No such jobs.")
     elif found > limit:
         say(f"There are more than {limit}; --limit shows more.", "dim")
 
@@ -254,10 +263,13 @@ def _now(job: dict[str, Any], words: str) -> str:
 
 def _print_spec(job: dict[str, Any]) -> None:
     """The resolved job as YAML that can be submitted again, once what is hidden in it has been filled in."""
+    from muster.contract.names import DEFAULT_PROJECT, Label
     from muster.contract.redaction import masked_paths
     from muster.documents.yaml_text import write_yaml
 
     metadata = {key: job["metadata"][key] for key in ("name", "namespace", "labels") if job["metadata"].get(key)}
+    if job["metadata"].get("project") not in (None, DEFAULT_PROJECT):
+        metadata["labels"] = metadata.get("labels", {}) | {Label.PROJECT: job["metadata"]["project"]}
     document = {"apiVersion": job["apiVersion"], "kind": job["kind"], "metadata": metadata, "spec": job["spec"]}
     hidden = list(masked_paths(document))
     if hidden:

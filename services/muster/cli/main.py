@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli import checkpoints, doctor, jobs, platform, tokens, watch
+from muster.cli import checkpoints, doctor, jobs, people, platform, projects, tokens, watch
 from muster.cli.errors import CliError, Exit
 from muster.cli.options import choose_cluster
 from muster.cli.output import show_error
@@ -28,7 +28,7 @@ app = typer.Typer(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "This machine": (platform.up, platform.down, platform.demo),
-    "Platform": (doctor.doctor,),
+    "Platform": (doctor.doctor, people.whoami),
     "Jobs": (jobs.submit, jobs.estimate, jobs.ls, jobs.get, jobs.cancel, jobs.suspend, jobs.resume, jobs.clone),
     "Looking into a job": (watch.logs, watch.events, watch.metrics, watch.why, checkpoints.export),
 }
@@ -36,6 +36,8 @@ for panel, commands in PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Looking into a job")
+app.add_typer(projects.app, name="projects", rich_help_panel="Platform")
+app.add_typer(people.app, name="people", rich_help_panel="Platform")
 app.add_typer(tokens.app, name="tokens", rich_help_panel="Platform")
 
 

@@ -37,6 +37,9 @@ StateFolder = Annotated[
     Path | None,
     typer.Option("--state", help="State folder (env: MUSTER_STATE; default: ~/.muster).", show_default=False),
 ]
+Project = Annotated[
+    str | None, typer.Option("--project", metavar="NAME", help="The project; left out: the one that is your token's.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a value, such as training.length.steps=100."),
@@ -56,6 +59,8 @@ class JobsClient(Protocol):
     def get(self, path: str, **params: Any) -> Any: ...
 
     def post(self, path: str, body: Any = None, key: str | None = None, repeat: bool = True, **params: Any) -> Any: ...
+
+    def put(self, path: str, body: Any) -> Any: ...
 
     def delete(self, path: str) -> None: ...
 
@@ -124,4 +129,15 @@ def connect(server: str | None, patience_seconds: float = 20.0) -> JobsClient:
     return Client(found, patience_seconds, waiting=lambda reason: say(f"waiting for {found.url}: {reason}", "yellow"))
 
 
-__all__ = ["Job", "Jobs", "JobsClient", "Json", "Server", "Settings", "StateFolder", "connect", "json_wanted"]
+__all__ = [
+    "Job",
+    "Jobs",
+    "JobsClient",
+    "Json",
+    "Project",
+    "Server",
+    "Settings",
+    "StateFolder",
+    "connect",
+    "json_wanted",
+]

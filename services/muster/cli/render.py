@@ -42,20 +42,36 @@ def unicode_ok(console: Console) -> bool:
 def show_jobs(pages: Iterable[Sequence[dict[str, Any]]]) -> None:
     """Print the jobs page by page, as they come."""
     widths: list[int] = []
+    whose = False
     for page in filter(None, pages):
-        table = jobs_table(page, time.time(), widths)
+        whose = whose or (not widths and len({(job.get("project"), job.get("owner")) for job in page}) > 1)
+        table = jobs_table(page, time.time(), widths, whose)
         answers().print(table, soft_wrap=True)
         widths = table.widths
 
 
-def jobs_table(jobs: Sequence[dict[str, Any]], now: float, widths: Sequence[int] = ()) -> Table:
-    """A page of the list. `widths` are those of the page before; the first page has none, and the header."""
-    columns = ("NAME", "PHASE", ">STEP", ">LOSS", ">TOKENS/S", ">ETA", ">ATTEMPT", ">RESTARTS", ">AGE", "BECAUSE")
+def jobs_table(jobs: Sequence[dict[str, Any]], now: float, widths: Sequence[int] = (), whose: bool = False) -> Table:
+    """A page of the list. `widths` are those of the page before; the first page has none, and the header. `whose` adds
+    project and owner, which on a machine of one person say nothing."""
+    columns = (
+        "NAME",
+        *(("PROJECT", "OWNER") if whose else ()),
+        "PHASE",
+        ">STEP",
+        ">LOSS",
+        ">TOKENS/S",
+        ">ETA",
+        ">ATTEMPT",
+        ">RESTARTS",
+        ">AGE",
+        "BECAUSE",
+    )
     table = Table(*columns, header=not widths, widths=widths)
     for job in jobs:
         ended = job["phase"] in ENDED
         table.add_row(
             job["name"],
+            *((job.get("project", ""), job.get("owner", "")) if whose else ()),
             phase_cell(job["phase"]),
             format_progress(job["step"], job["steps"]),
             formatting.loss(job["loss"]),

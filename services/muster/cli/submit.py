@@ -14,13 +14,14 @@ from muster.cli.options import command_prefix
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.paths import make_absolute
 from muster.cli.table import Table
+from muster.contract.names import Label
 
 if TYPE_CHECKING:
     from muster.cli.options import JobsClient
 
 
-def prepare(source: str, name: str | None, settings: list[str], local: bool) -> JobFile:
-    """The document to send: read, with --set and --name applied and relative paths made absolute."""
+def prepare(source: str, name: str | None, settings: list[str], local: bool, project: str | None = None) -> JobFile:
+    """The document to send: read, with --set, --name and --project applied and relative paths made absolute."""
     file = read_job_file(source)
     for assignment in settings:
         set_value(file, assignment)
@@ -28,6 +29,11 @@ def prepare(source: str, name: str | None, settings: list[str], local: bool) -> 
         metadata = file.data.setdefault("metadata", {})
         if isinstance(metadata, dict):
             metadata["name"] = name
+    if project is not None:
+        metadata = file.data.setdefault("metadata", {})
+        labels = metadata.setdefault("labels", {}) if isinstance(metadata, dict) else None
+        if isinstance(labels, dict):  # else the server says what is wrong with it
+            labels[Label.PROJECT] = project
     make_absolute(file, local)
     return file
 
@@ -51,6 +57,8 @@ def show_plan(plan: dict[str, Any]) -> None:
     training, gang, batch = spec["training"], spec["gang"], spec["training"]["batch"]
     table = Table("", "", header=False)
     table.add_row("job", f"{job['name']}  ({job['namespace']})")
+    if job.get("project") not in (None, "default"):
+        table.add_row("project", job["project"])
     table.add_row("training", f"{training['task']} {_format_model(training['model'], plan.get('parameters'))}")
     table.add_row("data", "\n".join(source["source"] for source in training["data"]["train"]))
     table.add_row("gang", _format_gang(gang, plan))

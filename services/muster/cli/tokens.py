@@ -1,4 +1,4 @@
-"""Commands on tokens: who may ask the API, and for what. They need a token with the scope admin themselves."""
+"""Commands on tokens: who may ask the API, and for what. All but `rotate` need a token with the scope admin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, print_json, say
 from muster.cli.table import Table
 
-app = typer.Typer(help="Make, list and revoke the tokens that open the API (scope admin).", no_args_is_help=True)
+app = typer.Typer(help="Make, list, rotate and revoke the tokens that open the API.", no_args_is_help=True)
 
 
 class Scope(StrEnum):
@@ -32,11 +32,20 @@ def create(
     days: Annotated[
         int | None, typer.Option("--days", min=1, max=3650, help="Refused after so many days; left out: never.")
     ] = None,
+    person: Annotated[
+        str | None, typer.Option("--person", metavar="NAME", help="Whose it is; left out: your own.")
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", metavar="NAME", help="The only project that it opens; left out: yours.")
+    ] = None,
+    all_projects: Annotated[bool, typer.Option("--all-projects", help="It opens every project of its person.")] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
     """Make a token. It is shown once, on standard output, and stored nowhere."""
-    wanted = {"name": name, "scopes": [scope.value]} | ({"expiresInDays": days} if days else {})
+    wanted: dict[str, Any] = {"name": name, "scopes": [scope.value]} | ({"expiresInDays": days} if days else {})
+    wanted |= ({"person": person} if person else {}) | ({"project": project} if project else {})
+    wanted |= {"allProjects": True} if all_projects else {}
     with connect(server) as client:
         made = client.post("tokens", wanted, repeat=False)
     if json:
@@ -56,13 +65,39 @@ def ls(server: Server = None, json: Json = False) -> None:
     if json:
         print_json(found)
         return
-    table = Table("ID", "NAME", "SCOPE", "CREATED", "EXPIRES", "LAST USED")
+    table = Table("ID", "NAME", "PERSON", "PROJECT", "SCOPE", "CREATED", "EXPIRES", "LAST USED")
     for token in found["items"]:
         expires = formatting.moment(token["expiresAt"]) if token["expiresAt"] else "never"
         scopes = ",".join(token["scopes"])
         used = formatting.moment(token["lastUsedAt"])
-        table.add_row(token["id"], token["name"], scopes, formatting.moment(token["createdAt"]), expires, used)
+        whose, where = token.get("person", ""), token.get("project") or "all"
+        table.add_row(
+            token["id"], token["name"], whose, where, scopes, formatting.moment(token["createdAt"]), expires, used
+        )
     answers().print(table, soft_wrap=True)
+
+
+@app.command("rotate")
+def rotate(
+    token: Annotated[
+        str | None, typer.Argument(metavar="TOKEN", help="Id or name of the token; left out: the one in use.")
+    ] = None,
+    overlap_hours: Annotated[
+        int, typer.Option("--overlap-hours", min=0, max=720, help="For so long the old one is taken too.")
+    ] = 0,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Make a token's successor, which may the same for as long, and end the old one. Shown once, as by `create`."""
+    with connect(server) as client:
+        token_id = _token_id(client, token) if token else client.get("me")["token"]
+        made = client.post(f"tokens/{token_id}:rotate", {"overlapHours": overlap_hours}, repeat=False)
+    if json:
+        print_json(made)
+        return
+    typer.echo(made["token"])
+    old = f"is taken for {overlap_hours} h more" if overlap_hours else "is refused from now on"
+    say(f"{made['name']} has a new token, shown this once; the old one {old}", "bold green")
 
 
 @app.command("revoke")

@@ -38,6 +38,16 @@ def redact_spec(spec: Any) -> Any:
     return _without(spec)
 
 
+def without_env_values(spec: dict[str, Any]) -> dict[str, Any]:
+    """A job's spec for everybody but its owner: without the values of `runtime.env`, whatever their names."""
+    runtime = spec.get("runtime")
+    env = runtime.get("env") if isinstance(runtime, dict) else None
+    if not isinstance(runtime, dict) or not isinstance(env, list):
+        return spec
+    hidden = [{**each, "value": HIDDEN} if isinstance(each, dict) and each.get("value") else each for each in env]
+    return {**spec, "runtime": {**runtime, "env": hidden}}
+
+
 def _without(value: Any) -> Any:
     if isinstance(value, str):
         return redact(value)

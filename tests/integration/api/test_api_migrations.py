@@ -12,6 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 from tests.integration.api.platform import platform
 
+from muster.api.auth import hash_of
 from muster.api.db import Database
 from muster.api.migrate import alembic_config, migrate
 from muster.api.settings import Settings
@@ -78,6 +79,60 @@ async def test_a_second_start_finds_everything_in_place(tmp_path: Path, empty_da
     for _ in range(2):
         async with platform(tmp_path / "state", database_url=empty_database_url) as here:
             assert (await here.client.get("/readyz")).status_code == 200
+
+
+OLD_ROWS = """
+INSERT INTO jobs (id, namespace, name, labels, priority, created_at, live, deleted, spec, spec_version, relayed_version,
+  relay_failures, relay_after, phase, status, status_version, last_event) VALUES ('j1', 'team-a', 'old', '{}', 0, 1.0,
+  true, false, '{}', 1, 1, 0, 0.0, 'Running', '{"phase": "Running"}', 3, 1);
+INSERT INTO events (job_id, number, type, at, body) VALUES ('j1', 1, 'job.created', 1.0, '{"message": "", "data": {}}');
+INSERT INTO attempts (job_id, number, body) VALUES ('j1', 1, '{"number": 1, "createdAt": 2.0}');
+INSERT INTO job_labels (job_seq, key, value) VALUES (1, 'team', 'x');
+INSERT INTO idempotency_keys (owner, route, key, body_hash, job_id, reply, created_at)
+  VALUES ('11111111-a', 'POST /jobs', 'k', 'h', 'j1', '{}', 4e9)
+"""
+TOKENS = {"11111111-a": "write", "22222222-b": "read", "33333333-c": "admin"}
+
+
+async def test_rows_of_the_first_schema_are_carried_over(tmp_path: Path, empty_database_url: str) -> None:
+    """What a token opened it opens still, and no more; jobs keep their history."""
+    from alembic import command
+
+    database = opened(empty_database_url)
+    if database.file is not None:
+        database.file.parent.mkdir(parents=True)
+    async with database.engine.begin() as connection:
+        await connection.run_sync(lambda sync: command.upgrade(alembic_config(sync), "0001"))
+        for statement in OLD_ROWS.split(";"):
+            await connection.exec_driver_sql(statement)
+        insert = text("INSERT INTO tokens (id, name, hash, scopes, created_at) VALUES (:id, 'n', :hash, :scopes, 1.0)")
+        for number, scope in TOKENS.items():
+            values = {"id": number, "hash": hash_of(f"muster_{scope}"), "scopes": f'{{"scopes": ["{scope}"]}}'}
+            await connection.execute(insert, values)
+    await database.close()
+    async with platform(tmp_path / "state", database_url=empty_database_url, auth=True) as here:
+        seen = {}
+        for scope in TOKENS.values():
+            headers = {"authorization": f"Bearer muster_{scope}"}
+
+            async def ask(method: str, path: str, headers: dict[str, str] = headers) -> int:
+                return (await here.client.request(method, f"/api/v1{path}", headers=headers)).status_code
+
+            listed = (await here.client.get("/api/v1/jobs", headers=headers)).json()["items"]
+            assert [(job["name"], job["project"], job["owner"]) for job in listed] == [("old", "default", "admin")]
+            seen[scope] = (
+                await ask("POST", "/jobs/j1:suspend"),
+                await ask("GET", "/tokens"),
+                await ask("GET", "/people"),
+            )
+            assert await ask("GET", "/jobs/j1/events") == 200
+        assert seen == {"write": (200, 403, 403), "read": (403, 403, 403), "admin": (200, 200, 200)}
+        async with here.services.database.read() as session:
+            kept = [
+                (await session.execute(text(f"SELECT count(*) FROM {table}"))).scalar_one()
+                for table in ("attempts", "job_labels", "idempotency_keys")
+            ]
+        assert kept == [1, 1, 1]
 
 
 @pytest.mark.parametrize("revision", ["base"])

@@ -165,7 +165,7 @@ def test_tokens() -> None:
     assert not is_acceptable("x" * 60)
     assert len(hash_of("x")) == 64
     assert all(ANONYMOUS.may(scope) for scope in Scope)
-    writer = Principal("x", frozenset({Scope.WRITE}))
+    writer = Principal("x", "ann", frozenset({Scope.WRITE}))
     assert [writer.may(scope) for scope in Scope] == [True, True, False]
 
 

@@ -38,7 +38,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], list[t
 
 def token(number: str, name: str) -> dict[str, Any]:
     return {
-        "id": number, "name": name, "scopes": ["write"], "createdAt": 1e9, "expiresAt": None, "lastUsedAt": None,
+        "id": number, "name": name, "person": "ann", "project": None, "scopes": ["write"],
+        "createdAt": 1e9, "expiresAt": None, "lastUsedAt": None,
     }  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_tokens_are_listed_and_revoked_by_id_or_name(server: Any, capsys: pytest
     asked = server({"GET tokens": listed, f"DELETE tokens/{ID}": None})
     tokens.ls()
     rows = capsys.readouterr().out.splitlines()
-    assert rows[1].split()[:3] == [ID, "ci", "write"]
+    assert rows[1].split()[:3] == [ID, "ci", "ann"]
     assert "never" in rows[1]
     tokens.revoke("ci")
     tokens.revoke(ID.upper())

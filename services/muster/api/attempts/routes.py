@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from sqlalchemy import select
 
+from muster.api.auth import Caller
 from muster.api.jobs import service
 from muster.api.jobs.examples import ATTEMPTS, ROW
 from muster.api.jobs.routes import JobId, reads
@@ -54,9 +55,9 @@ def _document(job: JobRow, attempts: list[dict[str, Any]], prices: Prices) -> di
         **problems("job_not_found"),
     },
 )
-async def list_attempts(services: ServicesDependency, job_id: JobId) -> JSONResponse:
+async def list_attempts(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """Each life of the gang: where it ran, from which step, how it ended, what it cost. The status keeps only fifty."""
-    job = await service.find(services, job_id)
+    job = await service.find(services, caller, job_id)
     async with services.database.read() as session:
         rows = (
             await session.scalars(select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.number))

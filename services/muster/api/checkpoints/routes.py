@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
 from starlette.convertors import Convertor, register_url_convertor
 
+from muster.api.auth import Caller
 from muster.api.errors import ApiError
 from muster.api.jobs import service
 from muster.api.jobs.examples import AT, UID
@@ -173,9 +174,9 @@ _UNUSABLE = ("job_not_found", "checkpoint_not_found", "checkpoint_unusable", "st
         **problems("job_not_found"),
     },
 )
-async def list_checkpoints(services: ServicesDependency, job_id: JobId) -> JSONResponse:
+async def list_checkpoints(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """What could be resumed or fine-tuned from. Read from the folder itself: only what is committed there exists."""
-    row = await service.find(services, job_id)
+    row = await service.find(services, caller, job_id)
     folder = folder_of(row)
     if folder is None:
         return JSONResponse({"uri": None, "items": [], "reason": "the job does not say where it commits"})
@@ -197,6 +198,7 @@ async def list_checkpoints(services: ServicesDependency, job_id: JobId) -> JSONR
 )
 async def get_checkpoint(
     services: ServicesDependency,
+    caller: Caller,
     job_id: JobId,
     step: Annotated[
         str,
@@ -207,13 +209,13 @@ async def get_checkpoint(
     ],
 ) -> JSONResponse:
     """What one commit holds, read from its folder and checked."""
-    row = await service.find(services, job_id)
+    row = await service.find(services, caller, job_id)
     return JSONResponse(await asyncio.to_thread(_inspect, services.commits, row, step))
 
 
 def _add_verb(verb: Literal["pin", "unpin"], summary: str, story: str) -> None:
-    async def act(services: ServicesDependency, job_id: JobId, step: Step) -> JSONResponse:
-        row = await service.find(services, job_id)
+    async def act(services: ServicesDependency, caller: Caller, job_id: JobId, step: Step) -> JSONResponse:
+        row = await service.find(services, caller, job_id, act=True)
         return JSONResponse(await asyncio.to_thread(_mark, services.commits, row, step, verb == "pin"))
 
     router.post(

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import select
 
+from muster.api.auth import Principal
 from muster.api.db import Database
 from muster.api.tables import JobRow
 from muster.contract.spec import JobSpec
@@ -16,9 +17,11 @@ from muster.contract.throughput import Measured, setup_of
 JOBS_MAX = 500  # the newest; speeds of long ago are of another Muster
 
 
-async def measured(database: Database) -> tuple[Measured, ...]:
-    """Of the newest jobs that have trained."""
+async def measured(database: Database, caller: Principal) -> tuple[Measured, ...]:
+    """Of the newest jobs that have trained, and that the caller may see."""
     query = select(JobRow.name, JobRow.spec, JobRow.status).order_by(JobRow.seq.desc()).limit(JOBS_MAX)
+    if caller.visible_projects is not None:
+        query = query.where(JobRow.project.in_(caller.visible_projects))
     async with database.read() as session:
         rows = (await session.execute(query)).all()
     return tuple(record for name, spec, status in rows if (record := _record(name, spec, status)) is not None)

@@ -8,7 +8,7 @@ import os
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
-from muster.api.auth import Scope, needs
+from muster.api.auth import Caller, Principal, Scope, needs
 from muster.api.body import read_body
 from muster.api.errors import ApiError
 from muster.api.estimates.records import measured
@@ -38,27 +38,34 @@ _EXAMPLE = dump(estimate_with_storage(parse_job(EXAMPLE_JOB).spec, load_prices()
     operation_id="estimate_job",
     responses={
         200: shown(_EXAMPLE, "Bytes, seconds and money; nothing was stored"),
-        **problems("invalid_document", "body_too_large", "unsupported_media_type", "invalid_job", "model_unreadable"),
+        **problems(
+            "invalid_document",
+            "body_too_large",
+            "unsupported_media_type",
+            "invalid_job",
+            "project_not_found",
+            "model_unreadable",
+        ),
     },
     openapi_extra=body("JobDocument", EXAMPLE_JOB, note="The TrainingJob as it would be submitted."),
 )
-async def estimate_job(request: Request, services: ServicesDependency) -> JSONResponse:
+async def estimate_job(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Memory of a rank by part, whether it fits and what the least change would be if not; the cheapest gang of the
     priced instance types; time from what this server's jobs did, else from published figures; size of commits;
     warnings. A model's folder is read by its headers alone.
     """
     submission = await read_body(request, parse_submission)
-    return JSONResponse(dump(await _estimate(services, submission)))
+    return JSONResponse(dump(await _estimate(services, caller, submission)))
 
 
-async def _estimate(services: Services, submission: Submission) -> Estimate:
-    drafted = await draft(services, submission)
+async def _estimate(services: Services, caller: Principal, submission: Submission) -> Estimate:
+    drafted = await draft(services, caller, submission)
     if drafted.faults:
         raise invalid_job(drafted.faults)
     source = drafted.spec.training.model.source
     if source and services.settings.cluster == "kubernetes" and parse_address(source).scheme == "file":
         raise ApiError("model_unreadable", f"{source} lies on the workers' disks, which the API does not see.")
-    records = await measured(services.database)
+    records = await measured(services.database, caller)
     machine = _machine_bytes() if services.settings.cluster == "local" else None
     try:
         async with asyncio.timeout(SECONDS_MAX):

@@ -10,6 +10,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from muster.api import sse
+from muster.api.access import Reader
+from muster.api.auth import Caller
 from muster.api.errors import ApiError, invalid_parameter
 from muster.api.events import repository
 from muster.api.events.schemas import EventList, event_of
@@ -71,6 +73,7 @@ def with_stream(reply: dict[str, Any]) -> dict[str, Any]:
 async def list_events(
     request: Request,
     services: ServicesDependency,
+    caller: Caller,
     job_id: JobId,
     after: Since = 0,
     limit: Annotated[int, Query(ge=1, le=2000)] = 500,
@@ -79,14 +82,17 @@ async def list_events(
     last_event_id: LastEventId = None,
 ) -> Response:
     """What happened, append-only. A stream ends with `event: end` when the job has ended and all was told."""
-    row = await service.find(services, job_id)
+    row = await service.find(services, caller, job_id)
     kinds = tuple(kind or ())
     if not sse.wanted(request, follow):
         return await _list(services, row, after, limit, kinds)
     start = _resume_at(last_event_id) if last_event_id is not None else after
     if last_event_id is not None and _is_over(row) and start >= row.last_event:
         return Response(status_code=204)  # tells EventSource not to come again
-    return sse.stream(_follow(services, job_id, start, kinds), services.settings.stream_ping_seconds)
+    return sse.stream(
+        _follow(services, Reader(services, caller, row.project), job_id, start, kinds),
+        services.settings.stream_ping_seconds,
+    )
 
 
 def _resume_at(text: str) -> int:
@@ -102,10 +108,13 @@ async def _list(services: Services, row: JobRow, after: int, limit: int, kinds: 
     return JSONResponse({"items": items, "lastId": items[-1]["id"] if items else after})
 
 
-async def _follow(services: Services, job_id: str, after: int, kinds: tuple[str, ...]) -> AsyncGenerator[str, None]:
-    deadline = asyncio.get_running_loop().time() + services.settings.stream_seconds_max
+async def _follow(
+    services: Services, reader: Reader, job_id: str, after: int, kinds: tuple[str, ...]
+) -> AsyncGenerator[str, None]:
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + services.settings.stream_seconds_max
     with services.metrics.streams.track_inprogress():
-        while not services.hub.closing.is_set() and asyncio.get_running_loop().time() < deadline:
+        while not services.hub.closing.is_set() and clock() < deadline and await reader.may_read(clock()):
             try:
                 row, rows = await _news(services, job_id, after)
             except ApiError:  # the database is away: the stream stays and goes on when it is back

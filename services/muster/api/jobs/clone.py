@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from muster.api import idempotency
+from muster.api.access import checked, owns
+from muster.api.auth import Principal
 from muster.api.body import off_the_loop
-from muster.api.errors import ApiError, job_not_found
+from muster.api.errors import ApiError
 from muster.api.idempotency import Attempted
 from muster.api.jobs import repository, service
 from muster.api.jobs.submission import parse_submission
 from muster.api.services import Services
 from muster.api.tables import JobRow
 from muster.contract.base import FAULTS_MAX, InvalidDocument, Problem, parse
+from muster.contract.names import Label
+from muster.contract.redaction import without_env_values
 from muster.contract.spec import JobSpec
 from muster.documents.document import Document
 
@@ -22,33 +26,31 @@ _TRIES = 5
 
 
 async def clone(
-    services: Services, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
+    services: Services, caller: Principal, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
 ) -> service.Submitted:
     """Raises ApiError job_not_found, invalid_job, name_taken."""
     for _ in range(_TRIES - 1):
         try:
-            return await _clone(services, job_id, wanted, attempted)
+            return await _clone(services, caller, job_id, wanted, attempted)
         except ApiError as error:
             # Of two clones at one moment one must look for another name; a name that was asked for is not replaced.
             if error.code != "name_taken" or wanted.get("name"):
                 raise
-    return await _clone(services, job_id, wanted, attempted)
+    return await _clone(services, caller, job_id, wanted, attempted)
 
 
 async def _clone(
-    services: Services, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
+    services: Services, caller: Principal, job_id: str, wanted: dict[str, Any], attempted: Attempted | None
 ) -> service.Submitted:
     async with services.database.read() as session:
+        row = checked(caller, await repository.get(session, job_id), job_id)
         replay = await idempotency.recall(session, attempted)
         if replay is not None:
             return service.Submitted(replay, replayed=True)
-        row = await repository.get(session, job_id)
-        if row is None:
-            raise job_not_found(job_id)
         name = wanted.get("name") or await service.free_name(session, row)
-    changed = Document(_document(row, name, wanted.get("spec") or {}))
+    changed = Document(_document(row, name, wanted.get("spec") or {}, owns(caller, row)))
     submission = await off_the_loop(lambda: parse_submission(changed))
-    return await service.submit(services, submission, attempted, origin=row.id)
+    return await service.submit(services, caller, submission, attempted, origin=row.id)
 
 
 def parse_request(body: Document) -> dict[str, Any]:
@@ -72,7 +74,9 @@ def parse_request(body: Document) -> dict[str, Any]:
     return document
 
 
-def _document(row: JobRow, name: str, changes: dict[str, Any]) -> dict[str, Any]:
+def _document(row: JobRow, name: str, changes: dict[str, Any], own: bool) -> dict[str, Any]:
+    """What is submitted. Of somebody else's job the values of `runtime.env` are hidden, and so refused with their paths
+    unless the changes name them anew."""
     try:
         parse(JobSpec, row.spec)
     except InvalidDocument as error:
@@ -80,9 +84,11 @@ def _document(row: JobRow, name: str, changes: dict[str, Any]) -> dict[str, Any]
             f"The spec of job {row.name!r} is of another version of Muster and can't be copied: {error.problems[0]}"
         )
         raise ApiError("invalid_job", detail, errors=error.problems) from None
-    spec = {key: value for key, value in row.spec.items() if key not in _NOT_COPIED}
+    shown = row.spec if own else without_env_values(row.spec)
+    spec = {key: value for key, value in shown.items() if key not in _NOT_COPIED}
+    labels = row.labels | {Label.PROJECT: row.project}
     return {
-        "metadata": {"name": name, "namespace": row.namespace, "labels": row.labels},
+        "metadata": {"name": name, "namespace": row.namespace, "labels": labels},
         "spec": merge_patch(spec, changes),
     }
 

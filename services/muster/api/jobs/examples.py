@@ -99,6 +99,8 @@ ROW = JobRow(
     id=_UID,
     namespace="default",
     name=_SUBMISSION.name,
+    project="default",
+    owner="ann",
     labels=_SUBMISSION.labels,
     spec=dump(_SUBMISSION.spec),
     spec_version=1,
@@ -110,7 +112,9 @@ ROW = JobRow(
     status=dump(STATUS),
     finished_at=None,
 )
-JOB: dict[str, Any] = job_document(ROW, load_prices())
+JOB: dict[str, Any] = job_document(ROW, load_prices(), "ann")
 JOB_LIST: dict[str, Any] = {"items": [job_summary(ROW)], "nextCursor": None}
-PLAN: dict[str, Any] = plan_document(Draft(_SUBMISSION.name, "default", _SUBMISSION.labels, _SUBMISSION.spec), [])
+PLAN: dict[str, Any] = plan_document(
+    Draft(_SUBMISSION.name, "default", "default", _SUBMISSION.labels, _SUBMISSION.spec), []
+)
 UID, AT = _UID, _AT

@@ -21,6 +21,8 @@ class NewJob:
     id: str
     namespace: str
     name: str
+    project: str
+    owner: str
     labels: dict[str, str]
     spec: dict[str, Any]
     priority: int
@@ -37,6 +39,9 @@ class Filter:
     namespace: str | None = None
     labels: Sequence[tuple[str, str]] = ()
     live: bool | None = None
+    project: str | None = None
+    owner: str | None = None
+    visible: Collection[str] | None = None  # the projects that the caller may see; None for all
 
 
 async def insert(session: AsyncSession, job: NewJob, first: NewEvent, live: bool = True) -> JobRow:
@@ -45,6 +50,8 @@ async def insert(session: AsyncSession, job: NewJob, first: NewEvent, live: bool
         id=job.id,
         namespace=job.namespace,
         name=job.name,
+        project=job.project,
+        owner=job.owner,
         labels=job.labels,
         spec=job.spec,
         spec_version=1,
@@ -81,9 +88,10 @@ async def live_with_name(session: AsyncSession, namespace: str, name: str) -> st
     return (await session.scalars(query)).one_or_none()
 
 
-async def named(session: AsyncSession, namespace: str, reference: str, limit: int = 20) -> list[JobRow]:
-    """The jobs that `reference`, an id or a name, can mean; newest first."""
-    meant = or_(JobRow.id == reference, and_(JobRow.namespace == namespace, JobRow.name == reference))
+async def named(session: AsyncSession, project: str, namespace: str, reference: str, limit: int = 20) -> list[JobRow]:
+    """The jobs of the project that `reference`, an id or a name, can mean; newest first."""
+    by_name = and_(JobRow.namespace == namespace, JobRow.name == reference)
+    meant = and_(JobRow.project == project, or_(JobRow.id == reference, by_name))
     return list((await session.scalars(select(JobRow).where(meant).order_by(JobRow.seq.desc()).limit(limit))).all())
 
 
@@ -116,6 +124,12 @@ def _filtered(query: Select[tuple[JobRow]], wanted: Filter) -> Select[tuple[JobR
         query = query.where(JobRow.name == wanted.name)
     if wanted.namespace is not None:
         query = query.where(JobRow.namespace == wanted.namespace)
+    if wanted.project is not None:
+        query = query.where(JobRow.project == wanted.project)
+    if wanted.owner is not None:
+        query = query.where(JobRow.owner == wanted.owner)
+    if wanted.visible is not None:
+        query = query.where(JobRow.project.in_(wanted.visible))
     if wanted.live is not None:
         query = query.where(JobRow.live.is_(wanted.live))
     for key, value in wanted.labels:

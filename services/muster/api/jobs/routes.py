@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import StringConstraints
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.auth import Scope, needs
+from muster.api.auth import Caller, Scope, needs
 from muster.api.body import read_body
 from muster.api.errors import invalid_parameter
 from muster.api.idempotency import IdempotencyKey, attempted
@@ -35,6 +35,7 @@ PhaseName = Annotated[str, StringConstraints(pattern="^[A-Z][A-Za-z]{1,31}$")]
 _REFUSED = (
     "invalid_document",
     "name_taken",
+    "project_not_found",
     "body_too_large",
     "unsupported_media_type",
     "invalid_job",
@@ -59,6 +60,7 @@ _NOTE = "The whole TrainingJob. Unknown keys are refused with their path."
 async def submit_job(
     request: Request,
     services: ServicesDependency,
+    caller: Caller,
     key: IdempotencyKey,
     dry_run: Annotated[
         bool,
@@ -68,8 +70,8 @@ async def submit_job(
     """Store a job; the operator starts it when there is room. With an Idempotency-Key it may be repeated freely."""
     document, submission = await read_body(request, lambda read: (read.data, parse_submission(read)))
     if dry_run:
-        return JSONResponse(await service.plan(services, submission))
-    return _created(await service.submit(services, submission, attempted(key, "POST /jobs", document)))
+        return JSONResponse(await service.plan(services, caller, submission))
+    return _created(await service.submit(services, caller, submission, attempted(key, "POST /jobs", document)))
 
 
 def _created(submitted: service.Submitted) -> JSONResponse:
@@ -91,16 +93,21 @@ def _created(submitted: service.Submitted) -> JSONResponse:
 )
 async def list_jobs(
     services: ServicesDependency,
+    caller: Caller,
     limit: Annotated[int, Query(ge=1, le=500, description="Jobs per page.")] = 50,
     cursor: Annotated[str | None, Query(max_length=200, description="`nextCursor` of the page before.")] = None,
     phase: Annotated[list[PhaseName] | None, Query(max_length=16, description="Any of these phases.")] = None,
     name: Annotated[str | None, Query(max_length=255, pattern=NO_NUL, description="Exactly this name.")] = None,
     namespace: Annotated[str | None, Query(max_length=255, pattern=NO_NUL)] = None,
+    project: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Only of this project.")] = None,
+    owner: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Only this person's.")] = None,
     label: Annotated[list[str] | None, Query(max_length=16, description="`key=value`; all of them must match.")] = None,
     live: Annotated[bool | None, Query(description="Only jobs that have not ended (true) or have (false).")] = None,
 ) -> JSONResponse:
-    """Jobs, newest first. Filters combine; the cursor stays right while jobs are added."""
-    wanted = Filter(tuple(phase or ()), name, namespace, _labels(label), live)
+    """Jobs of the projects that the caller may see, newest first. Filters combine; the cursor stays right while jobs
+    are added."""
+    visible = caller.visible_projects
+    wanted = Filter(tuple(phase or ()), name, namespace, _labels(label), live, project, owner, visible)
     before = seq_of(cursor) if cursor else None
     async with services.database.read() as session:
         await _refuse_unknown_phases(session, wanted.phases)
@@ -134,9 +141,10 @@ def _labels(given: list[str] | None) -> tuple[tuple[str, str], ...]:
     summary="Get a job",
     responses={200: shown(examples.JOB, "The job"), **problems("job_not_found")},
 )
-async def get_job(services: ServicesDependency, job_id: JobId) -> JSONResponse:
-    """What was asked for (spec, all defaults filled in) and what is (status)."""
-    return JSONResponse(job_document(await service.find(services, job_id), services.prices))
+async def get_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
+    """What was asked for (spec, all defaults filled in) and what is (status). Values of `runtime.env` are shown to the
+    job's owner alone."""
+    return JSONResponse(job_document(await service.find(services, caller, job_id), services.prices, caller.person))
 
 
 Verb = Literal["cancel", "suspend", "resume"]
@@ -144,8 +152,9 @@ _VERBS: dict[str, Any] = {"cancel": service.cancel, "suspend": service.suspend, 
 
 
 def _add_verb(verb: Verb, summary: str, story: str) -> None:
-    async def act(services: ServicesDependency, job_id: JobId) -> JSONResponse:
-        return JSONResponse(job_document(await _VERBS[verb](services, job_id), services.prices))
+    async def act(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
+        row = await _VERBS[verb](services, caller, job_id)
+        return JSONResponse(job_document(row, services.prices, caller.person))
 
     router.post(
         f"/{{job_id}}:{verb}",
@@ -192,7 +201,11 @@ _add_verb("resume", "Resume a job", "Let a suspended job go on from its last com
         "CloneRequest", {"name": "stdlib-60m-hot", "spec": {"training": {"optimizer": {"lr": 0.001}}}}, required=False
     ),
 )
-async def clone_job(request: Request, services: ServicesDependency, job_id: JobId, key: IdempotencyKey) -> JSONResponse:
-    """Submit a new job like this one, changed as the body says. It starts afresh, with a folder of its own."""
+async def clone_job(
+    request: Request, services: ServicesDependency, caller: Caller, job_id: JobId, key: IdempotencyKey
+) -> JSONResponse:
+    """Submit a new job like this one, changed as the body says. It starts afresh, with a folder of its own. Values of
+    `runtime.env` are not carried over from somebody else's job: name them anew in the body."""
     wanted = await read_body(request, cloning.parse_request, optional=True)
-    return _created(await cloning.clone(services, job_id, wanted, attempted(key, "POST /jobs:clone", job_id, wanted)))
+    again = attempted(key, "POST /jobs:clone", job_id, wanted)
+    return _created(await cloning.clone(services, caller, job_id, wanted, again))

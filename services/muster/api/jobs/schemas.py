@@ -14,7 +14,7 @@ from muster.api.tables import JobRow
 from muster.contract.base import Problem, Time
 from muster.contract.names import GROUP, KIND, VERSION
 from muster.contract.prices import Bill, Prices, bill
-from muster.contract.redaction import redact_spec
+from muster.contract.redaction import redact_spec, without_env_values
 from muster.contract.spec import JobSpec
 from muster.contract.status import Attempt, JobStatus
 from muster.contract.times import epoch_seconds, rfc3339
@@ -61,6 +61,8 @@ class JobMetadata(Reply):
 
     name: str
     namespace: str
+    project: str
+    owner: str
     uid: str
     labels: dict[str, str]
     generation: int
@@ -68,7 +70,8 @@ class JobMetadata(Reply):
 
 
 class Job(Reply):
-    """A job. Its spec has all defaults, and shows values of secret-looking variables as ***. `cost` is that of the
+    """A job. Its spec has all defaults, and shows values of secret-looking variables, and to everybody but its owner
+    those of all variables, as ***. `cost` is that of the
     attempts in the status, as far as its ledger is closed. `handed_over` says that the cluster has the job."""
 
     id: str
@@ -87,6 +90,8 @@ class JobSummary(Reply):
     id: str
     name: str
     namespace: str
+    project: str
+    owner: str
     labels: dict[str, str]
     task: str
     phase: str
@@ -122,6 +127,7 @@ class JobList(Reply):
 class PlannedJob(Reply):
     name: str
     namespace: str
+    project: str
     labels: dict[str, str]
     spec: JobSpec
 
@@ -159,8 +165,12 @@ class Plan(Reply):
     warnings: list[Finding]
 
 
-def job_document(row: JobRow, prices: Prices) -> dict[str, Any]:
-    """Job as plain data: it is read and sent often, and its parts were validated when they came in."""
+def job_document(row: JobRow, prices: Prices, reader: str) -> dict[str, Any]:
+    """Job as plain data: it is read and sent often, and its parts were validated when they came in.
+
+    `reader` is the person who sees it.
+    """
+    spec = row.spec if reader == row.owner else without_env_values(row.spec)
     return {
         "id": row.id,
         "apiVersion": API_VERSION,
@@ -168,12 +178,14 @@ def job_document(row: JobRow, prices: Prices) -> dict[str, Any]:
         "metadata": {
             "name": row.name,
             "namespace": row.namespace,
+            "project": row.project,
+            "owner": row.owner,
             "uid": row.id,
             "labels": row.labels,
             "generation": row.spec_version,
             "creationTimestamp": rfc3339(row.created_at),
         },
-        "spec": redact_spec(row.spec),
+        "spec": redact_spec(spec),
         "status": status_view(row.status),
         "cost": cost_document(row.status, row.status.get("attempts") or (), prices),
         "handedOver": row.relayed_version >= row.spec_version,
@@ -198,13 +210,15 @@ def job_summary(row: JobRow) -> dict[str, Any]:
     """A line of the list. The row's phase and end stand for the status', which a newer operator may have written."""
     seen = {**row.status, "phase": row.phase, "finishedAt": row.finished_at}
     summary = summary_view(row.id, row.name, row.namespace, row.labels, row.created_at, row.spec, seen)
-    return summary | {"priority": row.priority}
+    return summary | {"priority": row.priority, "project": row.project, "owner": row.owner}
 
 
 def plan_document(draft: Draft, refusals: list[dict[str, str]]) -> dict[str, Any]:
+    view = plan_view(draft.name, draft.namespace, draft.labels, draft.spec)
+    view["job"]["project"] = draft.project
     return {
         "accepted": not refusals,
-        **plan_view(draft.name, draft.namespace, draft.labels, draft.spec),
+        **view,
         "refusals": refusals,
         "warnings": [finding("warning", problem) for problem in draft.warnings],
     }

@@ -13,7 +13,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api import idempotency
-from muster.api.errors import ApiError, database_unavailable, job_not_found
+from muster.api.access import checked
+from muster.api.auth import Principal
+from muster.api.errors import ApiError, database_unavailable
 from muster.api.events import repository as events
 from muster.api.events.types import EventType, NewEvent
 from muster.api.idempotency import Attempted
@@ -40,9 +42,9 @@ class Submitted:
     replayed: bool
 
 
-async def plan(services: Services, submission: Submission) -> dict[str, Any]:
+async def plan(services: Services, caller: Principal, submission: Submission) -> dict[str, Any]:
     """What a submission would do and why it would be refused. Writes nothing."""
-    drafted = await draft(services, submission)
+    drafted = await draft(services, caller, submission)
     async with services.database.read() as session:
         taken = await repository.live_with_name(session, drafted.namespace, drafted.name)
     refusals = [finding("invalid_job", fault) for fault in drafted.faults]
@@ -52,17 +54,17 @@ async def plan(services: Services, submission: Submission) -> dict[str, Any]:
 
 
 async def submit(
-    services: Services, submission: Submission, attempted: Attempted | None, origin: str = ""
+    services: Services, caller: Principal, submission: Submission, attempted: Attempted | None, origin: str = ""
 ) -> Submitted:
     """Store the job, its first event and the reply in one commit. Raises ApiError; then nothing was stored."""
-    drafted = await draft(services, submission)
+    drafted = await draft(services, caller, submission)
     if drafted.faults:
         # What was right when the request first came may be wrong when it is repeated: the first answer holds.
         return await _replay(services, attempted) or _refuse(drafted)
     for _ in range(_TRIES):
         try:
             async with services.database.write() as session:
-                submitted = await _store(session, drafted, attempted, origin)
+                submitted = await _store(session, caller, drafted, attempted, origin)
         except IntegrityError:
             if replayed := await _replay(services, attempted):
                 return replayed
@@ -75,7 +77,9 @@ async def submit(
     raise database_unavailable()
 
 
-async def _store(session: AsyncSession, drafted: Draft, attempted: Attempted | None, origin: str) -> Submitted:
+async def _store(
+    session: AsyncSession, caller: Principal, drafted: Draft, attempted: Attempted | None, origin: str
+) -> Submitted:
     if (reply := await idempotency.recall(session, attempted)) is not None:
         return Submitted(reply, replayed=True)
     now = time.time()
@@ -84,6 +88,8 @@ async def _store(session: AsyncSession, drafted: Draft, attempted: Attempted | N
         id=str(uuid.uuid4()),
         namespace=drafted.namespace,
         name=drafted.name,
+        project=drafted.project,
+        owner=caller.person,
         labels=drafted.labels,
         spec=dump(drafted.spec),
         priority=drafted.spec.priority,
@@ -93,7 +99,7 @@ async def _store(session: AsyncSession, drafted: Draft, attempted: Attempted | N
     data = {"name": job.name, "namespace": job.namespace} | ({"clonedFrom": origin} if origin else {})
     created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted", data=data)
     row = await repository.insert(session, job, created)
-    document = job_document(row, Prices())  # nothing has been spent yet
+    document = job_document(row, Prices(), caller.person)  # nothing has been spent yet
     idempotency.remember(session, attempted, row.id, document)
     return Submitted(document, replayed=False)
 
@@ -126,15 +132,14 @@ def _name_taken(drafted: Draft, holder: str) -> ApiError:
     return ApiError("name_taken", detail, extra={"jobId": holder})
 
 
-async def find(services: Services, job_id: str) -> JobRow:
+async def find(services: Services, caller: Principal, job_id: str, act: bool = False) -> JobRow:
+    """The job, if the caller may see it and, where that is asked for, act on it. Raises ApiError as access.checked."""
     async with services.database.read() as session:
         row = await repository.get(session, job_id)
-    if row is None:
-        raise job_not_found(job_id)
-    return row
+    return checked(caller, row, job_id, act)
 
 
-async def cancel(services: Services, job_id: str) -> JobRow:
+async def cancel(services: Services, caller: Principal, job_id: str) -> JobRow:
     def request(row: JobRow) -> NewEvent | None:
         if row.spec.get("cancel") or row.phase == Phase.CANCELLED:
             return None
@@ -142,10 +147,10 @@ async def cancel(services: Services, job_id: str) -> JobRow:
         row.spec = {**row.spec, "cancel": True}
         return NewEvent(EventType.JOB_CANCEL_REQUESTED, time.time(), "cancellation was asked for")
 
-    return await _change(services, job_id, request)
+    return await _change(services, caller, job_id, request)
 
 
-async def suspend(services: Services, job_id: str) -> JobRow:
+async def suspend(services: Services, caller: Principal, job_id: str) -> JobRow:
     def request(row: JobRow) -> NewEvent | None:
         _refuse_ended(row, "can't be suspended")
         if row.spec.get("suspend"):
@@ -153,10 +158,10 @@ async def suspend(services: Services, job_id: str) -> JobRow:
         row.spec = {**row.spec, "suspend": True}
         return NewEvent(EventType.JOB_SUSPEND_REQUESTED, time.time(), "suspension was asked for")
 
-    return await _change(services, job_id, request)
+    return await _change(services, caller, job_id, request)
 
 
-async def resume(services: Services, job_id: str) -> JobRow:
+async def resume(services: Services, caller: Principal, job_id: str) -> JobRow:
     def request(row: JobRow) -> NewEvent | None:
         _refuse_ended(row, "can't be resumed; :clone starts a new job like it")
         if not row.spec.get("suspend"):
@@ -164,19 +169,19 @@ async def resume(services: Services, job_id: str) -> JobRow:
         row.spec = {**row.spec, "suspend": False}
         return NewEvent(EventType.JOB_RESUME_REQUESTED, time.time(), "the job may go on")
 
-    return await _change(services, job_id, request)
+    return await _change(services, caller, job_id, request)
 
 
-async def _change(services: Services, job_id: str, request: Callable[[JobRow], NewEvent | None]) -> JobRow:
+async def _change(
+    services: Services, caller: Principal, job_id: str, request: Callable[[JobRow], NewEvent | None]
+) -> JobRow:
     """Change what is wanted of the job, with its event, in one commit.
 
     A request that the row holds already is handed over once more and is no event: somebody may have edited the spec in
     the cluster since, and repeating it changes nothing where nobody has.
     """
     async with services.database.write() as session:
-        row = await repository.get(session, job_id, lock=True)
-        if row is None:
-            raise job_not_found(job_id)
+        row = checked(caller, await repository.get(session, job_id, lock=True), job_id, act=True)
         event = request(row)
         if event is not None:
             row.spec_version += 1

@@ -7,20 +7,26 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from muster.api.db import Database
+from sqlalchemy import select
+
+from muster.api.access import project_not_found, project_role
+from muster.api.auth import Principal
 from muster.api.errors import ApiError
 from muster.api.jobs import repository
 from muster.api.services import Services
-from muster.api.tables import JobRow
+from muster.api.tables import JobRow, ProjectRow
 from muster.contract.address import Address, AddressError, job_folder, parse_address
 from muster.contract.base import InvalidDocument, Problem
 from muster.contract.model_config import FromCommit
+from muster.contract.names import DEFAULT_PROJECT, Label
+from muster.contract.projects import ProjectLimits, Role, limit_problems, with_defaults
 from muster.contract.redaction import redact, redact_values, secrets_in
 from muster.contract.spec import JobSpec, Submission, parse_job
 from muster.documents.document import Document
 from muster.storage.errors import StoreError
 from muster.storage.listing import CommitListing
 
+DEFAULT_NAMESPACE = "default"
 _FROM = "spec.training.model.from"
 # They decide which programs and libraries a process loads: a job's own affair in a container, not on a shared machine.
 _LOADER_VARIABLES = re.compile(
@@ -34,6 +40,7 @@ class Draft:
 
     name: str
     namespace: str
+    project: str
     labels: dict[str, str]
     spec: JobSpec
     faults: tuple[Problem, ...] = ()
@@ -58,22 +65,56 @@ def invalid_job(faults: tuple[Problem, ...], count: int = 0) -> ApiError:
     return ApiError("invalid_job", f"The job is not valid: {first}{rest}", errors=faults)
 
 
-async def draft(services: Services, submission: Submission) -> Draft:
-    """Fill in what depends on the platform. Reads the database, where it must, and commit files; writes nothing."""
-    namespace = submission.namespace or "default"
+async def draft(services: Services, caller: Principal, submission: Submission) -> Draft:
+    """Fill in what depends on the platform and the project. Reads the database, and commit files where it must; writes
+    nothing.
+
+    Raises ApiError project_not_found, or forbidden where the caller may not submit to the project.
+    """
+    project = await _project_of(services, caller, submission)
+    labels = {key: value for key, value in submission.labels.items() if key not in (Label.PROJECT, Label.OWNER)}
+    limits = ProjectLimits.model_validate(project.limits)
+    submission = submission.model_copy(update={"spec": with_defaults(submission.spec, limits)})
+    namespace = submission.namespace or project.namespace or DEFAULT_NAMESPACE
     spec, default_checkpoint_uri = submission.spec, services.settings.default_checkpoint_uri
     if spec.checkpoint.uri is None and default_checkpoint_uri is not None:
         spec = _with(spec, checkpoint=_with(spec.checkpoint, uri=default_checkpoint_uri))
     faults = _loader_variables(spec) if services.settings.cluster == "local" else ()
+    faults += await _namespace_problems(services, project, namespace)
+    faults += limit_problems(submission.spec, limits, project.name)
     source = spec.training.model.from_
     if source is not None and source.job is not None and source.uri is None:
-        found = await _resolve(services.database, services.commits, namespace, source.job, source)
+        found = await _resolve(services, project.name, namespace, source.job, source)
         if isinstance(found, Problem):
             faults = (*faults, found)
         else:
             model = _with(spec.training.model, from_=_with(source, uri=found))
             spec = _with(spec, training=_with(spec.training, model=model))
-    return Draft(submission.name, namespace, submission.labels, spec, faults, await _warnings(spec))
+    return Draft(submission.name, namespace, project.name, labels, spec, faults, await _warnings(spec))
+
+
+async def _project_of(services: Services, caller: Principal, submission: Submission) -> ProjectRow:
+    """The project that the label names, else the caller's own."""
+    wanted = submission.labels.get(Label.PROJECT) or caller.home
+    project_role(caller, wanted, Role.MEMBER)
+    async with services.database.read() as session:
+        row = await session.get(ProjectRow, wanted)
+    if row is None:
+        raise project_not_found(wanted)
+    return row
+
+
+async def _namespace_problems(services: Services, project: ProjectRow, namespace: str) -> tuple[Problem, ...]:
+    """A project with a namespace has no other; `default` has those that are nobody else's."""
+    if project.namespace == namespace:
+        return ()
+    async with services.database.read() as session:
+        taken = (await session.scalars(select(ProjectRow.name).where(ProjectRow.namespace == namespace))).one_or_none()
+    if project.namespace is None and taken is None:
+        return ()
+    own = f"has the namespace {project.namespace!r} alone" if project.namespace else "does not have this namespace"
+    words = f"project {project.name!r} {own}; leave it out, or name its project by the label {Label.PROJECT}"
+    return (Problem("metadata.namespace", words),)
 
 
 def _loader_variables(spec: JobSpec) -> tuple[Problem, ...]:
@@ -89,17 +130,19 @@ def _loader_variables(spec: JobSpec) -> tuple[Problem, ...]:
 
 
 async def _resolve(
-    database: Database, commits: CommitListing, namespace: str, reference: str, source: FromCommit
+    services: Services, project: str, namespace: str, reference: str, source: FromCommit
 ) -> str | Problem:
     """The folder of the job that `reference` means, if it has the commit; else what is wrong.
 
     A name means the newest job of that name, as everywhere. An older one that has the commit is never taken instead of
     it, but offered by its id.
     """
-    async with database.read() as session:
-        candidates = await repository.named(session, namespace, reference)
+    commits = services.commits
+    async with services.database.read() as session:
+        candidates = await repository.named(session, project, namespace, reference)
     if not candidates:
-        return Problem(f"{_FROM}.job", f"there is no job {reference!r} in namespace {namespace!r}")
+        where = f"namespace {namespace!r}" + (f" of project {project!r}" if project != DEFAULT_PROJECT else "")
+        return Problem(f"{_FROM}.job", f"there is no job {reference!r} in {where}")
     newest, *older = candidates
     if (folder := await _folder_with(commits, newest, source.step)) is not None:
         return str(folder)

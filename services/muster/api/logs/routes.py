@@ -11,9 +11,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
 from muster.api import sse
+from muster.api.access import Reader
+from muster.api.auth import Caller
 from muster.api.errors import ApiError, invalid_parameter
 from muster.api.events.routes import STREAM_DONE, Follow, LastEventId, with_stream
-from muster.api.jobs import service
+from muster.api.jobs import repository, service
 from muster.api.jobs.routes import JobId, reads
 from muster.api.logs.files import Follower, Line, Logs, page, tail_offset
 from muster.api.openapi import problems, shown
@@ -68,6 +70,7 @@ def _page_reply() -> dict[str, Any]:
 async def read_logs(
     request: Request,
     services: ServicesDependency,
+    caller: Caller,
     job_id: JobId,
     attempt: Annotated[
         int | None, Query(ge=1, le=10**9, description="Left out: the newest; a stream then goes on to later ones.")
@@ -83,7 +86,7 @@ async def read_logs(
     last_event_id: LastEventId = None,
 ) -> Response:
     """What a worker wrote to standard output and error; kept after the worker is gone."""
-    row = await service.find(services, job_id)
+    row = await service.find(services, caller, job_id)
     found = Logs(services.settings.layout, job_id)
     streaming = sse.wanted(request, follow)
     number = None if worker == "all" else int(worker)
@@ -102,9 +105,9 @@ async def read_logs(
     await run_in_threadpool(_begin, follower, tail, last_event_id)
     if last_event_id is not None and not row.live and await run_in_threadpool(_is_exhausted, follower, attempt):
         return Response(status_code=204)
-    return sse.stream(
-        _follow(services, row, follower, pinned=attempt is not None), services.settings.stream_ping_seconds
-    )
+    reader = Reader(services, caller, row.project)
+    told = _follow(services, reader, row, follower, pinned=attempt is not None)
+    return sse.stream(told, services.settings.stream_ping_seconds)
 
 
 async def _page(
@@ -163,11 +166,13 @@ def _is_exhausted(follower: Follower, pinned: int | None) -> bool:
     return not probe.lines(final=True) and (pinned is not None or not probe.next_attempt())
 
 
-async def _follow(services: Services, row: JobRow, follower: Follower, pinned: bool) -> AsyncGenerator[str, None]:
+async def _follow(
+    services: Services, reader: Reader, row: JobRow, follower: Follower, pinned: bool
+) -> AsyncGenerator[str, None]:
     clock = asyncio.get_running_loop().time
     deadline, looked = clock() + services.settings.stream_seconds_max, clock()
     with services.metrics.streams.track_inprogress():
-        while not services.hub.closing.is_set() and clock() < deadline:
+        while not services.hub.closing.is_set() and clock() < deadline and await reader.may_read(clock()):
             lines = await run_in_threadpool(follower.lines, False)
             for line in lines:
                 yield _frame(line)
@@ -194,7 +199,8 @@ def _has_later(follower: Follower) -> bool:
 
 async def _look(services: Services, row: JobRow) -> JobRow:
     try:
-        return await service.find(services, row.id)
+        async with services.database.read() as session:
+            return await repository.get(session, row.id) or row
     except ApiError:  # the database is away: the files are not
         return row
 

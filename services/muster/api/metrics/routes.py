@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from muster.api.auth import Caller
 from muster.api.jobs import service
 from muster.api.jobs.examples import AT
 from muster.api.jobs.routes import JobId, reads
@@ -88,6 +89,7 @@ _EXAMPLE = {
 )
 async def read_metrics(
     services: ServicesDependency,
+    caller: Caller,
     job_id: JobId,
     points: Annotated[
         int, Query(ge=1, le=10_000, description="At most so many, evenly spaced, first and last included.")
@@ -99,7 +101,7 @@ async def read_metrics(
     Evaluations are thinned by themselves. A reader that polls with afterStep asks anew from the resumed step when
     `attempt` grows.
     """
-    await service.find(services, job_id)
+    await service.find(services, caller, job_id)
     return JSONResponse(await run_in_threadpool(_history, services, job_id, points, after_step))
 
 

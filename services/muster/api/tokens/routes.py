@@ -1,4 +1,4 @@
-"""`/tokens`: made, listed and revoked by admins."""
+"""`/tokens`: made, listed, rotated and revoked: one's own, those of a project by its maintainers, all by admins."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
 
-from muster.api.auth import Scope, needs, new_token
-from muster.api.body import read_body
-from muster.api.errors import ApiError, invalid_token
+from muster.api.auth import Caller, Scope, needs, new_token
+from muster.api.body import parsed, read_body
+from muster.api.errors import ApiError
 from muster.api.jobs.routes import NO_NUL
 from muster.api.openapi import body, problems, shown
 from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
 from muster.api.tables import TokenRow
 from muster.api.tokens import service
-from muster.api.tokens.schemas import TokenRequest
-from muster.contract.base import InvalidDocument, Time, parse
+from muster.api.tokens.schemas import RotateRequest, TokenRequest
+from muster.contract.base import Time
 from muster.contract.times import rfc3339, rfc3339_or_none
-from muster.documents.document import Document
 
-admins = Depends(needs(Scope.ADMIN))
-router = APIRouter(prefix="/tokens", tags=["tokens"], dependencies=[admins])
+manages = Depends(needs(Scope.ADMIN))
+router = APIRouter(prefix="/tokens", tags=["tokens"])
+TokenId = Annotated[str, Path(max_length=64, pattern=NO_NUL)]
 
 
 class Token(Reply):
-    """`expires_at` is null for a token that never does, and `last_used_at` before the first use."""
+    """`project` is null for a token of every project of its person, `expires_at` for one that never does, and
+    `last_used_at` before the first use."""
 
     id: str
     name: str
+    person: str
+    project: str | None
     scopes: list[Scope]
     created_at: Time
     expires_at: Time | None
@@ -50,6 +53,8 @@ class TokenList(Reply):
 _EXAMPLE: dict[str, Any] = {
     "id": "0c2c31c1-96f9-4f3c-8a39-5b2f9a0f4d11",
     "name": "ci",
+    "person": "ci",
+    "project": "nlp",
     "scopes": ["write"],
     "createdAt": rfc3339(1_795_000_000.0),
     "expiresAt": None,
@@ -57,68 +62,97 @@ _EXAMPLE: dict[str, Any] = {
 }
 
 
+_SHOWN_ONCE = shown({**_EXAMPLE, "token": "muster_…"}, "The only time that the token is shown")
+_BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invalid_token")
+
+
 @router.post(
     "",
     status_code=201,
     response_model=NewToken,
+    dependencies=[manages],
     summary="Make a token",
-    responses={
-        201: shown({**_EXAMPLE, "token": "muster_…"}, "The only time that the token is shown"),
-        **problems("invalid_document", "unsupported_media_type", "body_too_large", "invalid_token"),
-    },
+    responses={201: _SHOWN_ONCE, **problems("project_not_found", "person_not_found", *_BODY)},
     openapi_extra=body("TokenRequest", {"name": "ci", "scopes": ["write"], "expiresInDays": 90}),
 )
-async def make_token(request: Request, services: ServicesDependency) -> JSONResponse:
-    """Make a token with the scopes read, write or admin."""
-    wanted = await read_body(request, _wanted)
+async def make_token(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
+    """Make a token of your own; of a service account of a project that you maintain; as an admin, of anybody. Whoever
+    holds it acts as its person, within its project and its scopes."""
+    wanted = await read_body(request, parsed(TokenRequest, "invalid_token", "The token can't be made"))
     token = new_token()
-    days = wanted.expires_in_days
     async with services.database.write() as session:
-        row = service.make(session, wanted.name, wanted.scopes, time.time() + days * 86_400 if days else None, token)
-    return JSONResponse({**_document(row), "token": token}, status_code=201, headers={"Cache-Control": "no-store"})
+        row = service.make(session, await service.wanted_of(session, caller, wanted), token)
+    return _shown_once(row, token)
 
 
 @router.get(
     "",
     response_model=TokenList,
+    dependencies=[manages],
     summary="List tokens",
     responses={200: shown({"items": [_EXAMPLE]}, "Tokens"), **problems()},
 )
-async def list_tokens(services: ServicesDependency) -> JSONResponse:
-    """Every token that is not revoked; never the tokens themselves."""
+async def list_tokens(services: ServicesDependency, caller: Caller) -> JSONResponse:
+    """The tokens that are not revoked: your own, those of the projects that you maintain, for an admin all. Never the
+    tokens themselves."""
     async with services.database.read() as session:
-        rows = await service.list_all(session)
+        rows = await service.list_visible(session, caller)
     return JSONResponse({"items": [_document(row) for row in rows]})
+
+
+@router.post(
+    "/{token_id}:rotate",
+    status_code=201,
+    response_model=NewToken,
+    dependencies=[Depends(needs(Scope.READ))],
+    summary="Rotate a token",
+    operation_id="rotate_token",
+    responses={201: _SHOWN_ONCE, **problems("token_not_found", "person_not_found", *_BODY)},
+    openapi_extra=body("RotateRequest", {"overlapHours": 24}, required=False),
+)
+async def rotate_token(
+    request: Request, services: ServicesDependency, caller: Caller, token_id: TokenId
+) -> JSONResponse:
+    """Make a successor that may the same for as long, and end this one, at once or after the overlap. Every token may
+    rotate itself; another one may be rotated by whoever could make it."""
+    wanted = await read_body(request, parsed(RotateRequest, "invalid_token", "It can't be rotated"), optional=True)
+    token = new_token()
+    async with services.database.write() as session:
+        row = await service.find(session, caller, token_id)
+        if row.id != caller.token:
+            if not caller.may(Scope.ADMIN):
+                raise ApiError("forbidden", "To rotate another token than its own, one needs the scope admin.")
+            await service.refuse_other_person(session, caller, row.person, row.project)
+        made = service.rotate(session, row, wanted.overlap_hours * 3600.0, token)
+    return _shown_once(made, token)
 
 
 @router.delete(
     "/{token_id}",
     status_code=204,
     response_class=Response,
+    dependencies=[manages],
     summary="Revoke a token",
     responses={204: {"description": "It opens nothing any more"}, **problems("token_not_found")},
 )
-async def revoke_token(
-    services: ServicesDependency, token_id: Annotated[str, Path(max_length=64, pattern=NO_NUL)]
-) -> Response:
-    """From this moment on the token is refused."""
+async def revoke_token(services: ServicesDependency, caller: Caller, token_id: TokenId) -> Response:
+    """From this moment on the token is refused, and within a second its open streams end."""
     async with services.database.write() as session:
-        if not await service.revoke(session, token_id):
-            raise ApiError("token_not_found", f"There is no token with the id {token_id!r}.")
+        row = await service.find(session, caller, token_id)
+        row.revoked_at = time.time()
     return Response(status_code=204)
 
 
-def _wanted(body: Document) -> TokenRequest:
-    try:
-        return parse(TokenRequest, body.data)
-    except InvalidDocument as invalid:
-        raise invalid_token(tuple(body.located(fault) for fault in invalid.problems)) from None
+def _shown_once(row: TokenRow, token: str) -> JSONResponse:
+    return JSONResponse({**_document(row), "token": token}, status_code=201, headers={"Cache-Control": "no-store"})
 
 
 def _document(row: TokenRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name,
+        "person": row.person,
+        "project": row.project,
         "scopes": row.scopes["scopes"],
         "createdAt": rfc3339(row.created_at),
         "expiresAt": rfc3339_or_none(row.expires_at),

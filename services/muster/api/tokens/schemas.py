@@ -8,11 +8,28 @@ from pydantic import Field
 
 from muster.api.auth import Scope
 from muster.contract.base import Many, Spec
+from muster.contract.names import JOB_NAME, PERSON_NAME
+
+Days = Annotated[int, Field(gt=0, le=3650)]
 
 
 class TokenRequest(Spec):
-    """A token to be made. Of the scopes read, write and admin, each includes those before it."""
+    """A token to be made. Of the scopes read, write and admin, each includes those before it; what the person may do in
+    a project limits the token too."""
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
     scopes: Annotated[Many[Annotated[Scope, Field(strict=False)]], Field(min_length=1, max_length=3)] = (Scope.READ,)
-    expires_in_days: Annotated[int, Field(gt=0, le=3650)] | None = None
+    expires_in_days: Days | None = None
+    person: Annotated[str, Field(pattern=f"^{PERSON_NAME}$")] | None = None
+    """Whose it is: left out, the caller's."""
+    project: Annotated[str, Field(pattern=f"^{JOB_NAME.pattern}$")] | None = None
+    """The only project that it opens: left out, the caller's own."""
+    all_projects: bool = False
+    """Whether it opens every project of its person."""
+
+
+class RotateRequest(Spec):
+    """How a token gives way to its successor."""
+
+    overlap_hours: Annotated[int, Field(ge=0, le=720)] = 0
+    """For so long the old one is taken too."""

@@ -1,4 +1,4 @@
-"""Tokens in the database; the first one at first start."""
+"""Tokens in the database: whose they are and who may make them; the first one at first start."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -13,22 +14,41 @@ from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.auth import Scope, hash_of, is_acceptable, new_token
+from muster.api.access import project_not_found, project_role
+from muster.api.auth import Principal, Scope, hash_of, is_acceptable, new_token
 from muster.api.db import Database
+from muster.api.errors import ApiError
+from muster.api.people import service as people
 from muster.api.settings import Settings
-from muster.api.tables import TokenRow
+from muster.api.tables import MemberRow, PersonRow, ProjectRow, TokenRow
+from muster.api.tokens.schemas import TokenRequest
+from muster.contract.names import FIRST_PERSON
+from muster.contract.projects import Role
 
 log = structlog.get_logger("muster.api.tokens")
 
 
-def make(session: AsyncSession, name: str, scopes: Sequence[Scope], expires_at: float | None, token: str) -> TokenRow:
+@dataclass(frozen=True)
+class NewToken:
+    """What a token is to be. `project` is None for every project of the person; `expires_at` is None for never."""
+
+    name: str
+    person: str
+    project: str | None
+    scopes: Sequence[Scope]
+    expires_at: float | None = None
+
+
+def make(session: AsyncSession, wanted: NewToken, token: str) -> TokenRow:
     row = TokenRow(
         id=str(uuid.uuid4()),
-        name=name,
+        name=wanted.name,
+        person=wanted.person,
+        project=wanted.project,
         hash=hash_of(token),
-        scopes={"scopes": [str(scope) for scope in scopes]},
+        scopes={"scopes": [str(scope) for scope in wanted.scopes]},
         created_at=time.time(),
-        expires_at=expires_at,
+        expires_at=wanted.expires_at,
         last_used_at=None,
         revoked_at=None,
     )
@@ -36,17 +56,88 @@ def make(session: AsyncSession, name: str, scopes: Sequence[Scope], expires_at: 
     return row
 
 
-async def list_all(session: AsyncSession) -> list[TokenRow]:
-    query = select(TokenRow).where(TokenRow.revoked_at.is_(None)).order_by(TokenRow.created_at, TokenRow.id)
-    return list((await session.scalars(query)).all())
+async def wanted_of(session: AsyncSession, caller: Principal, request: TokenRequest) -> NewToken:
+    """What the request asks for, if the caller may have it made.
 
-
-async def revoke(session: AsyncSession, token_id: str) -> bool:
-    """False: there is no such token, or it was revoked before."""
-    revoked = (
-        update(TokenRow).where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None)).values(revoked_at=time.time())
+    Raises ApiError project_not_found, person_not_found, forbidden, invalid_token.
+    """
+    if request.all_projects and request.project is not None:
+        raise ApiError("invalid_token", "The token can't be made: give either project or allProjects.")
+    project = None if request.all_projects else request.project or caller.home
+    if project is not None:
+        project_role(caller, project, Role.VIEWER)
+        if await session.get(ProjectRow, project) is None:
+            raise project_not_found(project)
+    person = request.person or caller.person
+    await refuse_other_person(session, caller, person, project)
+    days = request.expires_in_days
+    return NewToken(
+        request.name, person, project, request.scopes, time.time() + days * 86_400 if days is not None else None
     )
-    return (await session.execute(revoked.returning(TokenRow.id))).scalar_one_or_none() is not None
+
+
+async def refuse_other_person(session: AsyncSession, caller: Principal, person: str, project: str | None) -> None:
+    """Whoever holds a token acts as its person. So one's own tokens are everybody's affair, those of the service
+    accounts of a project its maintainers', and all others the admins'.
+
+    Raises ApiError forbidden, person_not_found, invalid_token.
+    """
+    if project is None and caller.project is not None:
+        raise ApiError("forbidden", f"Your own token opens project {caller.project!r} alone, so no wider one is made.")
+    if person == caller.person:
+        return
+    role = caller.role_in(project) if project is not None else None
+    found = await session.get(PersonRow, person)
+    member = await session.get(MemberRow, (project, person)) if project is not None else None
+    if not (caller.rules or role == Role.ADMIN):
+        serves = found is not None and member is not None and found.kind == "service" and not found.admin
+        if role != Role.MAINTAINER or not serves:
+            raise ApiError(
+                "forbidden",
+                f"Whoever holds a token of {person!r} acts as {person!r}: an admin makes it, or a maintainer of the "
+                "project for a service account (kind service) that is its member.",
+            )
+    row = await people.known(session, person)
+    if project is not None and member is None and not row.admin:
+        detail = (
+            f"{person!r} has no role in project {project!r}: PUT /api/v1/projects/{project}/members/{person} first."
+        )
+        raise ApiError("invalid_token", detail)
+
+
+async def list_visible(session: AsyncSession, caller: Principal) -> list[TokenRow]:
+    """Those that are not revoked: one's own, those of projects that one maintains, and for an admin all."""
+    query = select(TokenRow).where(TokenRow.revoked_at.is_(None)).order_by(TokenRow.created_at, TokenRow.id)
+    return [row for row in (await session.scalars(query)).all() if sees(caller, row)]
+
+
+def sees(caller: Principal, row: TokenRow) -> bool:
+    if caller.rules or (row.person == caller.person and caller.project in (None, row.project)):
+        return True
+    role = caller.role_in(row.project) if row.project is not None else None
+    return role is not None and role.covers(Role.MAINTAINER)
+
+
+async def find(session: AsyncSession, caller: Principal, token_id: str) -> TokenRow:
+    """A token that is not revoked. Raises ApiError token_not_found, also for one that the caller may not see."""
+    row = await session.get(TokenRow, token_id, with_for_update=True)
+    if row is None or row.revoked_at is not None or not sees(caller, row):
+        raise ApiError("token_not_found", f"There is no token with the id {token_id!r}.")
+    return row
+
+
+def rotate(session: AsyncSession, row: TokenRow, overlap_seconds: float, token: str) -> TokenRow:
+    """A successor that may what this one may, for as long; this one ends after the overlap."""
+    now = time.time()
+    lifetime = row.expires_at - row.created_at if row.expires_at is not None else None
+    expires_at = now + lifetime if lifetime is not None else None
+    scopes = [Scope(scope) for scope in row.scopes["scopes"]]
+    made = make(session, NewToken(row.name, row.person, row.project, scopes, expires_at), token)
+    if overlap_seconds:
+        row.expires_at = min(row.expires_at or now + overlap_seconds, now + overlap_seconds)
+    else:
+        row.revoked_at = now
+    return made
 
 
 async def note_uses(session: AsyncSession, uses: dict[str, float]) -> None:
@@ -76,7 +167,8 @@ async def ensure_first(database: Database, settings: Settings) -> None:
         if has_a_way_in:
             return
         _write_private(path, token)
-        make(session, "first start", [Scope.ADMIN], None, token)
+        await people.ensure(session, FIRST_PERSON, admin=True)
+        make(session, NewToken("first start", FIRST_PERSON, None, [Scope.ADMIN]), token)
     log.info("an admin token was written to a file", path=str(path))
 
 
@@ -92,7 +184,8 @@ async def _ensure_given(database: Database, token: str) -> None:
     try:
         async with database.write() as session:
             if (await session.scalars(select(TokenRow).where(TokenRow.hash == hash_of(token)))).one_or_none() is None:
-                make(session, "bootstrap", [Scope.ADMIN], None, token)
+                await people.ensure(session, FIRST_PERSON, admin=True)
+                make(session, NewToken("bootstrap", FIRST_PERSON, None, [Scope.ADMIN]), token)
     except IntegrityError:
         pass  # another process made it at the same moment
 

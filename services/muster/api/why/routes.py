@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from muster.api.auth import Caller
 from muster.api.jobs import repository, service
 from muster.api.jobs.examples import AT, FAILURE, UID
 from muster.api.jobs.routes import JobId, reads
@@ -73,9 +74,9 @@ _EXAMPLE: dict[str, Any] = {
     summary="Say why a job is where it is",
     responses={200: shown(_EXAMPLE, "The reason"), **problems("job_not_found")},
 )
-async def explain_job(services: ServicesDependency, job_id: JobId) -> JSONResponse:
+async def explain_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
     """Why the job waits, restarts or failed, and what to do about it."""
-    row = await service.find(services, job_id)
+    row = await service.find(services, caller, job_id)
     async with services.database.read() as session:
         ahead, queued = await repository.queue_ahead(session, row) if row.phase == Phase.QUEUED else (0, 0)
     waits = row.phase == Phase.QUEUED and row.live

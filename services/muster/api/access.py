@@ -1,0 +1,81 @@
+"""What a caller may see and do. What one may not see is not found: the same answer as for what is not there."""
+
+from __future__ import annotations
+
+import contextlib
+
+from muster.api.auth import Principal, renewed
+from muster.api.errors import ApiError, job_not_found
+from muster.api.services import Services
+from muster.api.tables import JobRow
+from muster.contract.projects import Role
+
+LOOK_SECONDS = 1.0  # between looks whether the reader of a stream may still read
+
+
+def checked(caller: Principal, row: JobRow | None, job_id: str, act: bool = False) -> JobRow:
+    """The job, if the caller may see it and, where that is asked for, act on it.
+
+    Raises ApiError job_not_found, or forbidden for a job that the caller sees and may not act on.
+    """
+    role = caller.role_in(row.project) if row is not None else None
+    if row is None or role is None:
+        raise job_not_found(job_id)
+    if act and not (role.covers(Role.MAINTAINER) or (role.covers(Role.MEMBER) and owns(caller, row))):
+        detail = (
+            f"Job {row.name!r} is {row.owner}'s; in project {row.project!r} you are a {role}. Its owner or a "
+            "maintainer may do that; `:clone` makes a job of your own, if you are a member."
+        )
+        raise ApiError("forbidden", detail)
+    return row
+
+
+def owns(caller: Principal, row: JobRow) -> bool:
+    return caller.person == row.owner
+
+
+def project_role(caller: Principal, project: str, least: Role) -> Role:
+    """The caller's role in the project. Raises ApiError project_not_found, or forbidden for less than `least`."""
+    role = caller.role_in(project)
+    if role is None:
+        raise project_not_found(project)
+    if not role.covers(least):
+        detail = f"In project {project!r} you are a {role}, and a {least} is needed; its maintainers choose the roles."
+        raise ApiError("forbidden", detail)
+    return role
+
+
+def project_not_found(project: str) -> ApiError:
+    detail = (
+        f"There is no project {project[:100]!r} that you may see. GET /api/v1/me says which there are for you; a job "
+        "names its own with the label muster.dev/project."
+    )
+    return ApiError("project_not_found", detail)
+
+
+def admins_only(caller: Principal) -> None:
+    """Raises ApiError forbidden for everybody but an admin with a token of all projects."""
+    if not caller.rules:
+        detail = "Only an admin may do that, with a token of the scope admin that is not bound to one project."
+        raise ApiError("forbidden", detail)
+
+
+class Reader:
+    """Who reads a stream of a job, looked at again and again while it is open."""
+
+    def __init__(self, services: Services, caller: Principal, project: str) -> None:
+        self._services, self._caller, self._project = services, caller, project
+        self._looked_at: float | None = None
+
+    async def may_read(self, now: float) -> bool:
+        """False once the token is revoked or expired, or its person's role is gone. Looks at most once a second.
+
+        While the database is away the last answer holds.
+        """
+        if self._looked_at is not None and now - self._looked_at < LOOK_SECONDS:
+            return True
+        self._looked_at = now
+        with contextlib.suppress(ApiError):
+            caller = await renewed(self._services, self._caller)
+            return caller is not None and caller.role_in(self._project) is not None
+        return True

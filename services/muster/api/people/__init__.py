@@ -1,0 +1,1 @@
+"""People and service accounts: whose tokens and jobs there are."""

@@ -1,0 +1,48 @@
+"""People and service accounts in the database. Functions on a session: who opens it also commits it."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.auth import Principal
+from muster.api.errors import ApiError
+from muster.api.people.schemas import PersonRequest
+from muster.api.tables import PersonRow
+
+
+async def list_all(session: AsyncSession) -> list[PersonRow]:
+    return list((await session.scalars(select(PersonRow).order_by(PersonRow.name))).all())
+
+
+async def put(session: AsyncSession, caller: Principal, name: str, wanted: PersonRequest) -> PersonRow:
+    """Raises ApiError invalid_person where an admin would shut the door behind themselves."""
+    if name == caller.person and (not wanted.admin or wanted.disabled):
+        raise ApiError("invalid_person", "You can't take your own rights as an admin away: let another admin do it.")
+    row = await ensure(session, name)
+    row.kind, row.admin, row.disabled = wanted.kind, wanted.admin, wanted.disabled
+    await session.flush()
+    return row
+
+
+async def ensure(session: AsyncSession, name: str, admin: bool = False) -> PersonRow:
+    """The person of that name, made if there is none."""
+    row = await session.get(PersonRow, name)
+    if row is None:
+        row = PersonRow(name=name, kind="person", admin=admin, disabled=False, created_at=time.time())
+        session.add(row)
+        await session.flush()
+    return row
+
+
+async def known(session: AsyncSession, name: str) -> PersonRow:
+    """Raises ApiError person_not_found."""
+    row = await session.get(PersonRow, name)
+    if row is None:
+        raise ApiError(
+            "person_not_found",
+            f"There is no person {name[:100]!r}; an admin makes one with PUT /api/v1/people/{{name}}.",
+        )
+    return row

@@ -1,0 +1,1 @@
+"""Projects: what owns jobs, who works in them, and what their jobs may name."""

@@ -1,0 +1,216 @@
+"""`/projects` and their members: read by those who work there, changed by maintainers (members) and admins."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi.responses import JSONResponse
+
+from muster.api.access import admins_only, project_not_found, project_role
+from muster.api.auth import Caller, Scope, needs
+from muster.api.body import parsed, read_body
+from muster.api.errors import ApiError
+from muster.api.openapi import body, problems, shown
+from muster.api.people.routes import PersonName
+from muster.api.projects import service
+from muster.api.projects.schemas import MemberRequest, ProjectRequest
+from muster.api.reply import Reply
+from muster.api.services import ServicesDependency
+from muster.api.tables import ProjectRow
+from muster.contract.base import Time, dump
+from muster.contract.names import JOB_NAME
+from muster.contract.projects import ProjectLimits, Role
+from muster.contract.times import rfc3339
+
+reads, manages = Depends(needs(Scope.READ)), Depends(needs(Scope.ADMIN))
+router = APIRouter(prefix="/projects", tags=["projects"])
+
+ProjectName = Annotated[str, Path(max_length=48, pattern=f"^{JOB_NAME.pattern}$", description="The project's name.")]
+
+
+class Project(Reply):
+    """`role` is the caller's. `namespace` is null for `default`, which has every namespace that is nobody else's."""
+
+    name: str
+    namespace: str | None
+    limits: ProjectLimits
+    created_at: Time
+    role: Role
+
+
+class ProjectList(Reply):
+    items: list[Project]
+
+
+class Member(Reply):
+    person: str
+    role: Role
+
+
+class MemberList(Reply):
+    items: list[Member]
+
+
+_LIMITS = ProjectLimits(checkpoint_prefix="s3://checkpoints/nlp", data_prefixes=("s3://data/nlp",), gang_sizes=(1, 2))
+_EXAMPLE: dict[str, Any] = {
+    "name": "nlp",
+    "namespace": "nlp",
+    "limits": dump(_LIMITS),
+    "createdAt": rfc3339(1_795_000_000.0),
+    "role": "maintainer",
+}
+_MEMBER = {"person": "ann", "role": "member"}
+_BODY = ("invalid_document", "unsupported_media_type", "body_too_large")
+
+
+def _document(caller: Caller, row: ProjectRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "namespace": row.namespace,
+        "limits": dump(ProjectLimits.model_validate(row.limits)),
+        "createdAt": rfc3339(row.created_at),
+        "role": caller.role_in(row.name),
+    }
+
+
+@router.get(
+    "",
+    response_model=ProjectList,
+    dependencies=[reads],
+    summary="List projects",
+    responses={200: shown({"items": [_EXAMPLE]}, "Projects, by name"), **problems()},
+)
+async def list_projects(services: ServicesDependency, caller: Caller) -> JSONResponse:
+    """The projects that the caller may see."""
+    async with services.database.read() as session:
+        rows = await service.visible(session, caller)
+    return JSONResponse({"items": [_document(caller, row) for row in rows]})
+
+
+@router.get(
+    "/{project}",
+    response_model=Project,
+    dependencies=[reads],
+    summary="Get a project",
+    responses={200: shown(_EXAMPLE, "The project"), **problems("project_not_found")},
+)
+async def get_project(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
+    """Its namespace, what its jobs may name, and the caller's role in it."""
+    project_role(caller, project, Role.VIEWER)
+    async with services.database.read() as session:
+        row = await session.get(ProjectRow, project)
+    if row is None:
+        raise project_not_found(project)
+    return JSONResponse(_document(caller, row))
+
+
+@router.put(
+    "/{project}",
+    response_model=Project,
+    dependencies=[manages],
+    summary="Make or change a project",
+    responses={
+        200: shown(_EXAMPLE, "Changed"),
+        201: {**shown(_EXAMPLE, "Made"), "model": Project},
+        **problems("namespace_taken", "invalid_project", *_BODY),
+    },
+    openapi_extra=body("ProjectRequest", {"limits": dump(_LIMITS)}),
+)
+async def put_project(
+    request: Request, services: ServicesDependency, caller: Caller, project: ProjectName
+) -> JSONResponse:
+    """Its limits are replaced, and hold for jobs that are submitted from now on. For admins."""
+    admins_only(caller)
+    wanted = await read_body(request, parsed(ProjectRequest, "invalid_project", "The project is not valid"))
+    async with services.database.write() as session:
+        row, made = await service.put(session, project, wanted)
+    return JSONResponse(_document(caller, row), status_code=201 if made else 200)
+
+
+@router.delete(
+    "/{project}",
+    status_code=204,
+    response_class=Response,
+    dependencies=[manages],
+    summary="Delete a project",
+    responses={
+        204: {"description": "It is gone, and its tokens open nothing any more"},
+        **problems("project_not_found", "project_in_use"),
+    },
+)
+async def delete_project(services: ServicesDependency, caller: Caller, project: ProjectName) -> Response:
+    """Refused while it has jobs, also ended ones. For admins."""
+    admins_only(caller)
+    async with services.database.write() as session:
+        if not await service.remove(session, project):
+            raise project_not_found(project)
+    return Response(status_code=204)
+
+
+@router.get(
+    "/{project}/members",
+    response_model=MemberList,
+    dependencies=[reads],
+    summary="List a project's members",
+    responses={200: shown({"items": [_MEMBER]}, "Members, by name"), **problems("project_not_found")},
+)
+async def list_members(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
+    """Who works in the project, and in which role. Admins are not named: they are in every project."""
+    project_role(caller, project, Role.VIEWER)
+    async with services.database.read() as session:
+        await _exists(session.get(ProjectRow, project), project)
+        rows = await service.members(session, project)
+    return JSONResponse({"items": [{"person": row.person, "role": row.role} for row in rows]})
+
+
+@router.put(
+    "/{project}/members/{person}",
+    response_model=Member,
+    dependencies=[manages],
+    summary="Give somebody a role in a project",
+    responses={
+        200: shown(_MEMBER, "The role"),
+        **problems("project_not_found", "person_not_found", "invalid_project", *_BODY),
+    },
+    openapi_extra=body("MemberRequest", {"role": "member"}),
+)
+async def put_member(
+    request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, person: PersonName
+) -> JSONResponse:
+    """Holds from this moment on, also for tokens that are there and streams that are open. For maintainers. Somebody
+    who is not known is made known by an admin's word alone."""
+    project_role(caller, project, Role.MAINTAINER)
+    wanted = await read_body(request, parsed(MemberRequest, "invalid_project", "The role is not valid"))
+    async with services.database.write() as session:
+        await _exists(session.get(ProjectRow, project), project)
+        await service.put_member(session, caller, project, person, Role(wanted.role))
+    return JSONResponse({"person": person, "role": wanted.role})
+
+
+@router.delete(
+    "/{project}/members/{person}",
+    status_code=204,
+    response_class=Response,
+    dependencies=[manages],
+    summary="Take somebody's role in a project away",
+    responses={
+        204: {"description": "They see nothing of the project any more"},
+        **problems("project_not_found", "member_not_found"),
+    },
+)
+async def delete_member(
+    services: ServicesDependency, caller: Caller, project: ProjectName, person: PersonName
+) -> Response:
+    """Open streams of theirs end. Their jobs go on. For maintainers."""
+    project_role(caller, project, Role.MAINTAINER)
+    async with services.database.write() as session:
+        if not await service.remove_member(session, project, person):
+            raise ApiError("member_not_found", f"{person!r} is no member of project {project!r}.")
+    return Response(status_code=204)
+
+
+async def _exists(found: Any, project: str) -> None:
+    """An admin sees every project that there is, and is told of one that is not."""
+    if await found is None:
+        raise project_not_found(project)

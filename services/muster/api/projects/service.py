@@ -1,0 +1,96 @@
+"""Projects and members in the database. Functions on a session: who opens it also commits it."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.auth import Principal
+from muster.api.errors import ApiError
+from muster.api.people import service as people
+from muster.api.projects.schemas import ProjectRequest
+from muster.api.tables import JobRow, MemberRow, ProjectRow, TokenRow
+from muster.contract.base import dump
+from muster.contract.names import DEFAULT_PROJECT
+from muster.contract.projects import Role
+
+
+async def visible(session: AsyncSession, caller: Principal) -> list[ProjectRow]:
+    query = select(ProjectRow).order_by(ProjectRow.name)
+    if caller.visible_projects is not None:
+        query = query.where(ProjectRow.name.in_(caller.visible_projects))
+    return list((await session.scalars(query)).all())
+
+
+async def put(session: AsyncSession, name: str, wanted: ProjectRequest) -> tuple[ProjectRow, bool]:
+    """The project and whether it was made. Raises ApiError namespace_taken, invalid_project."""
+    row = await session.get(ProjectRow, name, with_for_update=True)
+    if row is not None:
+        if wanted.namespace not in (None, row.namespace):
+            shown = "none of its own" if row.namespace is None else repr(row.namespace)
+            detail = f"Project {name!r} has the namespace {shown}, which can't be changed: leave it out."
+            raise ApiError("invalid_project", detail)
+        row.limits = dump(wanted.limits)
+        return row, False
+    namespace = wanted.namespace or name
+    await _refuse_taken_namespace(session, namespace)
+    row = ProjectRow(name=name, namespace=namespace, limits=dump(wanted.limits), created_at=time.time())
+    session.add(row)
+    await session.flush()
+    return row, True
+
+
+async def _refuse_taken_namespace(session: AsyncSession, namespace: str) -> None:
+    holder = (await session.scalars(select(ProjectRow.name).where(ProjectRow.namespace == namespace))).one_or_none()
+    if holder is not None:
+        raise ApiError("namespace_taken", f"Namespace {namespace!r} is that of project {holder!r}: choose another.")
+    here = select(func.count()).select_from(JobRow).where(JobRow.namespace == namespace, JobRow.live.is_(True))
+    jobs = int((await session.execute(here)).scalar_one())
+    if jobs or namespace == DEFAULT_PROJECT:
+        detail = (
+            f"Namespace {namespace!r} is used by project {DEFAULT_PROJECT!r}, which has {jobs} live jobs there: "
+            "choose another, or wait until they have ended."
+        )
+        raise ApiError("namespace_taken", detail)
+
+
+async def remove(session: AsyncSession, name: str) -> bool:
+    """False: there is no such project. Its tokens are revoked. Raises ApiError project_in_use."""
+    row = await session.get(ProjectRow, name, with_for_update=True)
+    if row is None:
+        return False
+    jobs = select(func.count()).select_from(JobRow).where(JobRow.project == name)
+    count = int((await session.execute(jobs)).scalar_one())
+    if count or name == DEFAULT_PROJECT:
+        why = f"has {count} jobs, whose records go with it" if count else "is there for jobs that name no project"
+        raise ApiError("project_in_use", f"Project {name!r} {why}, so it is not deleted.")
+    tokens = update(TokenRow).where(TokenRow.project == name, TokenRow.revoked_at.is_(None))
+    await session.execute(tokens.values(revoked_at=time.time()))
+    await session.delete(row)
+    return True
+
+
+async def members(session: AsyncSession, project: str) -> list[MemberRow]:
+    query = select(MemberRow).where(MemberRow.project == project).order_by(MemberRow.person)
+    return list((await session.scalars(query)).all())
+
+
+async def put_member(session: AsyncSession, caller: Principal, project: str, person: str, role: Role) -> None:
+    """An admin's word makes the person too. Raises ApiError person_not_found, project_not_found."""
+    if caller.rules:
+        await people.ensure(session, person)
+    await people.known(session, person)
+    row = await session.get(MemberRow, (project, person))
+    if row is None:
+        session.add(MemberRow(project=project, person=person, role=str(role)))
+    else:
+        row.role = str(role)
+    await session.flush()
+
+
+async def remove_member(session: AsyncSession, project: str, person: str) -> bool:
+    """False: nobody of that name is a member."""
+    gone = delete(MemberRow).where(MemberRow.project == project, MemberRow.person == person).returning(MemberRow.person)
+    return (await session.execute(gone)).scalar_one_or_none() is not None

@@ -1,0 +1,63 @@
+"""Commands on people: who one is, who there is, and who may do everything."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from muster.cli import formatting
+from muster.cli.options import Json, Server, connect
+from muster.cli.output import answers, print_json, say
+from muster.cli.table import Table
+
+app = typer.Typer(help="People and service accounts (for admins).", no_args_is_help=True)
+
+
+def whoami(server: Server = None, json: Json = False) -> None:
+    """Say whose the token in use is, and what it may do in which project."""
+    with connect(server) as client:
+        me = client.get("me")
+    if json:
+        print_json(me)
+        return
+    where = f"in project {me['project']}" if me["project"] else "in every project"
+    typer.echo(f"{me['person']}, by a token for {', '.join(me['scopes'])} {where}")
+    if me["admin"]:
+        typer.echo("  admin")
+    for project, role in sorted(me["roles"].items()):
+        typer.echo(f"  {role} of {project}")
+
+
+@app.command("ls")
+def ls(server: Server = None, json: Json = False) -> None:
+    """List people and service accounts."""
+    with connect(server) as client:
+        found = client.get("people")
+    if json:
+        print_json(found)
+        return
+    table = Table("NAME", "KIND", "ADMIN", "DISABLED", "SINCE")
+    for person in found["items"]:
+        yes = {True: "yes", False: ""}
+        at = formatting.moment(person["createdAt"])
+        table.add_row(person["name"], person["kind"], yes[person["admin"]], yes[person["disabled"]], at)
+    answers().print(table, soft_wrap=True)
+
+
+@app.command("set")
+def set_person(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits, '.', '_' and '-'.")],
+    service: Annotated[bool, typer.Option("--service", help="A service account.")] = False,
+    admin: Annotated[bool, typer.Option("--admin", help="May do everything in every project.")] = False,
+    disabled: Annotated[bool, typer.Option("--disabled", help="None of their tokens opens anything.")] = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Make a person or a service account, or change one: what is not said is no."""
+    wanted = {"kind": "service" if service else "person", "admin": admin, "disabled": disabled}
+    with connect(server) as client:
+        made = client.put(f"people/{name}", wanted)
+    if json:
+        print_json(made)
+    say(f"{name} is as it was asked for", "bold green")

@@ -1,0 +1,137 @@
+"""Commands on projects: what owns jobs, who works there, and what their jobs may name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from muster.cli.errors import CliError
+from muster.cli.options import JobsClient, Json, Server, Settings, connect
+from muster.cli.output import answers, print_json, say
+from muster.cli.table import Table
+
+app = typer.Typer(help="Projects: what owns jobs, who works there, what their jobs may name.", no_args_is_help=True)
+
+ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="Name of the project.")]
+Person = Annotated[str, typer.Argument(metavar="PERSON", help="Name of a person or service account.")]
+
+
+class Role(StrEnum):
+    """Each includes those before it."""
+
+    VIEWER = "viewer"
+    MEMBER = "member"
+    MAINTAINER = "maintainer"
+
+
+@app.command("ls")
+def ls(server: Server = None, json: Json = False) -> None:
+    """List the projects that you may see."""
+    with connect(server) as client:
+        found = client.get("projects")
+    if json:
+        print_json(found)
+        return
+    table = Table("NAME", "NAMESPACE", "YOUR ROLE")
+    for project in found["items"]:
+        table.add_row(project["name"], project["namespace"] or "", project["role"])
+    answers().print(table, soft_wrap=True)
+
+
+@app.command("get")
+def get(project: ProjectName, server: Server = None, json: Json = False) -> None:
+    """Show a project: its namespace, what its jobs may name, and who works there."""
+    with connect(server) as client:
+        found = client.get(f"projects/{project}")
+        members = client.get(f"projects/{project}/members")["items"]
+    if json:
+        print_json(found | {"members": members})
+        return
+    table = Table("", "", header=False)
+    table.add_row("namespace", found["namespace"] or "every one that is no other project's")
+    for name, value in found["limits"].items():
+        if value is not None:
+            table.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+    for member in members:
+        table.add_row(member["role"], member["person"])
+    answers().print(table, soft_wrap=True)
+
+
+@app.command("set")
+def set_project(
+    project: ProjectName,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", help="Of a new project; left out: named as the project.")
+    ] = None,
+    settings: Settings = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Make a project, or change what its jobs may name: `--set gangSizes=[1,2]`. For admins.
+
+    There are serviceAccount, checkpointPrefix, dataPrefixes, endpoints, queue, gangSizes, instanceTypes and images; an
+    empty value takes a limit away.
+    """
+    from muster.cli.job_file import JobFile, set_value
+
+    changes = JobFile({"spec": {}}, "--set")
+    for assignment in settings or []:
+        set_value(changes, assignment)
+    with connect(server) as client:
+        limits = _limits(client, project) | changes.data["spec"]
+        body = {"limits": {key: value for key, value in limits.items() if value not in (None, "")}}
+        made = client.put(f"projects/{project}", body | ({"namespace": namespace} if namespace else {}))
+    if json:
+        print_json(made)
+    say(f"project {project} is as it was asked for", "bold green")
+
+
+def _limits(client: JobsClient, project: str) -> dict[str, Any]:
+    """Those that the project has; none if it is still to be made."""
+    try:
+        limits: dict[str, Any] = client.get(f"projects/{project}")["limits"]
+    except CliError as error:
+        if error.code != "project_not_found":
+            raise
+        return {}
+    return limits
+
+
+@app.command("rm")
+def rm(project: ProjectName, server: Server = None, json: Json = False) -> None:
+    """Delete a project that has no jobs; its tokens open nothing any more. For admins."""
+    with connect(server) as client:
+        client.delete(f"projects/{project}")
+    if json:
+        print_json({"name": project, "deleted": True})
+    say(f"project {project} is gone")
+
+
+@app.command("add")
+def add(
+    project: ProjectName,
+    person: Person,
+    role: Annotated[Role, typer.Option("--role", help="Each includes those before it.")] = Role.MEMBER,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Give somebody a role in a project: a viewer sees its jobs, a member submits and acts on their own, a maintainer
+    acts on all and chooses the members. For maintainers; somebody new is made known by an admin.
+    """
+    with connect(server) as client:
+        made = client.put(f"projects/{project}/members/{person}", {"role": role.value})
+    if json:
+        print_json(made)
+    say(f"{person} is a {role.value} of {project}", "bold green")
+
+
+@app.command("remove")
+def remove(project: ProjectName, person: Person, server: Server = None, json: Json = False) -> None:
+    """Take somebody's role in a project away. Their jobs go on; what they follow ends."""
+    with connect(server) as client:
+        client.delete(f"projects/{project}/members/{person}")
+    if json:
+        print_json({"person": person, "role": None})
+    say(f"{person} sees nothing of {project} any more")

@@ -1,0 +1,155 @@
+"""Projects: who may do what in one, and what its jobs may name. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
+
+from muster.contract.address import AddressError, parse_address
+from muster.contract.base import Many, Problem, Spec
+from muster.contract.fields import FolderAddress, Text
+from muster.contract.gang import NODES_MAX
+from muster.contract.spec import JobSpec
+
+
+class Role(StrEnum):
+    """What a person may do in a project; each includes those before it."""
+
+    VIEWER = "viewer"  # see its jobs
+    MEMBER = "member"  # and submit jobs, and act on those that are their own
+    MAINTAINER = "maintainer"  # and act on every job, and choose its members and the tokens of service accounts
+    ADMIN = "admin"  # everything, in every project; held by a person and not in a project
+
+    def covers(self, other: Role) -> bool:
+        order = list(Role)
+        return order.index(self) >= order.index(other)
+
+
+def _prefix(text: str) -> str:
+    address = parse_address(text)
+    if ".." in address.path.split("/"):
+        raise AddressError("must not go up with `..`")
+    return text
+
+
+def _origin(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/") or "@" in parts.netloc:
+        raise ValueError(f"must be https://host or https://host:port, not {text!r}"[:200])
+    return f"{parts.scheme}://{parts.netloc.lower()}"
+
+
+Prefix = Annotated[Text, AfterValidator(_prefix)]
+Origin = Annotated[Text, AfterValidator(_origin)]
+Size = Annotated[int, Field(gt=0, le=NODES_MAX)]
+
+
+class ProjectLimits(Spec):
+    """What the jobs of a project may name. What is left out is not limited."""
+
+    service_account: Text | None = None
+    """The service account of every job's pods, and with it their cloud rights."""
+    checkpoint_prefix: FolderAddress | None = None
+    """The folder under which every job commits; jobs that name none commit there."""
+    data_prefixes: Many[Prefix] | None = None
+    """The addresses under which data, models and commits of others are read; `builtin://` always is."""
+    endpoints: Many[Origin] | None = None
+    """The http(s) servers that values in `runtime.env` may name."""
+    queue: Text | None = None
+    """The queue of jobs whose scheduler has queues and that name none."""
+    gang_sizes: Many[Size] | None = None
+    """The numbers of nodes that a gang may have."""
+    instance_types: Many[Text] | None = None
+    """The instance types that a gang may have; a job that names none may have any of these."""
+    images: Many[Text] | None = None
+    """The trainer's images; one that ends with * means all that begin so. The platform's default always is."""
+
+
+def with_defaults(spec: JobSpec, limits: ProjectLimits) -> JobSpec:
+    """The job with what its project says where it says nothing itself."""
+    changes: dict[str, object] = {}
+    if limits.checkpoint_prefix and spec.checkpoint.uri is None:
+        changes["checkpoint"] = spec.checkpoint.model_copy(update={"uri": limits.checkpoint_prefix})
+    if limits.service_account and spec.runtime.service_account_name is None:
+        changes["runtime"] = spec.runtime.model_copy(update={"service_account_name": limits.service_account})
+    gang, scheduler = spec.gang, spec.gang.scheduler
+    if limits.queue and scheduler.kind != "builtin" and scheduler.queue is None:
+        gang = gang.model_copy(update={"scheduler": scheduler.model_copy(update={"queue": limits.queue})})
+    if limits.instance_types and not gang.instance_types:
+        gang = gang.model_copy(update={"instance_types": limits.instance_types})
+    return spec.model_copy(update=changes | ({"gang": gang} if gang is not spec.gang else {}))
+
+
+def limit_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> tuple[Problem, ...]:
+    """What of the job leaves the limits of its project, each with its path and what to change."""
+    return tuple(Problem(f"spec.{path}", words) for path, words in _found(spec, limits, f"project {project!r}"))
+
+
+def _found(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple[str, str]]:
+    account = spec.runtime.service_account_name
+    if limits.service_account and account not in (None, limits.service_account):
+        yield (
+            "runtime.serviceAccountName",
+            f"{project} has the service account {limits.service_account!r}; leave it out",
+        )
+    uri, below = spec.checkpoint.uri, limits.checkpoint_prefix
+    if below and uri is not None and not _is_under(uri, below):
+        yield "checkpoint.uri", f"{project} commits under {below}; name a folder there, or leave it out"
+    if limits.data_prefixes is not None:
+        allowed = ", ".join(limits.data_prefixes) or "builtin:// alone"
+        own = (below,) if below else ()
+        for path, address in _read_addresses(spec):
+            if not any(_is_under(address, each) for each in (*limits.data_prefixes, *own)):
+                yield path, f"{project} reads from {allowed}; copy it there, or ask an admin for another prefix"
+    yield from _endpoint_problems(spec, limits, project)
+    sizes = limits.gang_sizes
+    if sizes is not None and not set(spec.gang_sizes()) <= set(sizes):
+        yield "gang.nodes", f"{project} has gangs of {', '.join(map(str, sorted(sizes)))} nodes; choose one of these"
+    types = limits.instance_types
+    if types is not None and (unknown := [each for each in spec.gang.instance_types if each not in types]):
+        yield "gang.instanceTypes", f"{project} has {', '.join(types)}, and not {', '.join(unknown)}; choose of these"
+    image = spec.runtime.image
+    if limits.images is not None and image is not None and not any(_matches(image, each) for each in limits.images):
+        yield "runtime.image", f"{project} has the images {', '.join(limits.images) or '(none)'}; choose one or none"
+
+
+def _endpoint_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple[str, str]]:
+    if limits.endpoints is None:
+        return
+    for index, variable in enumerate(spec.runtime.env):
+        parts = urlsplit(variable.value) if variable.value.lower().startswith(("http://", "https://")) else None
+        if parts is not None and f"{parts.scheme}://{parts.netloc.lower()}" not in limits.endpoints:
+            allowed = ", ".join(limits.endpoints) or "none"
+            yield f"runtime.env[{index}].value", f"names another server than those of {project}: {allowed}"
+
+
+def _read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Every address that the job reads, with its path; what needs no permission is left out."""
+    training = spec.training
+    named = [
+        ("training.model.source", training.model.source),
+        ("training.model.from.uri", training.model.from_.uri if training.model.from_ else None),
+        ("training.data.tokenizer", training.data.tokenizer if training.data.tokenizer != "bytes" else None),
+        *((f"training.data.train[{i}].source", each.source) for i, each in enumerate(training.data.train)),
+    ]
+    if training.evaluation is not None:
+        data = training.evaluation.data
+        named += [(f"training.evaluation.data[{i}].source", each.source) for i, each in enumerate(data)]
+    return ((path, text) for path, text in named if text is not None and parse_address(text).scheme != "builtin")
+
+
+def _is_under(text: str, prefix: str) -> bool:
+    """Whether the address is the prefix or lies below it, also after `..` in it is taken at its word."""
+    here, there = parse_address(text), parse_address(prefix)
+    if (here.scheme, here.host) != (there.scheme, there.host) or ".." in here.path.split("/"):
+        return False
+    folder = there.path.rstrip("/")
+    return not folder or here.path.rstrip("/") == folder or here.path.startswith(f"{folder}/")
+
+
+def _matches(image: str, allowed: str) -> bool:
+    return image.startswith(allowed[:-1]) if allowed.endswith("*") else image == allowed

@@ -1,0 +1,188 @@
+"""Every route, every role, one's own and another project: the routes are those of the OpenAPI document."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from tests.integration.api.people import ROLES, People, settle
+from tests.integration.api.platform import document, platform
+
+from muster.api.app import create_app
+from muster.api.settings import Settings
+
+# What each may do: `may`, `forbidden` (they see it, and may not do that), `hidden` (it does not exist for them).
+WHO = ("outsider", *ROLES, "admin")
+
+
+def rule(*outcomes: str) -> dict[str, str]:
+    return dict(zip(WHO, outcomes, strict=True))
+
+
+M, F, H = "may", "forbidden", "hidden"
+OPEN = None  # without a token
+ANYBODY = rule(M, M, M, M, M, M)  # and each is told of their own projects only
+SEES = rule(H, M, M, M, M, M)
+SUBMITS = rule(H, F, M, M, M, M)
+ACTS = rule(H, F, F, M, M, M)
+MAINTAINS = rule(H, F, F, F, M, M)
+MAINTAINS_UNSEEN = rule(H, H, H, H, M, M)
+RULES_ALL = rule(F, F, F, F, F, M)
+
+RIGHTS: dict[str, dict[str, str] | None] = {
+    "check_health": OPEN,
+    "check_readiness": OPEN,
+    "scrape_metrics": OPEN,
+    "explain_problem": OPEN,
+    "get_me": ANYBODY,
+    "list_jobs": ANYBODY,
+    "submit_job": SUBMITS,
+    "estimate_job": SUBMITS,
+    "get_job": SEES,
+    "cancel_job": ACTS,
+    "suspend_job": ACTS,
+    "resume_job": ACTS,
+    "clone_job": SUBMITS,
+    "list_attempts": SEES,
+    "list_events": SEES,
+    "list_checkpoints": SEES,
+    "get_checkpoint": SEES,
+    "pin_checkpoint": ACTS,
+    "unpin_checkpoint": ACTS,
+    "read_metrics": SEES,
+    "read_logs": SEES,
+    "explain_job": SEES,
+    "list_projects": ANYBODY,
+    "get_project": SEES,
+    "put_project": RULES_ALL,
+    "delete_project": RULES_ALL,
+    "list_members": SEES,
+    "put_member": MAINTAINS,
+    "delete_member": MAINTAINS,
+    "list_people": RULES_ALL,
+    "put_person": RULES_ALL,
+    "make_token": SEES,  # of their own
+    "list_tokens": ANYBODY,
+    "rotate_token": MAINTAINS_UNSEEN,
+    "revoke_token": MAINTAINS_UNSEEN,
+}
+_HIDDEN = ("job_not_found", "project_not_found", "token_not_found")
+
+
+def operations() -> dict[str, tuple[str, str]]:
+    """Method and path by operation id."""
+    paths = create_app(Settings(state=Path("unused"))).openapi()["paths"]
+    return {
+        operation["operationId"]: (method.upper(), path)
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+    }
+
+
+def outcome(reply: httpx2.Response) -> str:
+    code = reply.json()["code"] if "problem" in reply.headers.get("content-type", "") else ""
+    if reply.status_code == 404 and code in _HIDDEN:
+        return H
+    return {401: "nobody", 403: F}.get(reply.status_code, M)
+
+
+def test_every_route_says_who_may_use_it() -> None:
+    assert set(RIGHTS) == set(operations())
+
+
+async def test_every_route_for_every_role_in_both_projects(tmp_path: Path) -> None:
+    async with platform(tmp_path / "state", auth=True) as here:
+        people = await settle(here, tmp_path / "state")
+        await people.give("nlp", "robot", "member")
+        await people.give("cv", "robot", "member")
+        await people.ask("admin", "PUT", "/people/robot", json={"kind": "service"})
+        wrong = {}
+        for operation, (method, path) in operations().items():
+            rights = RIGHTS[operation]
+            for project, who in itertools.product(("nlp", "cv"), (None, *WHO)):
+                person = None if who is None else _person(who, project)
+                reply = await _ask(people, operation, method, path, project, person)
+                expected = (M if rights is None else "nobody") if who is None else M if rights is None else rights[who]
+                if outcome(reply) != expected:
+                    wrong[operation, project, who] = (expected, reply.status_code, reply.text[:200])
+                if who == "outsider":
+                    assert f"{project}-job" not in reply.text, (operation, "tells another project of its job")
+                    assert f"{project}-owner" not in reply.text, (operation, "tells another project of its people")
+        assert wrong == {}
+
+
+def _person(who: str, project: str) -> str:
+    other = "cv" if project == "nlp" else "nlp"
+    return "admin" if who == "admin" else f"{other}-maintainer" if who == "outsider" else f"{project}-{who}"
+
+
+async def _ask(
+    people: People, operation: str, method: str, path: str, project: str, person: str | None
+) -> httpx2.Response:
+    """The request of that person about the project's job, a token of its service account, or its member zoe."""
+    decides = person is not None and person.endswith(("maintainer", "admin"))  # the others change nothing
+    if "{token_id}" in path and (decides or project not in people.tokens):
+        people.tokens[project] = (await people.token("robot", project))["id"]
+    if operation == "delete_member" and decides:
+        await people.give(project, "zoe", "viewer")
+    named = {
+        "job_id": people.jobs[project],
+        "step": "20",
+        "project": project,
+        "person": "zoe",
+        "token_id": people.tokens.get(project, ""),
+        "code": "internal",
+    }
+    for name, value in named.items():
+        path = path.replace(f"{{{name}}}", value)
+    headers = people.headers[person] if person else {}
+    return await people.here.client.request(method, path, headers=headers, json=_body(operation, project))
+
+
+_counter = itertools.count()
+
+
+def _body(operation: str, project: str) -> Any:
+    job = document(f"try-{next(_counter)}")
+    job["metadata"]["labels"] = {"muster.dev/project": project}
+    bodies: dict[str, Any] = {
+        "submit_job": job,
+        "estimate_job": job,
+        "put_member": {"role": "viewer"},
+        "put_project": {},
+        "put_person": {},
+        "make_token": {"name": "mine", "project": project},
+        "clone_job": {},
+        "rotate_token": {},
+    }
+    return bodies.get(operation)
+
+
+async def test_what_is_hidden_is_answered_as_what_is_not_there(tmp_path: Path) -> None:
+    """The same status, code, headers and words but for the id that was asked for."""
+    async with platform(tmp_path / "state", auth=True) as here:
+        people = await settle(here, tmp_path / "state")
+        hidden, missing = people.jobs["cv"], "00000000-0000-4000-8000-000000000000"
+        token = (await people.token("cv-owner", "cv"))["id"]
+        pairs = [
+            *((method, path, hidden, missing) for method, path in (
+                ("GET", "/jobs/{}"), ("GET", "/jobs/{}/logs"), ("GET", "/jobs/{}/events?follow=true"),
+                ("POST", "/jobs/{}:cancel"), ("POST", "/jobs/{}:clone"), ("POST", "/jobs/{}/checkpoints/20:pin"),
+            )),
+            ("GET", "/projects/{}", "cv", "zz9"),
+            ("GET", "/projects/{}/members", "cv", "zz9"),
+            ("DELETE", "/tokens/{}", token, missing),
+        ]  # fmt: skip
+        for method, path, there, nowhere in pairs:
+            answers = []
+            for name in (there, nowhere):
+                body: Any = {} if method == "POST" else None
+                reply = await people.ask("nlp-maintainer", method, path.format(name), json=body)
+                shown = {key: value for key, value in reply.json().items() if key != "requestId"}
+                told = {key: value for key, value in reply.headers.items() if key not in ("x-request-id",)}
+                told.pop("content-length")
+                answers.append((reply.status_code, str(shown).replace(name, "X"), told))
+            assert answers[0] == answers[1], path
+            assert answers[0][0] == 404
