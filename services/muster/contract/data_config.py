@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from muster.contract.base import Many, Spec
 from muster.contract.fields import DataAddress, Positive, Text
@@ -38,10 +38,23 @@ class DataConfig(Spec):
     """`bytes` (each byte is a token), or the address of a Hugging Face tokenizer.json. A model that is
     started from brings its own.
     """
+    add_tokens: Many[Text] = ()
+    """New tokens for the tokenizer of model.source, which are recognised wherever documents spell them. Embedding and
+    head get a row for each, which begins as the mean of the rows of the tokens there were.
+    """
     sequence_length: Positive = 512
     """Tokens of one sample."""
     packing: bool = True
     """Whether a sample holds several documents, which never attend to one another, or one document and padding."""
+
+    @field_validator("add_tokens")
+    @classmethod
+    def _new_tokens_differ(cls, tokens: tuple[Text, ...]) -> tuple[Text, ...]:
+        if twice := sorted({token for token in tokens if tokens.count(token) > 1}):
+            raise ValueError(f"names a token twice: {', '.join(map(repr, twice))}")
+        if blank := [token for token in tokens if not token.strip()]:
+            raise ValueError(f"a token of nothing but white space is in most documents: {blank[0]!r}")
+        return tokens
 
     @model_validator(mode="after")
     def _weights_are_comparable(self) -> Self:

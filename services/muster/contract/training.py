@@ -133,6 +133,11 @@ class TrainingConfig(Spec):
                 f"batch.tokensPerStep {self.batch.tokens_per_step} is not a multiple of sequenceLength × microBatch "
                 f"= {length} × {self.batch.micro_batch} = {length * self.batch.micro_batch}"
             )
+        if self.data.add_tokens and self.model.source is None:
+            raise ValueError(
+                "data.addTokens adds to the tokenizer of a model's folder while it is read: give model.source "
+                "(`muster checkpoints export` makes such a folder of a commit)"
+            )
         if self.adapter is not None and self.adapter.kind == "qlora" and self.model.source is None:
             raise ValueError(
                 "adapter.kind qlora quantises the weights of a model's folder while it reads them: give model.source "

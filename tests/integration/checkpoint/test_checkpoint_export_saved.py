@@ -10,9 +10,9 @@ import torch
 from tests.integration.checkpoint.one_rank import identity, outcomes, state
 from tests.model_families import write_model
 
+from muster.contract.adapter_config import Adapter
 from muster.contract.base import dump
 from muster.contract.spec import Keep
-from muster.contract.training import Adapter
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.trainer.checkpoint import Saver

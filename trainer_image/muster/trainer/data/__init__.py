@@ -5,7 +5,13 @@ from muster.trainer.data.chat import chat_prompt
 from muster.trainer.data.dataset import Data, Dataset, open_data
 from muster.trainer.data.loader import Loader, StepBatch
 from muster.trainer.data.packing import IGNORED, PADDING, Sample
-from muster.trainer.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_commit, tokenizer_of_folder
+from muster.trainer.data.tokenizer import (
+    Tokenizer,
+    add_tokens,
+    load_tokenizer,
+    tokenizer_from_commit,
+    tokenizer_of_folder,
+)
 
 __all__ = [
     "IGNORED",
@@ -17,6 +23,7 @@ __all__ = [
     "Sample",
     "StepBatch",
     "Tokenizer",
+    "add_tokens",
     "chat_prompt",
     "load_tokenizer",
     "open_data",

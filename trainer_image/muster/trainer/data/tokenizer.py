@@ -213,6 +213,27 @@ def tokenizer_of_folder(text: str, configuration: str | None, where: str) -> Tok
     return HuggingFaceTokenizer(text, where, _configured_end(configuration))
 
 
+def add_tokens(text: str, tokens: Sequence[str], where: str) -> tuple[str, tuple[int, ...]]:
+    """The text of a tokenizer.json with further tokens, and their ids. They are no special ones: a document that spells
+    one has it. `where` names the tokenizer in messages. Raises UserError for tokens that are there already.
+    """
+    tokenizer = tokenizers.Tokenizer.from_str(text)
+    ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
+    there = {token: tokenizer.token_to_id(token) for token in tokens if tokenizer.token_to_id(token) is not None}
+    if there:
+        known = ", ".join(f"{token!r} ({number})" for token, number in there.items())
+        raise UserError(f"data.addTokens: the tokenizer of {where} has {known} already; leave out what is there")
+    tokenizer.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in tokens])
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    new = tuple(vocabulary[token] for token in tokens)
+    if ids & {*new} or len({*new}) < len(new):
+        raise UserError(
+            f"data.addTokens: the ids of the tokenizer of {where} have gaps, and new tokens would get those of others; "
+            "add them with `tokenizer.add_tokens` and save the folder anew"
+        )
+    return tokenizer.to_str(), new
+
+
 def tokenizer_from_commit(described: dict[str, Any]) -> Tokenizer:
     """The tokenizer that `describe()` described. Raises StorageError when the description is damaged."""
     kind = described.get("kind")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import EllipsisType
@@ -24,6 +24,7 @@ from muster.storage.checksum import combine
 from muster.storage.model_folder import ModelFolder, StoredTensor
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part
+from muster.trainer.models.new_tokens import NewTokens
 from muster.trainer.models.nf4 import NF4Linear, receiving
 from muster.trainer.models.pretrained import materialize
 
@@ -106,11 +107,40 @@ class LazyTensor:
         return out
 
 
-class ShapeOnly:
-    """The same without a byte: to see whether names and shapes fit."""
+class GrownTable:
+    """A table of a row per token (or a bias of a number per token) with rows for new tokens, for the converter.
 
-    def __init__(self, slot: StoredTensor) -> None:
-        self._whole = torch.empty(slot.shape, dtype=TORCH_DTYPES[slot.dtype], device="meta")
+    `rows` is what it grows to. Each of `new` begins as `mean`, whose shape is that of a row.
+    """
+
+    def __init__(self, stored: LazyTensor, rows: int, new: Sequence[int], mean: Tensor) -> None:
+        self._stored, self._rows, self._new, self._mean = stored, rows, new, mean
+
+    def get_shape(self) -> list[int]:
+        return [self._rows, *self._stored.get_shape()[1:]]
+
+    def get_dtype(self) -> str:
+        return self._stored.get_dtype()
+
+    def __getitem__(self, index: Index) -> Tensor:
+        first, rest = _rows_and_rest(index)
+        start, stop, _ = first.indices(self._rows)
+        stop, there = max(start, stop), self._stored.get_shape()[0]
+        kept = self._stored[slice(min(start, there), min(stop, there))]
+        out = kept.new_zeros((stop - start, *kept.shape[1:]))
+        out[: len(kept)] = kept
+        for row in self._new:
+            if start <= row < stop:
+                out[row - start] = self._mean.to(out.dtype)
+        return out[(slice(None), *rest)].contiguous() if rest else out
+
+
+class ShapeOnly:
+    """The same without a byte: to see whether names and shapes fit. `rows` is what a table of tokens grows to."""
+
+    def __init__(self, slot: StoredTensor, rows: int | None = None) -> None:
+        shape = slot.shape if rows is None else (rows, *slot.shape[1:])
+        self._whole = torch.empty(shape, dtype=TORCH_DTYPES[slot.dtype], device="meta")
 
     def get_shape(self) -> list[int]:
         return list(self._whole.shape)
@@ -119,25 +149,55 @@ class ShapeOnly:
         return self._whole[index]
 
 
-def check_shapes(model: nn.Module, folder: ModelFolder) -> None:
+def check_shapes(model: nn.Module, folder: ModelFolder, new: NewTokens | None = None) -> None:
     """Whether the folder has exactly the weights that the model (on the meta device, and not to be used afterwards) has
     places for. Raises UserError listing all that differ."""
     names = _wanted_names(model, folder)
-    info = _convert(model, {name: ShapeOnly(folder.tensors[name]) for name in names}, torch.device("meta"))
+    tables = {name: new.rows_of(folder.tensors[name]) for name in new.tables(model, names)} if new else {}
+    slices = {name: ShapeOnly(folder.tensors[name], tables.get(name)) for name in names}
+    info = _convert(model, slices, torch.device("meta"))
     _must_fit(model, info, folder.address)
 
 
-def load(model: nn.Module, folder: ModelFolder, device: torch.device) -> list[ReadRange]:
+def means(model: nn.Module, folder: ModelFolder, new: NewTokens) -> dict[str, Tensor]:
+    """What new tokens begin with: of each table of tokens, by its name in the folder, the mean in fp32 of the rows of
+    the tokens there were. Added up from the first row to the last in fp64, so that it is the same wherever it is made.
+    """
+    found = {}
+    for name in new.tables(model, _wanted_names(model, folder)):
+        lazy, inner = LazyTensor(folder, folder.tensors[name], None, lambda _: None), folder.tensors[name].shape[1:]
+        known, height = min(new.known, lazy.get_shape()[0]), max(1, BLOCK_BYTES // (8 * max(1, math.prod(inner))))
+        total = torch.zeros(inner, dtype=torch.float64)
+        for row in range(0, known, height):
+            total += lazy[slice(row, min(row + height, known))].double().sum(dim=0)
+        found[name] = (total / known).float()
+    return found
+
+
+def load(
+    model: nn.Module,
+    folder: ModelFolder,
+    device: torch.device,
+    new: NewTokens | None = None,
+    begin_with: Mapping[str, Tensor] | None = None,
+) -> list[ReadRange]:
     """Give a model its values. Its parameters may lie on the meta device, sharded or whole; each is cast to the dtype
-    that it has there. Returns what was read. Raises UserError where the folder does not fit, or holds NaN."""
+    that it has there. `begin_with` is what `means` found for the new tokens. Returns what was read. Raises UserError
+    where the folder does not fit, or holds NaN.
+    """
     ranges: list[ReadRange] = []
     own = [p for n, p in model.named_parameters() if p.dtype.is_floating_point and not is_part(n)]
     dtypes = {p.dtype for p in own}
     dtype = dtypes.pop() if len(dtypes) == 1 else None  # else each tensor is cast once it is read
     frozen = next((p.dtype for p in own if not p.requires_grad), torch.float32)
-    slices = {
+    slices: dict[str, LazyTensor | GrownTable] = {
         name: LazyTensor(folder, folder.tensors[name], dtype, ranges.append) for name in _wanted_names(model, folder)
     }
+    for name, mean in (begin_with or {}).items():
+        stored = slices[name]
+        assert new is not None
+        assert isinstance(stored, LazyTensor)
+        slices[name] = GrownTable(stored, new.rows_of(folder.tensors[name]), new.ids, mean)
     learns = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     quantized = {name: module for name, module in model.named_modules() if isinstance(module, NF4Linear)}
     if quantized:
@@ -199,7 +259,7 @@ class _Found:
 
 def _convert_by_layer(
     model: Any,
-    slices: dict[str, LazyTensor],
+    slices: dict[str, LazyTensor | GrownTable],
     device: torch.device,
     quantized: dict[str, NF4Linear],
     dtype: torch.dtype,

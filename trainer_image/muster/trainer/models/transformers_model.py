@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import ITEM_BYTES
@@ -23,6 +23,7 @@ from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize_adapter
 from muster.trainer.models.loading import TORCH_DTYPES, ReadRange, checksums
 from muster.trainer.models.lora import attach, saved_modules
+from muster.trainer.models.new_tokens import NewTokens, must_be_trained
 from muster.trainer.models.nf4 import quantize
 from muster.trainer.models.self_test import Findings, examine
 from muster.trainer.models.shards import local_rows
@@ -41,6 +42,7 @@ class TransformersModel:
     stored_dtype: str = "F32"  # of the folder's weights, as safetensors spells it; what is frozen keeps it
     folder: ModelFolder | None = None  # where the weights are; None where a commit has them
     provenance: dict[str, Any] = field(default_factory=dict)  # what was loaded, for every commit
+    new_tokens: NewTokens | None = None  # tokens that the folder's weights have no rows for
 
     casts_weights = False
 
@@ -103,9 +105,10 @@ class TransformersModel:
         sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         error, ranges = "", list[ReadRange]()
+        begin_with = self._means(model, folder, rank)
         if sharded or rank == 0:
             try:
-                ranges = loading.load(model, folder, device)
+                ranges = loading.load(model, folder, device, self.new_tokens, begin_with)
             except UserError as found:
                 error = str(found)
         elif not sharded:
@@ -117,6 +120,15 @@ class TransformersModel:
             for tensor in model.state_dict(keep_vars=True).values():
                 dist.broadcast(tensor.detach(), src=0)
         self.provenance["crc32"] = checksums(ranges)
+
+    def _means(self, model: nn.Module, folder: ModelFolder, rank: int) -> dict[str, Tensor]:
+        """What new tokens begin with, which rank 0 finds out. Collective where there are any."""
+        if self.new_tokens is None:
+            return {}
+        found = [loading.means(model, folder, self.new_tokens) if rank == 0 else {}]
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.broadcast_object_list(found, src=0)
+        return found[0]
 
     def describe(self) -> dict[str, Any]:
         import transformers
@@ -131,12 +143,18 @@ class TransformersModel:
         }
 
 
-def from_folder(folder: ModelFolder, adapter: Adapter | None) -> TransformersModel:
-    """Raises UserError for whatever can't be trained, before a weight is read."""
+def from_folder(folder: ModelFolder, adapter: Adapter | None, new_tokens: NewTokens | None = None) -> TransformersModel:
+    """Make the model of a folder, which has its config.json as it is with the new tokens. Raises UserError for whatever
+    can't be trained, before a weight is read."""
     config = trainable_config(folder.config, folder.address)
     findings = examine(config)
-    loading.check_shapes(pretrained.build(config), folder)
-    return TransformersModel(config, folder.companions, findings, adapter, folder.dtype, folder, folder.describe())
+    loading.check_shapes(pretrained.build(config), folder, new_tokens)
+    found = TransformersModel(
+        config, folder.companions, findings, adapter, folder.dtype, folder, folder.describe(), new_tokens
+    )
+    if new_tokens is not None and adapter is not None:
+        must_be_trained(found.build(torch.float32, "none"))
+    return found
 
 
 def from_commit(document: Mapping[str, Any], adapter: Adapter | None, where: str) -> TransformersModel:

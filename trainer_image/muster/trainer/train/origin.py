@@ -3,9 +3,9 @@ own last one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -14,17 +14,20 @@ from muster.contract.checkpoint import Commit
 from muster.contract.model_config import FromCommit
 from muster.contract.training import TrainingConfig
 from muster.storage.errors import Refused
-from muster.storage.model_folder import open_folder
+from muster.storage.model_folder import ModelFolder, open_folder
 from muster.trainer.checkpoint import DamagedCommit, newest_readable, read_commit
 from muster.trainer.checkpoint.failures import GoneCommit
 from muster.trainer.config import Run
-from muster.trainer.data import Tokenizer, load_tokenizer, tokenizer_from_commit, tokenizer_of_folder
+from muster.trainer.data import Tokenizer, add_tokens, load_tokenizer, tokenizer_from_commit, tokenizer_of_folder
 from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
 from muster.trainer.models.adapter import adapter_of
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.files import open_files
 from muster.trainer.models.from_commit import definition_of
+
+if TYPE_CHECKING:
+    from muster.trainer.models.new_tokens import NewTokens
 
 # What may differ between two attempts of one job: how it is computed, how it is watched, when it ends. Extending the
 # length stretches the learning rate's decay from that step on. A change of holdout would change the training data.
@@ -120,11 +123,35 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
             "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)` writes one where there is a fast form; or "
             "name a file in data.tokenizer"
         )
-    model = transformers_model.from_folder(folder, training.adapter)
-    _must_be_its_own(training.data.tokenizer, tokenizer, model, where, "the folder's")
+    own, new = tokenizer, None
+    if training.data.add_tokens:
+        folder, new = _with_new_tokens(folder, tokenizer, training.data.add_tokens, where)
+        assert folder.tokenizer is not None
+        tokenizer = tokenizer_of_folder(folder.tokenizer, folder.companions.get("tokenizer_config.json"), source)
+    model = transformers_model.from_folder(folder, training.adapter, new)
+    _must_be_its_own(training.data.tokenizer, own, model, where, "the folder's")
     _vocabularies_fit(tokenizer, model, "its tokenizer", where)
     _must_be_within_positions(training, model, where)
     return Origin(model, tokenizer)
+
+
+def _with_new_tokens(
+    folder: ModelFolder, tokenizer: Tokenizer, tokens: Sequence[str], where: str
+) -> tuple[ModelFolder, NewTokens]:
+    """The folder as it is with further tokens. Raises UserError for tokens that it has."""
+    from muster.trainer.models.new_tokens import NewTokens, grown
+
+    if folder.tokenizer is None:
+        raise UserError(f"data.addTokens: {where} has no tokenizer.json that they could be added to")
+    rows = folder.config.get("vocab_size")
+    if not isinstance(rows, int) or tokenizer.vocab_size > rows:
+        raise UserError(
+            f"data.addTokens: {where} says vocab_size {rows} in its config.json, and its tokenizer has "
+            f"{tokenizer.vocab_size} tokens; new ones can't be placed behind those"
+        )
+    text, ids = add_tokens(folder.tokenizer, tokens, where)
+    new = NewTokens(ids, tokenizer.vocab_size)
+    return grown(folder, new, text), new
 
 
 def _must_be_its_own(asked: str, own: Tokenizer, model: ModelDefinition, where: str, whose: str) -> None:
