@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from muster.api import idempotency, pages
 from muster.api.attempts import routes as attempts
+from muster.api.audit import routes as audit
 from muster.api.background import Background, Work
 from muster.api.checkpoints import routes as checkpoints
 from muster.api.cluster import Cluster, Local
@@ -37,6 +38,7 @@ from muster.api.openapi import describe
 from muster.api.parameters import known_parameters_only
 from muster.api.people import routes as people
 from muster.api.projects import routes as projects
+from muster.api.rates import RateLimits
 from muster.api.relay import Relay
 from muster.api.services import Services
 from muster.api.settings import Settings
@@ -98,7 +100,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
-    for room in (estimates, jobs, attempts, events, checkpoints, metrics, logs, why, projects, people, tokens):
+    for room in (estimates, jobs, attempts, events, checkpoints, metrics, logs, why, projects, people, tokens, audit):
         api.include_router(room.router)
     return api
 
@@ -169,6 +171,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         background=Background(works),
         prices=load_prices(settings.prices_file),
         commits=CommitListing(),
+        rates=RateLimits(settings.requests_per_second, settings.requests_burst),
         token_uses=uses,
     )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -48,6 +49,7 @@ class Principal:
     admin: bool = False
     project: str | None = None
     roles: Mapping[str, Role] = field(default_factory=dict)
+    address: str = ""  # of the peer, for the audit
 
     def may(self, scope: Scope) -> bool:
         order = list(Scope)
@@ -99,11 +101,14 @@ bearer = HTTPBearer(auto_error=False, description="`Authorization: Bearer muster
 
 
 async def principal(
-    services: ServicesDependency, given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+    request: Request,
+    services: ServicesDependency,
+    given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
 ) -> Principal:
-    """Raises ApiError unauthorized; says nothing about which part was wrong."""
+    """Raises ApiError unauthorized, which says nothing about what part was wrong, and rate_limited."""
+    address = request.client.host[:64] if request.client else ""
     if not services.settings.auth:
-        return ANONYMOUS
+        return replace(ANONYMOUS, address=address)
     if given is None:
         raise _unauthorized("This address needs a token: send `Authorization: Bearer muster_…`.")
     wanted = hash_of(given.credentials)
@@ -114,7 +119,10 @@ async def principal(
             "The token is unknown, revoked or expired; an admin makes a new one with POST /api/v1/tokens."
         )
     services.token_uses[caller.token] = time.time()
-    return caller
+    if wait := services.rates.take(caller.token):
+        detail = f"This token asks too often; it may again in {wait:.2g} s. Ask less often, or follow a stream."
+        raise ApiError("rate_limited", detail, headers={"Retry-After": str(math.ceil(wait))})
+    return replace(caller, address=address)
 
 
 async def renewed(services: Services, caller: Principal) -> Principal | None:

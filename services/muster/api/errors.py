@@ -85,6 +85,7 @@ KINDS: dict[str, Kind] = {
     "model_unreadable": Kind(
         424, "The model can't be read", "The detail names the place; the API reads with credentials of its own."
     ),
+    "rate_limited": Kind(429, "This token asks too often", "Wait for `Retry-After` seconds; nothing was done."),
     "internal": Kind(
         500, "Something is wrong in the API", "Retry; if it stays, show the requestId to whoever runs Muster."
     ),

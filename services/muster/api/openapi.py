@@ -38,7 +38,15 @@ EXAMPLE_JOB: dict[str, Any] = {
 def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The refusals of a route, for its `responses`; every route may also fail with 401, 403 and 5xx."""
     found: dict[int | str, dict[str, Any]] = {}
-    for code in (*codes, "unauthorized", "forbidden", "invalid_parameter", "internal", "database_unavailable"):
+    for code in (
+        *codes,
+        "unauthorized",
+        "forbidden",
+        "invalid_parameter",
+        "rate_limited",
+        "internal",
+        "database_unavailable",
+    ):
         status = KINDS[code].status
         shown = found.setdefault(
             status, {"description": "", "content": {MEDIA_TYPE: {"schema": _PROBLEM_REF, "examples": {}}}}

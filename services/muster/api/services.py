@@ -13,6 +13,7 @@ from muster.api.db import Database
 from muster.api.hub import Hub
 from muster.api.metrics.steps import StepLogs
 from muster.api.observability import Metrics
+from muster.api.rates import RateLimits
 from muster.api.settings import Settings
 from muster.contract.prices import Prices
 from muster.storage.listing import CommitListing
@@ -31,6 +32,7 @@ class Services:
     background: Background
     prices: Prices
     commits: CommitListing
+    rates: RateLimits
     token_uses: dict[str, float]  # token id → when it was last used, until housekeeping writes it down
 
 

@@ -180,6 +180,29 @@ class MemberRow(Table):
     role: Mapped[str] = mapped_column(String(16))
 
 
+class AuditRow(Table):
+    """Who did what, from where, before and after. The database refuses to change or delete a line."""
+
+    __tablename__ = "audit"
+
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    at: Mapped[float]
+    person: Mapped[str] = mapped_column(String(64))
+    token: Mapped[str] = mapped_column(String(64))  # its id
+    address: Mapped[str] = mapped_column(String(64))
+    action: Mapped[str] = mapped_column(String(64))
+    subject: Mapped[str] = mapped_column(String(128))
+    project: Mapped[str | None] = mapped_column(String(64))
+    before: Mapped[dict[str, Any] | None]
+    after: Mapped[dict[str, Any] | None]
+
+    __table_args__ = (
+        Index("ix_audit_project", "project", "seq"),
+        Index("ix_audit_subject", "subject", "seq"),
+        {"sqlite_autoincrement": True},
+    )
+
+
 class MirrorRow(Table):
     """How far the cluster's history has been read: moved in the commit that holds what was read."""
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli import checkpoints, doctor, jobs, people, platform, projects, tokens, watch
+from muster.cli import audit, checkpoints, doctor, jobs, people, platform, projects, tokens, watch
 from muster.cli.errors import CliError, Exit
 from muster.cli.options import choose_cluster
 from muster.cli.output import show_error
@@ -28,7 +28,7 @@ app = typer.Typer(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "This machine": (platform.up, platform.down, platform.demo),
-    "Platform": (doctor.doctor, people.whoami),
+    "Platform": (doctor.doctor, people.whoami, audit.audit),
     "Jobs": (jobs.submit, jobs.estimate, jobs.ls, jobs.get, jobs.cancel, jobs.suspend, jobs.resume, jobs.clone),
     "Looking into a job": (watch.logs, watch.events, watch.metrics, watch.why, checkpoints.export),
 }

@@ -63,6 +63,7 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "delete_member": MAINTAINS,
     "list_people": RULES_ALL,
     "put_person": RULES_ALL,
+    "read_audit": ANYBODY,  # of the projects that they maintain
     "make_token": SEES,  # of their own
     "list_tokens": ANYBODY,
     "rotate_token": MAINTAINS_UNSEEN,

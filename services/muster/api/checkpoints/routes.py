@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
 from starlette.convertors import Convertor, register_url_convertor
 
+from muster.api.audit.repository import Act, record
 from muster.api.auth import Caller
 from muster.api.errors import ApiError
 from muster.api.jobs import service
@@ -216,7 +217,11 @@ async def get_checkpoint(
 def _add_verb(verb: Literal["pin", "unpin"], summary: str, story: str) -> None:
     async def act(services: ServicesDependency, caller: Caller, job_id: JobId, step: Step) -> JSONResponse:
         row = await service.find(services, caller, job_id, act=True)
-        return JSONResponse(await asyncio.to_thread(_mark, services.commits, row, step, verb == "pin"))
+        marked = await asyncio.to_thread(_mark, services.commits, row, step, verb == "pin")
+        if marked["changed"]:
+            async with services.database.write() as session:
+                record(session, caller, Act(f"checkpoint.{verb}ned", row.id, row.project, after={"step": step}))
+        return JSONResponse(marked)
 
     router.post(
         f"/{{job_id}}/checkpoints/{{step}}:{verb}",

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api import idempotency
 from muster.api.access import checked
+from muster.api.audit.repository import Act, record
 from muster.api.auth import Principal
 from muster.api.errors import ApiError, database_unavailable
 from muster.api.events import repository as events
@@ -99,6 +100,7 @@ async def _store(
     data = {"name": job.name, "namespace": job.namespace} | ({"clonedFrom": origin} if origin else {})
     created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted", data=data)
     row = await repository.insert(session, job, created)
+    record(session, caller, Act("job.submitted", row.id, row.project, after=data))
     document = job_document(row, Prices(), caller.person)  # nothing has been spent yet
     idempotency.remember(session, attempted, row.id, document)
     return Submitted(document, replayed=False)
@@ -182,9 +184,11 @@ async def _change(
     """
     async with services.database.write() as session:
         row = checked(caller, await repository.get(session, job_id, lock=True), job_id, act=True)
+        before = _wishes(row)
         event = request(row)
         if event is not None:
             row.spec_version += 1
+            record(session, caller, Act(event.type, row.id, row.project, before, _wishes(row)))
         elif row.live:
             row.relayed_version = row.spec_version - 1
         row.relay_failures, row.relay_after = 0, 0.0
@@ -193,6 +197,10 @@ async def _change(
     services.relay.wake.set()
     services.hub.tell(job_id)
     return row
+
+
+def _wishes(row: JobRow) -> dict[str, Any]:
+    return {key: bool(row.spec.get(key)) for key in ("suspend", "cancel")}
 
 
 def _refuse_finished(row: JobRow, what: str) -> None:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import JSONResponse
 
 from muster.api.access import admins_only
+from muster.api.audit.repository import Act, record
 from muster.api.auth import Caller, Scope, needs
 from muster.api.body import parsed, read_body
 from muster.api.openapi import body, problems, shown
@@ -16,7 +17,7 @@ from muster.api.people.schemas import PersonRequest
 from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
 from muster.api.tables import PersonRow
-from muster.contract.base import Time
+from muster.contract.base import Time, dump
 from muster.contract.names import PERSON_NAME
 from muster.contract.projects import Role
 from muster.contract.times import rfc3339
@@ -133,7 +134,8 @@ async def put_person(
     admins_only(caller)
     wanted = await read_body(request, parsed(PersonRequest, "invalid_person", "The person is not valid"))
     async with services.database.write() as session:
-        row = await service.put(session, caller, person, wanted)
+        before, row = await service.put(session, caller, person, wanted)
+        record(session, caller, Act("person.changed", person, None, before, dump(wanted)))
     return JSONResponse(_document(row))
 
 

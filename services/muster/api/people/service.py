@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,14 +18,21 @@ async def list_all(session: AsyncSession) -> list[PersonRow]:
     return list((await session.scalars(select(PersonRow).order_by(PersonRow.name))).all())
 
 
-async def put(session: AsyncSession, caller: Principal, name: str, wanted: PersonRequest) -> PersonRow:
-    """Raises ApiError invalid_person where an admin would shut the door behind themselves."""
+async def put(
+    session: AsyncSession, caller: Principal, name: str, wanted: PersonRequest
+) -> tuple[dict[str, Any] | None, PersonRow]:
+    """What the person was, None for a new one, and is.
+
+    Raises ApiError invalid_person where an admin would shut the door behind themselves.
+    """
     if name == caller.person and (not wanted.admin or wanted.disabled):
         raise ApiError("invalid_person", "You can't take your own rights as an admin away: let another admin do it.")
+    known = await session.get(PersonRow, name)
+    before = {"kind": known.kind, "admin": known.admin, "disabled": known.disabled} if known is not None else None
     row = await ensure(session, name)
     row.kind, row.admin, row.disabled = wanted.kind, wanted.admin, wanted.disabled
     await session.flush()
-    return row
+    return before, row
 
 
 async def ensure(session: AsyncSession, name: str, admin: bool = False) -> PersonRow:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
 
 from muster.api.access import admins_only, project_not_found, project_role
+from muster.api.audit.repository import Act, record
 from muster.api.auth import Caller, Scope, needs
 from muster.api.body import parsed, read_body
 from muster.api.errors import ApiError
@@ -124,8 +125,9 @@ async def put_project(
     admins_only(caller)
     wanted = await read_body(request, parsed(ProjectRequest, "invalid_project", "The project is not valid"))
     async with services.database.write() as session:
-        row, made = await service.put(session, project, wanted)
-    return JSONResponse(_document(caller, row), status_code=201 if made else 200)
+        row, before = await service.put(session, project, wanted)
+        record(session, caller, Act("project.changed", project, project, before, row.limits))
+    return JSONResponse(_document(caller, row), status_code=201 if before is None else 200)
 
 
 @router.delete(
@@ -145,6 +147,7 @@ async def delete_project(services: ServicesDependency, caller: Caller, project: 
     async with services.database.write() as session:
         if not await service.remove(session, project):
             raise project_not_found(project)
+        record(session, caller, Act("project.deleted", project, project))
     return Response(status_code=204)
 
 
@@ -184,7 +187,9 @@ async def put_member(
     wanted = await read_body(request, parsed(MemberRequest, "invalid_project", "The role is not valid"))
     async with services.database.write() as session:
         await _exists(session.get(ProjectRow, project), project)
-        await service.put_member(session, caller, project, person, Role(wanted.role))
+        before = await service.put_member(session, caller, project, person, Role(wanted.role))
+        was = {"role": before} if before else None
+        record(session, caller, Act("member.changed", person, project, was, {"role": wanted.role}))
     return JSONResponse({"person": person, "role": wanted.role})
 
 
@@ -205,8 +210,10 @@ async def delete_member(
     """Open streams of theirs end. Their jobs go on. For maintainers."""
     project_role(caller, project, Role.MAINTAINER)
     async with services.database.write() as session:
-        if not await service.remove_member(session, project, person):
+        before = await service.remove_member(session, project, person)
+        if before is None:
             raise ApiError("member_not_found", f"{person!r} is no member of project {project!r}.")
+        record(session, caller, Act("member.removed", person, project, {"role": before}))
     return Response(status_code=204)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,22 +25,22 @@ async def visible(session: AsyncSession, caller: Principal) -> list[ProjectRow]:
     return list((await session.scalars(query)).all())
 
 
-async def put(session: AsyncSession, name: str, wanted: ProjectRequest) -> tuple[ProjectRow, bool]:
-    """The project and whether it was made. Raises ApiError namespace_taken, invalid_project."""
+async def put(session: AsyncSession, name: str, wanted: ProjectRequest) -> tuple[ProjectRow, dict[str, Any] | None]:
+    """The project, and its limits before; None for a new one. Raises ApiError namespace_taken, invalid_project."""
     row = await session.get(ProjectRow, name, with_for_update=True)
     if row is not None:
         if wanted.namespace not in (None, row.namespace):
             shown = "none of its own" if row.namespace is None else repr(row.namespace)
             detail = f"Project {name!r} has the namespace {shown}, which can't be changed: leave it out."
             raise ApiError("invalid_project", detail)
-        row.limits = dump(wanted.limits)
-        return row, False
+        before, row.limits = row.limits, dump(wanted.limits)
+        return row, before
     namespace = wanted.namespace or name
     await _refuse_taken_namespace(session, namespace)
     row = ProjectRow(name=name, namespace=namespace, limits=dump(wanted.limits), created_at=time.time())
     session.add(row)
     await session.flush()
-    return row, True
+    return row, None
 
 
 async def _refuse_taken_namespace(session: AsyncSession, namespace: str) -> None:
@@ -77,20 +78,22 @@ async def members(session: AsyncSession, project: str) -> list[MemberRow]:
     return list((await session.scalars(query)).all())
 
 
-async def put_member(session: AsyncSession, caller: Principal, project: str, person: str, role: Role) -> None:
-    """An admin's word makes the person too. Raises ApiError person_not_found, project_not_found."""
+async def put_member(session: AsyncSession, caller: Principal, project: str, person: str, role: Role) -> str | None:
+    """The role before, None for none. An admin's word makes the person too. Raises ApiError person_not_found."""
     if caller.rules:
         await people.ensure(session, person)
     await people.known(session, person)
     row = await session.get(MemberRow, (project, person))
+    before = row.role if row is not None else None
     if row is None:
         session.add(MemberRow(project=project, person=person, role=str(role)))
     else:
         row.role = str(role)
     await session.flush()
+    return before
 
 
-async def remove_member(session: AsyncSession, project: str, person: str) -> bool:
-    """False: nobody of that name is a member."""
-    gone = delete(MemberRow).where(MemberRow.project == project, MemberRow.person == person).returning(MemberRow.person)
-    return (await session.execute(gone)).scalar_one_or_none() is not None
+async def remove_member(session: AsyncSession, project: str, person: str) -> str | None:
+    """The role that they had; None where nobody of that name is a member."""
+    gone = delete(MemberRow).where(MemberRow.project == project, MemberRow.person == person).returning(MemberRow.role)
+    return (await session.execute(gone)).scalar_one_or_none()

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
 
+from muster.api.audit.repository import Act, record
 from muster.api.auth import Caller, Scope, needs, new_token
 from muster.api.body import parsed, read_body
 from muster.api.errors import ApiError
@@ -82,6 +83,7 @@ async def make_token(request: Request, services: ServicesDependency, caller: Cal
     token = new_token()
     async with services.database.write() as session:
         row = service.make(session, await service.wanted_of(session, caller, wanted), token)
+        record(session, caller, Act("token.made", row.id, row.project, after=_recorded(row)))
     return _shown_once(row, token)
 
 
@@ -124,6 +126,7 @@ async def rotate_token(
                 raise ApiError("forbidden", "To rotate another token than its own, one needs the scope admin.")
             await service.refuse_other_person(session, caller, row.person, row.project)
         made = service.rotate(session, row, wanted.overlap_hours * 3600.0, token)
+        record(session, caller, Act("token.rotated", row.id, row.project, _recorded(row), {"id": made.id}))
     return _shown_once(made, token)
 
 
@@ -140,11 +143,16 @@ async def revoke_token(services: ServicesDependency, caller: Caller, token_id: T
     async with services.database.write() as session:
         row = await service.find(session, caller, token_id)
         row.revoked_at = time.time()
+        record(session, caller, Act("token.revoked", row.id, row.project, _recorded(row)))
     return Response(status_code=204)
 
 
 def _shown_once(row: TokenRow, token: str) -> JSONResponse:
     return JSONResponse({**_document(row), "token": token}, status_code=201, headers={"Cache-Control": "no-store"})
+
+
+def _recorded(row: TokenRow) -> dict[str, Any]:
+    return {"name": row.name, "person": row.person, "scopes": row.scopes["scopes"]}
 
 
 def _document(row: TokenRow) -> dict[str, Any]:

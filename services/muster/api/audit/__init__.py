@@ -1,0 +1,1 @@
+"""The audit: who did what, from where, before and after. Lines are only ever added."""

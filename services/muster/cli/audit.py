@@ -1,0 +1,95 @@
+"""`muster audit`: who changed what, as a table, JSON lines or CSV."""
+
+from __future__ import annotations
+
+import csv
+import json as json_text
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from muster.cli import formatting
+from muster.cli.options import JobsClient, Json, Server, connect
+from muster.cli.output import answers, print_json
+from muster.cli.table import Table
+
+PAGE_LINES = 1000  # the most that the API gives at once
+COLUMNS = ("id", "at", "person", "token", "address", "action", "subject", "project", "before", "after")
+
+
+class Form(StrEnum):
+    """How it is printed."""
+
+    TABLE = "table"
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+def audit(
+    person: Annotated[str | None, typer.Option("--person", metavar="NAME", help="Only what this person did.")] = None,
+    project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only of this project.")] = None,
+    action: Annotated[str | None, typer.Option("--action", metavar="WORD", help="Such as token.made.")] = None,
+    subject: Annotated[str | None, typer.Option("--subject", metavar="ID", help="Only what was done to this.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="The newest so many.")] = None,
+    form: Annotated[
+        Form, typer.Option("--format", help="jsonl and csv print every line, unless --limit says less.")
+    ] = Form.TABLE,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Say who changed what, from where, before and after: for admins, and maintainers of a project. Newest first."""
+    wanted = {"person": person, "project": project, "action": action, "subject": subject}
+    most = limit or (50 if form == Form.TABLE else None)
+    with connect(server) as client:
+        lines = _lines(client, most, wanted)
+        if json:
+            print_json({"items": list(lines)})
+        elif form == Form.JSONL:
+            for line in lines:
+                typer.echo(json_text.dumps(line, separators=(",", ":")))
+        elif form == Form.CSV:
+            _print_csv(lines)
+        else:
+            _print_table(lines)
+
+
+def _lines(client: JobsClient, most: int | None, wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    cursor, left = None, most
+    while left is None or left > 0:
+        page = client.get("audit", limit=min(left or PAGE_LINES, PAGE_LINES), cursor=cursor, **wanted)
+        yield from page["items"]
+        left = None if left is None else left - len(page["items"])
+        cursor = page["nextCursor"]
+        if not cursor:
+            return
+
+
+def _print_csv(lines: Iterator[dict[str, Any]]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for line in lines:
+        writer.writerow(_cell(line[column]) for column in COLUMNS)
+
+
+def _cell(value: Any) -> Any:
+    """As text. What a spreadsheet would take for a formula begins with an apostrophe."""
+    if isinstance(value, dict):
+        return json_text.dumps(value, separators=(",", ":"))
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+
+
+def _print_table(lines: Iterator[dict[str, Any]]) -> None:
+    table = Table("AT", "PERSON", "FROM", "ACTION", "SUBJECT", "PROJECT", "CHANGE")
+    for line in lines:
+        change = " → ".join(_words(line[key]) for key in ("before", "after") if line[key])
+        at = formatting.moment(line["at"])
+        who, where, project = line["person"], line["address"], line["project"] or ""
+        table.add_row(at, who, where, line["action"], line["subject"], project, change)
+    answers().print(table, soft_wrap=True)
+
+
+def _words(change: dict[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in change.items() if value is not None)
