@@ -225,7 +225,7 @@ def muster(where: str, megabytes: int, place: str) -> dict[str, Taken]:
 
     model, optimizer = state(megabytes)
     saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
-    saver.prepare(model)
+    saver.prepare(model, optimizer)
     warm, warm_optimizer = state(1)
     saver.save(train_state(warm, warm_optimizer, 1))  # the upload process has started and connected
     assert all(outcome.committed for outcome in saver.drain(60))
@@ -323,7 +323,7 @@ def training(where: str, megabytes: int, saves: int) -> None:
     fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
-    saver.prepare(model)
+    saver.prepare(model, optimizer)
 
     def step() -> float:
         began = time.perf_counter()
@@ -388,7 +388,7 @@ def memory(where: str, megabytes: int, saves: int) -> None:
             train()
     saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=1), {})
     with most_held() as saving:
-        saver.prepare(model)
+        saver.prepare(model, optimizer)
         for number in range(1, saves + 1):
             saver.save(train_state(model, optimizer, number), emergency=True)
             train()
@@ -434,7 +434,7 @@ def fall_back(where: str, megabytes: int, files: Path) -> None:
 
     model, optimizer = state(megabytes)
     saver = Saver(Identity("bench", "bench", 1, None, where, {}, {}, {}), Keep(last=2), {})
-    saver.prepare(model)
+    saver.prepare(model, optimizer)
     for step in (1, 2):
         saver.save(train_state(model, optimizer, step), emergency=True)
         assert all(outcome.committed for outcome in saver.drain(600))

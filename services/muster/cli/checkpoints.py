@@ -98,6 +98,7 @@ def export(
     step: Annotated[str, typer.Option("--step", help="best, last or a number.")] = "best",
     dtype: Annotated[str, typer.Option("--dtype", help="keep or bf16.")] = "keep",
     form: Annotated[str, typer.Option("--format", help="transformers (or hf), or peft.")] = "transformers",
+    ema: Annotated[bool, typer.Option("--ema", help="The mean of the weights, where the job kept one.")] = False,
     server: Server = None,
     json: Json = False,
 ) -> None:
@@ -107,7 +108,7 @@ def export(
     model beside it where that is no folder and no repository of the hub.
     """
     command = ["--checkpoint", _folder(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
-    _tool("muster.trainer.convert.export", *command, "--format", form)
+    _tool("muster.trainer.convert.export", *command, "--format", form, *(["--ema"] if ema else []))
 
 
 def _mark(verb: str, where: str, step: int, server: str | None, json: bool) -> None:

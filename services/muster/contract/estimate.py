@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from muster.contract.base import Many, Record
 from muster.contract.fitting import Host, advice, changes_that_fit, lowest_that_fits, need_of
-from muster.contract.memory import USABLE, Device, Need
+from muster.contract.memory import USABLE, Device, Need, state_bytes, weight_bytes
 from muster.contract.model_size import ModelSize
 from muster.contract.prices import InstancePrice, Prices
 from muster.contract.spec import JobSpec, duration_seconds
@@ -25,6 +25,7 @@ class RankMemory(Record):
     shard: str
     parts: dict[str, int]  # bytes, by the names of memory.Need
     total: int  # bytes
+    host: int = 0  # bytes of the host's memory beside it: the optimizer's state, where it is offloaded
     capacity: int | None = None  # the bytes that a rank has; None: not known
     # Whether the capacity is enough, a tenth of it being left to the allocator and to libraries; None: not known.
     fits: bool | None = None
@@ -196,6 +197,7 @@ def _memory_of(need: Need, shard: str, host: Host) -> RankMemory:
         shard=shard,
         parts=need.parts,
         total=need.total,
+        host=need.host,
         capacity=host.capacity if known else None,
         fits=host.holds(need) if known else None,
     )
@@ -329,8 +331,9 @@ def _epochs(training: TrainingConfig, tokens: int | None, data: DataShape | None
 
 
 def _commits(spec: JobSpec, size: ModelSize, speed: Speed | None) -> CommitCost:
-    """Trained weights and both moments in fp32; what is frozen comes with the first."""
-    every, each = spec.checkpoint.every, 12 * size.learning
+    """Trained weights and the optimizer's state; what is frozen comes with the first."""
+    every = spec.checkpoint.every
+    each = weight_bytes(spec.training) * size.learning + state_bytes(size, spec.training)
     seconds: float | None = None
     if isinstance(every, int):
         seconds = every * speed.step_seconds if speed else None

@@ -62,7 +62,7 @@ def changes_that_fit(
     """Changes of how the same thing is computed, each of which alone makes it fit, the cheapest first. Where none does,
     the first that makes it fit on top of all those before it; where that is not enough, with more ranks too."""
     alone = []
-    for words, changed in _single(training, ranks):
+    for words, changed in _single(training, ranks, host):
         if (found := _tried(size, changed, ranks, nodes, host)) is not None:
             alone.append(Change(words, found))
     if alone:
@@ -73,7 +73,7 @@ def changes_that_fit(
 def _together(size: ModelSize, training: TrainingConfig, ranks: int, nodes: int, host: Host) -> tuple[Change, ...]:
     """The changes one on top of the other, until it fits; more ranks last."""
     said: list[str] = []
-    for step in (_with_shard, _with_half, _with_one_sample, _with_recompute):
+    for step in (_with_shard, _with_half, _with_one_sample, _with_recompute, _with_eight_bits):
         if (change := step(training, ranks)) is None:
             continue
         said.append(change[0])
@@ -107,8 +107,9 @@ def advice(size: ModelSize, training: TrainingConfig, need: Need, ranks: int, no
 _Change = tuple[str, TrainingConfig]
 
 
-def _single(training: TrainingConfig, ranks: int) -> Iterator[_Change]:
-    for change in (_with_shard, _with_half, _with_selective, _with_recompute, _with_one_sample):
+def _single(training: TrainingConfig, ranks: int, host: Host) -> Iterator[_Change]:
+    changes = (_with_shard, _with_half, _with_selective, _with_recompute, _with_one_sample, _with_eight_bits)
+    for change in (*changes, *((_with_offload,) if host.device == "cuda" else ())):
         if (found := change(training, ranks)) is not None:
             yield found
 
@@ -144,6 +145,19 @@ def _with_one_sample(training: TrainingConfig, _: int) -> _Change | None:
     if training.batch.micro_batch == 1:
         return None
     return f"batch.microBatch 1 (now {training.batch.micro_batch})", _with(training, "batch", micro_batch=1)
+
+
+def _with_eight_bits(training: TrainingConfig, _: int) -> _Change | None:
+    if training.optimizer.name == "adamw8bit":
+        return None
+    words = f"optimizer.name adamw8bit (now {training.optimizer.name})"
+    return words, _with(training, "optimizer", name="adamw8bit")
+
+
+def _with_offload(training: TrainingConfig, _: int) -> _Change | None:
+    if training.optimizer.offload:
+        return None
+    return "optimizer.offload true (now false)", _with(training, "optimizer", offload=True)
 
 
 def _with(training: TrainingConfig, part: str, **changes: Any) -> TrainingConfig:

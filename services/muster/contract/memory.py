@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from muster.contract.model_size import ModelSize
+from muster.contract.optimizer_state import UPDATE_VALUES
 from muster.contract.training import Shard, TrainingConfig
 
 Device = Literal["cpu", "cuda"]
@@ -31,12 +32,13 @@ class Need:
 
     weights: int  # beside an adapter: those that are frozen
     gradients: int
-    optimizer: int  # both moments of AdamW
+    optimizer: int  # both moments of AdamW, and the mean of the weights
     adapters: int  # the weights of adapters
     activations: int
     logits: int
     buffers: int  # gathered or cast weights, and gradients on their way between ranks
     framework: int  # what a rank takes before it has a tensor
+    host: int = 0  # of the host's memory beside the device's: the optimizer's state, where it is offloaded
 
     @property
     def total(self) -> int:
@@ -44,11 +46,13 @@ class Need:
 
     @property
     def parts(self) -> dict[str, int]:
-        return {field.name: int(getattr(self, field.name)) for field in fields(self)}
+        """Of the device's memory."""
+        return {field.name: int(getattr(self, field.name)) for field in fields(self) if field.name != "host"}
 
     def __str__(self) -> str:
         told = ", ".join(f"{name} {gib(size)}" for name, size in self.parts.items() if size)
-        return f"{told}: {gib(self.total)} in all"
+        beside = f", and {gib(self.host)} of the host's" if self.host else ""
+        return f"{told}: {gib(self.total)} in all{beside}"
 
 
 def gib(size: float) -> str:
@@ -83,24 +87,37 @@ def estimate(
     uses them, as our own decoder does; for other models (transformers) FSDP gathers cast ones, also where a rank holds
     all.
 
-    Trained weights, their gradients and both AdamW moments are fp32. ddp holds all of it on every rank. zero2 shards it
-    but keeps the gathered weights through the pass; fsdp and hsdp gather two layers at a time, besides the root group.
-    Gradients that accumulate unsynchronised are whole.
+    Trained weights and their gradients are fp32, or bf16 without master weights; AdamW's moments are fp32 or in eight
+    bits. ddp holds all of it on every rank. zero2 shards it but keeps the gathered weights through the pass; fsdp and
+    hsdp gather two layers at a time, besides the root group. Gradients that accumulate unsynchronised are whole.
     """
     parts = 1 if shard == "ddp" else shards
     learning, frozen = -(-size.learning // parts), -(-size.frozen_total // parts)
-    adapter = size.frozen_total > 0
+    adapter, each = size.frozen_total > 0, weight_bytes(training)
+    state, offloaded = -(-state_bytes(size, training) // parts), training.optimizer.offload and device == "cuda"
     fullest = max(_moments(size, training, shard, shards, accumulation, device, casts_itself), key=lambda m: m.total)
     return Need(
-        weights=frozen if adapter else 4 * learning,
+        weights=frozen if adapter else each * learning,
         gradients=fullest.gradients,
-        optimizer=8 * learning,
-        adapters=4 * learning if adapter else 0,
+        optimizer=0 if offloaded else state,
+        adapters=each * learning if adapter else 0,
         activations=fullest.activations,
         logits=fullest.logits,
         buffers=fullest.buffers,
         framework=FRAMEWORK_BYTES[device],
+        host=state if offloaded else 0,
     )
+
+
+def weight_bytes(training: TrainingConfig) -> int:
+    """Of one trained weight, and of its gradient."""
+    return 4 if training.optimizer.master_weights else 2
+
+
+def state_bytes(size: ModelSize, training: TrainingConfig) -> int:
+    """What the optimizer keeps of all that is trained, over all ranks: both moments, and the mean of the weights."""
+    moments = size.eight_bit_moments if training.optimizer.name == "adamw8bit" else 8 * size.learning
+    return moments + (4 * size.learning if training.optimizer.ema is not None else 0)
 
 
 def _moments(
@@ -112,12 +129,17 @@ def _moments(
     device: Device,
     casts_itself: bool,
 ) -> tuple[_Moment, ...]:
-    """The head at the end of the forward pass, the last layer's backward pass, and the first layer's."""
-    width = _width(training)
+    """The head at the end of the forward pass, the last layer's backward pass, the first layer's, and the update."""
+    width, masters = _width(training), training.optimizer.master_weights
     by_fsdp = shard != "ddp" or (not casts_itself and (width == 2 or size.frozen_bytes != width))
-    gathered, layer_gathered, gathered_at_the_end = _gathered(size, shard, width, by_fsdp)
+    if not masters and shard == "ddp":
+        by_fsdp = False  # nothing is to be cast
+    gathered, layer_gathered, gathered_at_the_end = _gathered(size, shard, width, by_fsdp, cast=masters)
     keep = shard in ("ddp", "zero2")  # whole gradients until the last micro-step
-    whole = 4 * (size.learning if keep and (shard == "ddp" or accumulation > 1) else -(-size.learning // shards))
+    share = -(-size.learning // shards)
+    many = size.learning if keep and (shard == "ddp" or accumulation > 1) else share
+    # What accumulates before it is reduced, does so in fp32.
+    whole = many * (4 if many != share and shard != "ddp" else weight_bytes(training))
     moving = _moving(size, width) if by_fsdp and shards > 1 else 0
     early = whole if accumulation > 1 else 0
     held, one = _activations(size, training, width, device, casts_itself)
@@ -128,7 +150,18 @@ def _moments(
         _Moment(early, held + shared, head, gathered),
         _Moment(early + head_grads, held + shared + one, 0, gathered + layer_gathered),
         _Moment(whole, inputs + shared + one, 0, gathered_at_the_end + moving),
+        _Moment(whole, shared, 0, _update(size, training, shards if shard != "ddp" else 1, device)),
     )
+
+
+def _update(size: ModelSize, training: TrainingConfig, parts: int, device: Device) -> int:
+    """What the update takes of some rows: fp32 of what is kept in less, noise to round with, what visits the device."""
+    optimizer = training.optimizer
+    eight_bit, offloaded = optimizer.name == "adamw8bit", optimizer.offload and device == "cuda"
+    each = 12 * eight_bit + (0 if optimizer.master_weights else 16)
+    if offloaded:
+        each += state_bytes(size, training) // max(size.learning, 1)
+    return each * min(UPDATE_VALUES, size.learning // parts)
 
 
 def _tokens(training: TrainingConfig) -> int:
@@ -139,12 +172,12 @@ def _width(training: TrainingConfig) -> int:
     return 4 if training.precision == "fp32" else 2
 
 
-def _gathered(size: ModelSize, shard: Shard, width: int, by_fsdp: bool) -> tuple[int, int, int]:
+def _gathered(size: ModelSize, shard: Shard, width: int, by_fsdp: bool, cast: bool) -> tuple[int, int, int]:
     """Weights in use besides those held: at the end of the forward pass, in a layer's backward pass on top of that, and
-    at the end of the backward pass, which lets go of each layer's."""
+    at the end of the backward pass, which lets go of each layer's. `cast`: a model that casts itself, casts them."""
     layer = (size.parameters - size.root_group) // size.layers
     if not by_fsdp:
-        return (0, 0, 0) if width == 4 else (size.active * width, 0, layer * width)
+        return (0, 0, 0) if width == 4 or not cast else (size.active * width, 0, layer * width)
     each: float = width
     if size.nf4:  # gathered in four bits, and decoded matrix by matrix
         each = size.frozen_total / (size.parameters - size.learning)
@@ -208,4 +241,4 @@ def _head(size: ModelSize, training: TrainingConfig, width: int) -> tuple[int, i
     part = learnt * width // 4 if several or width == 2 else 0
     copies = 2 * chunk if width == 4 else chunk * 5 // 2
     most = max(copies + (learnt if several else 0), chunk + learnt + part)
-    return 2 * tokens * size.dim * width + most, learnt
+    return 2 * tokens * size.dim * width + most, learnt * weight_bytes(training) // 4

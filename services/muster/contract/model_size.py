@@ -10,6 +10,7 @@ from typing import Any
 
 from muster.contract.adapter_config import ALL_LINEAR, Adapter, is_named
 from muster.contract.architecture import Architecture
+from muster.contract.optimizer_state import eight_bit_moments_bytes
 
 NF4_BYTES = 0.5 + 4 / 64  # of a weight: four bits, and the fp32 scale of each block of 64
 
@@ -41,6 +42,7 @@ class ModelSize:
     frozen_bytes: int = 4  # of one weight that is not trained and not in NF4
     nf4: int = 0  # weights that are kept in NF4, with four bits each
     adapted: int = 0  # outputs per token and layer of the matrices that have an adapter
+    eight_bit_moments: int = 0  # bytes of both moments of what is trained, in eight bits where its rows allow that
 
     @property
     def frozen_total(self) -> int:
@@ -188,12 +190,24 @@ def size_of(
         frozen_bytes=4 if learns else frozen_bytes,
         nf4=_in_four_bits({n: s for n, s in named.items() if n not in saved}, adapter),
         adapted=sum(named[name][0] for name in first if name in beside),
+        eight_bit_moments=sum(map(eight_bit_moments_bytes, _trained_shapes(named, beside, saved, adapter))),
     )
 
 
 def _multiplies(name: str, d: Dimensions) -> bool:
     """Whether tokens are multiplied with a weight: an embedding that is no head is only looked up."""
     return d.tied_head or not _EMBEDDING.search(name)
+
+
+def _trained_shapes(
+    named: Mapping[str, tuple[int, ...]], beside: Iterable[str], saved: Iterable[str], adapter: Adapter | None
+) -> list[tuple[int, ...]]:
+    if adapter is None:
+        return list(named.values())
+    shapes = [named[name] for name in saved]
+    for outputs, inputs in (named[name] for name in beside):
+        shapes += [(adapter.rank, inputs), (outputs, adapter.rank), *([(outputs,)] if adapter.kind == "dora" else [])]
+    return shapes
 
 
 def _sum(counts: Mapping[str, int], names: Iterable[str]) -> int:

@@ -23,11 +23,22 @@ class Schedule(Spec):
     """The share of all steps in which `wsd` falls."""
 
 
+class Ema(Spec):
+    """An exponential moving average of the trained weights, in fp32: each step mixes 1 - decay of the weights in."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """The share that stays at each step. The first steps keep less, (1 + step) / (10 + step), so that the weights from
+    before training are soon forgotten.
+    """
+
+
 class OptimizerConfig(Spec):
     """How weights are changed by gradients."""
 
-    name: Literal["adamw"] = "adamw"
-    """The optimizer."""
+    name: Literal["adamw", "adamw8bit"] = "adamw"
+    """`adamw` keeps both moments in fp32. `adamw8bit` keeps them in eight bits wherever a weight has rows of whole
+    blocks of 64 values, and at least 4,096 values: they take a quarter of the memory, and of the bytes in a commit.
+    """
     lr: Annotated[float, Field(gt=0, lt=10)] = 3e-4
     """The highest learning rate of the schedule."""
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.95), strict=False)
@@ -39,3 +50,14 @@ class OptimizerConfig(Spec):
     clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 1.0
     """The largest norm of the gradient; a longer one is scaled down to it. 0 does not clip."""
     schedule: Schedule = Schedule()
+    master_weights: bool = True
+    """Whether the weights are kept in fp32 where the precision is bf16. Without them, weights and gradients are bf16
+    alone, and each update is rounded up or down at random, so that small ones are not lost.
+    """
+    offload: bool = False
+    """Whether the optimizer's state lies in the host's memory, and visits the GPU a few rows at a time for each update.
+    It is slower by the time that the state takes over the bus and back; on a CPU it changes nothing.
+    """
+    ema: Ema | None = None
+    """The mean of the weights over the last steps, which is kept beside them and exported with `--ema`; left out, none.
+    """

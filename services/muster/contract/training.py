@@ -109,7 +109,9 @@ class TrainingConfig(Spec):
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig
     precision: Precision = "fp32"
-    """The arithmetic of forward and backward pass; in bf16 and fp16 the optimizer keeps weights in fp32."""
+    """The arithmetic of forward and backward pass; in bf16 and fp16 the optimizer keeps weights in fp32, unless
+    optimizer.masterWeights says otherwise.
+    """
     parallel: ParallelConfig = ParallelConfig()
     length: Length
     evaluation: Evaluation | None = None
@@ -137,6 +139,12 @@ class TrainingConfig(Spec):
             raise ValueError(
                 "data.addTokens adds to the tokenizer of a model's folder while it is read: give model.source "
                 "(`muster checkpoints export` makes such a folder of a commit)"
+            )
+        if not self.optimizer.master_weights and (self.precision != "bf16" or self.adapter is not None):
+            given = f"an adapter of {self.adapter.kind}" if self.adapter is not None else f"precision {self.precision}"
+            raise ValueError(
+                "optimizer.masterWeights false keeps all weights in bf16: it is for precision bf16 and the whole "
+                f"model, not for {given}; leave it out"
             )
         if self.adapter is not None and self.adapter.kind == "qlora" and self.model.source is None:
             raise ValueError(

@@ -29,6 +29,7 @@ DIMENSIONS_MAX: Final = 32
 # A file holds the slices that the COMMIT names, its header, which safetensors limits to so much, and nothing else.
 HEADER_BYTES_MAX: Final = 100_000_000
 _HEX_DIGITS: Final = {"crc32": 8, "sha256": 64, "blake2b": 128}
+SCALES: Final = "_absmax"  # ends the name of the scales beside what is in eight bits
 _OURS: Final = frozenset({COMMITS, PINS, QUARANTINE, READERS})
 # Slices that no straight cut divides are compared in pairs. Shardings cut straight; three layers of them, tilted
 # against each other, would still be fewer.
@@ -160,22 +161,38 @@ def _check_places(commit: Commit) -> None:
 
 
 def _check_optimizer(commit: Commit) -> None:
-    """Optimizer state is of a weight that is there, and the same kinds of it for all that have any."""
+    """Optimizer state is of a weight that is there, and the same kinds of it for all that have any. Scales (`…_absmax`)
+    go with what is in eight bits, and with nothing else."""
+    scaled = any(name.endswith(SCALES) for name in commit.tensors)
     kinds: dict[str, set[str]] = {}
-    for name in commit.tensors:
+    for name, entry in commit.tensors.items():
         if not name.startswith("optimizer/"):
             continue
         parameter, _, kind = name.removeprefix("optimizer/").rpartition("/")
         weight = commit.tensors.get(f"model/{parameter}")
         if weight is None:
             raise InvalidCommit(f"{name}: there is no model/{parameter}")
-        if commit.tensors[name].shape not in ((), weight.shape):
+        if kind.endswith(SCALES):
+            _check_scales(commit, name)
+            continue
+        if entry.shape not in ((), weight.shape):
             raise InvalidCommit(f"{name}: is not of the shape of model/{parameter}")
+        if scaled and entry.dtype == "U8" and f"{name}{SCALES}" not in commit.tensors:
+            raise InvalidCommit(f"{name}{SCALES} is missing, the scales of what is in eight bits")
         kinds.setdefault(parameter, set()).add(kind)
     all_kinds = set[str]().union(*kinds.values())
     for parameter, found in kinds.items():
         if missing := all_kinds - found:
             raise InvalidCommit(f"optimizer/{parameter}/{min(missing)} is missing, which other weights have")
+
+
+def _check_scales(commit: Commit, name: str) -> None:
+    """One for each block of a row."""
+    codes, scales = commit.tensors.get(name.removesuffix(SCALES)), commit.tensors[name].shape
+    if codes is None or codes.dtype != "U8":
+        raise InvalidCommit(f"{name}: there is nothing in eight bits that these are the scales of")
+    if scales[:-1] != codes.shape[:-1] or not scales or not scales[-1] or codes.shape[-1] % scales[-1]:
+        raise InvalidCommit(f"{name}: its shape does not divide the rows of what it belongs to into blocks")
 
 
 def _check_state(commit: Commit) -> None:

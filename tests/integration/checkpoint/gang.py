@@ -87,7 +87,7 @@ def _train(rank: int, order: dict[str, Any]) -> dict[str, Any]:
 
     model, optimizer = build(order["shard"], seed=0, frozen=order.get("frozen", False))
     saver = Saver(identity(order), Keep(last=order.get("last", 3)), {"shard": order["shard"]})
-    saver.prepare(model)
+    saver.prepare(model, optimizer)
     cursor, first = None, 1
     if (resumed := order.get("resume")) is not None:
         commit = resume(order["folder"], resumed, model, optimizer, print)

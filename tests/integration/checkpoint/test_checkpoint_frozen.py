@@ -80,7 +80,7 @@ def test_a_commit_of_a_lora_costs_what_the_lora_costs(tmp_path: Path, megabytes:
     assert sum(p.numel() * 4 for p in base) >= megabytes * 10**6
     sizes = [0]
     with saver(folder.as_uri(), Keep(last=9)) as saving:
-        saving.prepare(model)
+        saving.prepare(model, optimizer)
         for step in range(1, 4):
             for parameter in beside:
                 parameter.grad = torch.ones_like(parameter)
@@ -100,7 +100,7 @@ def test_the_next_attempt_names_the_same_files(tmp_path: Path) -> None:
     before = frozen_files(folder)
     again = gang.build("none", seed=5, frozen=True)
     with saver(folder.as_uri(), Keep(last=1), attempt=2) as saving:
-        saving.prepare(again[0])
+        saving.prepare(*again)
         saving.resumed(resume(folder.as_uri(), 2, *again, print), again[0])
         saved(saving, again, range(3, 5))
     assert frozen_files(folder) == before

@@ -1,5 +1,6 @@
 """A COMMIT that does not hold together is refused with its reason, whatever it is; one that does is read."""
 
+import copy
 import hashlib
 import json
 import time
@@ -212,3 +213,30 @@ def test_as_many_slices_as_ever_cost_a_second_at_most() -> None:
     with pytest.raises(InvalidCommit, match="overlap"):
         read(tangled)
     assert time.process_time() - began < 5
+
+
+def in_eight_bits() -> Document:
+    """Moments in eight bits, with a scale for each block of three values of a row."""
+    made = document(start=False)
+    for moment in ("exp_avg", "exp_avg_sq"):
+        entry = made["tensors"][f"optimizer/0/{moment}"]
+        entry["dtype"], scales = "U8", copy.deepcopy(entry)
+        name = f"optimizer/0/{moment}_absmax"
+        scales |= {"dtype": "F32", "shape": [entry["shape"][0], 1]}
+        for piece in scales["pieces"]:
+            piece["name"], piece["extent"] = name, [piece["extent"][0], 1]
+        made["tensors"][name] = scales
+    return made
+
+
+def test_state_in_eight_bits_has_its_scales() -> None:
+    assert read(in_eight_bits()).tensors["optimizer/0/exp_avg"].dtype == "U8"
+    lost, alone, wrong = in_eight_bits(), in_eight_bits(), in_eight_bits()
+    del lost["tensors"]["optimizer/0/exp_avg_absmax"]
+    alone["tensors"]["optimizer/0/exp_avg"]["dtype"] = "I8"
+    wrong["tensors"]["optimizer/0/exp_avg_absmax"]["shape"] = [4, 2]
+    for piece in wrong["tensors"]["optimizer/0/exp_avg_absmax"]["pieces"]:
+        piece["extent"] = [2, 2]
+    for made, says in ((lost, "scales of what is in eight bits"), (alone, "nothing in eight bits"), (wrong, "blocks")):
+        with pytest.raises(InvalidCommit, match=says):
+            read(made)

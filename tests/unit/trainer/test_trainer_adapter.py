@@ -9,6 +9,7 @@ from muster.contract import memory
 from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import PRESETS, Architecture
 from muster.contract.base import dump
+from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.training import TrainingConfig
 from muster.trainer.checkpoint.staging import _HEADER_BYTES, reserve_bytes
 from muster.trainer.config import Ranks
@@ -18,6 +19,7 @@ from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.init import initialize, initialize_adapter
 from muster.trainer.models.lora import attach
+from muster.trainer.train.optimizer import make_optimizer
 
 SHAPE = Architecture(
     dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=96, vocab_size=131, max_positions=64, tied_head=False
@@ -115,8 +117,9 @@ def test_memory_for_saves_is_taken_for_what_learns() -> None:
     """Three values of a trained weight, none of a frozen one, which is not in every save; some room for the names."""
 
     def beside_names(model: Decoder) -> int:
-        names = sum(3 for parameter in model.parameters() if parameter.requires_grad)
-        return reserve_bytes(model) - (names + 8) * _HEADER_BYTES
+        learning = sum(1 for parameter in model.parameters() if parameter.requires_grad)
+        reserved = reserve_bytes(model, make_optimizer(model, OptimizerConfig()))
+        return reserved - (4 * learning + 8) * _HEADER_BYTES - 4 * learning  # and each has a count of its steps
 
     assert beside_names(made(ADAPTER)) == 3 * 4 * ADAPTER.parameters(SHAPE)
     assert beside_names(made(None)) == 3 * 4 * SHAPE.parameters

@@ -28,14 +28,13 @@ from muster.trainer.checkpoint.fetch import Reader, Span, read_all
 from muster.trainer.checkpoint.fit import Wanted, differences
 from muster.trainer.checkpoint.node_cache import node_cache
 from muster.trainer.checkpoint.node_memory import NodeMemory, SharedBuffer, share
+from muster.trainer.checkpoint.optimizer_state import adopt_state, expect_whole_state, state_to_fill, wanted_state
 from muster.trainer.checkpoint.quarantine import first_good
 from muster.trainer.checkpoint.readers import reading
-from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors, trained_parameters
+from muster.trainer.checkpoint.tensors import DTYPES, Local, localize, model_tensors
 
-_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 Trained = tuple[nn.Module, torch.optim.Optimizer]
 Starts = dict[tuple[int, str], int]  # (file, name): the byte at which a slice begins
-ADAM_STATE = frozenset({"step", "exp_avg", "exp_avg_sq"})
 
 
 @dataclass(frozen=True)
@@ -107,9 +106,9 @@ def _load(
     _compare(commit, weights, trained, f"{store.uri} step {step}")
     with _all_or_none(group):
         if trained is not None:
-            _expect_whole_state(commit, *trained, f"{store.uri} step {step}")
+            expect_whole_state(commit, *trained, f"{store.uri} step {step}")
         check(commit)
-    state = _state_to_fill(commit, *trained) if trained is not None else {}
+    state = state_to_fill(commit, *trained) if trained is not None else {}
     live = [*weights.items(), *(named for tensors in state.values() for named in tensors.items())]
     targets = [localize(name, tensor, group.world_size) for name, tensor in live if tensor.numel()]
     needed = [Needed(target, *shared) for target in targets for shared in _overlaps(commit, target)]
@@ -118,7 +117,7 @@ def _load(
         for one in needed:
             _fill(one, memory, starts)
     if trained is not None:
-        _adopt_state(trained[1], state)
+        adopt_state(trained[1], state)
     return commit
 
 
@@ -189,65 +188,9 @@ def _compare(commit: Commit, weights: Mapping[str, torch.Tensor], trained: Train
     there = {name: entry for name, entry in commit.tensors.items() if name.startswith("model/")}
     if trained is not None:
         there |= {name: entry for name, entry in commit.tensors.items() if name.startswith("optimizer/")}
-        for name, parameter in trained_parameters(*trained):
-            for full_name in _state_names(commit, name):
-                # State is per weight, or one number for all of them.
-                shape = tuple(parameter.shape) if commit.tensors[full_name].shape else ()
-                wanted[full_name] = Wanted(commit.tensors[full_name].dtype, shape)
+        wanted |= wanted_state(commit, *trained)
     if found := differences(wanted, there):
         raise CheckpointMismatch(where, found)
-
-
-def _expect_whole_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer, where: str) -> None:
-    """Raises DamagedCommit where a trained parameter has less optimizer state than its optimizer keeps."""
-    kinds = ADAM_STATE if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) else frozenset[str]()
-    for name, _ in trained_parameters(model, optimizer):
-        found = {full_name.rpartition("/")[2] for full_name in _state_names(commit, name)}
-        if name not in commit.stateless and (not found or not kinds <= found):
-            missing = ", ".join(sorted(kinds - found)) or "everything"
-            raise DamagedCommit(f"{where}: of the optimizer's state of {name}, {missing} is missing")
-
-
-def _state_names(commit: Commit, parameter: str) -> list[str]:
-    prefix = f"optimizer/{parameter}/"
-    return [name for name in commit.tensors if name.startswith(prefix) and "/" not in name[len(prefix) :]]
-
-
-State = dict[nn.Parameter, dict[str, torch.Tensor]]
-
-
-def _state_to_fill(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """For each trained parameter the state that the commit has, by full name: the live tensor, or a new one of its
-    kind."""
-    by_parameter: dict[str, list[str]] = {}
-    for full_name in commit.tensors:
-        if full_name.startswith("optimizer/"):
-            by_parameter.setdefault(full_name.removeprefix("optimizer/").rpartition("/")[0], []).append(full_name)
-    on_device = {
-        id(p): bool(g.get("fused") or g.get("capturable")) for g in optimizer.param_groups for p in g["params"]
-    }
-    state: State = {}
-    for name, parameter in trained_parameters(model, optimizer):
-        state[parameter] = {}
-        for full_name in by_parameter.get(name, []):
-            dtype, shape = _TORCH_DTYPES[commit.tensors[full_name].dtype], tuple(commit.tensors[full_name].shape)
-            live = optimizer.state.get(parameter, {}).get(full_name.rpartition("/")[2])
-            if isinstance(live, torch.Tensor) and (live.dtype, tuple(live.shape)) == (dtype, shape):
-                state[parameter][full_name] = live
-            elif shape:
-                state[parameter][full_name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-            else:
-                device = parameter.device if on_device[id(parameter)] else "cpu"
-                state[parameter][full_name] = torch.zeros((), dtype=dtype, device=device)
-    return state
-
-
-def _adopt_state(optimizer: torch.optim.Optimizer, state: State) -> None:
-    for parameter, tensors in state.items():
-        if tensors:
-            optimizer.state[parameter] = {name.rpartition("/")[2]: tensor for name, tensor in tensors.items()}
-        else:
-            optimizer.state.pop(parameter, None)
 
 
 def _overlaps(commit: Commit, target: Local) -> Iterator[tuple[Slice, Chunk, Chunk]]:

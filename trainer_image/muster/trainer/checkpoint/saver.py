@@ -122,13 +122,13 @@ class Saver:
         self._frozen_settled = False  # a COMMIT names the frozen weights, or a copy is staged, or there are none
         self._rates: list[float] = []  # bytes per second of the last saves, from staged to committed
 
-    def prepare(self, model: nn.Module, snapshot_bytes_max: int = 0) -> bool:
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, snapshot_bytes_max: int = 0) -> bool:
         """Collective. Take the staging memory now, so that the first save blocks no longer than the others. Optional.
 
         Returns whether snapshots can be taken: whether on every rank a second copy takes at most snapshot_bytes_max.
         """
-        can = not self._control.any(reserve_bytes(model) > snapshot_bytes_max)
-        self._staging.reserve(model, 2 if can else 1)
+        can = not self._control.any(reserve_bytes(model, optimizer) > snapshot_bytes_max)
+        self._staging.reserve(model, optimizer, 2 if can else 1)
         return can
 
     def resumed(self, commit: Commit, model: nn.Module) -> None:

@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.optimizer_state import state_bytes
 from muster.trainer.checkpoint.shard_file import ShardLayout, lay_out
 from muster.trainer.checkpoint.snapshot import ORDER_BYTES, begin, complete
 from muster.trainer.checkpoint.tensors import (
@@ -112,10 +114,10 @@ class Staging:
             return frozen + self._share.layout.size
         return frozen + (self._slots[0].capacity if self._slots else 0)
 
-    def reserve(self, model: nn.Module, slots: int) -> None:
-        """Take the memory that saves will need, before the first one: AdamW keeps two values per weight."""
+    def reserve(self, model: nn.Module, optimizer: torch.optim.Optimizer, slots: int) -> None:
+        """Take the memory that saves will need, before the first one."""
         self._wanted_slots = slots
-        self._take(reserve_bytes(model), any(tensor.is_cuda for _, tensor in model_tensors(model)))
+        self._take(reserve_bytes(model, optimizer), any(tensor.is_cuda for _, tensor in model_tensors(model)))
 
     def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Settle what this rank writes; True when it is not what it was at the last save."""
@@ -225,14 +227,19 @@ class Staging:
             self._on_new_memory(number, self._slots[number].memory)
 
 
-def reserve_bytes(model: nn.Module) -> int:
+def reserve_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """About what this rank's file will take at every save, told from its share of the weights before there is an
     optimizer state."""
     rank, world = rank_and_world()
     tensors = {name: tensor for name, tensor in model_tensors(model) if not is_frozen(tensor)}
     mine = share_of([localize(name, tensor, world) for name, tensor in tensors.items()], rank)
-    values = ((local, 3 if tensors[local.name].requires_grad else 1) for local in mine)  # buffers have no moments
-    return sum(count * (local.bytes + _HEADER_BYTES) for local, count in values) + 8 * _HEADER_BYTES
+    total = 8 * _HEADER_BYTES
+    for local in mine:
+        state = state_bytes(tensors[local.name], optimizer)  # of the whole parameter, as its bytes and values are
+        whole = prod(local.shape) * local.data.element_size()
+        total += local.bytes + (1 + len(state)) * _HEADER_BYTES
+        total += sum(state) * local.bytes // whole if whole else 0
+    return total
 
 
 def _share(live: Sequence[tuple[str, torch.Tensor]], stateless: list[str]) -> Share:

@@ -1,5 +1,5 @@
 """python -m muster.trainer.convert.export --checkpoint FOLDER --to DIRECTORY [--step best|last|N]
-[--format transformers|peft] [--dtype bf16] [--json]
+[--format transformers|peft] [--dtype bf16] [--ema] [--json]
 
 Writes the weights of a commit as `transformers` loads them, with its adapter, if it has one, merged; or the adapter,
 as `peft` loads it. Streams: a few parts of 16 MiB are in memory at a time, whatever the model's size, and an
@@ -45,6 +45,7 @@ Format = Literal["transformers", "peft"]
 FORMATS: dict[str, Format] = {"transformers": "transformers", "hf": "transformers", "peft": "peft"}
 BASE = "base"  # beside an adapter: the model that it belongs to, where it can't be had elsewhere
 _MODEL = "model/"
+_EMA = "/ema"
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
@@ -78,12 +79,13 @@ def export(
     dtype: Literal["keep", "bf16"] = "keep",
     progress: Callable[[int, int], None] = lambda done, total: None,
     form: Format = "transformers",
+    ema: bool = False,
 ) -> dict[str, Any]:
     """Write a directory that must not exist yet; it appears whole or not at all.
 
     `form` is `transformers` for the whole model, with an adapter merged into it, or `peft` for the adapter, with the
     model that it belongs to in `base/` where that is no folder of this machine and no repository of the hub. `progress`
-    is called with (bytes read, bytes of all).
+    is called with (bytes read, bytes of all). `ema` takes the mean of the weights over the last steps in their place.
 
     Raises UserError, CheckpointError (also where the commit's bytes do not verify) or StorageError.
     """
@@ -91,6 +93,8 @@ def export(
         raise UserError(f"{directory} is there already; choose another directory, or remove it")
     commit = commit_in(store, step)
     adapter = adapter_of(commit)
+    if ema:
+        commit = with_mean_weights(commit, store.uri)
     if form == "peft" and adapter is None:
         raise UserError(
             f"the commit at step {commit.step} in {store.uri} has no adapter: that job trained the whole model; "
@@ -115,7 +119,25 @@ def export(
             os.rename(unfinished, directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return {"step": commit.step, "directory": str(directory), **report}
+    return {"step": commit.step, "directory": str(directory), "weights": "ema" if ema else "last", **report}
+
+
+def with_mean_weights(commit: Commit, where: str) -> Commit:
+    """The same commit, with the mean of each trained weight in its place. `where` names the folder in messages. Raises
+    UserError where the job kept no mean."""
+    means = {
+        f"{_MODEL}{name.split('/', 1)[1].removesuffix(_EMA)}": e for name, e in commit.tensors.items() if _is_mean(name)
+    }
+    if not means:
+        raise UserError(
+            f"the commit at step {commit.step} in {where} has no mean of its weights: the job that made it had no "
+            "training.optimizer.ema; leave --ema out to get the weights as they were at that step"
+        )
+    return commit.model_copy(update={"tensors": {**commit.tensors, **means}})
+
+
+def _is_mean(name: str) -> bool:
+    return name.startswith("optimizer/") and name.endswith(_EMA)
 
 
 def _write_whole(
@@ -386,6 +408,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--format", default="transformers", help="transformers or hf: the whole model; peft: its adapter"
     )
+    parser.add_argument("--ema", action="store_true", help="the mean of the weights, where the job kept one")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
     def show(done: int, total: int) -> None:
@@ -395,14 +418,15 @@ def main(arguments: list[str]) -> int:
     try:
         chosen = parser.parse_args(arguments)
         store, step = _checked(chosen)
-        report = export(store, step, chosen.to, chosen.dtype, show, FORMATS[chosen.format])
+        report = export(store, step, chosen.to, chosen.dtype, show, FORMATS[chosen.format], chosen.ema)
     except Exception as error:
         code = exit_code(error)
         if code == 1:
             raise
         print(json.dumps({"error": str(error)}) if "--json" in arguments else f"error: {error}", file=sys.stderr)
         return code
-    words = f"step {report['step']} exported to {report['directory']}: {size(report['bytes'])}, {report['dtype']}"
+    what = f"the mean of the weights at step {report['step']}" if chosen.ema else f"step {report['step']}"
+    words = f"{what} exported to {report['directory']}: {size(report['bytes'])}, {report['dtype']}"
     print(json.dumps(report) if chosen.json else words)
     return 0
 

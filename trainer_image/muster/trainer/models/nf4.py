@@ -109,11 +109,12 @@ def receiving(layers: Iterable[NF4Linear], dtype: torch.dtype, where: str) -> It
                 local(held).copy_(made)
 
 
-def need_kernels() -> None:
+def need_kernels(what: str = "adapter.kind qlora") -> None:
+    """Raise UserError where the kernels can't be loaded. `what` needs them."""
     try:
         import bitsandbytes  # noqa: F401  (it registers them)
     except Exception as error:  # the library raises many kinds
         raise UserError(
-            f"adapter.kind qlora needs bitsandbytes, which can't be loaded here: {error}; "
+            f"{what} needs bitsandbytes, which can't be loaded here: {error}; "
             "use the trainer's image, or install muster-train[trainer]"
         ) from None

@@ -166,6 +166,9 @@ class ParallelModel:
         dtype = DTYPES[training.precision]
         # The model without DDP's wrapper, for names and state; `model` is what to call.
         self.module = definition.build(dtype, training.parallel.activation_checkpointing)
+        if not training.optimizer.master_weights:
+            for parameter in self.module.parameters():
+                parameter.data = parameter.data.to(dtype)
         # the repeated blocks, first to last, which are sharded, compiled and timed one by one
         self.layers = definition.layers(self.module)
         self._by_fsdp = layout.shard != "ddp" or _needs_casting(definition, self.module, dtype)

@@ -25,12 +25,21 @@ def local_rows(parameter: Any) -> tuple[Tensor, int]:
 
 def rows_beside(rows: Any, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor [rows, width] without values, of as many rows as `rows` and sharded alike."""
-    shape = (int(rows.shape[0]), width)
-    if not hasattr(rows, "to_local"):
-        return torch.empty(shape, dtype=dtype, device=device)
-    from torch.distributed.tensor import DTensor
+    return beside(rows, (int(rows.shape[0]), width), dtype, device)
 
-    here = torch.empty((local(rows).shape[0], width), dtype=dtype, device=device)
-    return DTensor.from_local(
-        here, rows.device_mesh, rows.placements, run_check=False, shape=torch.Size(shape), stride=(width, 1)
-    )
+
+def beside(
+    parameter: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, page_locked: bool = False
+) -> Tensor:
+    """A tensor of this global shape without values, of as many rows as `parameter` and sharded alike. It may lie on
+    another device than its mesh, such as in (page-locked) host memory."""
+    here = torch.empty((len(local(parameter)), *shape[1:]), dtype=dtype, device=device, pin_memory=page_locked)
+    if not hasattr(parameter, "to_local"):
+        return here
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    stride = torch.empty(shape, device="meta").stride()
+    meta = TensorMeta(torch.Size(shape), stride, dtype)
+    # Not by from_local, which would move it to the device of the mesh.
+    return DTensor(here, DTensorSpec(parameter.device_mesh, parameter.placements, meta), requires_grad=False)  # type: ignore[no-untyped-call]

@@ -50,7 +50,7 @@ def checkpoint_scheduler(
     origin: Origin,
     ranks: Ranks,
     rank_state: RankState,
-    model: sharding.ParallelModel,
+    step: TrainStep,
     metrics: CommitMetrics,
 ) -> CheckpointScheduler:
     """Collective: the ranks learn where rank 0 coordinates their saves, and whether all have memory for snapshots."""
@@ -64,10 +64,11 @@ def checkpoint_scheduler(
         architecture=origin.model.describe(),
         tokenizer=origin.tokenizer.describe(),
     )
+    model = step.model
     saver = Saver(identity, run.checkpoint.keep, model.layout.describe())
     on_the_host = model.layout.need.total if model.device.type == "cpu" else 0
     spare = sharding.host_memory(ranks) - on_the_host
-    snapshots = saver.prepare(model.module, spare // SNAPSHOT_MEMORY_PART)
+    snapshots = saver.prepare(model.module, step.optimizer, spare // SNAPSHOT_MEMORY_PART)
     return CheckpointScheduler(saver, run.checkpoint.every, run.past, ranks, rank_state, metrics, snapshots)
 
 

@@ -102,7 +102,7 @@ class Trainer:
         metrics = assembly.serve_metrics(run, origin, ranks, rank_state)
         self.reporter = StepReporter(run.worker_dir, metrics, rank_state, ranks)
         self.records = assembly.record_maker(run, origin, ranks, self.progress.steps, device)
-        self.checkpoints = assembly.checkpoint_scheduler(run, origin, ranks, rank_state, model, metrics.commits)
+        self.checkpoints = assembly.checkpoint_scheduler(run, origin, ranks, rank_state, self.step, metrics.commits)
         self.evaluator = assembly.evaluator(run, data, self.step)
         if ranks.rank == 0:
             say(

@@ -1,8 +1,7 @@
-"""AdamW over the decoder's parameters, gradient clipping, and the loss scale of fp16."""
+"""The optimizer of a model, gradient clipping, and the loss scale of fp16."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -11,68 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from muster.contract.optimizer_config import OptimizerConfig
-from muster.trainer.models.shards import local
+from muster.trainer.train.adamw import ShardAdamW
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) of all that is not frozen. Norms (and any other vector) do not
-    decay."""
+def make_optimizer(model: nn.Module, config: OptimizerConfig, seed: int = 0) -> ShardAdamW:
+    """AdamW of all that is not frozen. Norms (and any other vector) do not decay. `seed` is the job's. Raises UserError
+    where eight bits are asked for and their kernels can't be loaded."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return ShardAdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-
-
-class ShardAdamW(torch.optim.AdamW):
-    """torch's fused AdamW, applied to this rank's shards themselves: the update is elementwise, so a DTensor's way
-    through the dispatcher (milliseconds a step) buys nothing. State and its names are torch's."""
-
-    # torch's own of these two load the compiler, which takes half a second, to tell it to keep away.
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        inspect.unwrap(torch.optim.AdamW.add_param_group)(self, param_group)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        assert set_to_none, "a gradient of zeros would still take its memory"
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        assert closure is None, "a closure is for optimizers that look again"
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            states = [self._state_of(p) for p in parameters]
-            steps = [state["step"] for state in states]
-            if not parameters:
-                continue
-            torch._foreach_add_(steps, 1)
-            torch._fused_adamw_(
-                [local(p) for p in parameters],
-                [local(p.grad) for p in parameters],
-                [local(state["exp_avg"]) for state in states],
-                [local(state["exp_avg_sq"]) for state in states],
-                [],
-                steps,
-                amsgrad=False,
-                lr=group["lr"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=False,
-            )
-
-    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
-        return state
+    return ShardAdamW(groups, config, seed)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -82,7 +31,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def squared_norm(gradients: list[Tensor]) -> Tensor:
     """The sum of the squares of all values, fp64 scalar. Not finite where any value is not."""
-    return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+    # Of gradients in bf16 the norm would be rounded to bf16.
+    exact = None if all(g.dtype == torch.float32 for g in gradients) else torch.float32
+    return torch.stack(torch._foreach_norm(gradients, 2, dtype=exact)).double().square().sum()
 
 
 def clip_factor(norm: float, clip_norm: float) -> float:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # What may differ between two attempts of one job: how it is computed, how it is watched, when it ends. Extending the
 # length stretches the learning rate's decay from that step on. A change of holdout would change the training data.
-CHANGEABLE = ("parallel", "batch.microBatch", "evaluation", "length")
+CHANGEABLE = ("parallel", "batch.microBatch", "optimizer.offload", "evaluation", "length")
 NO_EVALUATION = {"evaluation.holdout": 0.0}
 FIXED = tuple(NO_EVALUATION)
 

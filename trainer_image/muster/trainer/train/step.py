@@ -60,7 +60,7 @@ class TrainStep:
         self, config: TrainingConfig, steps: int, model: ParallelModel, ranks: Ranks, rank_state: RankState
     ) -> None:
         self.model, self.steps = model, steps
-        self.optimizer = make_optimizer(model.module, config.optimizer)
+        self.optimizer = make_optimizer(model.module, config.optimizer, config.seed)
         self.objective = objective_of(config)
         self.guard = LossSpikeGuard()
         self.last_seconds = 0.0

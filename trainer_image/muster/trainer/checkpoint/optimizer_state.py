@@ -1,0 +1,126 @@
+"""The optimizer's state while it is loaded: what a commit must have of it, and the tensors that it is loaded into."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from muster.contract.checkpoint import Commit
+from muster.trainer.checkpoint.failures import DamagedCommit
+from muster.trainer.checkpoint.fit import Wanted
+from muster.trainer.checkpoint.tensors import DTYPES, trained_parameters
+
+ADAM_STATE = frozenset({"step", "exp_avg", "exp_avg_sq"})
+State = dict[nn.Parameter, dict[str, torch.Tensor]]  # of each trained parameter by the full name in the commit
+
+_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+@runtime_checkable
+class DescribesState(Protocol):
+    """An optimizer that says what it keeps before its first step. Of any other, state is one number, or of the shape of
+    its weight."""
+
+    def state_layout(self, parameter: nn.Parameter) -> Mapping[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """The dtype and the global shape of each tensor, by name."""
+
+    def new_state(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """The tensors, sharded as the parameter is."""
+
+
+def wanted_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Wanted]:
+    """What the state in a commit has to be, by full name."""
+    wanted = {}
+    for name, parameter in trained_parameters(model, optimizer):
+        names = state_names(commit, name)
+        if isinstance(optimizer, DescribesState) and names:
+            for kind, (dtype, shape) in optimizer.state_layout(parameter).items():
+                wanted[f"optimizer/{name}/{kind}"] = Wanted(DTYPES[dtype], shape)
+            continue
+        for full_name in names:
+            entry = commit.tensors[full_name]
+            wanted[full_name] = Wanted(entry.dtype, tuple(parameter.shape) if entry.shape else ())
+    return wanted
+
+
+def expect_whole_state(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer, where: str) -> None:
+    """Raises DamagedCommit where a trained parameter has less optimizer state than its optimizer keeps."""
+    adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
+    for name, parameter in trained_parameters(model, optimizer):
+        kinds = ADAM_STATE if adam else frozenset[str]()
+        if isinstance(optimizer, DescribesState):
+            kinds = frozenset(optimizer.state_layout(parameter))
+        found = {full_name.rpartition("/")[2] for full_name in state_names(commit, name)}
+        if name not in commit.stateless and (not found or not kinds <= found):
+            missing = ", ".join(sorted(kinds - found)) or "everything"
+            raise DamagedCommit(f"{where}: of the optimizer's state of {name}, {missing} is missing")
+
+
+def state_names(commit: Commit, parameter: str) -> list[str]:
+    """The full names of what a commit has of a parameter's state."""
+    prefix = f"optimizer/{parameter}/"
+    return [name for name in commit.tensors if name.startswith(prefix) and "/" not in name[len(prefix) :]]
+
+
+def state_to_fill(commit: Commit, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """For each trained parameter the state that the commit has, by full name: the live tensor, or a new one of its
+    kind."""
+    by_parameter: dict[str, list[str]] = {}
+    for full_name in commit.tensors:
+        if full_name.startswith("optimizer/"):
+            by_parameter.setdefault(full_name.removeprefix("optimizer/").rpartition("/")[0], []).append(full_name)
+    state: State = {}
+    for name, parameter in trained_parameters(model, optimizer):
+        names = by_parameter.get(name, [])
+        live = optimizer.state.get(parameter, {})
+        if isinstance(optimizer, DescribesState):
+            live = live or (optimizer.new_state(parameter) if names else {})
+            state[parameter] = {full_name: live[full_name.rpartition("/")[2]] for full_name in names}
+        else:
+            state[parameter] = _of_a_stranger(commit, parameter, names, live, optimizer)
+    return state
+
+
+def state_bytes(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> list[int]:
+    """Of each tensor that an optimizer will keep beside one of a model's, over all ranks. A buffer has none; of an
+    optimizer that does not say what it keeps, AdamW's two moments are expected."""
+    if not (isinstance(tensor, nn.Parameter) and tensor.requires_grad):
+        return []
+    if isinstance(optimizer, DescribesState):
+        return [math.prod(shape) * dtype.itemsize for dtype, shape in optimizer.state_layout(tensor).values()]
+    return [tensor.numel() * tensor.element_size()] * 2
+
+
+def adopt_state(optimizer: torch.optim.Optimizer, state: State) -> None:
+    for parameter, tensors in state.items():
+        if tensors:
+            optimizer.state[parameter] = {name.rpartition("/")[2]: tensor for name, tensor in tensors.items()}
+        else:
+            optimizer.state.pop(parameter, None)
+
+
+def _of_a_stranger(
+    commit: Commit,
+    parameter: nn.Parameter,
+    names: Iterable[str],
+    live: Mapping[str, object],
+    optimizer: torch.optim.Optimizer,
+) -> dict[str, torch.Tensor]:
+    """The same for an optimizer of torch's: its names for what it keeps tell nothing of where it wants it."""
+    group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
+    on_device = bool(group.get("fused") or group.get("capturable"))
+    found = {}
+    for full_name in names:
+        dtype, shape = _TORCH_DTYPES[commit.tensors[full_name].dtype], tuple(commit.tensors[full_name].shape)
+        there = live.get(full_name.rpartition("/")[2])
+        if isinstance(there, torch.Tensor) and (there.dtype, tuple(there.shape)) == (dtype, shape):
+            found[full_name] = there
+        elif shape:
+            found[full_name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            found[full_name] = torch.zeros((), dtype=dtype, device=parameter.device if on_device else "cpu")
+    return found
