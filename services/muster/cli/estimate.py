@@ -74,6 +74,8 @@ def _facts(estimate: dict[str, Any]) -> Table:
     workers = formatting.plural(estimate["nodes"], "worker")
     table.add_row("gang", f"{workers}, {formatting.plural(estimate['ranks'], 'rank')} on {where}")
     table.add_row("length", _length(estimate))
+    if formats := estimate.get("formats"):
+        table.add_row("data", ", ".join(formats))
     table.add_row("time and price", _time(estimate))
     commits = estimate["commits"]
     each = f"{formatting.size(commits['bytes'])} each, every {commits['every']}"

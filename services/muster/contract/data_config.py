@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from muster.contract.base import Many, Spec
+from muster.contract.data_formats import Format
 from muster.contract.fields import DataAddress, Positive, Text
 
 WEIGHT_SHARE_MIN = 1e-6  # of a source among all sources: below, an epoch would be millions of times its samples
 WEIGHT_SHARE_ODD = 1e-3
+
+
+class Columns(Spec):
+    """What the columns are called that a format knows by other names."""
+
+    messages: Text | None = None
+    """The list of messages of `openai-chat`."""
+    tools: Text | None = None
+    """The tools that the assistant may call."""
+    conversations: Text | None = None
+    """The list of turns of `sharegpt`."""
+    system: Text | None = None
+    """The system's words of `sharegpt` and `alpaca`."""
+    instruction: Text | None = None
+    """The task of `alpaca`."""
+    input: Text | None = None
+    """What the task of `alpaca` is about."""
+    output: Text | None = None
+    """The answer of `alpaca`."""
+    prompt: Text | None = None
+    """What a completion follows."""
+    completion: Text | None = None
+    """What follows a prompt."""
+
+    def renamed(self) -> dict[str, str]:
+        """The format's name of each column that is called otherwise in the files."""
+        return {theirs: ours for ours, theirs in self.model_dump(exclude_none=True).items()}
 
 
 class Source(Spec):
@@ -19,12 +47,15 @@ class Source(Spec):
 
     source: DataAddress
     """A path, a file://, s3:// or https:// address, a glob, or `builtin://python-stdlib` (Python's own library)."""
-    format: Literal["text", "jsonl", "openai-chat"] = "text"
-    """In `text` a file is a document. In `jsonl` each line is a JSON object whose `field` is a document. In
-    `openai-chat` each line is a conversation: `{"messages": [{"role", "content"}]}`.
+    format: Format = "auto"
+    """In `text` a file is a document. All others are read of records: lines of JSON, elements of a JSON array, rows of
+    CSV or Parquet, also in .gz and .zst. In `jsonl` the column `field` of a record is a document; in `openai-chat`,
+    `sharegpt`, `alpaca` and `prompt-completion` a record is a conversation. `auto` looks at the files.
     """
     field: Text = "text"
-    """The field of a line of `jsonl` that holds the document."""
+    """The column that holds the document in format `jsonl`."""
+    columns: Columns | None = None
+    """Where the files call the format's columns otherwise."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """The source's share of the samples, relative to the weights of the other sources."""
 

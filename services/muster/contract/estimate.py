@@ -91,6 +91,7 @@ class Estimate(Record):
     tokens: int | None = None
     tokens_per_parameter: float | None = None
     epochs: float | None = None
+    formats: Many[str] = ()  # of each source of the training data, as its files look; empty: they were not looked at
     # Of the gang that the job asks for; None: not known.
     speed: Speed | None = None
     price: float | None = None  # of the whole run
@@ -143,6 +144,7 @@ def estimate_job(spec: JobSpec, known: Known) -> Estimate:
         tokens=tokens,
         tokens_per_parameter=tokens / size.parameters if tokens else None,
         epochs=_epochs(training, tokens, known.data),
+        formats=known.data.formats if known.data else (),
         speed=speed,
         price=share * speed.hours if share is not None and speed and speed.hours is not None else None,
         currency=known.prices.currency,

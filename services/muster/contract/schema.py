@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from muster.contract.architecture import PRESETS
+from muster.contract.data_formats import FORMATS
 from muster.contract.descriptions import describe
 from muster.contract.gang import QUANTITY
 from muster.contract.names import GROUP, KIND, VERSION
@@ -89,8 +90,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "training",
-        "self.data.train.all(source, (source.format == 'openai-chat') == (self.task == 'sft'))",
-        "task sft reads format openai-chat, pretrain reads text or jsonl",
+        f"self.data.train.all(source, source.format == 'auto' || source.format in {json.dumps(FORMATS)}[self.task])",
+        "; ".join(f"task {task} reads {', '.join(formats)}" for task, formats in FORMATS.items()),
     ),
     (
         "gang",

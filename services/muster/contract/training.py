@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from muster.contract.adapter_config import Adapter
 from muster.contract.base import Many, Spec
 from muster.contract.data_config import WEIGHT_SHARE_ODD, DataConfig, Source
+from muster.contract.data_formats import fits_task, wrong_format
 from muster.contract.fields import Fraction, Positive, Seed
 from muster.contract.model_config import ModelConfig
 from muster.contract.optimizer_config import OptimizerConfig
@@ -158,10 +159,9 @@ class TrainingConfig(Spec):
                 "train the whole model"
             )
         sources = self.data.train + (self.evaluation.data if self.evaluation else ())
-        if self.task == "sft" and any(source.format != "openai-chat" for source in sources):
-            raise ValueError("task sft needs every source in format openai-chat")
-        if self.task == "pretrain" and any(source.format == "openai-chat" for source in sources):
-            raise ValueError("format openai-chat is for task sft; pretrain reads text or jsonl")
+        for source in sources:
+            if not fits_task(source.format, self.task):
+                raise ValueError(wrong_format(source.format, self.task))
         return self
 
     def replicas(self, ranks: int, nodes: int) -> int:

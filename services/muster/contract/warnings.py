@@ -38,6 +38,8 @@ class DataShape:
     tokens: int | None = None  # of all documents together, estimated where `exact` is False
     exact: bool = False
     lengths: tuple[int, int, int] | None = None  # tokens of the documents at the 50th, 90th and 99th percentile
+    formats: tuple[str, ...] = ()  # of each source, as its files look
+    faults: tuple[tuple[str, str], ...] = ()  # (path, what is wrong) of each source that the task can't learn from
 
 
 def warnings_of(
@@ -96,7 +98,7 @@ def _length(training: TrainingConfig, size: ModelSize, position_limit: int | Non
 def _data(training: TrainingConfig, data: DataShape | None, tokens: int | None) -> list[Warned]:
     if data is None:
         return []
-    found, about = [], "" if data.exact else "about "
+    found, about = [_warned(f"training.{path}", words) for path, words in data.faults], "" if data.exact else "about "
     epochs = training.length.epochs
     if epochs is None and tokens is not None and data.tokens:
         epochs_made = tokens / data.tokens

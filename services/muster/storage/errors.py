@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+from muster.contract.base import UserError
+
 
 class StorageError(Exception):
     """Checkpoint or data storage failed: full, not writable, unreachable, or its bytes did not verify."""
@@ -38,3 +43,13 @@ class Replaced(StoreError):
 class Refused(StoreError):
     """Nobody will ever be let do this until a person changes something: there is no such bucket, access is denied, a
     name of the address is wrong. What another attempt, on another node, may well be let do is a plain StoreError."""
+
+
+@contextlib.contextmanager
+def final_errors_are_the_users(place: str = "") -> Iterator[None]:
+    """Raise UserError, at `place` of the document, for what a store refuses for good or does not have: whoever
+    submitted the job has to change something."""
+    try:
+        yield
+    except (NotFound, Refused, Replaced) as error:
+        raise UserError(f"{place}: {error}" if place else str(error)) from error

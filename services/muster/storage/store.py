@@ -134,13 +134,14 @@ def expect_all(entries: Iterable[FileEntry], there: Mapping[str, int], uri: str)
             )
 
 
-def open_source(address: Address) -> ReadOnlyStore:
-    """What can be read at an address. Raises AddressError where nothing can."""
+def open_source(address: Address, settings: S3Settings | None = None) -> ReadOnlyStore:
+    """What can be read at an address, S3 by `settings` or those of the environment. Raises AddressError where nothing
+    can."""
     if address.scheme == "https":
         from muster.storage.web_store import WebStore
 
         return WebStore(address)
-    return open_store(address)
+    return open_store(address, settings)
 
 
 def open_store(place: str | Address, settings: S3Settings | None = None) -> Store:

@@ -16,9 +16,10 @@ from tests.drills.checkpoint.faulty_proxy import Plan, faulty_proxy
 from tests.unit.data.making import CHATML, contents, stored, write_tokenizer
 
 from muster.contract.address import parse_address
+from muster.storage import sources
 from muster.storage.errors import Refused, Replaced, StoreError
 from muster.storage.store import open_source
-from muster.trainer.data import load_tokenizer, sources
+from muster.trainer.data import load_tokenizer
 from muster.trainer.errors import StorageError, UserError
 
 LINES = b'{"text": "one"}\n{"text": "two"}\n'

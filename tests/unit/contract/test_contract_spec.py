@@ -90,7 +90,7 @@ REFUSED = [
     ("spec.training.data.train", put("spec.training.data.train", []), None),
     ("spec.training", put("spec.training.data.sequenceLength", 8192), None),
     ("spec.training", put("spec.training.batch.tokensPerStep", 8191), None),
-    ("spec.training", put("spec.training.task", "sft"), None),
+    ("spec.training", put("spec.training.data.train.0.format", "openai-chat"), None),
     ("spec", put("spec.gang.nodes", 3), None),
     ("spec.gang.nodes", put("spec.gang.nodes", {"min": 3, "max": 2}), None),
     ("spec.gang.nodes.max", put("spec.gang.nodes", {"min": 3}), None),

@@ -19,8 +19,10 @@ from tests.unit.data.making import (
     write_tokenizer,
 )
 
-from muster.trainer.data import chat_prompt, documents, load_tokenizer, sources
-from muster.trainer.data.chat import conversation
+from muster.contract.data_config import Source
+from muster.storage import sources
+from muster.trainer.data import chat_prompt, documents, load_tokenizer
+from muster.trainer.data.conversations import conversation
 from muster.trainer.errors import UserError
 
 EOT, USER, ASSISTANT = 257, 258, 259
@@ -45,7 +47,7 @@ def test_a_long_conversation_is_tokenised_in_pieces(
     lines = "".join(f"line {number}\n" for number in range(30))
     records = [
         chat_record(("user", "x" * 90 + lines), ("assistant", lines), ("user", "?"), ("assistant", "x" * 250)),
-        chat_record(("user", "short"), ("assistant", "")),
+        chat_record(("user", "short"), ("assistant", ".")),
         chat_record(*[(role, "ten chars\n") for _ in range(20) for role in ("user", "assistant")]),
     ]
     path = write_jsonl(tmp_path / "a.jsonl", records)
@@ -56,7 +58,11 @@ def test_a_long_conversation_is_tokenised_in_pieces(
     for name in ("tokens", "loss_mask", "hashes", "starts", "bounds", "firsts"):
         assert getattr(pieced, name).tolist() == getattr(whole, name).tolist(), name
     (file,) = sources.find(str(path), "openai-chat")
-    chunks = list(documents.Reading(file, lambda count: None).chunks("openai-chat", "", load_tokenizer("bytes")))
+    chunks = list(
+        documents.Reading(file, lambda count: None).chunks(
+            Source(source="x", format="openai-chat"), load_tokenizer("bytes")
+        )
+    )
     assert max(sum(len(part.text) for part in chunk.parts) for chunk in chunks) <= piece
     assert [chunk.hash is None for chunk in chunks].count(False) == len(records)
 
@@ -76,12 +82,12 @@ def test_weight_zero_and_text_parts(tmp_path: Path) -> None:
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "assistant", "content": "no", "weight": 0},
-        {"role": "assistant", "content": "", "weight": 1},
+        {"role": "assistant", "content": "yes", "weight": 1},
     ]
-    assert conversation({"messages": messages}) == (
-        ("system", "ab", False),
-        ("assistant", "no", False),
-        ("assistant", "", True),
+    assert conversation({"messages": messages}, "openai-chat").turns == (
+        ("system", "ab", False, {}),
+        ("assistant", "no", False, {}),
+        ("assistant", "yes", True, {}),
     )
 
 
@@ -118,11 +124,21 @@ GOOD = {"role": "assistant", "content": "x"}
         ({"messages": [GOOD, "hello"]}, r"messages\[1\] is not"),
         ({"messages": [{"content": "x"}]}, r"messages\[0\]\.role is None"),
         ({"messages": [{"role": ["user"], "content": "x"}]}, r"messages\[0\]\.role is \['user'\]"),
-        (chat_record(("tool", "x")), "role is 'tool'; known are"),
+        (chat_record(("robot", "x")), "role is 'robot'; known are"),
+        (chat_record(("tool", "x"), ("assistant", "y")), r"messages\[0\] is a tool's answer, but no assistant's turn"),
+        (chat_record(("assistant", "")), r"messages\[0\] is an empty assistant turn"),
+        ({"conversations": [{"from": "human", "value": "x"}]}, r"It looks like sharegpt: .*set the source's `format`"),
+        ({"instruction": "x", "output": "y"}, "It looks like alpaca"),
         ({"messages": [{"role": "assistant"}]}, r"messages\[0\]\.content is missing"),
         ({"messages": [{"role": "assistant", "content": 3}]}, "content is a int"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, GOOD]}, "a part that is not text"),
-        ({"messages": [{**GOOD, "tool_calls": [{}]}]}, "tool calls can't be trained on yet"),
+        ({"messages": [{**GOOD, "tool_calls": [{}]}]}, r'tool_calls\[0\] is not {"function"'),
+        ({"messages": [{**GOOD, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "is not valid JSON"),
+        (
+            {"messages": [{**GOOD, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
+            "only a chat template can write",
+        ),
+        ({"messages": [{"role": "user", "content": "", "tool_calls": [1]}, GOOD]}, "which only an assistant may"),
         ({"messages": [{**GOOD, "weight": 0.5}]}, "weight is 0.5"),
     ],
 )

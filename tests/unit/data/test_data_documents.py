@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.data.making import contents, stored, write_jsonl, write_texts
 
-from muster.trainer.data import documents, load_tokenizer, sources
+from muster.contract.data_config import Source
+from muster.storage import records, sources
+from muster.trainer.data import documents, load_tokenizer
 from muster.trainer.errors import StorageError, UserError
 
 TEXT = "one\ntwo €\nthree\n"
@@ -38,7 +40,9 @@ def test_a_long_document_of_jsonl_is_tokenised_in_pieces(tmp_path: Path, monkeyp
     assert sorted(contents(pieced)) == sorted(contents(whole)) == sorted([text.encode(), b"short"])
     assert pieced.meta.contents == whole.meta.contents
     (file,) = sources.find(str(path), "jsonl")
-    chunks = list(documents.Reading(file, lambda count: None).chunks("jsonl", "text", load_tokenizer("bytes")))
+    chunks = list(
+        documents.Reading(file, lambda count: None).chunks(Source(source="x", format="jsonl"), load_tokenizer("bytes"))
+    )
     assert max(sum(len(part.text) for part in chunk.parts) for chunk in chunks) <= 100
     assert [chunk.hash is None for chunk in chunks].count(False) == 2
 
@@ -72,7 +76,9 @@ def test_pieces_end_where_lines_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(documents, "PIECE_BYTES", 20)
     folder = write_texts(tmp_path / "in", ["short\nlines, €€\n" * 9 + "end"])
     (file,) = sources.find(str(folder), "text")
-    chunks = documents.Reading(file, lambda count: None).chunks("text", "", load_tokenizer("bytes"))
+    chunks = documents.Reading(file, lambda count: None).chunks(
+        Source(source="x", format="text"), load_tokenizer("bytes")
+    )
     texts = [part.text for chunk in chunks for part in chunk.parts if part.text]
     assert "".join(texts) == (folder / "00000.txt").read_text()
     assert len(texts) > 5
@@ -107,14 +113,14 @@ def test_a_corrupt_line_is_named(tmp_path: Path, line: bytes, message: str) -> N
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
 
 
-def test_a_json_array_gets_a_hint(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('[\n{"text": "x"}\n]')
-    with pytest.raises(UserError, match=r"line 1: .*one JSON array: write one object per line instead"):
-        stored(tmp_path / "a.json", tmp_path / "cache", format="jsonl")
+def test_a_json_array_that_is_called_lines_gets_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('[\n{"text": "x"}\n]')
+    with pytest.raises(UserError, match=r"line 1: .*one JSON array: call it \.json, or write one object per line"):
+        stored(tmp_path / "a.jsonl", tmp_path / "cache", format="jsonl")
 
 
 def test_a_line_without_end_is_refused_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "LINE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(records, "RECORD_BYTES_MAX", 1 << 20)
     (tmp_path / "a.jsonl").write_bytes(b" " * (3 << 20))
     with pytest.raises(UserError, match="line 1: is longer than 1 MiB"):
         stored(tmp_path / "a.jsonl", tmp_path / "cache", format="jsonl")
@@ -165,9 +171,9 @@ def test_empty_data_is_refused(tmp_path: Path, name: str, data: bytes, format: s
 def test_a_disk_that_fails_to_read_is_not_the_users_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "x"}])
 
-    def fail(self: documents._Observed, buffer: memoryview) -> int:
+    def fail(self: records._Observed, buffer: memoryview) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(documents._Observed, "readinto", fail)
+    monkeypatch.setattr(records._Observed, "readinto", fail)
     with pytest.raises(StorageError, match=r"a\.jsonl: can't be read: .*Input/output error"):
         stored(path, tmp_path / "cache", format="jsonl")

@@ -153,7 +153,7 @@ def test_one_document_cannot_be_split(tmp_path: Path) -> None:
 
 
 def test_chats_are_packed_whole(tmp_path: Path) -> None:
-    records = [chat_record(("user", f"{number:04}"), ("assistant", "y" * (number % 9))) for number in range(50)]
+    records = [chat_record(("user", f"{number:04}"), ("assistant", "y" * (1 + number % 9))) for number in range(50)]
     source = {"source": str(write_jsonl(tmp_path / "c.jsonl", records)), "format": "openai-chat"}
     packed = opened(config([source], length=64), tmp_path / "cache").train
     apart = opened(config([source], length=64, packing=False), tmp_path / "cache").train

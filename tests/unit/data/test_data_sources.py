@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.data.making import contents, stored, write_texts
 
-from muster.trainer.data import sources
+from muster.storage import sources
 from muster.trainer.errors import StorageError, UserError
 
 NOBODY = 65534

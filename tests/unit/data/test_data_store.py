@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.data.making import CHATML, chat_record, contents, stored, write_jsonl, write_texts, write_tokenizer
 
 from muster.contract.data_config import Source
-from muster.trainer.data import load_tokenizer, prepare, sources
+from muster.storage import sources
+from muster.trainer.data import load_tokenizer, prepare
 from muster.trainer.data import store as stores
 from muster.trainer.data.build import Builder
 from muster.trainer.data.packing import ConcatPacking
@@ -46,13 +47,15 @@ def test_the_key_follows_contents_format_field_and_tokenizer(tmp_path: Path) -> 
     cache = tmp_path / "cache"
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "x", "body": "y", **chat_record(("assistant", "z"))}])
     tokenizer = write_tokenizer(tmp_path / "t.json", CHATML)
-    stored(path, cache)
-    stored(path, cache, field="body")  # text has no field
+    stored(path, cache, format="text")
+    stored(path, cache, format="text", field="body")  # text has no field
     assert len(made(cache)) == 1
     stored(path, cache, format="jsonl")
     stored(path, cache, format="jsonl", field="body")
     stored(path, cache, format="openai-chat")
-    stored(path, cache, str(tokenizer))
+    stored(path, cache, str(tokenizer), format="text")
+    assert len(made(cache)) == 5
+    stored(path, cache)  # which is openai-chat, found by looking
     assert len(made(cache)) == 5
     path.write_text(path.read_text() + "\n")
     assert contents(stored(path, cache, format="jsonl")) == [b"x"]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from muster.contract.base import UserError
 from muster.contract.names import ExitCode
-from muster.storage.errors import NotFound, Refused, Replaced, StorageError
+from muster.storage.errors import StorageError, final_errors_are_the_users
 from muster.trainer.fence import StaleAttempt
 
 __all__ = [
@@ -48,16 +45,6 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 def exit_code(error: BaseException) -> int:
     """The exit code of a rank that ends with `error`; 1 where the error is a bug of ours or unknown."""
     return next((int(code) for kind, code in _CODES if isinstance(error, kind)), 1)
-
-
-@contextlib.contextmanager
-def final_errors_are_the_users(place: str = "") -> Iterator[None]:
-    """Raise UserError, at `place` of the document, for what a store refuses for good or does not have: whoever
-    submitted the job has to change something."""
-    try:
-        yield
-    except (NotFound, Refused, Replaced) as error:
-        raise UserError(f"{place}: {error}" if place else str(error)) from error
 
 
 _PEER_WORDS = (

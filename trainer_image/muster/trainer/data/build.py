@@ -12,8 +12,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from muster.contract.data_config import Source
+from muster.contract.data_formats import CONVERSATIONS
+from muster.storage.sources import File, LocalFile
 from muster.trainer.data.documents import Chunk, Reading
-from muster.trainer.data.sources import File, LocalFile
 from muster.trainer.data.store import FORMAT_VERSION, Array, Meta, sync
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
@@ -39,7 +40,7 @@ class Builder:
     def __init__(self, folder: Path, source: Source, tokenizer: Tokenizer, key: str, say: Say) -> None:
         self._folder, self._source, self._tokenizer, self._key = folder, source, tokenizer, key
         self._dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-        self._chat = source.format == "openai-chat"
+        self._chat = source.format in CONVERSATIONS
         self._hashes, self._ends, self._firsts = array("Q"), array("q"), array("q")
         self._first = -1  # the first scored token of the document that is being written; -1: it is still to come
         self._written = self._read = 0
@@ -68,7 +69,7 @@ class Builder:
     def _chunks(self, files: Sequence[File], digests: Sequence[str]) -> Iterator[Chunk]:
         for file, digest in zip(files, digests, strict=True):
             reading = Reading(file, self._advance)
-            yield from reading.chunks(self._source.format, self._source.field, self._tokenizer)
+            yield from reading.chunks(self._source, self._tokenizer)
             if isinstance(file, LocalFile) and reading.digest() != digest:
                 raise UserError(
                     f"{file.address}: changed while it was being read; start again when nobody writes to it"

@@ -1,19 +1,16 @@
-"""Conversations in the openai-chat format: `{"messages": [{"role", "content"}, …]}`, as parts to tokenise.
+"""Conversations as parts to tokenise: with the marks of the tokenizer's family around each turn.
 
-The loss is on what the assistant says and on the end of its turn, nowhere else; `"weight": 0` on an assistant message
-(OpenAI's fine-tuning format) takes that turn out too.
+The loss is on what the assistant says and on the end of its turn, nowhere else.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from muster.trainer.data.conversations import Conversation, Turn, turns_of
 from muster.trainer.data.tokenizer import ChatMarks, Tokenizer
 from muster.trainer.errors import UserError
-
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 class Part(NamedTuple):
@@ -24,70 +21,32 @@ class Part(NamedTuple):
     loss_mask: bool = True  # whether the loss counts these tokens
 
 
-class Turn(NamedTuple):
-    role: str
-    content: str
-    loss_mask: bool
+def parts(given: Conversation, tokenizer: Tokenizer) -> tuple[Part, ...]:
+    """A conversation to tokenise. Raises ValueError where it can't be written so, UserError for unknown marks."""
+    found = _plain(given, tokenizer) if given.plain else _marked(given.turns, chat_marks(tokenizer), tokenizer.bos)
+    if given.tools or any(turn.more.get("tool_calls") or turn.role == "tool" for turn in given.turns):
+        raise ValueError(
+            "has tools or calls them, which only a chat template can write: train with a model that has one"
+        )
+    scored = (part._replace(loss_mask=True) for part in found) if given.whole else found
+    return tuple(part for part in scored if part.text or part.ids)
 
 
-def conversation(record: object) -> tuple[Turn, ...]:
-    """The turns of one parsed line. Raises ValueError saying what is wrong and where in the record."""
-    messages = record.get("messages") if isinstance(record, dict) else None
-    if not isinstance(messages, list):
-        raise ValueError('is not {"messages": [{"role": …, "content": …}, …]}')
-    turns = tuple(_turn(message, f"messages[{number}]") for number, message in enumerate(messages))
-    if not any(turn.loss_mask for turn in turns):
-        raise ValueError("has no assistant message to learn from (one with weight 0 does not count)")
-    return turns
+def _plain(given: Conversation, tokenizer: Tokenizer) -> Iterator[Part]:
+    yield Part(ids=tokenizer.bos, loss_mask=False)
+    for turn in given.turns:
+        yield Part(turn.content, loss_mask=turn.loss_mask)
+    yield Part(ids=(tokenizer.eos,))
 
 
-def _turn(message: object, at: str) -> Turn:
-    if not isinstance(message, dict):
-        raise ValueError(f'{at} is not {{"role": …, "content": …}}')
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise ValueError(f"{at}.role is {role!r}; known are {', '.join(ROLES)}")
-    if message.get("tool_calls") or message.get("function_call"):
-        raise ValueError(f"{at} calls a tool; tool calls can't be trained on yet")
-    weight = message.get("weight", 1)
-    if weight not in (0, 1):
-        raise ValueError(f"{at}.weight is {weight!r}; it must be 0 or 1")
-    return Turn(ROLES[role], _content(message.get("content"), f"{at}.content"), role == "assistant" and bool(weight))
-
-
-def _content(content: object, at: str) -> str:
-    """Text, or a list of text parts, which are joined."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        texts = [
-            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
-        ]
-        if all(isinstance(text, str) for text in texts):
-            return "".join(str(text) for text in texts)
-        raise ValueError(f"{at} has a part that is not text; only text can be trained on")
-    raise ValueError(f"{at} is {'missing' if content is None else f'a {type(content).__name__}'}; it must be text")
-
-
-def parts(turns: Iterable[Turn], marks: ChatMarks, bos: tuple[int, ...]) -> tuple[Part, ...]:
+def _marked(turns: Iterable[Turn], marks: ChatMarks, bos: tuple[int, ...]) -> Iterator[Part]:
     """Each turn as opening mark, content, closing mark; scored where an assistant must learn to say it."""
-    found = [Part(ids=bos, loss_mask=False)] if bos else []
+    yield Part(ids=bos, loss_mask=False)
     for turn in turns:
-        found.append(Part(ids=marks.opening[turn.role], loss_mask=False))
-        found.append(Part(text=turn.content, loss_mask=turn.loss_mask))
-        found.append(Part(ids=marks.closing[:1], loss_mask=turn.loss_mask))
-        found.append(Part(ids=marks.closing[1:], loss_mask=False))
-    return tuple(part for part in found if part.text or part.ids)
-
-
-def content_hash(turns: Iterable[Turn]) -> int:
-    """64 bits of BLAKE2b over roles and contents, whatever the tokenizer. Raises ValueError for half a character."""
-    state = hashlib.blake2b(digest_size=8)
-    for turn in turns:
-        content = turn.content.encode()
-        state.update(f"{turn.role}:{int(turn.loss_mask)}:{len(content)}:".encode())
-        state.update(content)
-    return int.from_bytes(state.digest(), "little")
+        yield Part(ids=marks.opening.get(turn.role, ()), loss_mask=False)
+        yield Part(text=turn.content, loss_mask=turn.loss_mask)
+        yield Part(ids=marks.closing[:1], loss_mask=turn.loss_mask)
+        yield Part(ids=marks.closing[1:], loss_mask=False)
 
 
 def chat_marks(tokenizer: Tokenizer) -> ChatMarks:
@@ -100,14 +59,13 @@ def chat_marks(tokenizer: Tokenizer) -> ChatMarks:
     return tokenizer.chat
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]]) -> list[int]:
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The ids after which the assistant speaks next. Raises UserError for a malformed message or unknown marks."""
     marks = chat_marks(tokenizer)
     try:
-        turns = [_turn(message, f"messages[{number}]") for number, message in enumerate(messages)]
+        given = Conversation(turns_of(messages, "messages"))
+        found = parts(given, tokenizer)
     except ValueError as error:
         raise UserError(str(error)) from None
-    ids: list[int] = []
-    for part in parts(turns, marks, tokenizer.bos):
-        ids += part.ids or tokenizer.encode(part.text)
+    ids = [token for part in found for token in (part.ids or tokenizer.encode(part.text))]
     return ids + list(marks.opening["assistant"])

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from muster.contract.data_config import Source
+from muster.contract.data_formats import CONVERSATIONS
 from muster.contract.training import TrainingConfig
 from muster.trainer.data import store as stores
 from muster.trainer.data.mixture import Mixture
 from muster.trainer.data.packing import ConcatPacking, DocumentPacking, Packing, Sample, best_fit, one_each
-from muster.trainer.data.prepare import prepared
+from muster.trainer.data.prepare import prepared, with_formats
 from muster.trainer.data.store import Documents, TokenStore
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
@@ -65,6 +66,7 @@ def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, rep
     store fails.
     """
     _must_fit(tokenizer, config)
+    config = with_formats(config, report)
     evaluation = config.evaluation
     opened = [prepared(source, tokenizer, cache_dir, report) for source in config.data.train]
     threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0, report)
@@ -129,7 +131,7 @@ class _Maker:
 
     def _pack(self, source: Source, documents: Documents, stream: int) -> Packing | None:
         length, seed = self.config.data.sequence_length, self.config.seed
-        chat = source.format == "openai-chat"
+        chat = source.format in CONVERSATIONS
         if not len(documents):
             return None
         if self.config.data.packing and not chat:

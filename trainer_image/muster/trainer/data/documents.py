@@ -1,4 +1,4 @@
-"""From files to documents, in bounded memory: a text file is one document; each line of a JSONL file is one.
+"""From files to documents, in bounded memory: a text file is one document, or each record of a file is one.
 
 Every fault names file and line (or byte), what is wrong there and what to do.
 """
@@ -6,26 +6,25 @@ Every fault names file and line (or byte), what is wrong there and what to do.
 from __future__ import annotations
 
 import codecs
-import gzip
 import hashlib
-import io
-import json
 import zlib
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
-from muster.trainer.data import chat
+from muster.contract.data_config import Source
+from muster.contract.data_formats import columns_of
+from muster.storage import sources
+from muster.storage.data_format import of_another_format, renamed_columns
+from muster.storage.records import broken, is_table, not_utf8, open_bytes, read_records
+from muster.storage.sources import File
+from muster.trainer.data import chat, conversations
 from muster.trainer.data.chat import Part
-from muster.trainer.data.sources import BLOCK_BYTES, File
 from muster.trainer.data.tokenizer import Tokenizer
-from muster.trainer.errors import StorageError, UserError
+from muster.trainer.errors import UserError
 
 # A longer text, of whatever format, is tokenised in pieces that end at line ends: memory stays bounded, and only a
 # tokenizer that merges across line ends could tell the difference.
 PIECE_BYTES = 8 << 20
-# A line is parsed whole, which takes several times its size (at 53 MB, the process grew by 290 to 320 MiB); 64 MiB is
-# twenty long novels.
-LINE_BYTES_MAX = 64 << 20
 
 
 class Chunk(NamedTuple):
@@ -43,49 +42,36 @@ class Reading:
         self._advance = advance
         self._state = hashlib.blake2b(digest_size=20)
 
-    def chunks(self, format: str, field: str, tokenizer: Tokenizer) -> Iterator[Chunk]:
+    def chunks(self, source: Source, tokenizer: Tokenizer) -> Iterator[Chunk]:
         """The file's documents in order; empty ones are passed over. Raises UserError, StorageError."""
-        with self._open() as stream:
-            if format == "text":
+        if source.format == "text":
+            with open_bytes(self.file, self._saw) as stream:
                 yield from _text(stream, self.file.address, tokenizer)
-            elif format == "jsonl":
-                for place, text in _strings(stream, self.file.address, field):
-                    yield from _in_pieces(_document(text, tokenizer, place))
-            else:
-                for place, record in _records(stream, self.file.address):
-                    yield from _in_pieces(_conversation(record, tokenizer, place))
+            return
+        for record in read_records(self.file, renamed_columns(source), self._saw):
+            try:
+                yield from _in_pieces(_of_record(record.value, source, tokenizer))
+            except ValueError as error:  # UnicodeEncodeError is one
+                raise UserError(f"{record.place}: {_reason(error)}{of_another_format(record.value, source)}") from None
+        if is_table(self.file):
+            self._advance(self.file.size)
 
     def digest(self) -> str:
-        """BLAKE2b of the bytes read so far, in hex, as `sources.digest` makes it of a whole local file."""
-        return self._state.hexdigest()
-
-    def _open(self) -> BinaryIO:
-        raw = io.BufferedReader(_Observed(self.file.open(), self._saw), BLOCK_BYTES)
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if self.file.address.endswith(".gz") else cast(BinaryIO, raw)
+        """BLAKE2b of the bytes read so far, in hex, as `sources.digest` makes it of a whole local file. A file that is
+        read at several places is read once more."""
+        return sources.digest(self.file) if is_table(self.file) else self._state.hexdigest()
 
     def _saw(self, block: memoryview) -> None:
         self._state.update(block)
         self._advance(len(block))
 
 
-class _Observed(io.RawIOBase):
-    """A stream whose bytes are shown to somebody else as they pass."""
-
-    def __init__(self, stream: BinaryIO, saw: Callable[[memoryview], None]) -> None:
-        self._stream = stream
-        self._saw = saw
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        count = self._stream.readinto(buffer)  # type: ignore[attr-defined]
-        self._saw(memoryview(buffer)[:count])
-        return int(count)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+def _of_record(record: Any, source: Source, tokenizer: Tokenizer) -> Chunk:
+    """Raises ValueError saying what is wrong and where in the record."""
+    if source.format == "jsonl":
+        return _document(_text_of(record, source.field), tokenizer)
+    given = conversations.conversation(record, source.format)
+    return Chunk(chat.parts(given, tokenizer), given.hash())
 
 
 def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer) -> Iterator[Chunk]:
@@ -115,7 +101,7 @@ def _pieces(stream: BinaryIO, address: str) -> Iterator[bytes]:
         while piece := stream.read(PIECE_BYTES):
             yield piece
     except (EOFError, zlib.error, OSError) as error:
-        raise _broken(address, error) from None
+        raise broken(address, error) from None
 
 
 def _decode(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, address: str, final: bool = False) -> str:
@@ -123,76 +109,26 @@ def _decode(decoder: codecs.IncrementalDecoder, block: bytes, offset: int, addre
     try:
         return decoder.decode(block, final)
     except UnicodeDecodeError as error:
-        raise _not_utf8(address, offset - waiting + error.start, error) from None
+        raise not_utf8(address, offset - waiting + error.start, error) from None
 
 
-def _records(stream: BinaryIO, address: str) -> Iterator[tuple[str, object]]:
-    """(place, parsed line) of every line that is not blank."""
-    offset = 0
-    for number, line in enumerate(_lines(stream, address), start=1):
-        place = f"{address}, line {number}"
-        if len(line) > LINE_BYTES_MAX:
-            raise UserError(f"{place}: is longer than {LINE_BYTES_MAX >> 20} MiB; a JSONL file has one object per line")
-        try:
-            text = line.decode().removeprefix("\ufeff") if number == 1 else line.decode()
-        except UnicodeDecodeError as error:
-            raise _not_utf8(place, offset + error.start, error) from None
-        offset += len(line)
-        if text.strip():
-            yield place, _parsed(text.rstrip(), place, number)
+def _text_of(record: Any, field: str) -> str:
+    if not isinstance(record, dict):
+        raise ValueError(f'is not an object like {{"{field}": "…"}}')
+    if field not in record:
+        raise ValueError(f"has no field {field!r} (its fields: {columns_of(record)}); set the source's `field`")
+    text = record[field]
+    if not isinstance(text, str):
+        raise ValueError(f"field {field!r} is a {type(text).__name__}; it must be text")
+    return text
 
 
-def _lines(stream: BinaryIO, address: str) -> Iterator[bytes]:
-    try:
-        while line := stream.readline(LINE_BYTES_MAX + 1):
-            yield line
-    except (EOFError, zlib.error, OSError) as error:
-        raise _broken(address, error) from None
-
-
-def _parsed(text: str, place: str, number: int) -> object:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        array = number == 1 and text.lstrip().startswith("[")
-        hint = "; the file looks like one JSON array: write one object per line instead" if array else ""
-        raise UserError(f"{place}: is not valid JSON: {error.msg} at column {error.pos + 1}{hint}") from None
-    except (ValueError, RecursionError) as error:  # a number of many thousand digits; brackets a thousand deep
-        raise UserError(f"{place}: is not valid JSON: {_reason(error)}") from None
-
-
-def _strings(stream: BinaryIO, address: str, field: str) -> Iterator[tuple[str, str]]:
-    """(place, text) of every line whose field is not empty."""
-    for place, record in _records(stream, address):
-        if not isinstance(record, dict):
-            raise UserError(f'{place}: is not an object like {{"{field}": "…"}}')
-        if field not in record:
-            there = ", ".join(sorted(map(str, record))[:10]) or "none"
-            raise UserError(f"{place}: has no field {field!r} (its fields: {there}); set the source's `field`")
-        text = record[field]
-        if not isinstance(text, str):
-            raise UserError(f"{place}: field {field!r} is a {type(text).__name__}; it must be text")
-        if text:
-            yield place, text
-
-
-def _conversation(record: object, tokenizer: Tokenizer, place: str) -> Chunk:
-    marks = chat.chat_marks(tokenizer)
-    try:
-        turns = chat.conversation(record)
-        return Chunk(chat.parts(turns, marks, tokenizer.bos), chat.content_hash(turns))
-    except ValueError as error:  # UnicodeEncodeError is one
-        raise UserError(f"{place}: {_reason(error)}") from None
-
-
-def _document(text: str, tokenizer: Tokenizer, place: str) -> Chunk:
-    try:
-        content = text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{place}: {_reason(error)}") from None
+def _document(text: str, tokenizer: Tokenizer) -> Chunk:
+    if not text:
+        return Chunk((), None)
+    content = text.encode()
     bos = (Part(ids=tokenizer.bos),) if tokenizer.bos else ()
-    eos = Part(ids=(tokenizer.eos,))
-    return Chunk((*bos, Part(text), eos), _hash(content))
+    return Chunk((*bos, Part(text), Part(ids=(tokenizer.eos,))), _hash(content))
 
 
 def _in_pieces(document: Chunk) -> Iterator[Chunk]:
@@ -200,6 +136,8 @@ def _in_pieces(document: Chunk) -> Iterator[Chunk]:
 
     It is cut between its parts, or at a line end of a long one, as a text file is.
     """
+    if not document.parts:
+        return
     waiting: list[Part] = []
     room = PIECE_BYTES
     for part in document.parts:
@@ -224,16 +162,3 @@ def _reason(error: Exception) -> str:
         escape = f"\\u{ord(error.object[error.start]):04x}"
         return f"has half a character ({escape} alone), which no UTF-8 text can hold; write both halves or leave it out"
     return str(error)
-
-
-def _not_utf8(place: str, offset: int, error: UnicodeDecodeError) -> UserError:
-    where = f"byte {offset} of the file (0x{error.object[error.start]:02x})"
-    return UserError(
-        f"{place}: is not UTF-8 text: {error.reason} at {where}; convert it, or choose the files with a glob"
-    )
-
-
-def _broken(address: str, error: Exception) -> UserError | StorageError:
-    if isinstance(error, gzip.BadGzipFile | EOFError | zlib.error):
-        return UserError(f"{address}: is not a whole gzip file: {error}")
-    return StorageError(f"{address}: can't be read: {error}")

@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from muster.contract.data_config import Source
-from muster.trainer.data import sources
+from muster.contract.data_formats import fits_task, wrong_format
+from muster.contract.training import TrainingConfig
+from muster.storage import sources
+from muster.storage.data_format import of_known_format
+from muster.storage.sources import File
 from muster.trainer.data.build import Builder
-from muster.trainer.data.sources import File
 from muster.trainer.data.store import FORMAT_VERSION, TokenStore, sync
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
@@ -43,11 +46,13 @@ def prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report) 
 
 
 def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report) -> TokenStore:
+    source, _ = _found(source, report)
     recipe = {
         "version": FORMAT_VERSION,
         "format": source.format,
         "field": source.field if source.format == "jsonl" else None,
         "tokenizer": _digest_of(tokenizer.describe()),
+        **({"columns": source.columns.renamed()} if source.columns else {}),
     }
     for place in ("tokens", "locks", "digests"):
         (cache / place).mkdir(parents=True, exist_ok=True)
@@ -55,7 +60,7 @@ def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report)
     with _locked(cache / "locks" / name, source.source, report) as say:
         for left in cache.glob(f"tokens/.building-{name}-*"):  # of a starter that died
             shutil.rmtree(left, ignore_errors=True)
-        files = sources.find(source.source, source.format, say)
+        _, files = _found(source, say)
         digests = [_remembered_digest(file, cache / "digests") for file in files]
         key = _digest_of({"contents": sorted(digests), **recipe})
         folder = cache / "tokens" / key
@@ -71,6 +76,40 @@ def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report)
     if store is None:
         raise StorageError(f"the token store {folder} vanished while it was being opened; start again")
     return store
+
+
+@final_errors_are_the_users()
+def with_formats(config: TrainingConfig, report: Report) -> TrainingConfig:
+    """The configuration with the format of each source that is to be found by looking. Raises UserError for one that
+    the task can't learn from, StorageError where a source can't be read."""
+    known = {source: _known(source, config.task, report) for source in _sources(config)}
+    changes: dict[str, object] = {}
+    data = {"train": tuple(known[source] for source in config.data.train)}
+    changes["data"] = config.data.model_copy(update=data)
+    if config.evaluation is not None:
+        apart = {"data": tuple(known[source] for source in config.evaluation.data)}
+        changes["evaluation"] = config.evaluation.model_copy(update=apart)
+    return config.model_copy(update=changes)
+
+
+def _sources(config: TrainingConfig) -> tuple[Source, ...]:
+    return config.data.train + (config.evaluation.data if config.evaluation else ())
+
+
+def _known(source: Source, task: str, report: Report) -> Source:
+    if source.format != "auto":
+        return source
+    found, _ = _found(source, report)
+    if not fits_task(found.format, task):
+        raise UserError(
+            f"data source {source.source}: {wrong_format(found.format, task)}, and its files look like that"
+        )
+    report(f"data: {source.source} is in format {found.format}, as its files look")
+    return found
+
+
+def _found(source: Source, report: Report) -> tuple[Source, tuple[File, ...]]:
+    return of_known_format(source, sources.find(source.source, source.format, report))
 
 
 def _digest_of(document: object) -> str:

@@ -1,4 +1,4 @@
-"""Which files a source means: a file, a folder, a glob, file://, s3://, https://, or this Python's own library."""
+"""Which files a data source means: a file, a folder, a glob, file://, s3://, https://, or this Python's own library."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import contextlib
 import fnmatch
 import glob
 import hashlib
+import io
 import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from muster.contract.address import data_address
-from muster.storage.errors import NotFound
+from muster.contract.base import UserError
+from muster.storage.errors import NotFound, StorageError, final_errors_are_the_users
+from muster.storage.settings import S3Settings
 from muster.storage.store import Object, ReadOnlyStore, open_source
-from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
 
 STDLIB = "builtin://python-stdlib"
 # Tests are more than half of the library and mostly data; the packages beside it are not part of it. What is left:
 # about 730 files and 12 MB in Python 3.11.
 STDLIB_WITHOUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
-JSONL_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")
+COMPRESSED = (".gz", ".zst")
+RECORD_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 BLOCK_BYTES = 1 << 20
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -40,7 +44,19 @@ class File(Protocol):
     def size(self) -> int: ...  # bytes, as stored
     @property
     def stamp(self) -> str: ...  # changes whenever the content does, as far as one can see without reading it
-    def open(self) -> BinaryIO: ...
+    def open(self) -> BinaryIO:
+        """All bytes in order."""
+
+    def open_anywhere(self) -> BinaryIO:
+        """A file that can be sought in, for formats whose table of contents is at the end."""
+
+
+def ending(file: File) -> str:
+    """The ending of a file's name that tells its kind, in small letters, without that of a compression."""
+    name = file.address.lower()
+    for compressed in COMPRESSED:
+        name = name.removesuffix(compressed)
+    return os.path.splitext(name)[1]
 
 
 @dataclass(frozen=True)
@@ -58,6 +74,9 @@ class LocalFile:
             return open(self.path, "rb")
         except OSError as error:
             raise _unreadable(self.path, error) from None
+
+    def open_anywhere(self) -> BinaryIO:
+        return self.open()
 
 
 @dataclass(frozen=True)
@@ -82,46 +101,94 @@ class StoredFile:
     def open(self) -> BinaryIO:
         return cast(BinaryIO, self.store.open(self.entry))
 
+    def open_anywhere(self) -> BinaryIO:
+        return cast(BinaryIO, io.BufferedReader(_Ranges(self.store, self.entry), BLOCK_BYTES))
+
+
+class _Ranges(io.RawIOBase):
+    """An object that can be sought in: each read is a request for that range."""
+
+    def __init__(self, store: ReadOnlyStore, entry: Object) -> None:
+        self._store, self._entry, self._at = store, entry, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._entry.bytes}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = max(0, min(len(buffer), self._entry.bytes - self._at))
+        if count:
+            self._store.read_into(self._entry.key, self._at, memoryview(buffer)[:count], self._entry.tag)
+        self._at += count
+        return count
+
 
 @final_errors_are_the_users()
-def find(address: str, format: str, report: Report = lambda line: None) -> tuple[File, ...]:
+def find(
+    address: str,
+    format: str,
+    report: Report = lambda line: None,
+    files_max: int | None = None,
+    settings: S3Settings | None = None,
+) -> tuple[File, ...]:
     """The files of a source, sorted by path, each once.
 
-    In a folder, hidden files are passed over, and for the JSONL formats all but JSONL_ENDINGS. `report` is called with
-    a line of text where several paths lead to one file. Raises UserError when there are no files or the address can't
-    be read, StorageError when a disk or store fails.
+    In a folder, hidden files are passed over, and for the formats of records all but RECORD_ENDINGS. `report` is called
+    with a line of text where several paths lead to one file. S3 is reached by `settings`, or by the environment's.
+    Raises UserError when there are no files or the address can't be read, StorageError when a disk or store fails,
+    ValueError for more than `files_max` files.
     """
-    place = data_address(address)
-    files: list[File]
-    if place.scheme == "builtin":
-        files = [_local(path) for path in _stdlib()]
-    elif place.scheme == "file":
-        files = [_local(path) for path in _paths(place.local, format, report)]
-    else:
-        store = open_source(replace(place, path=""))
-        # Nothing of the web can be listed, and `?` begins a query there.
-        found = [store.about(place.path)] if place.scheme == "https" else _objects(store, place.path)
-        several = len(found) > 1
-        files = [StoredFile(store, one) for one in found if not several or _wanted(one.key.rpartition("/")[2], format)]
-    if not files:
+    found = tuple(islice(_files(address, format, report, settings), None if files_max is None else files_max + 1))
+    if files_max is not None and len(found) > files_max:
+        raise ValueError(f"data source {address}: more than {files_max} files")
+    if not found:
         raise UserError(f"data source {address}: no files for format {format} there{_hint(format)}")
-    return tuple(files)
+    return found
 
 
-def _objects(store: ReadOnlyStore, key: str) -> list[Object]:
-    """The object of that key, or all objects under it as a folder, or those that match it as a glob; sorted by key."""
+def _files(address: str, format: str, report: Report, settings: S3Settings | None) -> Iterator[File]:
+    place = data_address(address)
+    if place.scheme == "builtin":
+        yield from map(_local, _stdlib())
+    elif place.scheme == "file":
+        yield from map(_local, _paths(place.local, format, report))
+    elif place.scheme == "https":
+        # Nothing of the web can be listed, and `?` begins a query there.
+        store = open_source(replace(place, path=""))
+        yield StoredFile(store, store.about(place.path))
+    else:
+        store = open_source(replace(place, path=""), settings)
+        named, found = _objects(store, place.path)
+        yield from (StoredFile(store, one) for one in found if named or _wanted(one.key.rpartition("/")[2], format))
+
+
+def _objects(store: ReadOnlyStore, key: str) -> tuple[bool, Iterator[Object]]:
+    """Whether the key says which objects are meant, and the objects: the one of that key, those that match it as a
+    glob, or all under it as a folder; sorted by key."""
     if magic := _MAGIC.search(key):
-        return [found for found in store.objects(key[: magic.start()]) if fnmatch.fnmatchcase(found.key, key)]
+        matching = (found for found in store.objects(key[: magic.start()]) if fnmatch.fnmatchcase(found.key, key))
+        return True, (found for found in matching if not found.key.rpartition("/")[2].startswith("."))
     if key and not key.endswith("/"):
         with contextlib.suppress(NotFound):
-            return [store.about(key)]
+            return True, iter([store.about(key)])
         key += "/"
     # The empty object that some tools make for a folder is none.
-    return [found for found in store.objects(key) if not found.key.endswith("/")]
+    return False, (found for found in store.objects(key) if not found.key.endswith("/"))
 
 
 def _hint(format: str) -> str:
-    return "" if format == "text" else f" (looked for *{', *'.join(JSONL_ENDINGS[:3])} and their .gz)"
+    if format in ("text", "auto"):
+        return ""
+    return f" (looked for *{', *'.join(RECORD_ENDINGS)}, and their {' and '.join(COMPRESSED)})"
 
 
 def _paths(path: Path, format: str, report: Report) -> Iterator[Path]:
@@ -201,7 +268,15 @@ def _once_each(paths: Iterable[Path], report: Report) -> Iterator[Path]:
 
 
 def _wanted(name: str, format: str) -> bool:
-    return not name.startswith(".") and (format == "text" or name.lower().endswith(JSONL_ENDINGS))
+    return not name.startswith(".") and (format in ("text", "auto") or is_of_records(name))
+
+
+def is_of_records(name: str) -> bool:
+    """Whether a file of this name holds records."""
+    name = name.lower()
+    return name.endswith(RECORD_ENDINGS) or any(
+        name.endswith(kind + compressed) for kind in RECORD_ENDINGS for compressed in COMPRESSED
+    )
 
 
 def _stdlib() -> Iterator[Path]:

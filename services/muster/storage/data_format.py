@@ -1,0 +1,77 @@
+"""Which format a data source has, found by looking at its files, and what to say of a record that is of another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from muster.contract.base import UserError
+from muster.contract.data_config import Source
+from muster.contract.data_formats import SHAPES, columns_of, looks_like
+from muster.storage.records import Record, read_records
+from muster.storage.sources import File, is_of_records
+
+# What lies beside the records in the folders that data sets are published as, and is none of them.
+_ABOUT = ("readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict", "state")
+
+
+def of_known_format(source: Source, files: Sequence[File]) -> tuple[Source, tuple[File, ...]]:
+    """The source with its format, and those of its files that are of it.
+
+    A format that was given is believed. Raises UserError where `auto` can't tell, StorageError where a file can't be
+    read.
+    """
+    telling = tuple(file for file in files if not _is_about(file)) or tuple(files)
+    if source.format != "auto":
+        return source, tuple(files) if source.format == "text" else telling
+    if source.source.startswith("builtin://"):
+        return source.model_copy(update={"format": "text"}), tuple(files)
+    records = [file for file in telling if is_of_records(file.address)]
+    texts = [file for file in telling if not is_of_records(file.address)]
+    if records and texts:
+        raise UserError(
+            f"data source {source.source}: holds records ({records[0].address}) and other files "
+            f"({texts[0].address}); name the source's `format` (text reads every file as a document), or choose the "
+            "files with a glob"
+        )
+    if texts:
+        return source.model_copy(update={"format": "text"}), tuple(texts)
+    first = _first(records, source)
+    if first is None:
+        raise UserError(f"data source {source.source}: has nothing to train on: all its files are empty")
+    found = looks_like(first.value, source.field)
+    if found is None:
+        raise UserError(
+            f"{first.place}: has columns that no format has: {columns_of(first.value)}. Say which they are: `format: "
+            "jsonl` with `field` for a column of text, or the `format` of conversations with `columns`"
+        )
+    return source.model_copy(update={"format": found}), tuple(records)
+
+
+def _is_about(file: File) -> bool:
+    name = file.address.rpartition("/")[2].lower()
+    return name.partition(".")[0] in _ABOUT and not name.endswith((".jsonl", ".parquet", ".csv"))
+
+
+def _first(files: Sequence[File], source: Source) -> Record | None:
+    for file in files:
+        records = read_records(file, renamed_columns(source))
+        try:
+            for record in records:
+                return record
+        finally:
+            records.close()
+    return None
+
+
+def renamed_columns(source: Source) -> dict[str, str]:
+    """The format's name of each column that is called otherwise in the files of this source."""
+    return source.columns.renamed() if source.columns else {}
+
+
+def of_another_format(record: Any, source: Source) -> str:
+    """A hint that ends a message about a record that is not of its source's format; empty where there is none."""
+    found = looks_like(record, source.field)
+    if found in (None, source.format):
+        return ""
+    return f". It looks like {found}: {SHAPES.get(str(found), 'a column of text')}; set the source's `format`"

@@ -1,0 +1,370 @@
+"""The records of a data file, one at a time, in bounded memory: lines of JSON, a JSON array, rows of CSV or Parquet.
+
+A file whose name ends in .gz or .zst is decompressed as it is read. Every fault names the file and the line, element or
+row, what is wrong there and what to do.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import importlib
+import io
+import json
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+from muster.contract.base import UserError
+from muster.contract.data_formats import columns_of
+from muster.storage.errors import StorageError
+from muster.storage.sources import BLOCK_BYTES, File, ending
+
+# A record is parsed whole, which takes several times its size (a line of 53 MB: the process grew by 290 to 320 MiB);
+# 64 MiB is twenty long novels.
+RECORD_BYTES_MAX = 64 << 20
+ROWS_AT_ONCE = 256  # of Parquet; a page of text is about 3 KB
+
+Saw = Callable[[memoryview], None]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record and its place, for messages."""
+
+    place: str
+    value: Any
+
+
+def nobody(_: memoryview) -> None:
+    """Take the bytes that were read for a caller who does not want them."""
+
+
+def open_bytes(file: File, saw: Saw = nobody) -> BinaryIO:
+    """The file's bytes, decompressed. `saw` is shown the bytes as they are stored."""
+    raw = io.BufferedReader(_Observed(file.open(), saw), BLOCK_BYTES)
+    name = file.address.lower()
+    if name.endswith(".gz"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if name.endswith(".zst"):
+        return cast(BinaryIO, io.BufferedReader(_Zstandard(raw), BLOCK_BYTES))
+    return cast(BinaryIO, raw)
+
+
+def read_records(file: File, columns: Mapping[str, str], saw: Saw = nobody) -> Generator[Record, None, None]:
+    """Every record that is not blank. `columns` gives another name to some, by the name that they have in the file.
+
+    Raises UserError for a file that is damaged or lacks one of `columns`, StorageError for a disk that fails.
+    """
+    for record in _records(file, saw):
+        yield _renamed(record, columns) if columns else record
+
+
+def is_table(file: File) -> bool:
+    """Whether the file is read at several places, so that `saw` is shown nothing of it."""
+    return ending(file) == ".parquet"
+
+
+def _records(file: File, saw: Saw) -> Iterator[Record]:
+    kind = ending(file)
+    if kind == ".parquet":
+        yield from _rows_of_parquet(file)
+        return
+    with open_bytes(file, saw) as stream:
+        if kind in (".csv", ".tsv"):
+            yield from _rows_of_csv(stream, file.address, "\t" if kind == ".tsv" else ",")
+        elif kind == ".json" and _is_array(stream, file.address):
+            yield from _elements(stream, file.address)
+        else:
+            yield from _lines_of_json(stream, file.address)
+
+
+def _renamed(record: Record, columns: Mapping[str, str]) -> Record:
+    if not isinstance(record.value, Mapping):
+        return record
+    for theirs in columns:
+        if theirs not in record.value:
+            raise UserError(
+                f"{record.place}: has no column {theirs!r} (its columns: {columns_of(record.value)}); change the "
+                "source's `columns`"
+            )
+    return Record(record.place, {columns.get(key, key): value for key, value in record.value.items()})
+
+
+class _Observed(io.RawIOBase):
+    """A stream whose bytes are shown to somebody else as they pass."""
+
+    def __init__(self, stream: BinaryIO, saw: Saw) -> None:
+        self._stream = stream
+        self._saw = saw
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = self._stream.readinto(buffer)  # type: ignore[attr-defined]
+        self._saw(memoryview(buffer)[:count])
+        return int(count)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class _Zstandard(io.RawIOBase):
+    """The decompressed bytes of a stream of zstd frames, by the codec that pyarrow brings."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        pa = arrow()
+        self._stream = stream
+        self._frames = pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._frames.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def arrow(module: str = "pyarrow") -> Any:
+    """A module of pyarrow, which the trainer's extra brings: it is too large for those who only look at data. Raises
+    UserError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError("Parquet and .zst files are read by pyarrow: pip install 'muster-train[trainer]'") from None
+
+
+def broken(address: str, error: Exception) -> UserError | StorageError:
+    """What is to be raised for an error that came up while a file was read."""
+    if isinstance(error, gzip.BadGzipFile | EOFError | zlib.error):
+        return UserError(f"{address}: is not a whole gzip file: {error}; copy it again, or make it anew")
+    if isinstance(error, OSError) and error.errno is None and address.lower().endswith(".zst"):
+        return UserError(f"{address}: is not a whole zstd file: {error}; copy it again, or make it anew")
+    return StorageError(f"{address}: can't be read: {error}")
+
+
+def not_utf8(place: str, offset: int, error: UnicodeDecodeError) -> UserError:
+    """What is to be raised for text in another encoding; `offset` is of the byte in the file, decompressed."""
+    where = f"byte {offset} of the file (0x{error.object[error.start]:02x})"
+    return UserError(
+        f"{place}: is not UTF-8 text: {error.reason} at {where}; convert it, or choose the files with a glob"
+    )
+
+
+def _read(stream: BinaryIO, count: int, address: str) -> bytes:
+    try:
+        return stream.read(count)
+    except (EOFError, zlib.error, OSError) as error:
+        raise broken(address, error) from None
+
+
+def _lines(stream: BinaryIO, address: str) -> Iterator[tuple[int, str]]:
+    """(number, text) of each line, without a byte order mark."""
+    offset, number = 0, 0
+    while True:
+        number += 1
+        place = f"{address}, line {number}"
+        try:
+            line = stream.readline(RECORD_BYTES_MAX + 1)
+        except (EOFError, zlib.error, OSError) as error:
+            raise broken(address, error) from None
+        if not line:
+            return
+        if len(line) > RECORD_BYTES_MAX:
+            raise UserError(
+                f"{place}: is longer than {RECORD_BYTES_MAX >> 20} MiB; a file of records has one record per line"
+            )
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise not_utf8(place, offset + error.start, error) from None
+        yield number, text.removeprefix("\ufeff") if number == 1 else text
+        offset += len(line)
+
+
+def _lines_of_json(stream: BinaryIO, address: str) -> Iterator[Record]:
+    for number, text in _lines(stream, address):
+        if text.strip():
+            place = f"{address}, line {number}"
+            yield Record(place, _parsed(text.rstrip(), place, number))
+
+
+def _parsed(text: str, place: str, number: int) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        hint = ""
+        if number == 1 and text.lstrip().startswith("["):
+            hint = "; the file looks like one JSON array: call it .json, or write one object per line"
+        elif number == 1 and text.strip() == "{":
+            hint = "; the file looks like one object over many lines: write one object per line, or an array of them"
+        raise UserError(f"{place}: is not valid JSON: {error.msg} at column {error.pos + 1}{hint}") from None
+    except (ValueError, RecursionError) as error:  # a number of many thousand digits; brackets a thousand deep
+        raise UserError(f"{place}: is not valid JSON: {error}") from None
+
+
+def _is_array(stream: BinaryIO, address: str) -> bool:
+    try:
+        start = cast(io.BufferedReader, stream).peek(BLOCK_BYTES)
+    except (EOFError, zlib.error, OSError) as error:
+        raise broken(address, error) from None
+    return start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+
+
+def _elements(stream: BinaryIO, address: str) -> Iterator[Record]:
+    """The objects of one JSON array. What is read ahead doubles for as long as an element does not end in it, so that
+    the time grows with the size of the file only."""
+    decoder, text = json.JSONDecoder(), _Text(stream, address)
+    text.fill(1)
+    text.skip_space()
+    text.at += 1  # the bracket
+    number = 0
+    while True:
+        number += 1
+        place = f"{address}, element {number}"
+        text.skip_space()
+        if text.here() == "]":
+            text.at += 1
+            text.skip_space()
+            if text.here():
+                raise UserError(f"{place}: something follows the end of the array; keep the array alone in the file")
+            return
+        if number > 1:
+            if text.here() != ",":
+                raise UserError(f"{place}: is not valid JSON: a comma or ] should come here{_ended(text)}")
+            text.at += 1
+            text.skip_space()
+        if text.here() != "{":
+            raise UserError(f"{place}: is no object{_ended(text)}; a file of records is an array of objects")
+        yield Record(place, _element(decoder, text, place))
+
+
+def _element(decoder: json.JSONDecoder, text: _Text, place: str) -> object:
+    wanted = BLOCK_BYTES
+    while True:
+        try:
+            value, text.at = decoder.raw_decode(text.held, text.at)
+            return value
+        except (ValueError, RecursionError) as error:
+            if len(text.held) - text.at > RECORD_BYTES_MAX:
+                raise UserError(f"{place}: is longer than {RECORD_BYTES_MAX >> 20} MiB, or not valid JSON") from None
+            if isinstance(error, json.JSONDecodeError) and text.fill(wanted):
+                wanted *= 2
+                continue
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else error
+            raise UserError(f"{place}: is not valid JSON: {reason}{_ended(text)}") from None
+
+
+def _ended(text: _Text) -> str:
+    return " (the file ends early)" if text.over else ""
+
+
+class _Text:
+    """A window of decoded text that moves over a stream."""
+
+    def __init__(self, stream: BinaryIO, address: str) -> None:
+        self._stream, self._address = stream, address
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._offset = 0
+        self.held, self.at, self.over = "", 0, False
+
+    def fill(self, count: int) -> bool:
+        """Read at least `count` bytes more; False at the end."""
+        if self.over:
+            return False
+        block = _read(self._stream, max(count, BLOCK_BYTES), self._address)
+        waiting = len(self._decoder.getstate()[0])
+        try:
+            more = self._decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            raise not_utf8(self._address, self._offset - waiting + error.start, error) from None
+        self._offset += len(block)
+        self.held, self.at = self.held[self.at :] + more, 0
+        self.over = not block
+        return not self.over
+
+    def here(self) -> str:
+        """The next character, or nothing at the end."""
+        while self.at >= len(self.held) and self.fill(1):
+            pass
+        return self.held[self.at : self.at + 1]
+
+    def skip_space(self) -> None:
+        while self.here().isspace():
+            self.at += 1
+
+
+def _rows_of_csv(stream: BinaryIO, address: str, delimiter: str) -> Iterator[Record]:
+    csv.field_size_limit(RECORD_BYTES_MAX)
+    reader = csv.reader(_physical_lines(stream, address), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    while True:
+        place = f"{address}, line {reader.line_num + 1}"
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise UserError(f"{place}: is not valid CSV: {error}; quote a field that holds quotes or lines") from None
+        if row is None:
+            return
+        if header is None:
+            header = row
+            if len(set(header)) < len(header) or not all(name.strip() for name in header):
+                raise UserError(f"{place}: is no header: the first line of a CSV file names every column, each once")
+        elif row:
+            if len(row) != len(header):
+                raise UserError(
+                    f"{place}: has {len(row)} fields, but the header names {len(header)}; quote what holds a comma"
+                )
+            yield Record(place, dict(zip(header, row, strict=True)))
+
+
+def _physical_lines(stream: BinaryIO, address: str) -> Iterable[str]:
+    return (text for _, text in _lines(stream, address))
+
+
+def _rows_of_parquet(file: File) -> Iterator[Record]:
+    pa, parquet = arrow(), arrow("pyarrow.parquet")
+    with file.open_anywhere() as stream:
+        try:
+            table = parquet.ParquetFile(stream)
+            number = 0
+            # Without threads and read-ahead, one group of rows is decoded bit by bit: memory is bounded by its pages.
+            for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, use_threads=False):
+                for row in batch.to_pylist():
+                    number += 1
+                    value = {name: _without_nulls(column) for name, column in row.items()}
+                    yield Record(f"{file.address}, row {number}", value)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
+            raise UserError(f"{file.address}: is not a Parquet file that can be read: {error}") from None
+        except OSError as error:
+            if error.errno is None:  # Arrow's own, of damaged pages
+                raise UserError(f"{file.address}: is damaged: {error}; copy it again, or make it anew") from None
+            raise StorageError(f"{file.address}: can't be read: {error}") from None
+
+
+def rows_of_table(file: File) -> int:
+    """How many rows a Parquet file has, by its table of contents. Raises UserError, StorageError."""
+    parquet = arrow("pyarrow.parquet")
+    with file.open_anywhere() as stream:
+        try:
+            return int(parquet.ParquetFile(stream).metadata.num_rows)
+        except (ValueError, OSError) as error:
+            raise UserError(f"{file.address}: is not a Parquet file that can be read: {error}") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """A table has every key of any row in every row; those that a row does not have are null there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
+    return value

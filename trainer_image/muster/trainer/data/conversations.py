@@ -1,0 +1,271 @@
+"""Records as conversations: openai-chat, ShareGPT, Alpaca, prompt and completion. Every fault says where it is.
+
+    openai-chat        {"messages": [{"role", "content"}, …], "tools": […]}, tool calls included
+    sharegpt           {"conversations": [{"from", "value"}, …], "system", "tools"}
+    alpaca             {"instruction", "input", "output", "system"}: one question, one answer
+    prompt-completion  {"prompt", "completion"}: two texts that are written as they are, or two lists of messages
+
+A list may also stand as JSON text, as in tables. The loss is on what the assistant says, as `trainOn` and the weight of
+each message (1, or 0 for one that is only read) leave it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from muster.contract.data_formats import SHAPES
+
+ROLES: Final = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+SHAREGPT_ROLES: Final = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+}
+CALLS: Final = ("function_call", "tool_call")
+# What a message may carry beside role and content, for the templates that write it.
+CARRIED: Final = ("name", "tool_call_id", "reasoning_content")
+
+NOTHING: Final[Mapping[str, Any]] = {}
+
+
+class Turn(NamedTuple):
+    """One message."""
+
+    role: str
+    content: str
+    loss_mask: bool
+    more: Mapping[str, Any] = NOTHING  # tool_calls and CARRIED, those that it has
+
+    def message(self) -> dict[str, Any]:
+        """As templates read it."""
+        return {"role": self.role, "content": self.content, **self.more}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The turns of one document."""
+
+    turns: tuple[Turn, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()  # what the assistant may call, as JSON schemas
+    plain: bool = False  # prompt and completion as they are: no template stands around them
+    whole: bool = False  # whether the loss is on every token
+
+    def hash(self) -> int:
+        """64 bits of BLAKE2b over all that is said, whatever the tokenizer. Raises ValueError for half a character."""
+        state = hashlib.blake2b(digest_size=8)
+        for turn in self.turns:
+            content = turn.content.encode()
+            state.update(f"{turn.role}:{int(turn.loss_mask)}:{len(content)}:".encode())
+            state.update(content)
+            if turn.more:
+                state.update(json.dumps(turn.more, sort_keys=True).encode())
+        beside = {"tools": list(self.tools), "plain": self.plain, "whole": self.whole}
+        if any(beside.values()):
+            state.update(json.dumps(beside, sort_keys=True).encode())
+        return int.from_bytes(state.digest(), "little")
+
+
+def conversation(record: object, format: str, train_on: str = "assistant") -> Conversation:
+    """The conversation of a record, with the loss where `train_on` wants it. Raises ValueError saying what is wrong and
+    where in the record."""
+    if not isinstance(record, Mapping) or not (found := _OF_FORMAT[format](record)):
+        raise ValueError(f"is not {SHAPES[format]}")
+    turns = found.turns
+    for number, turn in enumerate(turns):
+        if turn.loss_mask and not turn.content and not turn.more.get("tool_calls"):
+            raise ValueError(
+                f"{_at(format, number)} is an empty assistant turn, which has nothing to learn: leave it out, or give "
+                "it weight 0"
+            )
+        if turn.role == "tool" and not any(earlier.role in ("assistant", "tool") for earlier in turns[:number][-1:]):
+            raise ValueError(f"{_at(format, number)} is a tool's answer, but no assistant's turn stands before it")
+    if not any(turn.loss_mask for turn in turns):
+        raise ValueError("has no assistant message to learn from (one with weight 0 does not count)")
+    found = _with_loss_on(found, train_on)
+    if not any(turn.loss_mask for turn in found.turns):
+        raise ValueError(f"has no assistant message to learn from where trainOn {train_on} looks for it")
+    return found
+
+
+def _at(format: str, number: int) -> str:
+    if format in ("openai-chat", "sharegpt"):
+        return f"{'messages' if format == 'openai-chat' else 'conversations'}[{number}]"
+    return f"turn {number + 1}"
+
+
+def _with_loss_on(found: Conversation, train_on: str) -> Conversation:
+    turns = found.turns
+    if train_on == "all":
+        return replace(found, whole=True)
+    if train_on == "last":
+        last = max(number for number, turn in enumerate(turns) if turn.role == "assistant")
+        turns = tuple(turn._replace(loss_mask=turn.loss_mask and number == last) for number, turn in enumerate(turns))
+    elif train_on == "completion":
+        asked = max((number for number, turn in enumerate(turns) if turn.role == "user"), default=-1)
+        turns = tuple(turn._replace(loss_mask=turn.loss_mask and number > asked) for number, turn in enumerate(turns))
+    return replace(found, turns=turns)
+
+
+def _openai(record: Mapping[str, Any]) -> Conversation | None:
+    messages = _listed(record.get("messages"), "messages")
+    if messages is None:
+        return None
+    return Conversation(turns_of(messages, "messages"), _tools(record))
+
+
+def _sharegpt(record: Mapping[str, Any]) -> Conversation | None:
+    turns = _listed(record.get("conversations"), "conversations")
+    if turns is None:
+        return None
+    found = [_sharegpt_turn(turn, f"conversations[{number}]") for number, turn in enumerate(turns)]
+    return Conversation((*_system(record), *found), _tools(record))
+
+
+def _sharegpt_turn(turn: object, at: str) -> Turn:
+    if not isinstance(turn, Mapping):
+        raise ValueError(f'{at} is not {{"from": …, "value": …}}')
+    role, value = turn.get("from"), _content(turn.get("value"), f"{at}.value")
+    if not isinstance(role, str) or role not in SHAREGPT_ROLES:
+        raise ValueError(f"{at}.from is {role!r}; known are {', '.join(SHAREGPT_ROLES)}")
+    learnt = _weight(turn, at) and SHAREGPT_ROLES[role] == "assistant"
+    if role in CALLS:
+        calls = _listed(f"[{value}]" if value.lstrip().startswith("{") else value, f"{at}.value")
+        return Turn("assistant", "", learnt, {"tool_calls": [_call(call, f"{at}.value") for call in calls or ()]})
+    return Turn(SHAREGPT_ROLES[role], value, learnt)
+
+
+def _alpaca(record: Mapping[str, Any]) -> Conversation | None:
+    if not {"instruction", "output"} <= record.keys():
+        return None
+    asked = _content(record["instruction"], "instruction")
+    if about := _content(record.get("input") or "", "input"):
+        asked = f"{asked}\n\n{about}"
+    answer = Turn("assistant", _content(record["output"], "output"), True)
+    return Conversation((*_system(record), Turn("user", asked, False), answer))
+
+
+def _prompt_completion(record: Mapping[str, Any]) -> Conversation | None:
+    if not {"prompt", "completion"} <= record.keys():
+        return None
+    prompt, completion = record["prompt"], record["completion"]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return Conversation((Turn("user", prompt, False), Turn("assistant", completion, True)), plain=True)
+    if not isinstance(prompt, list) or not isinstance(completion, list):
+        raise ValueError("prompt and completion must both be text, or both lists of messages")
+    before = tuple(turn._replace(loss_mask=False) for turn in turns_of(prompt, "prompt"))
+    return Conversation((*before, *turns_of(completion, "completion")), _tools(record))
+
+
+_OF_FORMAT: Final = {
+    "openai-chat": _openai,
+    "sharegpt": _sharegpt,
+    "alpaca": _alpaca,
+    "prompt-completion": _prompt_completion,
+}
+
+
+def _system(record: Mapping[str, Any]) -> tuple[Turn, ...]:
+    words = _content(record.get("system") or "", "system")
+    return (Turn("system", words, False),) if words else ()
+
+
+def turns_of(messages: Sequence[object], at: str) -> tuple[Turn, ...]:
+    """A list of messages that stands at `at` in its record. Raises ValueError."""
+    return tuple(turn(message, f"{at}[{number}]") for number, message in enumerate(messages))
+
+
+def turn(message: object, at: str) -> Turn:
+    """One message, which stands at `at` in its record. Raises ValueError."""
+    if not isinstance(message, Mapping):
+        raise ValueError(f'{at} is not {{"role": …, "content": …}}')
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise ValueError(f"{at}.role is {role!r}; known are {', '.join(ROLES)}")
+    calls = _listed(message.get("tool_calls"), f"{at}.tool_calls") or []
+    if message.get("function_call"):  # OpenAI's older form of the same
+        calls = [*calls, message["function_call"]]
+    if calls and role != "assistant":
+        raise ValueError(f"{at} calls a tool, which only an assistant may")
+    more: dict[str, Any] = {name: message[name] for name in CARRIED if message.get(name)}
+    if calls:
+        more["tool_calls"] = [_call(call, f"{at}.tool_calls[{number}]") for number, call in enumerate(calls)]
+    content = message.get("content")
+    words = "" if content is None and calls else _content(content, f"{at}.content")
+    return Turn(ROLES[role], words, _weight(message, at) and role == "assistant", more)
+
+
+def _weight(message: Mapping[str, Any], at: str) -> bool:
+    weight = message.get("weight", 1)
+    if weight not in (0, 1):
+        raise ValueError(f"{at}.weight is {weight!r}; it must be 0 or 1")
+    return bool(weight)
+
+
+def _content(content: object, at: str) -> str:
+    """Text, or a list of text parts, which are joined."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = [
+            part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content
+        ]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(str(text) for text in texts)
+        raise ValueError(f"{at} has a part that is not text; only text can be trained on")
+    raise ValueError(f"{at} is {'missing' if content is None else f'a {type(content).__name__}'}; it must be text")
+
+
+def _call(call: object, at: str) -> dict[str, Any]:
+    """A tool call as templates read it: its arguments as an object, where OpenAI's format has them as JSON text."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f'{at} is not {{"function": {{"name": …, "arguments": …}}}}')
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError:
+            raise ValueError(f"{at}.function.arguments is not valid JSON") from None
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"{at}.function.arguments is a {type(arguments).__name__}; it must be an object")
+    made: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+    if isinstance(call, Mapping) and isinstance(call.get("id"), str):
+        made["id"] = call["id"]
+    return made
+
+
+def _tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    tools = _listed(record.get("tools"), "tools") or []
+    for number, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise ValueError(f'tools[{number}] is not {{"type": "function", "function": {{"name": …}}}}')
+    return tuple(tools)
+
+
+def _listed(value: object, at: str) -> list[Any] | None:
+    """A list, or one that stands as JSON text in a column of a table; None where there is neither."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "null")
+        except ValueError:
+            raise ValueError(f"{at} is text, but not the JSON of a list") from None
+    return value if isinstance(value, list) else None
