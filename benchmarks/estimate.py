@@ -1,6 +1,6 @@
 """How far the memory arithmetic (muster.contract.memory) is from what a rank takes: real steps, measured peaks.
 
-    python benchmarks/estimate.py [--only bf16] [--json FILE]
+    python benchmarks/estimate.py [--only bf16] [--table] [--json FILE]
 
 Each configuration trains a few steps in processes of its own: the trainer's own model, sharding, optimizer and step, on
 packed rows. Measured is the highest resident memory of rank 0 (VmHWM, reset where the model begins), less what the same
@@ -95,6 +95,7 @@ QWEN = _family(384, 4, 1024, 8_000, tie_word_embeddings=True)
 LLAMA = _family(384, 4, 1024, 8_000)
 LORA = {"kind": "lora", "rank": 16, "targets": ["q_proj", "v_proj"]}
 ALL = {"kind": "lora", "rank": 16, "targets": ["all-linear"]}
+QLORA = {**ALL, "kind": "qlora"}
 
 CASES = (
     Case("decoder", OWN),
@@ -111,8 +112,8 @@ CASES = (
     Case("decoder, fsdp of 2", WIDE, ranks=2, shard="fsdp", length=128),
     Case("decoder, fsdp of 2, bf16", WIDE, ranks=2, shard="fsdp", precision="bf16", length=128),
     Case("decoder, fsdp of 2, accumulating", WIDE, ranks=2, shard="fsdp", length=256, accumulation=2),
-    Case("decoder, untied 32k vocabulary", VOCAB, length=128),
-    Case("decoder, untied 32k vocabulary, fsdp of 2", VOCAB, ranks=2, shard="fsdp", length=128),
+    Case("decoder, untied 16k vocabulary", VOCAB, length=128),
+    Case("decoder, untied 16k vocabulary, fsdp of 2", VOCAB, ranks=2, shard="fsdp", length=128),
     Case("qwen3", QWEN, "qwen3"),
     Case("qwen3, bf16", QWEN, "qwen3", precision="bf16"),
     Case("qwen3, fsdp of 2", QWEN, "qwen3", ranks=2, shard="fsdp", length=128),
@@ -122,6 +123,8 @@ CASES = (
     Case("qwen3, LoRA of queries and values", QWEN, "qwen3", adapter=LORA),
     Case("qwen3, LoRA of all, bf16 weights", QWEN, "qwen3", adapter=ALL, precision="bf16", stored="BF16"),
     Case("llama, LoRA of all, fsdp of 2", LLAMA, "llama-2", adapter=ALL, ranks=2, shard="fsdp", length=128),
+    Case("qwen3, QLoRA of all", QWEN, "qwen3", adapter=QLORA),
+    Case("llama, QLoRA of all, fsdp of 2", LLAMA, "llama-2", adapter=QLORA, ranks=2, shard="fsdp", length=128),
     Case("qwen3-moe", _family(256, 2, 512, 8_000, moe_intermediate_size=256, num_experts=8), "qwen3-moe", length=128),
 )
 
@@ -142,6 +145,7 @@ class Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--table", action="store_true", help="print the table of docs/estimate.md too")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -154,9 +158,18 @@ def main() -> int:
         f"{len(outcomes)} configurations: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, "
         f"{sum(error <= AIM for error in errors)} within {AIM:.0%}"
     )
+    if given.table:
+        print(_table(outcomes))
     if given.json:
         given.json.write_text(json.dumps([vars(outcome) | {"error": outcome.error} for outcome in outcomes], indent=2))
     return 0
+
+
+def _table(outcomes: list[Outcome]) -> str:
+    """As Markdown, in MiB."""
+    rows = ["| configuration | estimated, MiB | measured, MiB | error |", "|---|---:|---:|---:|"]
+    rows += (f"| {o.name} | {o.estimated / MIB:.0f} | {o.measured / MIB:.0f} | {o.error:+.1%} |" for o in outcomes)
+    return "\n".join(rows)
 
 
 def run(number: int, case: Case) -> Outcome:
@@ -282,7 +295,9 @@ def _definition(case: Case, adapter: Any, small: bool) -> Any:
     from muster.contract.architecture import Architecture
     from muster.contract.base import parse
     from muster.trainer.models.decoder_model import DecoderModel
+    from muster.trainer.models.nf4 import NF4Linear, encode
     from muster.trainer.models.self_test import examine
+    from muster.trainer.models.shards import local
     from muster.trainer.models.transformers_model import TransformersModel
 
     if not case.family:
@@ -300,8 +315,12 @@ def _definition(case: Case, adapter: Any, small: bool) -> Any:
             fill(self, model, device, seed, values)
             with torch.no_grad():
                 for parameter in model.parameters():
-                    if parameter.requires_grad or parameter.is_floating_point():
+                    if parameter.is_floating_point():
                         parameter.normal_(0.0, 0.02)
+                for layer in (module for module in model.modules() if isinstance(module, NF4Linear)):
+                    rows = torch.randn(local(layer.weight_nf4).shape[0], layer.in_features).mul_(0.02)
+                    for held, made in zip((layer.weight_nf4, layer.weight_absmax), encode(rows), strict=True):
+                        local(held).copy_(made)
 
     return Random(**{name: getattr(model, name) for name in model.__dataclass_fields__})
 

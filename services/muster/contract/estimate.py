@@ -122,7 +122,7 @@ def estimate_job(spec: JobSpec, known: Known) -> Estimate:
     host = _host(spec, known, machine)
     memory = tuple(_rank_memory(size, training, shard, ranks, nodes, host) for shard in _shards(training, nodes, ranks))
     steps, tokens = _length(training, known.data)
-    speed = _speed(training, known, ranks, kind, machine, steps)
+    speed = _speed(training, known, ranks, kind, machine, steps, gang.gpus_per_node > 0)
     options = _options(spec, known, steps)
     told = _Fit.of(size, training, ranks, nodes, host if host.capacity or options else _largest(known))
     share = _hourly(machine, gang.gpus_per_node, nodes, spec) if machine else None
@@ -268,7 +268,7 @@ def _smallest(spec: JobSpec, known: Known, kind: str, machine: InstancePrice, st
         hourly = _hourly(machine, gpus, nodes, spec)
         if fit is None or hourly is None:
             continue
-        speed = _speed(spec.training, known, ranks, kind, machine, steps)
+        speed = _speed(spec.training, known, ranks, kind, machine, steps, on_gpus=True)
         price = hourly * speed.hours if speed and speed.hours is not None else None
         memory = _memory_of(fit[1], fit[0], host)
         return GangOption(
@@ -300,11 +300,16 @@ def _hourly(machine: InstancePrice, gpus: int, nodes: int, spec: JobSpec) -> flo
 
 
 def _speed(
-    training: TrainingConfig, known: Known, ranks: int, kind: str, machine: InstancePrice | None, steps: int | None
+    training: TrainingConfig,
+    known: Known,
+    ranks: int,
+    kind: str,
+    machine: InstancePrice | None,
+    steps: int | None,
+    on_gpus: bool,
 ) -> Speed | None:
-    gpus = 1 if machine is not None and machine.gpu else 0
-    found: Throughput | None = from_records(training, ranks, kind, gpus, known.records)
-    if found is None and machine is not None and machine.gpu:
+    found: Throughput | None = from_records(training, ranks, kind, on_gpus, known.records)
+    if found is None and on_gpus and machine is not None and machine.gpu:
         found = from_literature(known.size, training, ranks, machine.gpu)
     if found is None:
         return None

@@ -20,7 +20,7 @@ class Measured:
 
     job: str
     setup: str  # what `setup_of` returns for the job
-    tokens_per_second: float  # of all ranks together
+    tokens_per_second: float  # of all ranks together, padding included
     ranks: int
     instance_type: str  # of its nodes; empty where they have none, as this machine does
     gpus: int  # of each worker; 0: it ran on CPUs
@@ -61,18 +61,19 @@ def setup_of(training: TrainingConfig) -> str:
     """What two jobs have in common whose speeds compare: model, adapter, precision, row length, recomputation."""
     model = training.model
     origin = model.preset or model.source or (model.from_.uri or model.from_.job if model.from_ else model.architecture)
-    adapter = f"{training.adapter.kind}:{training.adapter.rank}" if training.adapter else "whole"
+    beside = training.adapter
+    adapter = f"{beside.kind}:{beside.rank}:{','.join(sorted(beside.targets))}" if beside else "whole"
     how = training.parallel
     parts = (origin, adapter, training.precision, training.data.sequence_length, how.activation_checkpointing)
     return "|".join(map(str, (*parts, how.compile)))
 
 
 def from_records(
-    training: TrainingConfig, ranks: int, instance_type: str, gpus: int, records: Iterable[Measured]
+    training: TrainingConfig, ranks: int, instance_type: str, on_gpus: bool, records: Iterable[Measured]
 ) -> Throughput | None:
     """The nearest record in ranks, of the same setup on the same hardware, carried over by the number of ranks."""
     setup = setup_of(training)
-    fitting = [r for r in records if (r.setup, r.instance_type, bool(r.gpus)) == (setup, instance_type, bool(gpus))]
+    fitting = [r for r in records if (r.setup, r.instance_type, r.gpus > 0) == (setup, instance_type, on_gpus)]
     if not fitting:
         return None
     best = min(fitting, key=lambda record: abs(math.log(record.ranks / ranks)))

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, document, until
 
+from muster.api.estimates.records import _record
+from muster.contract.base import dump
 from muster.contract.status import Attempt, JobStatus, Progress
 
 
@@ -34,6 +36,34 @@ async def test_an_estimate_stores_nothing_and_knows_what_other_jobs_did(here: Pl
     assert second["speed"]["basis"] == "measured"
     assert second["speed"]["tokensPerSecond"] == pytest.approx(1234.0)
     assert "job other did 1,234 tokens/s" in second["speed"]["source"]
+
+
+def test_a_speed_is_the_mean_of_an_attempt_and_not_of_its_last_step() -> None:
+    job = document("other")["spec"]
+    tokens = job["training"]["batch"]["tokensPerStep"]
+    attempts = [
+        Attempt(number=1, created_at=1.0, first_step_at=2.0, world_size=2, last_step=40, seconds=_booked(20.0, 15.0)),
+        # Half of its time was lost, and one second waited for data: 20 steps in 4 + 5 + 1 seconds.
+        Attempt(
+            number=2,
+            created_at=40.0,
+            first_step_at=42.0,
+            world_size=4,
+            resume_step=20,
+            last_step=40,
+            lost_steps=10,
+            seconds=_booked(4.0, 5.0) | {"data_wait": 1.0, "evaluation": 100.0, "starting": 50.0},
+        ),
+        Attempt(number=3, created_at=60.0, first_step_at=62.0, world_size=8, resume_step=30, last_step=31),
+    ]
+    status = JobStatus(progress=Progress(step=31, tokens_per_second=1.0), attempts=tuple(attempts))
+    found = _record("other", job, dump(status))
+    assert found is not None
+    assert (found.tokens_per_second, found.ranks) == (20 * tokens / 10.0, 4)
+
+
+def _booked(productive: float, lost: float) -> dict[str, float]:
+    return {"productive": productive, "lost": lost}
 
 
 async def test_a_model_that_does_not_fit_comes_with_arithmetic_and_a_change(here: Platform) -> None:

@@ -89,6 +89,28 @@ def test_what_a_job_of_this_server_did_comes_before_what_others_published() -> N
     assert without.speed.basis == "published"
 
 
+def test_a_speed_counts_on_the_devices_that_it_was_measured_on() -> None:
+    on_cpus, on_gpus = spec({"nodes": 2}), spec({"nodes": 1, "gpusPerNode": 2})
+    of_cpus = Measured("slow", setup_of(on_cpus.training), 100.0, 2, "", 0)
+    of_gpus = replace(of_cpus, job="fast", tokens_per_second=9_000.0, gpus=2)
+    for job, name in ((on_cpus, "slow"), (on_gpus, "fast")):
+        speed = estimate_job(job, known(records=(of_cpus, of_gpus))).speed
+        assert speed is not None
+        assert f"job {name} " in speed.source
+    # CPUs of a machine that has GPUs, too, do not compute as fast as those.
+    beside = estimate_job(spec({"nodes": 1, "instanceTypes": ["p5.48xlarge"]}), known())
+    assert beside.speed is None
+    assert any(gap.startswith("time and price") for gap in beside.gaps)
+
+
+def test_adapters_beside_other_layers_are_another_setup() -> None:
+    few, many = (spec(model={"source": "s3://models/x"}, adapter={"targets": t}) for t in (["q_proj"], ["all-linear"]))
+    record = Measured("few", setup_of(few.training), 100.0, 1, "", 0)
+    size = decoder_size(PRESETS["llama-8b"], LORA)
+    assert estimate_job(few, known(size=size, records=(record,))).speed is not None
+    assert estimate_job(many, known(size=size, records=(record,))).speed is None
+
+
 def test_what_fits_nowhere_says_why_and_the_least_that_would_have_to_change() -> None:
     job = spec({"gpusPerNode": 1, "instanceTypes": ["p4d.24xlarge"]}, parallel={"shard": "ddp"})
     found = estimate_job(job, known())

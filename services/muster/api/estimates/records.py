@@ -11,10 +11,13 @@ from muster.api.auth import Principal
 from muster.api.db import Database
 from muster.api.tables import JobRow
 from muster.contract.spec import JobSpec
-from muster.contract.status import JobStatus
+from muster.contract.status import Attempt, GoodputState, JobStatus
 from muster.contract.throughput import Measured, setup_of
+from muster.contract.training import TrainingConfig
 
 JOBS_MAX = 500  # the newest; speeds of long ago are of another Muster
+# Of an attempt, to tell a speed by their mean. Fewer are mostly warm-up: compilation, page caches, the allocator.
+STEPS_MIN = 10
 
 
 async def measured(database: Database, caller: Principal) -> tuple[Measured, ...]:
@@ -33,8 +36,25 @@ def _record(name: str, spec: dict[str, Any], status: dict[str, Any]) -> Measured
         training, seen = JobSpec.model_validate(spec).training, JobStatus.model_validate(status)
     except ValidationError:
         return None
-    speed = seen.progress.tokens_per_second if seen.progress else None
-    last = next((attempt for attempt in reversed(seen.attempts) if attempt.first_step_at is not None), None)
-    if not speed or last is None or not last.world_size:
+    trained = [attempt for attempt in seen.attempts if attempt.first_step_at is not None and attempt.world_size]
+    if not trained:
         return None
-    return Measured(name, setup_of(training), speed, last.world_size, last.instance_type, last.gpus_per_worker)
+    means = ((attempt, _mean(training, attempt)) for attempt in reversed(trained))
+    # Where no attempt was long enough, what the last step did is better than nothing.
+    at_last = seen.progress.tokens_per_second if seen.progress else None
+    attempt, speed = next(((a, mean) for a, mean in means if mean is not None), (trained[-1], at_last))
+    if not speed:
+        return None
+    return Measured(name, setup_of(training), speed, attempt.world_size, attempt.instance_type, attempt.gpus_per_worker)
+
+
+def _mean(training: TrainingConfig, attempt: Attempt) -> float | None:
+    """Tokens per second over an attempt's steps, counted as `batch.tokensPerStep` counts them, padding included: what a
+    step takes follows from it. None where it did too few, or its time is not booked yet."""
+    if attempt.last_step is None:
+        return None
+    steps = attempt.last_step - attempt.resume_step
+    # Steps that were lost took as long as others.
+    states = (GoodputState.PRODUCTIVE, GoodputState.LOST, GoodputState.DATA_WAIT)
+    seconds = sum(attempt.seconds.get(state, 0.0) for state in states)
+    return steps * training.batch.tokens_per_step / seconds if steps >= STEPS_MIN and seconds > 0 else None
