@@ -50,6 +50,7 @@ class Case:
     documents: int = 3
     stored: str = "F32"
     compiled: bool = False
+    optimizer: dict[str, Any] = field(default_factory=dict)
 
     def training(self, small: bool = False) -> dict[str, Any]:
         length = 64 if small else self.length
@@ -60,6 +61,7 @@ class Case:
             "data": {"train": [{"source": "x"}], "sequenceLength": length},
             "batch": {"tokensPerStep": tokens, "microBatch": self.micro_batch},
             "precision": self.precision,
+            "optimizer": self.optimizer,
             "parallel": {
                 "shard": self.shard,
                 "activationCheckpointing": self.recompute,
@@ -95,6 +97,7 @@ QWEN = _family(384, 4, 1024, 8_000, tie_word_embeddings=True)
 LLAMA = _family(384, 4, 1024, 8_000)
 LORA = {"kind": "lora", "rank": 16, "targets": ["q_proj", "v_proj"]}
 ALL = {"kind": "lora", "rank": 16, "targets": ["all-linear"]}
+EIGHT_BITS = {"name": "adamw8bit"}
 QLORA = {**ALL, "kind": "qlora"}
 
 CASES = (
@@ -123,6 +126,10 @@ CASES = (
     Case("qwen3, LoRA of queries and values", QWEN, "qwen3", adapter=LORA),
     Case("qwen3, LoRA of all, bf16 weights", QWEN, "qwen3", adapter=ALL, precision="bf16", stored="BF16"),
     Case("llama, LoRA of all, fsdp of 2", LLAMA, "llama-2", adapter=ALL, ranks=2, shard="fsdp", length=128),
+    Case("decoder, AdamW in eight bits", OWN, optimizer=EIGHT_BITS),
+    Case("qwen3, fsdp of 2, eight bits", QWEN, "qwen3", ranks=2, shard="fsdp", length=128, optimizer=EIGHT_BITS),
+    Case("llama, mean of the weights", LLAMA, "llama-2", optimizer={"ema": {}}),
+    Case("qwen3, bf16 alone", QWEN, "qwen3", precision="bf16", optimizer={"masterWeights": False}),
     Case("qwen3, QLoRA of all", QWEN, "qwen3", adapter=QLORA),
     Case("llama, QLoRA of all, fsdp of 2", LLAMA, "llama-2", adapter=QLORA, ranks=2, shard="fsdp", length=128),
     Case("qwen3-moe", _family(256, 2, 512, 8_000, moe_intermediate_size=256, num_experts=8), "qwen3-moe", length=128),

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -144,3 +145,25 @@ def _answers(port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[str]:
+    """The address of a server that takes connections and says nothing; at the end it breaks them off."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        taken: list[socket.socket] = []
+
+        def take() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(server.accept()[0])
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
+            for connection in taken:
+                connection.close()

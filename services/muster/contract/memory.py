@@ -232,13 +232,12 @@ def _mask(training: TrainingConfig, width: int, device: Device) -> int:
 
 
 def _head(size: ModelSize, training: TrainingConfig, width: int) -> tuple[int, int]:
-    """Bytes at the head: its most (a chunk of logits and a copy of it, or its derivative beside the weight's), and the
-    weight's gradient, which it leaves."""
+    """Bytes at the head: its most (a chunk of logits, which becomes its own derivative, beside the weight's gradient),
+    and the weight's gradient, which it leaves."""
     tokens, table = _tokens(training), size.vocab_size * size.dim
     logits = 4 * tokens * size.vocab_size
     chunk, several = min(LOGIT_CHUNK_BYTES, logits), logits > LOGIT_CHUNK_BYTES
     learnt = 4 * table if size.learning == size.parameters else 0
     part = learnt * width // 4 if several or width == 2 else 0
-    copies = 2 * chunk if width == 4 else chunk * 5 // 2
-    most = max(copies + (learnt if several else 0), chunk + learnt + part)
-    return 2 * tokens * size.dim * width + most, learnt * weight_bytes(training) // 4
+    copies = chunk if width == 4 else chunk * 3 // 2  # in half precision the product, then the derivative
+    return 2 * tokens * size.dim * width + copies + learnt + part, learnt * weight_bytes(training) // 4

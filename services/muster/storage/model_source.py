@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from muster.contract.training import TrainingConfig
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, parse_commit
 from muster.storage.listing import steps_in
 from muster.storage.model_folder import open_folder
+from muster.storage.settings import S3Settings
 from muster.storage.store import Store, open_source, open_store
 
 HUB: Final = "https://huggingface.co"
@@ -50,7 +52,7 @@ def _of_folder(source: str, adapter: Adapter | None) -> ModelFacts:
         where = hub_path(address)
         path = f"/{where.path.strip('/')}" if where.path else ""
         address = parse_address(f"{HUB}/{where.repository}/resolve/{where.revision or 'main'}{path}")
-    folder = open_folder(open_source(address))
+    folder = open_folder(open_source(address, S3Settings.for_a_look(os.environ)))
     if folder.config.get("quantization_config"):
         raise UserError(f"model.source {source}: its weights are quantised, which can't be trained; take the originals")
     shapes = {name: tensor.shape for name, tensor in folder.tensors.items()}
@@ -73,7 +75,7 @@ def _of_config(
 def _of_commit(origin: FromCommit, adapter: Adapter | None) -> ModelFacts:
     if origin.uri is None:
         raise UserError(f"model.from: only a server knows where job {origin.job!r} commits; name its folder (uri)")
-    commit = _read(open_store(origin.uri), origin)
+    commit = _read(open_store(origin.uri, S3Settings.for_a_look(os.environ)), origin)
     shapes = {
         name.removeprefix(_MODEL): tuple(entry.shape)
         for name, entry in commit.tensors.items()

@@ -17,15 +17,17 @@ from typing import Any
 from muster.contract.base import UserError
 
 CONNECT_SECONDS_MAX = 5
+READ_SECONDS_MAX = 30.0  # between two packets, not for a whole answer
+# Where somebody waits for the answer. The API waits 15 s for all of an estimate, its clients 20 s.
 LOOK_RETRY_SECONDS = 10.0
-READ_SECONDS_MAX = 30  # between two packets, not for a whole answer
+LOOK_READ_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class S3Settings:
     """How S3 is reached. `addressing` is `path` (https://endpoint/bucket/key), `virtual` (https://bucket.endpoint/key)
     or `auto`, as AWS wants it. A rank makes `streams` requests at a time, and bears an outage for `retry_seconds` in
-    each."""
+    each; for `read_seconds` it waits for the next packet."""
 
     endpoint: str | None = None
     region: str | None = None
@@ -34,6 +36,7 @@ class S3Settings:
     role_arn: str | None = None
     streams: int = 8
     retry_seconds: float = 60.0
+    read_seconds: float = READ_SECONDS_MAX
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> S3Settings:
@@ -63,7 +66,8 @@ class S3Settings:
     def for_a_look(cls, environment: Mapping[str, str]) -> S3Settings:
         """The same for who lists or looks, and can do without: somebody waits meanwhile."""
         settings = cls.from_environment(environment)
-        return replace(settings, retry_seconds=min(settings.retry_seconds, LOOK_RETRY_SECONDS))
+        retry_seconds = min(settings.retry_seconds, LOOK_RETRY_SECONDS)
+        return replace(settings, retry_seconds=retry_seconds, read_seconds=LOOK_READ_SECONDS)
 
 
 _SHARED_BY_ALL = ("ENDPOINT", "REGION", "ADDRESSING", "KMS_KEY_ID", "ROLE_ARN", "RETRY_SECONDS")
@@ -100,7 +104,7 @@ def _make_client(settings: S3Settings) -> Any:
         session = _assuming(session, settings.role_arn)
     config = Config(
         connect_timeout=CONNECT_SECONDS_MAX,
-        read_timeout=READ_SECONDS_MAX,
+        read_timeout=settings.read_seconds,
         max_pool_connections=settings.streams + 2,
         retries={"total_max_attempts": 1},
         # A part is given as a view of shared memory, which the library would refuse, or copy.

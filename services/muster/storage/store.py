@@ -7,6 +7,7 @@ whose message names the place and the next step.
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -135,12 +136,12 @@ def expect_all(entries: Iterable[FileEntry], there: Mapping[str, int], uri: str)
 
 
 def open_source(address: Address, settings: S3Settings | None = None) -> ReadOnlyStore:
-    """What can be read at an address, S3 by `settings` or those of the environment. Raises AddressError where nothing
-    can."""
+    """What can be read at an address, S3 by `settings` or those of the environment; the web is waited for as long as
+    they say. Raises AddressError where nothing can."""
     if address.scheme == "https":
-        from muster.storage.web_store import WebStore
+        from muster.storage.web_store import WebStore, patient_as
 
-        return WebStore(address)
+        return WebStore(address) if settings is None else patient_as(settings, address)
     return open_store(address, settings)
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from muster.contract.address import Address, is_metadata_host
 from muster.storage.errors import NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
 from muster.storage.retry import Retry
+from muster.storage.settings import S3Settings
 from muster.storage.store import SMALL_BYTES_MAX, Object, Stream
 
 T = TypeVar("T")
@@ -23,14 +24,19 @@ SECONDS_MAX = 30.0  # between two packets
 RETRY_SECONDS = 60.0
 
 
+def patient_as(settings: S3Settings, address: Address) -> WebStore:
+    """A store that waits for its server as long as these settings let S3 be waited for."""
+    return WebStore(address, Retry(settings.retry_seconds), settings.read_seconds)
+
+
 class WebStore:
     """The files below an https:// address. Nothing can be listed on the web, so a caller has to know its keys."""
 
     streams = 8
 
-    def __init__(self, address: Address, retry: Retry | None = None) -> None:
+    def __init__(self, address: Address, retry: Retry | None = None, read_seconds: float = SECONDS_MAX) -> None:
         self.uri = str(address).rstrip("/")
-        self._retry = retry or Retry(RETRY_SECONDS)
+        self._retry, self._read_seconds = retry or Retry(RETRY_SECONDS), read_seconds
         self._web = urllib.request.build_opener(_Encrypted(), _Redirects())
 
     def about(self, key: str) -> Object:
@@ -85,7 +91,7 @@ class WebStore:
         # Not compressed on its way: sizes and ranges are of the file.
         asked = {"Accept-Encoding": "identity", "User-Agent": "muster", **(headers or {})}
         request = urllib.request.Request(self._where(key), headers=asked, method=method)  # noqa: S310 (https alone)
-        return self._web.open(request, timeout=SECONDS_MAX)
+        return self._web.open(request, timeout=self._read_seconds)
 
     def _where(self, key: str) -> str:
         return f"{self.uri}/{key}" if key else self.uri

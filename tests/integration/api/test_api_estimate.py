@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.api.platform import Platform, document, until
+from tests.s3_servers import silent_server
 
 from muster.api.estimates.records import _record
 from muster.contract.base import dump
@@ -73,6 +76,21 @@ async def test_a_model_that_does_not_fit_comes_with_arithmetic_and_a_change(here
     assert found["fits"] is False
     assert "a rank needs about" in found["advice"]
     assert found["changes"]
+
+
+async def test_storage_that_answers_nobody_holds_up_nothing_else(
+    here: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.api.estimates.routes.SECONDS_MAX", 0.2)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(6))  # as many as two cores are given
+    with silent_server() as url:
+        for name, value in {"MUSTER_S3_ENDPOINT": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}.items():
+            monkeypatch.setenv(name, value)
+        job = document("mine")
+        job["spec"]["training"] |= {"model": {"source": "s3://models/x"}}
+        answers = await asyncio.gather(*(here.client.post("/api/v1/jobs:estimate", json=job) for _ in range(8)))
+        assert {answer.json()["code"] for answer in answers} == {"model_unreadable"}
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 2) == "free"
 
 
 async def test_a_folder_that_can_not_be_read_or_trained_is_said(here: Platform, tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from tests.model_families import FAMILIES, config_of, write_model
+from tests.s3_servers import silent_server
 
 from muster.contract.base import UserError, parse
 from muster.contract.model_size import position_limit
 from muster.contract.training import TrainingConfig
 from muster.storage.data_shape import look_at
+from muster.storage.errors import StorageError
 from muster.storage.model_source import model_facts
 
 
@@ -58,6 +60,19 @@ def test_headers_tell_an_adapters_weights(kind: str, targets: list[str], tmp_pat
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no config\.json"):
         model_facts(training(tmp_path))
+
+
+@pytest.mark.timeout(20)  # a rank would bear it for a minute and a half
+@pytest.mark.parametrize("place", ["source", "from"])
+def test_storage_that_never_answers_is_soon_given_up(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.storage.settings.LOOK_READ_SECONDS", 0.5)
+    monkeypatch.setattr("muster.storage.settings.LOOK_RETRY_SECONDS", 0.5)
+    with silent_server() as url:
+        for name, value in {"MUSTER_S3_ENDPOINT": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}.items():
+            monkeypatch.setenv(name, value)
+        model = {"source": "s3://models/x"} if place == "source" else {"from": {"uri": "s3://models/x"}}
+        with pytest.raises(StorageError, match="s3://models/x"):
+            model_facts(training(Path("/"), model=model))
 
 
 def test_targets_that_match_nothing_are_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
@@ -27,6 +28,9 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 # A model's headers are some requests to its storage. A client waits 20 seconds for an answer.
 SECONDS_MAX = 15.0
+# A thread waits on after the client was answered. All other work of the API shares the event loop's own few threads,
+# which a storage that answers nobody would hold one by one.
+_threads = ThreadPoolExecutor(4, thread_name_prefix="estimate")
 _EXAMPLE = dump(estimate_with_storage(parse_job(EXAMPLE_JOB).spec, load_prices(), machine_bytes=16 * 2**30))
 
 
@@ -69,7 +73,8 @@ async def _estimate(services: Services, caller: Principal, submission: Submissio
     machine = _machine_bytes() if services.settings.cluster == "local" else None
     try:
         async with asyncio.timeout(SECONDS_MAX):
-            return await asyncio.to_thread(estimate_with_storage, drafted.spec, services.prices, records, machine)
+            work = (estimate_with_storage, drafted.spec, services.prices, records, machine)
+            return await asyncio.get_running_loop().run_in_executor(_threads, *work)
     except UserError as error:
         raise invalid_job((Problem(_place(drafted.spec), str(error)),)) from None
     except StorageError as error:

@@ -104,7 +104,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
             total = total + loss
             if grad_logits is None:
                 continue
-            hidden_grads.append((grad_logits * boost).to(hidden.dtype) @ cast)
+            boosted = grad_logits if boost == 1.0 else grad_logits * boost
+            hidden_grads.append(boosted.to(hidden.dtype) @ cast)
             if wants_weight:
                 part = grad_logits.to(hidden.dtype).t() @ h
                 weight_grad = part.float() if weight_grad is None else weight_grad.add_(part)
@@ -137,19 +138,22 @@ def _chunk(
     With smoothing s the target is (1 - s) on the label and s/V on every token (Szegedy et al. 2015, arXiv 1512.00567).
     """
     logits = transform.apply_(logits)
-    loss_mask = labels != IGNORED
+    ignored = (labels == IGNORED)[:, None]
     safe = labels.clamp_min(0)[:, None]
-    normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
-    loss = normalizer - (1.0 - smoothing) * logits.gather(1, safe)
+    chosen = (1.0 - smoothing) * logits.gather(1, safe)
     if smoothing:
-        loss = loss - smoothing * logits.mean(dim=-1, keepdim=True)
-    total = loss.squeeze(1).masked_fill(~loss_mask, 0.0).sum()
+        chosen = chosen + smoothing * logits.mean(dim=-1, keepdim=True)
+    transformed = logits.clone() if wants_grad and transform.cap is not None else logits
+    # All in place and with one exp: a second tensor of this size costs more than the arithmetic.
+    largest = logits.amax(dim=-1, keepdim=True)
+    grad_logits = logits.sub_(largest).exp_()
+    sums = grad_logits.sum(dim=-1, keepdim=True)
+    total = (sums.log() + largest - chosen).masked_fill_(ignored, 0.0).sum()
     if not wants_grad:
         return total, None
-    transformed = logits.clone() if transform.cap is not None else logits
-    grad_logits = logits.sub_(normalizer).exp_()
+    grad_logits.div_(sums)
     if smoothing:
         grad_logits.sub_(smoothing / logits.shape[1])
     grad_logits.scatter_add_(1, safe, torch.full_like(safe, smoothing - 1.0, dtype=grad_logits.dtype))
-    grad_logits = grad_logits.masked_fill_(~loss_mask[:, None], 0.0)
+    grad_logits.masked_fill_(ignored, 0.0)  # whatever stands there, a NaN too
     return total, transform.derivative_(grad_logits, transformed)
