@@ -7,7 +7,6 @@ whose message names the place and the next step.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
