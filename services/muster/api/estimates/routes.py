@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -73,8 +74,8 @@ async def _estimate(services: Services, caller: Principal, submission: Submissio
     machine = _machine_bytes() if services.settings.cluster == "local" else None
     try:
         async with asyncio.timeout(SECONDS_MAX):
-            work = (estimate_with_storage, drafted.spec, services.prices, records, machine)
-            return await asyncio.get_running_loop().run_in_executor(_threads, *work)
+            work = functools.partial(estimate_with_storage, drafted.spec, services.prices, records, machine)
+            return await asyncio.get_running_loop().run_in_executor(_threads, work)
     except UserError as error:
         raise invalid_job((Problem(_place(drafted.spec), str(error)),)) from None
     except StorageError as error:
