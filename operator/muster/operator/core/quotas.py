@@ -155,7 +155,7 @@ class Quotas:
         quota = self._fleet.quotas.get(project)
         if quota is not None:
             person, whole = quota.person, f"project {project}"
-            words = f"{owner or 'whoever owns no name'} in {whole}"
+            words = f"{owner or 'jobs without an owner'} in {whole}"
             yield self._one(
                 ("person", project, owner), lambda: _Limit(words, Code.PERSON_LIMIT, person.gpus, person.gangs)
             )
