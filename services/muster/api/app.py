@@ -38,6 +38,7 @@ from muster.api.openapi import describe
 from muster.api.parameters import known_parameters_only
 from muster.api.people import routes as people
 from muster.api.projects import routes as projects
+from muster.api.projects.quotas import QUOTA_SECONDS, QuotaWriter
 from muster.api.rates import RateLimits
 from muster.api.relay import Relay
 from muster.api.services import Services
@@ -158,6 +159,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         Work("mirror", mirror.step, settings.mirror_seconds),
         Work("relay", relay.step, settings.relay_seconds, RELAY_SECONDS_MIN),
         Work("housekeeping", lambda: _keep_house(settings, database, uses), HOUSEKEEPING_SECONDS),
+        Work("quotas", QuotaWriter(database, cluster).step, QUOTA_SECONDS),
     ]
     return Services(
         settings=settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from muster.contract.base import dump, known_part
+from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
 from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound, RawChange
 
@@ -84,6 +85,10 @@ class Cluster(Protocol):
 
     async def find(self, uid: str) -> FoundJob | None: ...
 
+    async def write_quotas(self, quotas: Mapping[str, ProjectQuota | None]) -> None:
+        """Say what these projects may hold from now on; None for no limit. Repeating it changes nothing."""
+        ...
+
 
 def shown_spec(document: dict[str, Any]) -> dict[str, Any]:
     """The spec with its defaults. Of one that can't be read, which its operator says in the status, the parts that are
@@ -132,6 +137,10 @@ class Local:
         meta = job.metadata
         spec = shown_spec(json.loads(job.spec))
         return FoundJob(uid, meta.name, meta.namespace, meta.labels, spec, meta.creation_timestamp)
+
+    async def write_quotas(self, quotas: Mapping[str, ProjectQuota | None]) -> None:
+        for project, quota in quotas.items():
+            await asyncio.to_thread(self._cluster.write_quota, project, quota)
 
     def _apply(self, job: DesiredJob) -> ApplyResult:
         try:

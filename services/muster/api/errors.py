@@ -50,6 +50,9 @@ KINDS: dict[str, Kind] = {
     "name_taken": Kind(
         409, "A live job has this name", "Wait for it, cancel it, or choose another name; jobId tells which."
     ),
+    "queue_full": Kind(
+        409, "The queue is full", "Submit again when a queued job has begun, or ask an admin for a higher quota."
+    ),
     "project_exists": Kind(409, "There is such a project", "PUT changes its limits; a new one needs another name."),
     "namespace_taken": Kind(
         409, "The namespace has jobs of another project", "Choose another namespace, or wait until they have ended."

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
 from muster.api.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, shown_spec
+from muster.api.kubernetes_quotas import write_quotas
 from muster.api.pod_logs import PodLogs
 from muster.contract.base import dump
 from muster.contract.layout import State
 from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
+from muster.contract.quotas import ProjectQuota
 from muster.kube import paths
 from muster.kube.client import Client, Object
 from muster.kube.errors import ApiError
@@ -90,6 +92,9 @@ class KubernetesCluster:
     async def find(self, uid: str) -> FoundJob | None:
         item = self._jobs.get(uid)
         return _found(item, uid) if item is not None else None
+
+    async def write_quotas(self, quotas: Mapping[str, ProjectQuota | None]) -> None:
+        await write_quotas(self._client, self._client.connection.namespace, quotas)
 
     async def _have_listed(self) -> None:
         async with asyncio.timeout(LISTED_SECONDS):  # not wait_for: until Python 3.12 it swallows cancellations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -51,9 +52,8 @@ def get(project: ProjectName, server: Server = None, json: Json = False) -> None
         return
     table = Table("", "", header=False)
     table.add_row("namespace", found["namespace"] or "every one that is no other project's")
-    for name, value in found["limits"].items():
-        if value is not None:
-            table.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+    for name, value in _lines(found["limits"]):
+        table.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
     for member in members:
         table.add_row(member["role"], member["person"])
     answers().print(table, soft_wrap=True)
@@ -71,21 +71,30 @@ def set_project(
 ) -> None:
     """Make a project, or change what its jobs may name: `--set gangSizes=[1,2]`. For admins.
 
-    There are serviceAccount, checkpointPrefix, dataPrefixes, endpoints, queue, gangSizes, instanceTypes and images; an
-    empty value takes a limit away.
+    There are serviceAccount, checkpointPrefix, dataPrefixes, endpoints, queue, gangSizes, instanceTypes and images, and
+    what its jobs may hold at a time: `quota.gpus=64`, `quota.gangs`, `quota.queuedJobs`, and of those what each person
+    may: `quota.person.gpus=16`. An empty value takes a limit away.
     """
     from muster.cli.job_file import JobFile, set_value
 
-    changes = JobFile({"spec": {}}, "--set")
-    for assignment in settings or []:
-        set_value(changes, assignment)
     with connect(server) as client:
-        limits = _limits(client, project) | changes.data["spec"]
-        body = {"limits": {key: value for key, value in limits.items() if value not in (None, "")}}
+        changed = JobFile({"spec": _limits(client, project)}, "--set")
+        for assignment in settings or []:
+            set_value(changed, assignment)
+        body = {"limits": {key: value for key, value in changed.data["spec"].items() if value not in (None, "")}}
         made = client.put(f"projects/{project}", body | ({"namespace": namespace} if namespace else {}))
     if json:
         print_json(made)
     say(f"project {project} is as it was asked for", "bold green")
+
+
+def _lines(limits: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Each limit by the path that sets it."""
+    for name, value in limits.items():
+        if isinstance(value, dict):
+            yield from _lines(value, f"{above}{name}.")
+        elif value is not None:
+            yield above + name, value
 
 
 def _limits(client: JobsClient, project: str) -> dict[str, Any]:

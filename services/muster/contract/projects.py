@@ -13,6 +13,7 @@ from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Many, Problem, Spec
 from muster.contract.fields import FolderAddress, Text
 from muster.contract.gang import NODES_MAX
+from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
 
 
@@ -65,6 +66,8 @@ class ProjectLimits(Spec):
     """The numbers of nodes that a gang may have."""
     instance_types: Many[Text] | None = None
     """The instance types that a gang may have; a job that names none may have any of these."""
+    quota: ProjectQuota = ProjectQuota()
+    """What its gangs may hold together at a time, and each person of it."""
     images: Many[Text] | None = None
     """The trainer's images; one that ends with * means all that begin so. The platform's default always is."""
 

@@ -13,7 +13,9 @@ from tests.integration.api.people import People, bearer, settle
 from tests.integration.api.platform import document, frames, platform, served, until
 
 from muster.api.access import LOOK_SECONDS
+from muster.api.projects.quotas import QuotaWriter
 from muster.contract.names import Label
+from muster.contract.quotas import ProjectQuota, Quota, read_quotas
 from muster.contract.spec import JobSpec, parse_job
 
 ENV = {"runtime": {"env": [{"name": "WANDB_PROJECT", "value": "apollo"}, {"name": "HF_TOKEN", "value": "hf_1"}]}}
@@ -263,3 +265,47 @@ async def test_a_stream_ends_when_its_reader_may_read_no_more(tmp_path: Path, lo
 
 async def _all(reply: Any) -> list[str]:
     return [frame.event async for frame in frames(reply)]
+
+
+async def test_what_a_project_may_hold_reaches_the_operator_also_when_it_is_gone(people: People) -> None:
+    async def put(limits: dict[str, Any]) -> dict[str, Any]:
+        reply = await people.ask("admin", "PUT", "/projects/nlp", json={"limits": limits})
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json()["limits"])
+
+    def told() -> dict[str, ProjectQuota]:
+        return read_quotas(people.here.cluster.quotas(), {})[0]
+
+    writer = QuotaWriter(people.here.services.database, people.here.services.cluster)
+    quota = {"gpus": 8, "queuedJobs": 5, "person": {"gangs": 1}}
+    assert (await put({"quota": quota}))["quota"] == quota
+    await writer.step()
+    assert told() == {"nlp": ProjectQuota(gpus=8, person=Quota(gangs=1))}
+    await put({"quota": {"queuedJobs": 5}})
+    await writer.step()
+    assert told() == {}
+    await put({"quota": {"gangs": 0}})
+    await QuotaWriter(people.here.services.database, people.here.services.cluster).step()  # of another process
+    assert told() == {"nlp": ProjectQuota(gangs=0)}
+    refused = await people.ask("admin", "PUT", "/projects/nlp", json={"limits": {"quota": {"gpus": -1, "gpu": 1}}})
+    assert [fault["path"] for fault in refused.json()["errors"]] == ["limits.quota.gpus", "limits.quota.gpu"]
+
+
+@pytest.mark.parametrize(
+    ("quota", "whose"),
+    [({"queuedJobs": 2}, "Project 'nlp'"), ({"person": {"queuedJobs": 2}}, "Nlp-owner in project 'nlp'")],
+)
+async def test_a_full_queue_takes_no_further_job(people: People, quota: dict[str, Any], whose: str) -> None:
+    """The owner's first job is queued already."""
+    await people.ask("admin", "PUT", "/projects/nlp", json={"limits": {"quota": quota}})
+    both = await asyncio.gather(*(people.submit("nlp-owner", name) for name in ("second", "third")))
+    assert sorted(reply.status_code for reply in both) == [201, 409]
+    (refused,) = (reply.json() for reply in both if reply.status_code == 409)
+    assert (refused["code"], refused["detail"]) == (
+        "queue_full",
+        f"{whose} has 2 queued jobs and may have 2: submit again when one has begun.",
+    )
+    dry = await people.ask("nlp-owner", "POST", "/jobs", params={"dryRun": "true"}, json=document("fourth"))
+    assert [each["code"] for each in dry.json()["refusals"]] == ["queue_full"]
+    others = await people.submit("nlp-member", "theirs")
+    assert others.status_code == (201 if "person" in quota else 409)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tests.unit.kubernetes.making import job_item, pod_item
 
+from muster.api.kubernetes_quotas import write_quotas
 from muster.contract.base import dump_json
-from muster.contract.quotas import QUOTAS, ProjectQuota
+from muster.contract.quotas import QUOTAS, ProjectQuota, Quota
 from muster.contract.status import Phase
 from muster.kube import connection as kubernetes
 from muster.kube.connection import Credentials, from_kubeconfig
@@ -47,6 +48,12 @@ class Store:
         if body["metadata"].get("resourceVersion") != version:
             raise ApiError(409, "Conflict", "it changed")
         return self._keep(body, int(version) + 1)
+
+    async def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A merge patch of `data`."""
+        item = await self.get(path)
+        data = {key: value for key, value in (item["data"] | body["data"]).items() if value is not None}
+        return self._keep(item | {"data": data}, int(item["metadata"]["resourceVersion"]) + 1)
 
     def _keep(self, body: dict[str, Any], version: int) -> dict[str, Any]:
         self.item = body | {"metadata": body["metadata"] | {"resourceVersion": str(version)}}
@@ -160,6 +167,17 @@ async def test_quotas_are_read_anew_when_they_change_and_a_fault_is_told_once() 
     assert [fault.split(" can't be read")[0] for fault in told] == [
         "ConfigMap system/muster-project-quotas: the quota of project nlp"
     ]
+
+
+async def test_what_the_api_writes_of_quotas_the_operator_reads() -> None:
+    store: Any = Store()
+    reader = QuotaReader(store, "system", lambda what, error: pytest.fail(f"{what}: {error}"))
+    await write_quotas(store, "system", {"nlp": None, "cv": None})
+    assert store.item is None
+    await write_quotas(store, "system", {"nlp": ProjectQuota(gpus=8), "cv": None})
+    assert await reader.read() == {"nlp": ProjectQuota(gpus=8)}
+    await write_quotas(store, "system", {"nlp": None, "asr": ProjectQuota(person=Quota(gangs=1))})
+    assert await reader.read() == {"asr": ProjectQuota(person=Quota(gangs=1))}
 
 
 def test_a_job_is_of_the_project_and_the_person_that_its_labels_name() -> None:

@@ -26,7 +26,7 @@ def test_an_operator_of_one_namespace_has_rights_in_that_one_only(chart: Chart) 
     roles = {(item["metadata"]["name"], item["metadata"]["namespace"]) for item in objects if item["kind"] == "Role"}
     assert roles == {
         ("muster-operator-jobs", "team"), ("muster-worker", "team"), ("muster-api", "team"),
-        ("muster-operator", "muster-system"), ("muster-test", "muster-system"),
+        ("muster-operator", "muster-system"), ("muster-api-quotas", "muster-system"), ("muster-test", "muster-system"),
     }  # fmt: skip
     wide = next(
         o for o in chart.objects({}) if (o["kind"], o["metadata"]["name"]) == ("ClusterRole", "muster-operator")

@@ -58,7 +58,7 @@ async def check_health() -> JSONResponse:
     },
 )
 async def check_readiness(services: ServicesDependency) -> JSONResponse:
-    """The database answers, and relay, mirror and housekeeping make progress."""
+    """The database answers, and relay, mirror, quotas and housekeeping make progress."""
     checks = {
         "database": await _database(services),
         **{work.name: _work(services, work.name) for work in services.background.works},

@@ -35,6 +35,7 @@ PhaseName = Annotated[str, StringConstraints(pattern="^[A-Z][A-Za-z]{1,31}$")]
 _REFUSED = (
     "invalid_document",
     "name_taken",
+    "queue_full",
     "project_not_found",
     "body_too_large",
     "unsupported_media_type",

@@ -23,6 +23,7 @@ from muster.api.idempotency import Attempted
 from muster.api.jobs import repository
 from muster.api.jobs.schemas import finding, job_document, plan_document
 from muster.api.jobs.submission import Draft, draft, invalid_job
+from muster.api.projects.quotas import refuse_full_queue
 from muster.api.services import Services
 from muster.api.tables import JobRow
 from muster.contract.base import dump
@@ -46,9 +47,13 @@ class Submitted:
 async def plan(services: Services, caller: Principal, submission: Submission) -> dict[str, Any]:
     """What a submission would do and why it would be refused. Writes nothing."""
     drafted = await draft(services, caller, submission)
+    refusals = [finding("invalid_job", fault) for fault in drafted.faults]
     async with services.database.read() as session:
         taken = await repository.live_with_name(session, drafted.namespace, drafted.name)
-    refusals = [finding("invalid_job", fault) for fault in drafted.faults]
+        try:
+            await refuse_full_queue(session, drafted.project, caller.person)
+        except ApiError as full:
+            refusals.append({"code": full.code, "path": "metadata.labels", "message": full.detail})
     if taken:
         refusals.append({"code": "name_taken", "path": "metadata.name", "message": _name_taken(drafted, taken).detail})
     return plan_document(drafted, refusals)
@@ -83,6 +88,7 @@ async def _store(
 ) -> Submitted:
     if (reply := await idempotency.recall(session, attempted)) is not None:
         return Submitted(reply, replayed=True)
+    await refuse_full_queue(session, drafted.project, caller.person)
     now = time.time()
     status = JobStatus(code="Submitted", because="waiting to be handed to the operator", queued_at=now, since=now)
     job = repository.NewJob(

@@ -1,0 +1,70 @@
+"""What projects may hold: the cluster is told of it by the rows; the queue is counted where a job is submitted."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.cluster import Cluster
+from muster.api.db import Database
+from muster.api.errors import ApiError
+from muster.api.tables import JobRow, ProjectRow
+from muster.contract.projects import ProjectLimits
+from muster.contract.quotas import ProjectQuota
+from muster.contract.status import Phase
+from muster.contract.text import plural
+
+QUOTA_SECONDS = 5.0  # admission, which looks every 15 s, hears of a changed quota hardly later than of anything else
+
+
+class QuotaWriter:
+    """Hands the quotas of all projects over to the cluster, whose operator keeps them: the rows are the outbox."""
+
+    def __init__(self, database: Database, cluster: Cluster) -> None:
+        self._database, self._cluster = database, cluster
+        self._written: dict[str, ProjectQuota | None] = {}
+
+    async def step(self) -> bool:
+        """Write what changed since the last round, in the first one everything; False: there is no more to do."""
+        async with self._database.read() as session:
+            rows = (await session.scalars(select(ProjectRow))).all()
+        wanted = dict.fromkeys(self._written) | {row.name: _for_the_operator(quota_of(row)) for row in rows}
+        changed = {
+            name: quota for name, quota in wanted.items() if name not in self._written or self._written[name] != quota
+        }
+        if changed:
+            await self._cluster.write_quotas(changed)
+            self._written |= changed
+        return False
+
+
+def quota_of(row: ProjectRow) -> ProjectQuota:
+    return ProjectLimits.model_validate(row.limits).quota
+
+
+async def refuse_full_queue(session: AsyncSession, project: str, owner: str) -> None:
+    """Raises ApiError queue_full where one more queued job would be too many for the project or for its owner.
+
+    Whoever submits to a project whose queue is limited waits here for others who do, so that they are counted.
+    """
+    row = await session.get(ProjectRow, project)
+    quota = quota_of(row) if row is not None else ProjectQuota()
+    if quota.queued_jobs is None and quota.person.queued_jobs is None:
+        return
+    await session.get(ProjectRow, project, with_for_update=True)
+    for whose, limit, owners in (
+        (f"project {project!r}", quota.queued_jobs, ()),
+        (f"{owner} in project {project!r}", quota.person.queued_jobs, (JobRow.owner == owner,)),
+    ):
+        queued = select(func.count()).select_from(JobRow).where(JobRow.project == project, JobRow.live.is_(True))
+        queued = queued.where(JobRow.phase == Phase.QUEUED.value, *owners)
+        if limit is not None and (count := int((await session.execute(queued)).scalar_one())) >= limit:
+            detail = f"{whose} has {plural(count, 'queued job')} and may have {limit}: submit again when one has begun."
+            raise ApiError("queue_full", detail[0].upper() + detail[1:])
+
+
+def _for_the_operator(quota: ProjectQuota) -> ProjectQuota | None:
+    """None where there is nothing that the operator should keep."""
+    person = quota.person.model_copy(update={"queued_jobs": None})
+    kept = quota.model_copy(update={"queued_jobs": None, "person": person})
+    return None if kept == ProjectQuota() else kept
