@@ -58,6 +58,8 @@ KINDS: dict[str, Kind] = {
         409, "The namespace has jobs of another project", "Choose another namespace, or wait until they have ended."
     ),
     "project_in_use": Kind(409, "The project has jobs", "Delete its jobs first, or keep the project."),
+    "job_live": Kind(409, "The job has not ended", "Cancel it, and delete it when it has ended."),
+    "job_needed": Kind(409, "Somebody needs the job's commits", "The detail says who; the record alone may go."),
     "job_finished": Kind(
         409, "The job has ended", "A finished job does not change; `:clone` starts a new one like it."
     ),
@@ -92,6 +94,7 @@ KINDS: dict[str, Kind] = {
     "internal": Kind(
         500, "Something is wrong in the API", "Retry; if it stays, show the requestId to whoever runs Muster."
     ),
+    "job_leaving": Kind(503, "The cluster still has the job", "Repeat it after `Retry-After` seconds."),
     "storage_unavailable": Kind(
         503, "The checkpoint folder can't be used", "The detail names the place and the next step; nothing was changed."
     ),

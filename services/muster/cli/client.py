@@ -81,8 +81,8 @@ class Client:
     def put(self, path: str, body: Any) -> Any:
         return self._ask("PUT", path, json=body)
 
-    def delete(self, path: str) -> None:
-        self._ask("DELETE", path)
+    def delete(self, path: str, **params: Any) -> None:
+        self._ask("DELETE", path, params=_known(params))
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class ClusterClient:
     def put(self, path: str, body: Any) -> Any:
         raise self._needs_api(path)
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, **params: Any) -> None:
         raise self._needs_api(path)
 
     def job_id(self, name: str) -> str:

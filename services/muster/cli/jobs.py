@@ -221,6 +221,43 @@ def clone(
         raise typer.Exit(watch(client, made))
 
 
+def rm(
+    jobs: Jobs,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Delete what they committed too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Delete jobs that have ended: records and logs. Commits stay without --checkpoints.
+
+    Refused while a job has not ended, or where its commits are to go and one is pinned or another job needs them.
+    """
+    from muster.cli.submit import confirmed
+
+    if checkpoints and not (
+        yes or json or confirmed(f"Delete {', '.join(jobs)} with all that they committed?", by_default=False)
+    ):
+        say("Nothing was deleted.")
+        raise typer.Exit(Exit.FAILED)
+    gone, errors = [], []
+    with connect(server) as client:
+        for name in jobs:
+            try:
+                job_id = client.job_id(name)
+                client.delete(f"jobs/{job_id}", checkpoints="true" if checkpoints else None)
+                gone.append(job_id)
+                say(f"{name} is deleted")
+            except CliError as error:
+                if error.exit_code == Exit.UNREACHABLE or len(jobs) == 1:
+                    raise
+                errors.append(error)
+                say(f"error: {name}: {error}", "red")
+    if json_wanted():
+        print_json({"deleted": gone, "errors": [error.document() for error in errors]})
+    if errors:
+        raise typer.Exit(max(error.exit_code for error in errors))
+
+
 _ENDED = ("Succeeded", "Failed", "Cancelled")
 WAIT_POLL_SECONDS = 0.3
 

@@ -29,7 +29,17 @@ app = typer.Typer(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "This machine": (platform.up, platform.down, platform.demo),
     "Platform": (doctor.doctor, people.whoami, audit.audit),
-    "Jobs": (jobs.submit, jobs.estimate, jobs.ls, jobs.get, jobs.cancel, jobs.suspend, jobs.resume, jobs.clone),
+    "Jobs": (
+        jobs.submit,
+        jobs.estimate,
+        jobs.ls,
+        jobs.get,
+        jobs.cancel,
+        jobs.suspend,
+        jobs.resume,
+        jobs.clone,
+        jobs.rm,
+    ),
     "Looking into a job": (watch.logs, watch.events, watch.metrics, watch.why, checkpoints.export),
 }
 for panel, commands in PANELS.items():

@@ -74,12 +74,12 @@ def show_plan(plan: dict[str, Any]) -> None:
         say(f"warning: {warning['path']}: {warning['message']}", "yellow")
 
 
-def confirmed() -> bool:
-    """Ask on a terminal; anything else has already said what it wants by calling us."""
+def confirmed(question: str = "Submit?", by_default: bool = True) -> bool:
+    """Ask on a terminal; anything else has already said what it wants by calling us. Enter means `by_default`."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    say("Submit? [Y/n] ", "bold", end="")
-    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+    say(f"{question} {'[Y/n]' if by_default else '[y/N]'} ", "bold", end="")
+    return sys.stdin.readline().strip().lower() in ("y", "yes", *([""] if by_default else []))
 
 
 def announce(job: dict[str, Any]) -> None:

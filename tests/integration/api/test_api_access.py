@@ -42,6 +42,7 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "estimate_job": SUBMITS,
     "get_job": SEES,
     "cancel_job": ACTS,
+    "delete_job": ACTS,
     "suspend_job": ACTS,
     "resume_job": ACTS,
     "clone_job": SUBMITS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import StringConstraints
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,7 +15,7 @@ from muster.api.body import read_body
 from muster.api.errors import invalid_parameter
 from muster.api.idempotency import IdempotencyKey, attempted
 from muster.api.jobs import clone as cloning
-from muster.api.jobs import examples, repository, service
+from muster.api.jobs import examples, removal, repository, service
 from muster.api.jobs.repository import Filter
 from muster.api.jobs.schemas import Job, JobList, Plan, job_document, job_summary
 from muster.api.jobs.submission import parse_submission
@@ -146,6 +146,31 @@ async def get_job(services: ServicesDependency, caller: Caller, job_id: JobId) -
     """What was asked for (spec, all defaults filled in) and what is (status). Values of `runtime.env` are shown to the
     job's owner alone."""
     return JSONResponse(job_document(await service.find(services, caller, job_id), services.prices, caller.person))
+
+
+@router.delete(
+    "/{job_id}",
+    status_code=204,
+    response_class=Response,
+    dependencies=[writes],
+    summary="Delete a job",
+    responses={
+        204: {"description": "Its record and logs are gone"},
+        **problems("job_not_found", "job_live", "job_needed", "job_leaving", "storage_unavailable"),
+    },
+)
+async def delete_job(
+    services: ServicesDependency,
+    caller: Caller,
+    job_id: JobId,
+    checkpoints: Annotated[
+        bool, Query(description="Its commits too; refused while one is pinned or a job that has not ended needs them.")
+    ] = False,
+) -> Response:
+    """Delete a job that has ended: its record, events, attempts and logs. What it committed stays unless that is asked
+    for. The audit keeps who did it."""
+    await removal.remove(services, caller, job_id, checkpoints)
+    return Response(status_code=204)
 
 
 Verb = Literal["cancel", "suspend", "resume"]

@@ -1,0 +1,83 @@
+"""A job is deleted when it has ended, and its commits when nobody needs them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.integration.api.platform import Platform, document, until
+
+from muster.api.jobs import removal
+
+
+async def delete(here: Platform, uid: str, **asked: str) -> tuple[int, str]:
+    reply = await here.client.delete(f"/api/v1/jobs/{uid}", params=asked)
+    return reply.status_code, reply.json()["code"] if reply.content else ""
+
+
+async def gone(here: Platform, uid: str, **asked: str) -> tuple[int, str]:
+    """Delete, with an operator that removes the object when it is marked."""
+
+    async def operate() -> None:
+        async def marked() -> bool:
+            return here.cluster.get(uid).metadata.deletion_timestamp is not None
+
+        await until(marked, "the mark")
+        here.cluster.remove(uid)
+
+    removed = asyncio.create_task(operate())
+    answer = await delete(here, uid, **asked)
+    removed.cancel()
+    await asyncio.gather(removed, return_exceptions=True)
+    return answer
+
+
+async def finished(here: Platform, name: str) -> str:
+    uid: str = (await here.submit(name))["id"]
+    await here.finish(uid)
+    return uid
+
+
+async def test_a_job_goes_with_its_record_and_logs_and_leaves_its_commits(here: Platform) -> None:
+    uid = await finished(here, "done")
+    commit = here.commit(uid, 20)
+    log = here.state.worker(uid, 1, 0) / "log"
+    log.parent.mkdir(parents=True)
+    log.write_text("a line\n")
+    assert await gone(here, uid) == (204, "")
+    assert await delete(here, uid) == (404, "job_not_found")
+    assert (log.exists(), commit.exists()) == (False, True)
+    (line, *_) = (await here.get("/audit", subject=uid))["items"]
+    assert (line["action"], line["before"]["name"]) == ("job.deleted", "done")
+    await here.submit("after")  # and the mirror does not bring it back
+    assert [job["name"] for job in (await here.get("/jobs"))["items"]] == ["after"]
+
+
+async def test_a_job_that_has_not_ended_stays(here: Platform) -> None:
+    uid = (await here.submit("lives"))["id"]
+    assert await delete(here, uid) == (409, "job_live")
+
+
+async def test_commits_that_are_pinned_or_needed_stay(here: Platform) -> None:
+    uid = await finished(here, "base")
+    commit = here.commit(uid, 20)
+    assert (await here.client.post(f"/api/v1/jobs/{uid}/checkpoints/20:pin")).status_code == 200
+    assert await delete(here, uid, checkpoints="true") == (409, "job_needed")
+    await here.client.post(f"/api/v1/jobs/{uid}/checkpoints/20:unpin")
+    training: dict[str, Any] = document()["spec"]["training"] | {"model": {"from": {"job": "base"}}}
+    heir = (await here.submit("heir", training=training))["id"]
+    refused = await here.client.delete(f"/api/v1/jobs/{uid}", params={"checkpoints": "true"})
+    assert (refused.status_code, "heir" in refused.json()["detail"]) == (409, True)
+    await here.finish(heir)
+    assert await gone(here, uid, checkpoints="true") == (204, "")
+    assert not commit.exists()
+
+
+async def test_a_job_that_the_cluster_keeps_is_kept_here(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, its next status would bring it back as a job that somebody else made."""
+    monkeypatch.setattr(removal, "GONE_SECONDS", 0.05)
+    uid = await finished(here, "kept")
+    assert await delete(here, uid) == (503, "job_leaving")
+    assert (await here.get(f"/jobs/{uid}"))["status"]["phase"] == "Succeeded"
+    assert await gone(here, uid) == (204, "")
