@@ -26,6 +26,7 @@ QUICK = (
     "an attempt resumes where the last one did",
     "the reservations drop a gang that restarts",
     "held nodes count as free",
+    "a person's GPUs are not limited",
     "a failure is charged twice",
     "goodput books more than there was",
     "a paused restart is never resumed",
