@@ -133,6 +133,32 @@ def fused_update(device: str) -> str:
     return f"weights {apart:.1e} apart after three steps"
 
 
+def small_state(device: str) -> str:
+    """AdamW in eight bits on the device against the CPU's, also with its state in host memory; rounding at random."""
+    from muster.contract.optimizer_config import OptimizerConfig
+    from muster.trainer.train.optimizer import make_optimizer
+
+    def trained(where: str, dtype: torch.dtype, **changes: Any) -> Tensor:
+        generator = torch.Generator("cpu").manual_seed(5)
+        model = torch.nn.ParameterList([torch.randn(64, 512, generator=generator).to(where, dtype)])
+        config = OptimizerConfig(lr=1e-2, weight_decay=0.0, name="adamw8bit", **changes)
+        optimizer = make_optimizer(model, config)
+        for _ in range(5):
+            model[0].grad = torch.randn(64, 512, generator=generator).to(where, dtype)
+            optimizer.step()
+        return model[0].detach().float().cpu()
+
+    here = trained(device, torch.float32)
+    apart = float((here - trained("cpu", torch.float32)).norm() / 5e-2 / here.numel() ** 0.5)
+    assert apart < 2e-2, apart  # of the way: a code may be the next one where two are as near
+    assert torch.equal(here, trained(device, torch.float32, offload=True))
+    rounded = trained(device, torch.bfloat16)
+    assert torch.equal(rounded, trained(device, torch.bfloat16))
+    bias = abs(float((rounded - here).mean()))
+    assert bias < 1e-3, bias
+    return f"weights {apart:.1e} of their way apart, offloaded alike; bf16 alone off by {bias:.1e} in the mean"
+
+
 def four_bits(device: str) -> str:
     """bitsandbytes' NF4 decodes on the device to what it decodes to on the CPU, and near what was put in."""
     try:
@@ -161,5 +187,6 @@ CHECKS: tuple[Callable[[str], str], ...] = (
     compiled_layers,
     half_precision,
     fused_update,
+    small_state,
     four_bits,
 )

@@ -81,6 +81,8 @@ def _facts(estimate: dict[str, Any]) -> Table:
     each = f"{formatting.size(commits['bytes'])} each, every {commits['every']}"
     if commits.get("seconds"):
         each += f" ({formatting.duration(commits['seconds'])})"
+    if commits.get("uploadSeconds"):
+        each += f", under way {formatting.duration(commits['uploadSeconds'])}"
     if commits["firstBytes"] > commits["bytes"]:
         each += f"; with what is frozen {formatting.size(commits['firstBytes'])}"
     table.add_row("commits", each)
@@ -124,6 +126,8 @@ def _memory(estimate: dict[str, Any]) -> Table:
         if any(each["parts"][part] for each in shardings):
             table.add_row(f"  {part}", *(formatting.size(each["parts"][part]) for each in shardings))
     table.add_row("  in all", *(Styled(formatting.size(each["total"]), _style(each)) for each in shardings))
+    if any(each.get("host") for each in shardings):
+        table.add_row("  beside it in the host's memory", *(formatting.size(each.get("host", 0)) for each in shardings))
     if capacity := shardings[0].get("capacity"):
         table.add_row("  may have", *(f"{formatting.size(capacity * USABLE)}" for _ in shardings))
     return table

@@ -2,9 +2,9 @@
 
 import pytest
 
+from muster.contract.checkpoint_interval import PRIOR_SAVE_SECONDS
 from muster.storage.checksum import PART_BYTES
 from muster.trainer.checkpoint.emergency_save import Plan, Standing, in_flight_seconds, new_seconds, plan
-from muster.trainer.checkpoint.policy import PRIOR_SAVE_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
+from muster.contract.checkpoint_interval import optimal_interval_seconds
 from muster.contract.spec import Keep
 from muster.trainer.checkpoint.policy import (
     History,
     Kept,
     Policy,
-    optimal_interval_seconds,
     retained,
     seconds_between_failures,
 )

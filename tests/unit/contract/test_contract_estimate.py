@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import PRESETS
 from muster.contract.base import parse
+from muster.contract.checkpoint_interval import INTERVAL_SECONDS_MAX, published_interval_seconds
 from muster.contract.estimate import Known, estimate_job
 from muster.contract.fitting import Host, changes_that_fit, lowest_that_fits, need_of
+from muster.contract.memory import Device, Need, estimate, gib
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import JobSpec
 from muster.contract.throughput import Measured, setup_of
@@ -134,6 +137,37 @@ def test_an_adapter_says_what_it_learns_and_what_it_commits() -> None:
     assert found.commits.bytes == 12 * own
     assert found.commits.first_bytes == 12 * own + 2 * (found.parameters - own)
     assert found.fits is True  # 16 GB of weights on an H100
+
+
+def part(optimizer: dict[str, Any], device: Device = "cuda") -> Need:
+    """The memory of one rank that trains a Llama of 8 B in bf16, alone."""
+    return estimate(EIGHT_B, spec(optimizer=optimizer).training, "ddp", 1, 1, device)
+
+
+def test_what_the_optimizer_keeps_is_counted() -> None:
+    """Every weight of a matrix is in rows of whole blocks of 256, so each moment has a byte and a 64th of a scale."""
+    n = PRESETS["llama-8b"].parameters
+    norms = (2 * 32 + 1) * 4096
+    eight = 2 * (n - norms) * 65 // 64 + 8 * norms
+    plain, small = part({}), part({"name": "adamw8bit", "masterWeights": False})
+    assert (plain.weights, plain.optimizer) == (4 * n, 8 * n)
+    assert (small.weights, small.optimizer) == (2 * n, eight)
+    assert part({"ema": {}}).optimizer == 12 * n
+    away = part({"name": "adamw8bit", "offload": True, "ema": {}})
+    assert (away.optimizer, away.host) == (0, eight + 4 * n)
+    assert f"and {gib(away.host)} of the host's" in str(away)
+    at_home = part({"offload": True}, device="cpu")
+    assert (at_home.optimizer, at_home.host) == (8 * n, 0)
+
+
+def test_the_automatic_interval_follows_from_what_is_published() -> None:
+    """3 failures in 1,000 node-days, and eight requests of 85 MB/s a rank: 96 GB over 8 ranks are under way 17.7 s."""
+    found = estimate_job(spec({"gpusPerNode": 8, "instanceTypes": ["p5.48xlarge"]}, precision="bf16"), known()).commits
+    assert found.every == "auto"
+    assert found.upload_seconds == pytest.approx(found.bytes / 8 / (8 * 85e6))
+    assert found.seconds == INTERVAL_SECONDS_MAX  # Young: sqrt(2 x 17.7 s x 333 days) is more than is ever waited
+    upload, interval = published_interval_seconds(12e9, nodes=2000)
+    assert interval == pytest.approx(math.sqrt(2 * upload * 1000 * 86400 / 3 / 2000), rel=0.05)
 
 
 @given(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from muster.contract.checkpoint_interval import PRIOR_SAVE_SECONDS
 from muster.storage.checksum import PART_BYTES
-from muster.trainer.checkpoint.policy import PRIOR_SAVE_SECONDS
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX
 
 WORTHWHILE_SECONDS = 2.0  # a wait that nobody minds

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from math import exp, sqrt
 
+from muster.contract.checkpoint_interval import (
+    INTERVAL_SECONDS_MAX,
+    INTERVAL_SECONDS_MIN,
+    PRIOR_FAILURES_PER_NODE_SECOND,
+    PRIOR_SAVE_SECONDS,
+    auto_interval_seconds,
+)
 from muster.contract.spec import Keep, duration_seconds
-
-INTERVAL_SECONDS_MIN = 10.0
-INTERVAL_SECONDS_MAX = 1_800.0
-# Before anything is known: 10 s for a save, and 3 restarts per 1,000 node-days
-# (Meta's clusters saw 2.34 to 6.50: arXiv 2410.21680, section 4).
-PRIOR_SAVE_SECONDS = 10.0
-PRIOR_FAILURES_PER_NODE_SECOND = 3 / 1_000 / 86_400
 
 
 @dataclass(frozen=True)
@@ -55,26 +54,13 @@ class Policy:
         if self.every != "auto":
             return float(duration_seconds(self.every))
         upload = _median(history.upload_seconds, PRIOR_SAVE_SECONDS)
-        interval = optimal_interval_seconds(
-            save_seconds=max(_median(history.blocked_seconds, upload), 1e-3),
-            seconds_between_failures=seconds_between_failures(history),
+        return auto_interval_seconds(
+            _median(history.blocked_seconds, upload),
+            upload,
+            seconds_between_failures(history),
+            self.interval_seconds_min,
+            self.interval_seconds_max,
         )
-        # A save that starts before the last one is uploaded would only be skipped.
-        return max(min(max(interval, self.interval_seconds_min), self.interval_seconds_max), 1.25 * upload)
-
-
-def optimal_interval_seconds(save_seconds: float, seconds_between_failures: float) -> float:
-    """Seconds from one save to the next that make the share of useful time greatest, the blocking save included.
-
-    With failures at random moments, a stretch of x mean times between failures followed by a save of a of them is worth
-    x / (e^(x+a) - 1); the best x solves 1 - e^-(x+a) = x, of which Young's and Daly's formulas are approximations.
-    How long a recovery takes does not matter: it is paid once per failure, whatever the interval.
-    """
-    a = save_seconds / seconds_between_failures
-    x = min(sqrt(2 * a), 1.0)
-    for _ in range(8):  # Newton's; the function is convex from the start to the root, so it does not overshoot
-        x -= (x - 1 + exp(-(x + a))) / (1 - exp(-(x + a)))
-    return x * seconds_between_failures + save_seconds
 
 
 def seconds_between_failures(history: History) -> float:
