@@ -312,7 +312,8 @@ def _definition(case: Case, adapter: Any, small: bool) -> Any:
         return DecoderModel(parse(Architecture, shape if small else case.model), adapter)
     from tests.model_families import config_of
 
-    changes = {**case.model, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 288} if small else case.model
+    tiny = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 288}
+    changes = case.model | tiny if small else case.model
     config = config_of(case.family, **changes)
     model = TransformersModel(config, {}, examine(config), adapter, case.stored)
     fill = TransformersModel.fill

@@ -20,9 +20,9 @@ class Gate:
 
     def __init__(self, descriptor: int) -> None:
         self._out = os.fdopen(descriptor, "w", buffering=1)
-        self._steps: list[tuple[float, int, float]] = []
+        self._steps: list[tuple[float, float, int, float]] = []
         self._left = 0
-        self._began = 0.0
+        self._began = self._worked = 0.0
         self.libraries = 0  # resident bytes when all libraries are loaded and nothing else is
 
     def open(self) -> None:
@@ -33,12 +33,13 @@ class Gate:
 
     def finished(self, tokens: int, loss: float, settle: Callable[[list[Any]], list[Any]] = list) -> None:
         """To be called after each step, with the tokens of all ranks. `settle` may correct a block that is told."""
-        self._steps.append((time.perf_counter() - self._began, tokens, loss))
+        now, work = time.perf_counter(), time.process_time()
+        self._steps.append((now - self._began, work - self._worked, tokens, loss))
         self._left -= 1
         if self._left == 0:
             self._tell(settle(self._steps))
             self._wait()
-        self._began = time.perf_counter()
+        self._began, self._worked = time.perf_counter(), time.process_time()
 
     def _wait(self) -> None:
         order = sys.stdin.readline().strip()
@@ -48,7 +49,8 @@ class Gate:
             helpers = sum(child.memory_full_info().pss for child in psutil.Process().children(recursive=True))
             self._tell({"peak": _status("VmHWM") + helpers, "helpers": helpers, "libraries": self.libraries})
             os._exit(0)
-        self._steps, self._left, self._began = [], int(order), time.perf_counter()
+        self._steps, self._left = [], int(order)
+        self._began, self._worked = time.perf_counter(), time.process_time()
 
     def _tell(self, what: Any) -> None:
         self._out.write(json.dumps(what) + "\n")
@@ -220,10 +222,10 @@ def _bare(gate: Gate, order: dict[str, Any]) -> None:
 
     def settle(steps: list[Any]) -> list[Any]:
         """Means over the ranks instead of rank 0's own figures."""
-        sums = torch.tensor([[tokens, loss] for _, tokens, loss in steps], dtype=torch.float64)
+        sums = torch.tensor([step[2:] for step in steps], dtype=torch.float64)
         dist.all_reduce(sums)
         means = zip(steps, sums.tolist(), strict=True)
-        return [(seconds, int(tokens), loss / dist.get_world_size()) for (seconds, *_), (tokens, loss) in means]
+        return [(*step[:2], int(tokens), loss / dist.get_world_size()) for step, (tokens, loss) in means]
 
     gate.open()
     while True:
