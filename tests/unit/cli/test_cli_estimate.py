@@ -18,7 +18,7 @@ def estimate(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_example_that_stands_alone_has_an_estimate() -> None:
-    for name in ("pretrain-stdlib", "pretrain-llama-8b", "sft-folder"):
+    for name in ("pretrain-stdlib", "pretrain-llama-8b", "sft-folder", "qlora-folder"):
         done = estimate(str(EXAMPLES / f"{name}.yaml"), "--json")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)

@@ -11,7 +11,7 @@ from tests.model_families import FAMILIES, config_of, write_model
 
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
-from muster.trainer.models import self_test
+from muster.trainer.models import load_balancing, self_test
 from muster.trainer.models.transformers_model import TransformersModel, from_commit, from_folder
 
 LENGTH = 24
@@ -168,3 +168,36 @@ def test_a_loss_that_is_not_the_class_s_own_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(pretrained, "logit_transform", lambda config: PLAIN)
     with pytest.raises(UserError, match=r"granite computes its logits in a way that Muster does not know"):
         self_test.examine(config_of("granite"))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "gpt-oss"])
+def test_the_load_balancing_loss_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    """With its gradients, recomputed or not, where the config asks for it; what is evaluated is free of it."""
+    from transformers import AutoModelForCausalLM
+
+    write_model(tmp_path, family, output_router_logits=True, router_aux_loss_coef=0.5)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).train()
+    tokens, positions = some_rows()
+    labels = torch.roll(tokens, -1, dims=1)
+    labels[:, -1] = -100
+    scored = int((labels != -100).sum())
+    expected = theirs(input_ids=tokens, labels=tokens, use_cache=False)
+    expected.loss.backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    definition = opened(tmp_path)
+    for recompute in ("none", "full"):
+        model: Any = definition.build(torch.float32, recompute)
+        definition.fill(model, torch.device("cpu"), 0, values=True)
+        loss = model(tokens, positions, torch.zeros_like(tokens), labels) / scored
+        assert loss.item() == pytest.approx(expected.loss.item(), abs=1e-5)
+        assert load_balancing.last(model) == pytest.approx(expected.aux_loss.item(), abs=1e-5)
+        assert expected.aux_loss.item() > 1  # half of which the loss would lack
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            assert (parameter.grad - gradients[name]).abs().max() <= 1e-5, (name, recompute)
+    alone = model.eval()(tokens, positions, torch.zeros_like(tokens), labels) / scored
+    assert alone.item() == pytest.approx((expected.loss - 0.5 * expected.aux_loss).item(), abs=1e-5)
+    pad = torch.nn.functional.pad
+    documents, again = pad(torch.zeros_like(tokens), (0, 6), value=-1), pad(positions, (0, 6))
+    behind = model.train()(pad(tokens, (0, 6)), again, documents, pad(labels, (0, 6), value=-100)) / scored
+    assert behind.item() == pytest.approx(expected.loss.item(), abs=1e-5)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from muster.trainer.models import load_balancing
 from muster.trainer.models.decoder import Recompute
 from muster.trainer.models.head import LogitTransform, summed_cross_entropy
 from muster.trainer.models.recompute import keep_expensive
@@ -118,15 +119,18 @@ def _forward(
     labels: Tensor | None = None,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """The counterpart of Decoder.forward, with the same arguments and results. `documents` is not looked at, for
-    positions restart with each of them.
+    """The counterpart of Decoder.forward, with the same arguments and results. `documents` only tells padding
+    from the rest, for positions restart with each of them. A mixture's load-balancing loss is added while training.
     """
     # Never a 2-D mask and never a cache: with either, transformers does not look for packed documents.
     mask = None if masks == "positions" else _masks_by_layer_type(model, tokens, positions)
-    hidden = model.base_model(
-        input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
-    ).last_hidden_state
+    balances = labels is not None and model.training and load_balancing.weight_of(model) > 0
+    more = {"output_router_logits": True} if balances else {}
+    found = model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False, **more)
+    hidden = found.last_hidden_state
     out: Tensor = model.get_output_embeddings()(hidden, labels, smoothing)
+    if balances and labels is not None:
+        out = out + load_balancing.weighted(model, found.router_logits, documents, labels)
     return out
 
 

@@ -21,7 +21,7 @@ from muster.trainer.data import Data, Loader, open_data
 from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, must_have_samples
 from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, UserError, is_out_of_memory
 from muster.trainer.launch.notices import seconds_left
-from muster.trainer.models import sharding
+from muster.trainer.models import load_balancing, sharding
 from muster.trainer.train import assembly, randomness
 from muster.trainer.train.evaluation import Best, Evaluator
 from muster.trainer.train.origin import Origin, find_origin
@@ -100,6 +100,7 @@ class Trainer:
         self.best = Best(config.evaluation.early_stopping if config.evaluation else None)
         self.save_owed = False  # a save that waits until the weights have learnt again
         metrics = assembly.serve_metrics(run, origin, ranks, rank_state)
+        metrics.learning.watch_balance(lambda: load_balancing.last(model.module))
         self.reporter = StepReporter(run.worker_dir, metrics, rank_state, ranks)
         self.records = assembly.record_maker(run, origin, ranks, self.progress.steps, device)
         self.checkpoints = assembly.checkpoint_scheduler(run, origin, ranks, rank_state, self.step, metrics.commits)

@@ -103,11 +103,20 @@ class LearningMetrics:
     def __init__(self, place: dict[str, Any]) -> None:
         from prometheus_client import Counter, Gauge
 
+        self._place = place
         self.skipped = Counter("skipped_steps_total", "Steps whose batch was not learnt from, for its numbers", **place)
         self.evaluation_loss = Gauge("evaluation_loss", "Loss of the last evaluation, per scored token", **place)
         self._loss = Gauge("loss", "Training loss of the last step, per scored token", **place)
         self._grad_norm = Gauge("grad_norm", "Gradient norm of the last step, before clipping", **place)
         self._learning_rate = Gauge("learning_rate", "Learning rate of the last step", **place)
+
+    def watch_balance(self, last: Callable[[], float | None]) -> None:
+        """Show the load-balancing loss of this rank's last pass, read at each scrape. `last` returns it."""
+        from prometheus_client import Gauge
+
+        help_ = "How unequally the experts of a mixture were busy in this rank's last pass; NaN where that is not asked"
+        gauge = Gauge("load_balancing_loss", help_, **self._place)
+        gauge.set_function(lambda: float("nan") if (value := last()) is None else value)
 
     def stepped(self, record: StepRecord) -> None:
         self._loss.set(record.loss)
