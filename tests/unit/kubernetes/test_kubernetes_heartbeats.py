@@ -10,11 +10,11 @@ import pytest
 from tests.unit.kubernetes.making import JOB_UID, pod_item
 
 from muster.contract.signals import Heartbeat
-from muster.contract.status import Phase
+from muster.contract.status import GangStatus, Phase
 from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods, read_pod
-from muster.operator.pacing import ASK_ALARMED_SECONDS, ASK_OTHERS_PER_SECOND, ASK_RUNNING_SECONDS
+from muster.operator.pacing import ASK_ALARMED_SECONDS, ASK_OTHERS_PER_SECOND, ASK_ROUND_SECONDS, ASK_RUNNING_SECONDS
 
 
 @dataclass
@@ -48,12 +48,13 @@ class Gang:
         self.heartbeats._hear(pod, beat | self.facts.get(pod.worker, {}))
         return True
 
-    async def ask(self) -> list[int]:
+    async def ask(self, job: Job | None = None) -> list[int]:
         """Whom one turn asks, once it is due."""
         self.asked.clear()
-        due = self.heartbeats._is_due(JOB, time.monotonic())
-        if due and (mine := self.heartbeats._to_ask(JOB, time.monotonic())) is not None:
-            await self.heartbeats._ask_gang(JOB, mine)
+        job = job or JOB
+        due = self.heartbeats._is_due(job, time.monotonic())
+        if due and (mine := self.heartbeats._to_ask(job, time.monotonic())) is not None:
+            await self.heartbeats._ask_gang(job, mine)
         return sorted(self.asked)
 
     def beats(self) -> list[Heartbeat]:
@@ -64,6 +65,7 @@ class Gang:
 class _Status:
     phase: Phase = Phase.RUNNING
     attempt: int = 1
+    gang: GangStatus = field(default_factory=lambda: GangStatus(wanted=3))
 
 
 @dataclass
@@ -120,6 +122,15 @@ async def test_all_are_asked_when_something_is_wrong(
         await gang.ask()
         gang.now += ASK_ALARMED_SECONDS
         assert await gang.ask() == [], "the alarm is over"
+
+
+async def test_a_gang_is_asked_in_the_round_in_which_its_last_worker_comes_up(gang: Gang) -> None:
+    job = cast(Job, _Job(status=_Status(phase=Phase.STARTING)))
+    last = gang.pods.pop()
+    assert await gang.ask(job) == [], "two of three wait for the third"
+    gang.now += ASK_ROUND_SECONDS
+    gang.pods.append(last)
+    assert await gang.ask(job) == [0]
 
 
 async def test_that_a_process_is_stopped_is_news_of_an_old_heartbeat(gang: Gang) -> None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 from tests.unit.kubernetes.making import JOB_UID, job_item
 
+from muster.contract.base import dump
 from muster.contract.names import FINALIZER
 from muster.contract.status import JobStatus, Phase
 from muster.kube.client import Client
@@ -39,12 +40,12 @@ class Server:
         return {"metadata": job_item(version=self.version)["metadata"] | {"finalizers": [FINALIZER]}}
 
 
-def write_status(server: Server, **meta: Any) -> KubernetesWorld:
+def write_status(server: Server, status: JobStatus = STARTING, before: Any = None, **meta: Any) -> KubernetesWorld:
     async def write() -> KubernetesWorld:
         world = KubernetesWorld(cast(Client, server), "muster-system", Site(image="trainer"))
         item = job_item()
-        world.job_cache.keep(item | {"metadata": item["metadata"] | meta})
-        await world.write_status(JOB_UID, STARTING, "7")
+        world.job_cache.keep(item | {"metadata": item["metadata"] | meta, "status": dump(before) if before else {}})
+        await world.write_status(JOB_UID, status, "7")
         return world
 
     return asyncio.run(write())
@@ -72,6 +73,36 @@ def test_one_that_has_it_is_not_given_it_again() -> None:
     server = Server()
     write_status(server, finalizers=[FINALIZER])
     assert [verb for verb, _ in server.writes] == ["put"]
+
+
+RUNNING = STARTING.model_copy(update={"phase": Phase.RUNNING})
+ENDED = STARTING.model_copy(update={"phase": Phase.SUCCEEDED})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "operation", "verbs"),
+    [
+        (STARTING, RUNNING, "Update", ["put"]),
+        (RUNNING, RUNNING, "Update", ["patch", "put"]),
+        (RUNNING, ENDED, "Update", ["put"]),
+        (RUNNING, RUNNING, "Apply", ["put"]),
+    ],
+)
+def test_the_tracking_of_a_job_that_the_api_made_ends_once_the_job_lasts(
+    before: JobStatus, after: JobStatus, operation: str, verbs: list[str]
+) -> None:
+    server, managed = Server(), [{"operation": operation, "manager": "muster-api"}]
+    world = write_status(server, after, before, finalizers=[FINALIZER], managedFields=managed)
+    assert [verb for verb, _ in server.writes] == verbs
+    if "patch" in verbs:
+        assert server.writes[0][1]["metadata"] == {
+            "finalizers": [FINALIZER],
+            "managedFields": [{}],
+            "resourceVersion": "7",
+        }
+        job = world.job_cache.get(JOB_UID)
+        assert job is not None
+        assert not job.tracked
 
 
 def test_a_job_that_is_deleted_already_takes_no_finalizer() -> None:

@@ -86,10 +86,10 @@ class Heartbeats:
         """The gang, if there is anybody to ask."""
         mine = [pod for pod in self._pods.of(job.uid) if pod.attempt == job.status.attempt]
         running_phase = job.status.phase is Phase.RUNNING
-        self._due[job.uid] = now + (ASK_RUNNING_SECONDS if running_phase else ASK_STARTING_SECONDS)
         there = sum(1 for pod in mine if pod.running_since or pod.over)
         if not any(map(_answers, mine)) or (not running_phase and there < job.status.gang.wanted):
-            return None  # whoever is there waits for the others and has nothing to tell
+            return None  # whoever is there waits for the others and has nothing to tell; with the last it is due
+        self._due[job.uid] = now + (ASK_RUNNING_SECONDS if running_phase else ASK_STARTING_SECONDS)
         return mine
 
     async def _ask_gang(self, job: Job, mine: list[Pod]) -> None:

@@ -32,7 +32,7 @@ class Job:
 
     `version` is its resourceVersion. `queue` is the Kueue label's value, which names other schedulers' queues, too.
     The API knows the job as `id`. `applied` says that somebody owns fields of it by server-side apply, so the API
-    server must go on tracking whose is what.
+    server must go on tracking whose is what. `tracked` says that it does so for nobody, at the price of each write.
 
     `unreadable` says why the stored object can't be understood (a newer Muster wrote it); it is then not touched.
     `invalid` says why the spec is refused, although the schema let it in; the job then can't run. In both cases `spec`
@@ -46,6 +46,7 @@ class Job:
     queue: str
     id: str
     applied: bool = False
+    tracked: bool = False
     unreadable: str = ""
     invalid: str = ""
 
@@ -115,7 +116,8 @@ class Jobs:
             return self._jobs.get(job.uid, job)  # known, or somebody changed the spec, which the watch will tell
         summary = replace(job.summary, status=status or job.status, deleting="deletionTimestamp" in meta)
         finalizers = tuple(meta.get("finalizers") or ())
-        job = replace(job, summary=summary, version=meta["resourceVersion"], finalizers=finalizers)
+        tracked = bool(meta.get("managedFields")) and not job.applied
+        job = replace(job, summary=summary, version=meta["resourceVersion"], finalizers=finalizers, tracked=tracked)
         self._jobs[job.uid] = job
         return job
 
@@ -135,7 +137,8 @@ class Jobs:
     def _read(self, item: Object, known: Job | None) -> Job:
         meta = item["metadata"]
         generation = int(meta.get("generation", 1))
-        labels = meta.get("labels") or {}
+        labels, managed = meta.get("labels") or {}, meta.get("managedFields") or ()
+        applied = any(entry.get("operation") == "Apply" for entry in managed)
         if known is not None and known.generation == generation and not known.unreadable:
             spec, invalid = known.spec, known.invalid
         else:
@@ -161,7 +164,8 @@ class Jobs:
             finalizers=tuple(meta.get("finalizers") or ()),
             queue=labels.get(QUEUE_LABEL, ""),
             id=labels.get(Label.JOB_ID) or meta["uid"],
-            applied=any(entry.get("operation") == "Apply" for entry in meta.get("managedFields") or ()),
+            applied=applied,
+            tracked=bool(managed) and not applied,
             unreadable=unreadable,
             invalid=invalid,
         )

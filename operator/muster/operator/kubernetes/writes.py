@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from muster.contract.base import dump
 from muster.contract.names import FINALIZER, GROUP, KIND, VERSION
-from muster.contract.status import JobStatus
+from muster.contract.status import JobStatus, Phase
 from muster.kube import paths
 from muster.kube.client import METADATA, Client, Object
 from muster.kube.errors import ApiError
@@ -33,7 +33,10 @@ class JobWriter:
 
         `version` is that of the object from which the status was decided.
         """
-        if FINALIZER not in job.finalizers and job.version == version and not job.summary.deleting:
+        # A job that tells of its progress will do so for long: then ending the tracking is soon worth a write.
+        goes_on = job.status.phase is status.phase is Phase.RUNNING
+        due = FINALIZER not in job.finalizers or (goes_on and job.tracked)
+        if due and job.version == version and not job.summary.deleting:
             version = await self._protect(job)
         item = await self._put_status(job, dump(status), version)
         self._jobs.written(job, item, status)
@@ -86,9 +89,11 @@ class JobWriter:
         """Have a deleted job stay until its gang has committed; returns the version that it has then.
 
         Before its first status, for the same write ends the tracking of who owns which field, which is two fifths of
-        what each status costs; unless somebody applies the job server-side, which is what the tracking is for.
+        what each status costs; unless somebody applies the job server-side, which is what the tracking is for. The API
+        gives a job the finalizer itself: then the tracking ends with the first status that shows the job to last.
         """
-        meta: Object = {"finalizers": [*job.finalizers, FINALIZER], "resourceVersion": job.version}
+        others = (name for name in job.finalizers if name != FINALIZER)
+        meta: Object = {"finalizers": [*others, FINALIZER], "resourceVersion": job.version}
         if not job.applied:
             meta["managedFields"] = [{}]  # the API's own way to say so
         with self._guarded(job):
