@@ -29,6 +29,8 @@ class Settings(SourceSettings):
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
     # What runs as a worker; a JSON list in the environment.
     worker_command: tuple[str, ...] = (sys.executable, "-m", "muster.trainer.launch")
+    # Names of variables that workers inherit beside those that every worker needs; a JSON list in the environment.
+    worker_env: tuple[str, ...] = ()
     poll_seconds: Seconds = 0.1  # between looks at heartbeats; a death is noticed at once where the system can tell
     passes_at_once: Annotated[int, Field(ge=1)] = 8
     host: str = "127.0.0.1"

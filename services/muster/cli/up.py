@@ -217,6 +217,7 @@ def _welcome(options: PlatformOptions) -> None:
         print_json_line({"url": options.url, "pid": os.getpid(), "state": str(options.state.root)})
     say(f"Muster is up at {options.url} (state: {options.state.root})", "bold green")
     say(f"  Every request needs a token: yours is in {options.state.admin_token}, where `muster` finds it")
+    say("  A job is code that runs as you, and can read what you can: let only people submit whom you trust so far")
     say("  muster submit examples/pretrain-stdlib.yaml --follow    train something, in another terminal")
     say("  muster ls                                               what is here")
     say(f"  {options.url + '/docs':<56}the API")

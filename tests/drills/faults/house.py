@@ -61,6 +61,7 @@ class Platform:
             # Workers inherit these; a job itself may not say what a process of this machine loads.
             "PYTHONPATH": str(HOOKS),
             "DRILL_ORDERS": str(self.orders),
+            "MUSTER_OPERATOR_WORKER_ENV": json.dumps(["DRILL_ORDERS"]),
         }
 
     def start(self) -> None:

@@ -26,6 +26,11 @@ def test_the_address_as_seen_from_here(host: str, url: str) -> None:
     assert "--no-auth" not in up._children(options)[0].arguments, "the machine has other users"
 
 
+def test_who_starts_it_hears_what_jobs_may_do(capsys: pytest.CaptureFixture[str]) -> None:
+    up._welcome(up.PlatformOptions(State(Path("/s")), "127.0.0.1", 7))
+    assert "A job is code that runs as you, and can read what you can" in capsys.readouterr().err
+
+
 def test_children_are_told_what_was_asked_for() -> None:
     options = up.PlatformOptions(State(Path("/s")), "127.0.0.1", 7, nodes=3, gpus_per_node=2, stop_jobs=True)
     api, operator, agent = up._children(options)

@@ -9,6 +9,7 @@ import os
 import socket
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,27 @@ async def test_a_worker_is_told_all_it_needs_and_nothing_of_ours(house: House, m
         str(max(1, len(os.sched_getaffinity(0)) // 2)),
     )
     assert "RANK" not in first
+
+
+async def test_what_the_machines_user_has_exported_is_not_the_jobs(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job is somebody's code: it may read its own environment, and find nothing there to take away."""
+    secrets = {
+        "GITHUB_TOKEN": "ghp_0", "DATABASE_URL": "postgresql://u:p@h/db", "SSH_AUTH_SOCK": "/run/agent",
+        "WANDB_API_KEY": "w", "PGPASSWORD": "p", "MUSTER_TOKEN": "t",
+        "PET_NNODES": "9", "TORCHELASTIC_RUN_ID": "outer", "WORLD_SIZE": "8",
+    }  # fmt: skip
+    needed = {"AWS_REGION": "eu-north-1", "CUDA_HOME": "/opt/cuda", "https_proxy": "http://proxy:3128", "LC_ALL": "C"}
+    for name, value in {**secrets, **needed, "TEAM_ENDPOINT": "http://here", "TEAM_TOKEN": "t"}.items():
+        monkeypatch.setenv(name, value)
+    house.world._worker = replace(house.world._worker, inherited=("TEAM_ENDPOINT",))
+    await house.create(0)
+    given = house.environment(0)
+    assert {name: given.get(name) for name in needed} == needed
+    assert given["TEAM_ENDPOINT"] == "http://here"
+    assert given["PET_NNODES"] == "2"
+    assert (secrets.keys() - {"PET_NNODES"} | {"TEAM_TOKEN"}) & given.keys() == set()
 
 
 async def test_a_killed_worker_is_seen_dead_with_what_is_known(house: House) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from muster.contract.address import job_folder
 from muster.contract.base import dump_json
@@ -16,20 +17,50 @@ from muster.operator.local.processes import WorkerKey, marks
 from muster.operator.settings import cores
 from muster.storage.settings import platform_variables
 
-# The operator's own settings, and what an enclosing torchrun set for its ranks, are none of the worker's business.
-_OURS = ("MUSTER_", "PET_", "TORCHELASTIC_")
-_RANKS = frozenset({"MASTER_ADDR", "MASTER_PORT"}).union(
-    *({f"{of}RANK", f"{of}WORLD_SIZE"} for of in ("", "LOCAL_", "GROUP_", "ROLE_"))
-)
+# What of the platform's environment a worker gets: what its interpreter, libraries and devices are steered by, and how
+# stores are reached. Tokens, addresses of databases, agents' sockets and whatever else the user of this machine has
+# exported are not the job's.
+_INHERITED = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX",
+    "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM",
+    "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+})  # fmt: skip
+_INHERITED_PREFIXES = (
+    "LC_", "XDG_", "PYTHON", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_",
+    "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_", "AWS_",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """What runs as each worker, and which variables it inherits beside those that every worker needs."""
+
+    command: tuple[str, ...]
+    inherited: tuple[str, ...] = ()
 
 
 def worker_environment(
-    state: State, cluster: LocalCluster, job: TrainingJob, action: CreateWorker, port: int, gpus: tuple[int, ...]
+    state: State,
+    cluster: LocalCluster,
+    job: TrainingJob,
+    action: CreateWorker,
+    port: int,
+    gpus: tuple[int, ...],
+    inherited_too: tuple[str, ...] = (),
 ) -> dict[str, str]:
-    """The whole environment: this process's own without what is ours, the job's runtime.env, then what Muster sets."""
+    """The whole environment: the little that is inherited, the job's runtime.env, then what Muster sets.
+
+    `inherited_too` names variables of this process that workers get beside those that every worker needs.
+    """
     gang, meta = job.spec.gang, job.metadata
     key = WorkerKey(meta.uid, action.attempt, action.worker)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _RANKS}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES) or name in inherited_too
+    }
     ranks = len(action.nodes) * gang.ranks_per_node
     threads = {"OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", str(max(1, cores() // ranks)))}
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus or not gang.gpus_per_node else {}

@@ -69,6 +69,7 @@ async def _operate(
         settings.worker_command,
         settings.poll_seconds,
         on_error=lambda error: log.warning("poll failed", error=f"{type(error).__name__}: {error}"),
+        worker_env=settings.worker_env,
     )
     url = f"http://{settings.host}:{port}"
     claim.tell(url, settings.nodes, settings.gpus_per_node)

@@ -28,7 +28,7 @@ from muster.operator.core.decision import Action, CreateWorker, RemoveJob, Remov
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Observed, Reservation, WorkerState
 from muster.operator.local import processes
-from muster.operator.local.environment import checkpoint_folder, ignored, worker_environment
+from muster.operator.local.environment import WorkerStart, checkpoint_folder, ignored, worker_environment
 from muster.operator.local.nodes import VirtualNodes, rendezvous_port
 from muster.operator.local.notices import Notices
 from muster.operator.local.processes import WorkerKey, WorkerRecord
@@ -51,7 +51,8 @@ class InvalidSpec(Exception):
 class LocalWorld:
     """Jobs as processes of this machine, in the state folder `root` (an absolute path).
 
-    `worker_command` runs as each worker, and `on_error` is told of a poll that failed. With `reads_only`, for somebody
+    `worker_command` runs as each worker, which inherits the variables that `worker_env` names beside those that every
+    worker needs. `on_error` is told of a poll that failed. With `reads_only`, for somebody
     who looks while the operator works, nothing is written and nothing may be applied. Only one operator may act on a
     state folder; its process sees to that (`claim.py`).
     """
@@ -65,10 +66,12 @@ class LocalWorld:
         reads_only: bool = False,
         clock: Callable[[], float] = time.time,
         on_error: Callable[[Exception], None] = lambda error: None,
+        worker_env: tuple[str, ...] = (),
     ) -> None:
         self.state = State(root)
         self.cluster = LocalCluster(self.state.cluster)
-        self._nodes, self._command, self._reads_only = nodes, worker_command, reads_only
+        self._nodes, self._reads_only = nodes, reads_only
+        self._worker = WorkerStart(worker_command, worker_env)
         self._commits = CommitLookup(CommitListing().read_at)
         self._clock = clock
         heartbeats = self._heartbeats = Heartbeats(self.state, clock)
@@ -265,11 +268,11 @@ class LocalWorld:
         wanted = job.spec.gang.gpus_per_node
         gpus = self._nodes.gpus(action.node, wanted, self._workers.living()) if wanted else ()
         port = rendezvous_port(self.state, uid, action.attempt)
-        environment = worker_environment(self.state, self.cluster, job, action, port, gpus)
+        environment = worker_environment(self.state, self.cluster, job, action, port, gpus, self._worker.inherited)
         self._workers.reopen(key)
         if words := ignored(job.spec.runtime):
             note(self.state, key, f"muster: runtime.{', runtime.'.join(words)} mean nothing on this machine: ignored")
-        return processes.start(self.state, key, action.node, self._command, environment, gpus)
+        return processes.start(self.state, key, action.node, self._worker.command, environment, gpus)
 
     def _fleet(self, fresh: bool) -> Fleet:
         jobs = self._jobs.refresh()
