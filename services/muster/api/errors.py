@@ -94,7 +94,7 @@ KINDS: dict[str, Kind] = {
     "internal": Kind(
         500, "Something is wrong in the API", "Retry; if it stays, show the requestId to whoever runs Muster."
     ),
-    "job_leaving": Kind(503, "The cluster still has the job", "Repeat it after `Retry-After` seconds."),
+    "job_leaving": Kind(409, "The cluster still has the job", "Repeat it after `Retry-After` seconds."),
     "storage_unavailable": Kind(
         503, "The checkpoint folder can't be used", "The detail names the place and the next step; nothing was changed."
     ),

@@ -78,6 +78,6 @@ async def test_a_job_that_the_cluster_keeps_is_kept_here(here: Platform, monkeyp
     """Without it, its next status would bring it back as a job that somebody else made."""
     monkeypatch.setattr(removal, "GONE_SECONDS", 0.05)
     uid = await finished(here, "kept")
-    assert await delete(here, uid) == (503, "job_leaving")
+    assert await delete(here, uid) == (409, "job_leaving")
     assert (await here.get(f"/jobs/{uid}"))["status"]["phase"] == "Succeeded"
     assert await gone(here, uid) == (204, "")

@@ -27,6 +27,7 @@ from tests.integration.api.platform import served
 from tests.integration.api.postgres import PostgresServer
 
 from muster.api.app import create_app
+from muster.api.jobs import removal
 from muster.api.settings import Settings
 from muster.contract.status import Phase
 
@@ -64,6 +65,12 @@ def in_thread(state: Path, **options: Any) -> Iterator[Server]:
 
     async def run() -> None:
         short = {"stream_seconds_max": 0.1, "stream_ping_seconds": 0.05}
+        # No operator removes what is deleted here, so nothing is gained by waiting for one.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(removal, "GONE_SECONDS", 0.05)
+            await serve(short)
+
+    async def serve(short: dict[str, float]) -> None:
         async with served(state, auth=True, bootstrap_token=TOKEN, **short, **options) as (here, _):
             here.client.headers.update(HEADERS)
             jobs = [(await here.submit(name))["id"] for name in ("waiting", "running", "done")]
