@@ -67,7 +67,7 @@ class Base:
 def base_of(commit: Commit) -> Base | None:
     """The folder or repository that the job began from; None where it began from a commit, has other tokens than the
     folder, or began from an address that `from_pretrained` does not read."""
-    if not commit.config["model"].get("source") or commit.config["data"].get("addTokens"):
+    if not commit.config["model"].get("source") or commit.config.get("data", {}).get("addTokens"):
         return None
     origin = commit.architecture["source"]
     address = parse_address(origin["address"])
