@@ -12,7 +12,7 @@ from muster.contract.address import AddressError, parse_address
 
 
 def make_absolute(file: JobFile, local: bool) -> None:
-    """Make the relative paths of data sources, tokenizer and model absolute, in place.
+    """Make the relative paths of data sources, tokenizer, chat template and model absolute, in place.
 
     Raises CliError (exit 2) for a relative path where the server is not `local`, that is, on another machine.
     """
@@ -40,6 +40,7 @@ def _path_places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str
     yield _mapping(training.get("model")), "source", "spec.training.model.source"
     if data.get("tokenizer") != "bytes":
         yield data, "tokenizer", "spec.training.data.tokenizer"
+    yield data, "chatTemplate", "spec.training.data.chatTemplate"
 
 
 def _is_relative(value: str) -> bool:

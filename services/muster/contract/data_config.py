@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +11,7 @@ from muster.contract.base import Many, Spec
 from muster.contract.data_formats import Format
 from muster.contract.fields import DataAddress, Positive, Text
 
+TrainOn = Literal["assistant", "last", "all", "completion"]
 WEIGHT_SHARE_MIN = 1e-6  # of a source among all sources: below, an epoch would be millions of times its samples
 WEIGHT_SHARE_ODD = 1e-3
 
@@ -77,6 +78,12 @@ class DataConfig(Spec):
     """Tokens of one sample."""
     packing: bool = True
     """Whether a sample holds several documents, which never attend to one another, or one document and padding."""
+    chat_template: DataAddress | None = None
+    """The address of a Jinja file that writes conversations, instead of the template that the tokenizer brings."""
+    train_on: TrainOn = "assistant"
+    """What of a conversation is learnt: every turn of the `assistant`, its `last`, its `completion` (all that it says
+    after the user's last words), or `all` tokens.
+    """
 
     @field_validator("add_tokens")
     @classmethod

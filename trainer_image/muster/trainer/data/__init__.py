@@ -9,6 +9,7 @@ from muster.trainer.data.tokenizer import (
     Tokenizer,
     add_tokens,
     load_tokenizer,
+    templated,
     tokenizer_from_commit,
     tokenizer_of_folder,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "chat_prompt",
     "load_tokenizer",
     "open_data",
+    "templated",
     "tokenizer_from_commit",
     "tokenizer_of_folder",
 ]

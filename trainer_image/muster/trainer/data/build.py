@@ -37,7 +37,10 @@ class Encoded(NamedTuple):
 class Builder:
     """Memory: a few batches of text, and some 60 bytes per document for the index."""
 
-    def __init__(self, folder: Path, source: Source, tokenizer: Tokenizer, key: str, say: Say) -> None:
+    def __init__(
+        self, folder: Path, source: Source, tokenizer: Tokenizer, key: str, say: Say, train_on: str = "assistant"
+    ) -> None:
+        self._train_on = train_on
         self._folder, self._source, self._tokenizer, self._key = folder, source, tokenizer, key
         self._dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
         self._chat = source.format in CONVERSATIONS
@@ -69,7 +72,7 @@ class Builder:
     def _chunks(self, files: Sequence[File], digests: Sequence[str]) -> Iterator[Chunk]:
         for file, digest in zip(files, digests, strict=True):
             reading = Reading(file, self._advance)
-            yield from reading.chunks(self._source, self._tokenizer)
+            yield from reading.chunks(self._source, self._tokenizer, self._train_on)
             if isinstance(file, LocalFile) and reading.digest() != digest:
                 raise UserError(
                     f"{file.address}: changed while it was being read; start again when nobody writes to it"

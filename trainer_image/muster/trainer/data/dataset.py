@@ -67,8 +67,8 @@ def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, rep
     """
     _must_fit(tokenizer, config)
     config = with_formats(config, report)
-    evaluation = config.evaluation
-    opened = [prepared(source, tokenizer, cache_dir, report) for source in config.data.train]
+    evaluation, train_on = config.evaluation, config.data.train_on
+    opened = [prepared(source, tokenizer, cache_dir, report, train_on) for source in config.data.train]
     threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0, report)
     training, held_out = zip(*(stores.split(store, threshold) for store in opened), strict=True)
     maker = _Maker(config, tokenizer.eos, report)
@@ -78,7 +78,7 @@ def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, rep
         return Data(train, None, fingerprint)
     if not evaluation.data:
         return Data(train, maker.evaluation(config.data.train, held_out), fingerprint)
-    apart = [prepared(source, tokenizer, cache_dir, report) for source in evaluation.data]
+    apart = [prepared(source, tokenizer, cache_dir, report, train_on) for source in evaluation.data]
     _tell_overlap(opened, apart, report)
     return Data(train, maker.evaluation(evaluation.data, [stores.split(store, 0)[0] for store in apart]), fingerprint)
 

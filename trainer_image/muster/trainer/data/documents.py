@@ -42,7 +42,7 @@ class Reading:
         self._advance = advance
         self._state = hashlib.blake2b(digest_size=20)
 
-    def chunks(self, source: Source, tokenizer: Tokenizer) -> Iterator[Chunk]:
+    def chunks(self, source: Source, tokenizer: Tokenizer, train_on: str = "assistant") -> Iterator[Chunk]:
         """The file's documents in order; empty ones are passed over. Raises UserError, StorageError."""
         if source.format == "text":
             with open_bytes(self.file, self._saw) as stream:
@@ -50,7 +50,7 @@ class Reading:
             return
         for record in read_records(self.file, renamed_columns(source), self._saw):
             try:
-                yield from _in_pieces(_of_record(record.value, source, tokenizer))
+                yield from _in_pieces(_of_record(record.value, source, tokenizer, train_on))
             except ValueError as error:  # UnicodeEncodeError is one
                 raise UserError(f"{record.place}: {_reason(error)}{of_another_format(record.value, source)}") from None
         if is_table(self.file):
@@ -66,11 +66,11 @@ class Reading:
         self._advance(len(block))
 
 
-def _of_record(record: Any, source: Source, tokenizer: Tokenizer) -> Chunk:
+def _of_record(record: Any, source: Source, tokenizer: Tokenizer, train_on: str) -> Chunk:
     """Raises ValueError saying what is wrong and where in the record."""
     if source.format == "jsonl":
         return _document(_text_of(record, source.field), tokenizer)
-    given = conversations.conversation(record, source.format)
+    given = conversations.conversation(record, source.format, train_on)
     return Chunk(chat.parts(given, tokenizer), given.hash())
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from muster.contract.data_config import Source
-from muster.contract.data_formats import fits_task, wrong_format
+from muster.contract.data_formats import CONVERSATIONS, fits_task, wrong_format
 from muster.contract.training import TrainingConfig
 from muster.storage import sources
 from muster.storage.data_format import of_known_format
@@ -34,24 +34,27 @@ NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
 
 
 @final_errors_are_the_users()
-def prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report) -> TokenStore:
+def prepared(
+    source: Source, tokenizer: Tokenizer, cache: Path, report: Report, train_on: str = "assistant"
+) -> TokenStore:
     """The token store of a source, made now if there is none. Blocks while another process makes it.
 
     Raises UserError for bad input or a cache that can't be written, StorageError when the disk is full or fails.
     """
     try:
-        return _prepared(source, tokenizer, cache, report)
+        return _prepared(source, tokenizer, cache, report, train_on)
     except OSError as error:
         raise _disk_error(cache, error) from error
 
 
-def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report) -> TokenStore:
+def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report, train_on: str) -> TokenStore:
     source, _ = _found(source, report)
     recipe = {
         "version": FORMAT_VERSION,
         "format": source.format,
         "field": source.field if source.format == "jsonl" else None,
         "tokenizer": _digest_of(tokenizer.describe()),
+        **({"trainOn": train_on} if source.format in CONVERSATIONS and train_on != "assistant" else {}),
         **({"columns": source.columns.renamed()} if source.columns else {}),
     }
     for place in ("tokens", "locks", "digests"):
@@ -68,7 +71,7 @@ def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report)
         if store is None:
             building = cache / "tokens" / f".building-{name}-{uuid.uuid4().hex}"
             try:
-                Builder(building, source, tokenizer, key, say).build(files, digests)
+                Builder(building, source, tokenizer, key, say, train_on).build(files, digests)
                 _publish(building, folder)
             finally:
                 shutil.rmtree(building, ignore_errors=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +28,7 @@ from muster.contract.architecture import (
 )
 from muster.storage.errors import NotFound, Refused
 from muster.storage.store import open_source
+from muster.trainer.data.chat_template import ChatTemplate
 from muster.trainer.errors import StorageError, UserError
 
 Ids = npt.NDArray[np.uint32]
@@ -56,11 +59,18 @@ class Tokenizer(Protocol):
     def bos(self) -> tuple[int, ...]: ...  # the ids before every document
     @property
     def chat(self) -> ChatMarks | None: ...  # None where its marks are unknown
+    @property
+    def template(self) -> ChatTemplate | None: ...  # None where it has none, so that its marks are written
+    @property
+    def special(self) -> re.Pattern[str] | None: ...  # finds its special tokens in a text; None: it has none
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone, without `bos` or end of document."""
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         """`encode` of each text, as arrays."""
+
+    def encode_rendered(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of what a template wrote, its special tokens as such, and the characters [start, end) of each."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; marks are left out, broken UTF-8 becomes U+FFFD."""
@@ -84,8 +94,15 @@ class ByteTokenizer:
         closing=(END_OF_TURN,),
     )
 
+    template: ChatTemplate | None = None
+    special: re.Pattern[str] | None = None
+
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
+
+    def encode_rendered(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        places = [(at, at + 1) for at, letter in enumerate(text) for _ in letter.encode()]
+        return self.encode(text), places
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
@@ -104,8 +121,9 @@ class HuggingFaceTokenizer:
     the vocabulary has none of the well-known ones.
     """
 
-    def __init__(self, text: str, where: str, eos: str | None = None) -> None:
+    def __init__(self, text: str, where: str, eos: str | None = None, template: ChatTemplate | None = None) -> None:
         self._json = text
+        self.template = template
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception
@@ -121,6 +139,21 @@ class HuggingFaceTokenizer:
         self.eos = _eos(vocabulary, eos, where)
         self.bos = _bos(self._tokenizer.encode("").ids, self.eos)
         self.chat = _chat_marks(vocabulary, self._ids)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        names = sorted((re.escape(token.content) for token in added if token.special), key=len, reverse=True)
+        self.special = re.compile("|".join(names)) if names else None
+
+    @cached_property
+    def _of_rendered(self) -> tokenizers.Tokenizer:
+        """Like the other one, but for the special tokens in a text, which it takes for such."""
+        other = tokenizers.Tokenizer.from_str(self._json)
+        other.no_truncation()
+        other.no_padding()
+        return other
+
+    def encode_rendered(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoded = self._of_rendered.encode(text, add_special_tokens=False)
+        return encoded.ids, encoded.offsets
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -141,7 +174,13 @@ class HuggingFaceTokenizer:
             "sha256": hashlib.sha256(self._json.encode()).hexdigest(),
             "end_of_document": self._tokenizer.id_to_token(self.eos),
             "json": self._json,
+            **({"chat_template": asdict(self.template)} if self.template else {}),
         }
+
+    def with_template(self, source: str) -> HuggingFaceTokenizer:
+        """The same tokenizer with another chat template."""
+        tokens = self.template.tokens if self.template else {}
+        return HuggingFaceTokenizer(self._json, "", self._tokenizer.id_to_token(self.eos), ChatTemplate(source, tokens))
 
 
 # The end of a document as the well-known vocabularies spell it; the first that is there counts.
@@ -203,14 +242,36 @@ def load_tokenizer(spec: str) -> Tokenizer:
     text = _read(folder, name)
     if text is None:
         raise UserError(f"data.tokenizer: {spec} does not exist; use `bytes` or the address of a tokenizer.json")
-    return HuggingFaceTokenizer(text, spec, _configured_end(_read(folder, "tokenizer_config.json")))
+    configuration = _read(folder, "tokenizer_config.json")
+    return tokenizer_of_folder(text, configuration, spec, _read(folder, "chat_template.jinja"))
 
 
-def tokenizer_of_folder(text: str, configuration: str | None, where: str) -> Tokenizer:
+def tokenizer_of_folder(
+    text: str, configuration: str | None, where: str, template: str | None = None
+) -> HuggingFaceTokenizer:
     """The tokenizer of a model's folder, made of the texts of its tokenizer.json and, as `configuration`, of its
-    tokenizer_config.json (None where there is none). `where` names the folder in messages.
+    tokenizer_config.json (None where there is none). `where` names the folder in messages. `template` is the text of
+    its chat_template.jinja; an older folder has that in its configuration.
     """
-    return HuggingFaceTokenizer(text, where, _configured_end(configuration))
+    tokens = _configured_tokens(configuration)
+    source = template or _configured_template(configuration)
+    made = ChatTemplate(source, tokens) if source else None
+    return HuggingFaceTokenizer(text, where, tokens.get("eos_token"), made)
+
+
+def templated(tokenizer: Tokenizer, address: str | None) -> Tokenizer:
+    """The tokenizer with the chat template in a file; the tokenizer itself where `address` is None. Raises UserError
+    where there is no such file, or the tokenizer has marks of its own."""
+    if address is None:
+        return tokenizer
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise UserError("data.chatTemplate: the tokenizer `bytes` writes marks of its own; name a tokenizer.json")
+    place = data_address(address)
+    above, _, name = place.path.rpartition("/")
+    text = _read(replace(place, path=above or ("/" if place.path.startswith("/") else "")), name)
+    if text is None:
+        raise UserError(f"data.chatTemplate: {address} does not exist; give the address of a Jinja file")
+    return tokenizer.with_template(text)
 
 
 def add_tokens(text: str, tokens: Sequence[str], where: str) -> tuple[str, tuple[int, ...]]:
@@ -244,7 +305,9 @@ def tokenizer_from_commit(described: dict[str, Any]) -> Tokenizer:
     text = described["json"]
     if hashlib.sha256(text.encode()).hexdigest() != described.get("sha256"):
         raise StorageError("the tokenizer in the commit is damaged: its SHA-256 does not match; use another commit")
-    return HuggingFaceTokenizer(text, "of the commit", described.get("end_of_document"))
+    template = described.get("chat_template")
+    made = ChatTemplate(template["source"], template["tokens"]) if template else None
+    return HuggingFaceTokenizer(text, "of the commit", described.get("end_of_document"), made)
 
 
 def _read(folder: Address, name: str) -> str | None:
@@ -257,11 +320,29 @@ def _read(folder: Address, name: str) -> str | None:
         raise UserError(f"data.tokenizer: can't read {folder.child(name)}: {error}") from None
 
 
-def _configured_end(config: str | None) -> str | None:
-    """`eos_token` of a tokenizer_config.json, which writes it as text or as {"content": text}."""
+def _configured_tokens(configuration: str | None) -> dict[str, str]:
+    """`bos_token`, `eos_token` and their like of a tokenizer_config.json, which writes each as text or as
+    {"content": text}."""
+    tokens = {}
+    for name, value in _parsed(configuration).items():
+        token = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(token, str):
+            tokens[name] = token
+    return tokens
+
+
+def _configured_template(configuration: str | None) -> str | None:
+    """The chat template of a tokenizer_config.json: the one, or of several the one named `tool_use`, or `default`."""
+    found = _parsed(configuration).get("chat_template")
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("tool_use") or named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _parsed(configuration: str | None) -> dict[str, Any]:
     try:
-        token = json.loads(config)["eos_token"] if config else None
-    except (ValueError, KeyError, TypeError):
-        return None
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
+        found = json.loads(configuration) if configuration else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -4,7 +4,7 @@ own last one."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -18,7 +18,14 @@ from muster.storage.model_folder import ModelFolder, open_folder
 from muster.trainer.checkpoint import DamagedCommit, newest_readable, read_commit
 from muster.trainer.checkpoint.failures import GoneCommit
 from muster.trainer.config import Run
-from muster.trainer.data import Tokenizer, add_tokens, load_tokenizer, tokenizer_from_commit, tokenizer_of_folder
+from muster.trainer.data import (
+    Tokenizer,
+    add_tokens,
+    load_tokenizer,
+    templated,
+    tokenizer_from_commit,
+    tokenizer_of_folder,
+)
 from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
 from muster.trainer.models.adapter import adapter_of
 from muster.trainer.models.decoder_model import DecoderModel
@@ -53,6 +60,11 @@ def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
     """
     if run.resume_step:
         return _resumed(run, report)
+    origin = _begun(run)
+    return replace(origin, tokenizer=templated(origin.tokenizer, run.training.data.chat_template))
+
+
+def _begun(run: Run) -> Origin:
     if run.training.model.from_ is not None:
         return _from_commit(run.training, run.training.model.from_)
     if run.training.model.source is not None:
@@ -114,7 +126,7 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
     folder = open_folder(open_files(source))
     where = f"the model in {source}"
     if folder.tokenizer is not None:
-        tokenizer = tokenizer_of_folder(folder.tokenizer, folder.companions.get("tokenizer_config.json"), source)
+        tokenizer: Tokenizer = _tokenizer_in(folder, source)
     elif training.data.tokenizer != "bytes":
         tokenizer = load_tokenizer(training.data.tokenizer)
     else:
@@ -126,8 +138,7 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
     own, new = tokenizer, None
     if training.data.add_tokens:
         folder, new = _with_new_tokens(folder, tokenizer, training.data.add_tokens, where)
-        assert folder.tokenizer is not None
-        tokenizer = tokenizer_of_folder(folder.tokenizer, folder.companions.get("tokenizer_config.json"), source)
+        tokenizer = _tokenizer_in(folder, source)
     model = transformers_model.from_folder(folder, training.adapter, new)
     _must_be_its_own(training.data.tokenizer, own, model, where, "the folder's")
     _vocabularies_fit(tokenizer, model, "its tokenizer", where)
@@ -154,6 +165,14 @@ def _with_new_tokens(
     return grown(folder, new, text), new
 
 
+def _tokenizer_in(folder: ModelFolder, source: str) -> Tokenizer:
+    assert folder.tokenizer is not None
+    beside = folder.companions
+    return tokenizer_of_folder(
+        folder.tokenizer, beside.get("tokenizer_config.json"), source, beside.get("chat_template.jinja")
+    )
+
+
 def _must_be_its_own(asked: str, own: Tokenizer, model: ModelDefinition, where: str, whose: str) -> None:
     """Raise UserError where the tokenizer that was asked for is not the model's.
 
@@ -164,11 +183,15 @@ def _must_be_its_own(asked: str, own: Tokenizer, model: ModelDefinition, where: 
         return
     other = load_tokenizer(asked)
     _vocabularies_fit(other, model, f"data.tokenizer {asked}", where)
-    if other.describe() != own.describe():
+    if _without_template(other) != _without_template(own):
         raise UserError(
             f"data.tokenizer {asked} is not the tokenizer that {where} was trained with "
             f"(vocabularies {other.vocab_size} and {own.vocab_size}); leave it out to use {whose}"
         )
+
+
+def _without_template(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {key: value for key, value in tokenizer.describe().items() if key != "chat_template"}
 
 
 def _must_be_within_positions(training: TrainingConfig, model: ModelDefinition, where: str) -> None:
