@@ -60,7 +60,8 @@ class BareLoop:
         self.optimizer.zero_grad()
         for number, micro in enumerate(batch.micro, start=1):
             self.model.set_requires_gradient_sync(number == len(batch.micro))  # type: ignore[operator]
-            loss = self.objective.loss(self.model, micro) / self.objective.count(micro) / len(batch.micro)
+            losses = self.objective.loss(self.model, micro)
+            loss = losses.sum / losses.count / len(batch.micro)
             loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

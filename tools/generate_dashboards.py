@@ -109,6 +109,14 @@ JOB = (
             (f"max(muster_trainer_evaluation_loss{{{OF_JOB}}} > 0)", "evaluation"),
         ),
     ),
+    Panel(
+        "Objective", "What it reports by name (rewards, margins, accuracies, log-probabilities), of training.",
+        ((f"max by (name) (muster_trainer_objective{{{OF_JOB}}})", "{{name}}"),),
+    ),
+    Panel(
+        "Objective, held out", "The same of the last evaluation.",
+        ((f"max by (name) (muster_trainer_evaluation_objective{{{OF_JOB}}})", "{{name}}"),),
+    ),
     Panel("Gradient norm", "Before clipping.", ((f"max(muster_trainer_grad_norm{{{OF_JOB}}})", "norm"),)),
     Panel(
         "Tokens per second", "Of all ranks.", ((f"max(muster_operator_job_tokens_per_second{{{OF_JOB}}})", "tokens"),)

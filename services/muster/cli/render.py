@@ -155,6 +155,9 @@ def format_progress_line(progress: dict[str, Any], ended: bool = False) -> str:
         parts.append(f"loss {formatting.loss(progress['loss'])}")
     if progress.get("evaluationLoss") is not None:
         parts.append(f"evaluation {formatting.loss(progress['evaluationLoss'])}")
+    values = progress.get("evaluationValues") or progress.get("values") or {}
+    if (accuracy := values.get("rewards/accuracies")) is not None:
+        parts.append(f"prefers the chosen in {accuracy:.0%}")
     if not ended and progress.get("tokensPerSecond"):
         parts.append(f"{formatting.amount(progress['tokensPerSecond'])} tokens/s")
     if not ended and progress.get("etaSeconds") is not None:

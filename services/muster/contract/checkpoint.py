@@ -4,6 +4,7 @@
     <folder>/step-00000100/attempt-1/frozen-00003-of-00008.safetensors    what is never trained: written once in a job
     <folder>/commits/step-00001200.json                                  the COMMIT, written last, one object
     <folder>/pins/step-00001200                                          a person's wish to keep that commit
+    <folder>/reference/<SHA-256>.safetensors                             what a reference model says of the data: once
     <folder>/quarantine/step-00001200.json                               a COMMIT whose bytes did not verify, and why
 
 `<folder>` is `<spec.checkpoint.uri>/<job uid>`. Only what a COMMIT names exists.
@@ -26,6 +27,7 @@ COMMITS = "commits"
 PINS = "pins"
 READERS = "readers"
 QUARANTINE = "quarantine"
+REFERENCE = "reference"
 # Bytes of one element, by the dtype as safetensors spells it.
 ITEM_BYTES: Final = {
     "F64": 8,
@@ -60,6 +62,11 @@ def step_name(step: int) -> str:
 
 def commit_key(step: int) -> str:
     return f"{COMMITS}/{step_name(step)}.json"
+
+
+def reference_key(digest: str) -> str:
+    """Where the log-probabilities of a job's reference model lie, by the SHA-256 of the file."""
+    return f"{REFERENCE}/{digest}.safetensors"
 
 
 def attempt_prefix(step: int, attempt: int) -> str:
@@ -169,6 +176,7 @@ class RunState(Record):
     passed_over: Many[SkippedData]
     steps: Count  # of the whole run
     data: str  # the fingerprint of the training data
+    reference: str | None = None  # the SHA-256 of the stored log-probabilities of the reference; None: there are none
 
 
 class Commit(Record):

@@ -12,6 +12,7 @@ from muster.contract.data_formats import Format
 from muster.contract.fields import DataAddress, Positive, Text
 
 TrainOn = Literal["assistant", "last", "all", "completion"]
+Truncation = Literal["right", "left", "drop", "error"]
 WEIGHT_SHARE_MIN = 1e-6  # of a source among all sources: below, an epoch would be millions of times its samples
 WEIGHT_SHARE_ODD = 1e-3
 
@@ -37,6 +38,14 @@ class Columns(Spec):
     """What a completion follows."""
     completion: Text | None = None
     """What follows a prompt."""
+    chosen: Text | None = None
+    """The answer of a pair that is preferred."""
+    rejected: Text | None = None
+    """The other answer of a pair."""
+    margin: Text | None = None
+    """By how much the chosen answer is better."""
+    label: Text | None = None
+    """Whether a completion is good."""
 
     def renamed(self) -> dict[str, str]:
         """The format's name of each column that is called otherwise in the files."""
@@ -51,7 +60,10 @@ class Source(Spec):
     format: Format = "auto"
     """In `text` a file is a document. All others are read of records: lines of JSON, elements of a JSON array, rows of
     CSV or Parquet, also in .gz and .zst. In `jsonl` the column `field` of a record is a document; in `openai-chat`,
-    `sharegpt`, `alpaca` and `prompt-completion` a record is a conversation. `auto` looks at the files.
+    `sharegpt`, `alpaca` and `prompt-completion` a record is a conversation. In `preference` a record is a pair of
+    answers: `{"prompt", "chosen", "rejected"}`, each of them text or a list of messages; without a prompt, what the two
+    sides begin with alike is the prompt. In `unpaired-preference` it is one answer that is good or bad: `{"prompt",
+    "completion", "label": true}`. `auto` looks at the files.
     """
     field: Text = "text"
     """The column that holds the document in format `jsonl`."""
@@ -83,6 +95,11 @@ class DataConfig(Spec):
     train_on: TrainOn = "assistant"
     """What of a conversation is learnt: every turn of the `assistant`, its `last`, its `completion` (all that it says
     after the user's last words), or `all` tokens.
+    """
+    truncation: Truncation = "right"
+    """What becomes of a pair of answers that is longer than a sample, which holds both: `right` cuts both answers at
+    the same length, `left` takes equally many tokens from the beginning of both prompts, `drop` leaves the pair out,
+    and `error` refuses the data. Documents of other tasks are cut on the right.
     """
 
     @field_validator("add_tokens")

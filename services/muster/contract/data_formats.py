@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-Format = Literal["auto", "text", "jsonl", "openai-chat", "sharegpt", "alpaca", "prompt-completion"]
+Format = Literal[
+    "auto",
+    "text",
+    "jsonl",
+    "openai-chat",
+    "sharegpt",
+    "alpaca",
+    "prompt-completion",
+    "preference",
+    "unpaired-preference",
+]
 
 # What a document's loss covers is marked token by token in these; in the others every token counts.
 CONVERSATIONS: Final = frozenset({"openai-chat", "sharegpt", "alpaca", "prompt-completion"})
@@ -13,12 +23,18 @@ CONVERSATIONS: Final = frozenset({"openai-chat", "sharegpt", "alpaca", "prompt-c
 FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "pretrain": ("text", "jsonl"),
     "sft": ("openai-chat", "sharegpt", "alpaca", "prompt-completion"),
+    "dpo": ("preference",),
+    "orpo": ("preference",),
+    "simpo": ("preference",),
+    "kto": ("unpaired-preference",),
 }
 SHAPES: Final[Mapping[str, str]] = {
     "openai-chat": '{"messages": [{"role": …, "content": …}, …]}',
     "sharegpt": '{"conversations": [{"from": …, "value": …}, …]}',
     "alpaca": '{"instruction": …, "input": …, "output": …}',
     "prompt-completion": '{"prompt": …, "completion": …}',
+    "preference": '{"prompt": …, "chosen": …, "rejected": …}',
+    "unpaired-preference": '{"prompt": …, "completion": …, "label": true}',
 }
 
 
@@ -38,6 +54,10 @@ def looks_like(record: object, field: str = "text") -> str | None:
         return "openai-chat"
     if _turns(record.get("conversations"), "from"):
         return "sharegpt"
+    if {"chosen", "rejected"} <= record.keys():
+        return "preference"
+    if {"prompt", "completion", "label"} <= record.keys():
+        return "unpaired-preference"
     if {"prompt", "completion"} <= record.keys():
         return "prompt-completion"
     if {"instruction", "output"} <= record.keys():

@@ -66,6 +66,8 @@ class StepRecord(Record):
     mfu: float | None = None  # None where the device's peak is unknown (CPU)
     memory_bytes: int
     evaluation_loss: float | None = None  # when this step was followed by an evaluation
+    values: dict[str, float] = {}  # what the objective reports by name, as means over the step's samples
+    evaluation_values: dict[str, float] = {}  # the same of the evaluation that followed
     skipped: str = ""  # why nothing was learnt from this batch; a loss that is no number is then the last good one
 
 

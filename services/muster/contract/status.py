@@ -62,6 +62,10 @@ class Progress(Record):
     """The loss of the last evaluation."""
     evaluation_step: int | None = None
     """The step that the last evaluation followed."""
+    values: dict[str, float] = {}
+    """What the objective reports of the last step by name, such as rewards/margins."""
+    evaluation_values: dict[str, float] = {}
+    """The same of the last evaluation."""
     tokens_per_second: float | None = None
     """Tokens per second of the whole gang."""
     mfu: float | None = None

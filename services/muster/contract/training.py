@@ -13,9 +13,9 @@ from muster.contract.data_config import WEIGHT_SHARE_ODD, DataConfig, Source
 from muster.contract.data_formats import fits_task, wrong_format
 from muster.contract.fields import Fraction, Positive, Seed
 from muster.contract.model_config import ModelConfig
+from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Kto, Orpo, Simpo, Task
 from muster.contract.optimizer_config import OptimizerConfig
 
-Task = Literal["pretrain", "sft"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Shard = Literal["auto", "ddp", "zero2", "fsdp", "hsdp"]
 
@@ -103,7 +103,17 @@ class TrainingConfig(Spec):
     """All that decides what is computed. Two equal configurations with equal world sizes train equal models."""
 
     task: Task = "pretrain"
-    """`pretrain` learns every token of a document, `sft` what the assistant says in a conversation."""
+    """`pretrain` learns every token of a document, `sft` what the assistant says in a conversation. `dpo`, `orpo` and
+    `simpo` learn which of two answers is preferred, `kto` which answers are good and which bad.
+    """
+    dpo: Dpo | None = None
+    """The settings of task dpo; left out, their defaults."""
+    orpo: Orpo | None = None
+    """The settings of task orpo; left out, their defaults."""
+    simpo: Simpo | None = None
+    """The settings of task simpo; left out, their defaults."""
+    kto: Kto | None = None
+    """The settings of task kto; left out, their defaults."""
     model: ModelConfig
     adapter: Adapter | None = None
     data: DataConfig
@@ -158,11 +168,34 @@ class TrainingConfig(Spec):
                 "from another job's commit (model.from) or a model's folder (model.source), or leave adapter out to "
                 "train the whole model"
             )
+        self._fits_the_task()
+        return self
+
+    def _fits_the_task(self) -> None:
         sources = self.data.train + (self.evaluation.data if self.evaluation else ())
         for source in sources:
             if not fits_task(source.format, self.task):
                 raise ValueError(wrong_format(source.format, self.task))
-        return self
+        for name in PREFERENCE_TASKS:
+            if name != self.task and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} holds the settings of task {name}, and this is task {self.task}; leave it out"
+                )
+        if self.task in PREFERENCE_TASKS and self.label_smoothing:
+            raise ValueError(
+                f"labelSmoothing is for pretrain and sft; task {self.task} compares whole answers"
+                + (f": set {self.task}.labelSmoothing" if self.task in ("dpo", "simpo") else "")
+            )
+        if self.task not in PREFERENCE_TASKS and self.data.truncation != "right":
+            raise ValueError(
+                f"data.truncation {self.data.truncation} is for pairs of answers; documents of task {self.task} are "
+                "cut on the right"
+            )
+        if self.task in REFERENCE_TASKS and self.model.from_ is None and self.model.source is None:
+            raise ValueError(
+                f"task {self.task} holds the model against the one that it starts from, and a new model is none worth "
+                "holding to; start from another job's commit (model.from) or a model's folder (model.source)"
+            )
 
     def replicas(self, ranks: int, nodes: int) -> int:
         """Copies of the model in hsdp. Raises ValueError where these ranks can't hold so many."""

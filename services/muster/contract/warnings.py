@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from muster.contract.base import Record
 from muster.contract.model_size import ModelSize
+from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.training import TrainingConfig
 
 # Full fine-tuning and LoRA differ by about ten in their best learning rate (Schulman & Thinking Machines 2025, "LoRA
@@ -120,6 +121,9 @@ def _rows(training: TrainingConfig, lengths: tuple[int, int, int], about: str) -
     if training.task == "sft" and most > length:
         words = f"a tenth of the conversations have more than {about}{most:,} tokens, and rows have {length:,}"
         return [_warned(path, f"{words}: the rest of them is not learnt")]
+    if training.task in PREFERENCE_TASKS and most > length:
+        words = f"a tenth of the pairs have more than {about}{most:,} tokens on both sides, and rows have {length:,}"
+        return [_warned(path, f"{words} for the two together: data.truncation decides what becomes of them")]
     if not training.data.packing and nearly_all * 2 < length:
         words = f"99 % of the documents have at most {about}{nearly_all:,} tokens and rows have {length:,}: most of a "
         return [_warned(path, f"{words}row is padding; set data.packing, or shorten the rows")]

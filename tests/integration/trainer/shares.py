@@ -70,13 +70,13 @@ def trained(config: TrainingConfig, ranks: Ranks, division: DataParallel, direct
     finally:
         loader.close()
     evaluator = Evaluator(Numbered(), HELD_OUT, 2, division, step.objective, device)
-    held_out, _ = evaluator.run(model.model, all_reduce_sum, lambda: False)
+    held_out = evaluator.run(model.model, all_reduce_sum, lambda: False)
     return {
         "losses": [outcome.loss for outcome in outcomes],
         "norms": [outcome.grad_norm for outcome in outcomes],
         "tokens": [outcome.tokens for outcome in outcomes],
         "cursor": outcomes[-1].cursor.sample,
-        "evaluation": held_out,
+        "evaluation": held_out.loss,
     }
 
 

@@ -4,30 +4,25 @@ and into `peft`."""
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.integration.checkpoint.one_rank import identity, outcomes, state
+from tests.integration.trainer.bases import write_base
 from tests.integration.trainer.gangs import ARCHITECTURE, Job, Part, train_many, training
 
 from muster.contract.architecture import Architecture
-from muster.contract.base import dump
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord
-from muster.contract.spec import Keep
 from muster.contract.training import TrainingConfig
 from muster.storage.file_store import FileStore
-from muster.trainer.checkpoint import Saver, load
+from muster.trainer.checkpoint import load
 from muster.trainer.convert.export import export
 from muster.trainer.convert.generate import load_model
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.decoder import Decoder, build
-from muster.trainer.models.init import initialize
 from muster.trainer.models.lora import attach
-from muster.trainer.models.shards import local_rows
 from muster.trainer.train.optimizer import make_optimizer
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
@@ -47,19 +42,6 @@ def write_chat(path: Path) -> str:
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
-
-
-def write_base(job: Job) -> None:
-    """Another job's commit: of its first weights, which will do as well as any."""
-    decoder = build(Architecture.model_validate(ARCHITECTURE)).to_empty(device="cpu")
-    initialize(decoder, decoder.architecture, 5, local_rows)
-    about = replace(identity(f"file://{job.folder}"), architecture=dump(decoder.architecture))
-    saving = Saver(about, Keep(), {})
-    try:
-        saving.save(state(decoder, torch.optim.AdamW(decoder.parameters()), 8))
-        assert outcomes(saving) == [(8, True, None)]
-    finally:
-        saving.close()
 
 
 def tuned(root: Path, name: str, chat: str, origin: Job, adapter: dict[str, Any], **changes: Any) -> Job:

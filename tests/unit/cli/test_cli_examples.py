@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,13 @@ def test_the_fine_tuning_examples_start_from_the_pretraining_example(name: str) 
     assert tuned.spec.training.data.tokenizer == base.spec.training.data.tokenizer
 
 
+def test_the_example_of_preferences_starts_from_the_fine_tuned_example() -> None:
+    base = parse_job(read_job_file(str(EXAMPLES / "sft-chat.yaml")).data)
+    origin = parse_job(read_job_file(str(EXAMPLES / "dpo-chat.yaml")).data).spec.training.model.from_
+    assert origin is not None
+    assert origin.job == base.name
+
+
 def test_the_demo_has_an_evaluation_and_commits_before_its_middle() -> None:
     spec = parse_job(read_job_file(str(EXAMPLES / "pretrain-stdlib.yaml")).data).spec
     steps = spec.training.length.steps
@@ -73,15 +81,20 @@ def test_the_demo_has_an_evaluation_and_commits_before_its_middle() -> None:
     assert (spec.gang.nodes.min, spec.gang.gpus_per_node, spec.training.parallel.shard) == (2, 0, "fsdp")
 
 
-def test_the_conversations_are_what_the_script_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = runpy.run_path(str(EXAMPLES / "make_chat.py"))
-    module["main"].__globals__["TARGET"] = tmp_path / "chat.jsonl"
+@pytest.mark.parametrize(
+    ("script", "name"), [("make_chat.py", "chat.jsonl"), ("make_preferences.py", "preferences.jsonl")]
+)
+def test_the_data_is_what_the_script_writes(tmp_path: Path, script: str, name: str) -> None:
+    shutil.copy(EXAMPLES / "chat.jsonl", tmp_path)
+    module = runpy.run_path(str(EXAMPLES / script))
+    module["main"].__globals__["TARGET"] = tmp_path / name
     module["main"]()
-    written = (tmp_path / "chat.jsonl").read_text()
-    assert written == (EXAMPLES / "chat.jsonl").read_text()
-    for line in written.splitlines():
-        roles = [message["role"] for message in json.loads(line)["messages"]]
-        assert roles[-1] == "assistant"
+    assert (tmp_path / name).read_text() == (EXAMPLES / name).read_text()
+
+
+def test_every_conversation_ends_with_the_assistant() -> None:
+    for line in (EXAMPLES / "chat.jsonl").read_text().splitlines():
+        assert json.loads(line)["messages"][-1]["role"] == "assistant"
 
 
 def test_the_first_job_of_the_installation_fits_one_node(tmp_path: Path) -> None:

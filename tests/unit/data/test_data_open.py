@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.data.making import chat_record, config, opened, write_jsonl, write_texts, write_tokenizer
 
@@ -85,7 +86,8 @@ def test_the_hold_out_is_disjoint_and_the_same_for_any_files(tmp_path: Path) -> 
     assert again.fingerprint == data.fingerprint
     for index in range(data.train.samples_per_epoch):
         assert all(
-            (a == b).all() for a, b in zip(data.train.sample(1, index), again.train.sample(1, index), strict=True)
+            np.array_equal(a, b)
+            for a, b in zip(data.train.sample(1, index)[:4], again.train.sample(1, index)[:4], strict=True)
         )
 
 

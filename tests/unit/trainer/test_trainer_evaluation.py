@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from muster.trainer.config import DataParallel
 from muster.trainer.data import Sample
-from muster.trainer.train.evaluation import Evaluator
+from muster.trainer.train.evaluation import Evaluator, HeldOutResult
 from muster.trainer.train.tasks.next_token import NextToken
 
 LENGTH = 6
@@ -74,5 +74,5 @@ def test_every_sample_is_scored_once(held_out: int, asked_for: int, micro_batch:
 
 def test_the_mean_is_weighted_by_tokens_and_wishes_are_heard() -> None:
     evaluator = Evaluator(HeldOut(4), 4, 2, DataParallel(1, (0,)), NextToken(0.1), torch.device("cpu"))
-    assert evaluator.run(Scores(), lambda vector: vector.tolist(), lambda: True) == (30 / 10, True)
-    assert evaluator.run(Scores(), lambda vector: vector.tolist(), lambda: False) == (30 / 10, False)
+    assert evaluator.run(Scores(), lambda vector: vector.tolist(), lambda: True) == HeldOutResult(30 / 10, {}, True)
+    assert evaluator.run(Scores(), lambda vector: vector.tolist(), lambda: False) == HeldOutResult(30 / 10, {}, False)

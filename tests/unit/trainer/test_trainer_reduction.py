@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 from muster.trainer.config import Ranks
 from muster.trainer.train import reduction
 from muster.trainer.train.reduction import PackedReport, RankReport, Requests, StepReport
+from muster.trainer.train.tasks.objective import Losses, Totals
 
 wishes = st.builds(Requests, stop=st.booleans(), save=st.booleans(), snapshot=st.booleans())
 reports = st.builds(RankReport, st.integers(0, 10**9), wishes, st.integers(0, 1000).map(float))
 
 
 def packed(rank: int, world: int, own: RankReport, loss: float, count: int) -> PackedReport:
-    ranks = Ranks(rank, rank, world, world)
-    return reduction.pack_step_report(torch.tensor(loss), torch.tensor(count), own, ranks)
+    totals = Totals(("margin", "of nothing"), torch.device("cpu"))
+    totals.add(Losses(torch.tensor(loss), torch.tensor(count), torch.tensor([[loss, 2.0], [0.0, 0.0]])))
+    return reduction.pack_step_report(totals, own, Ranks(rank, rank, world, world))
 
 
 @given(st.lists(st.tuples(reports, st.integers(0, 4096), st.integers(0, 9)), min_size=1, max_size=5), st.booleans())
@@ -27,7 +29,7 @@ def test_all_ranks_read_what_each_packed(told: list[tuple[RankReport, int, int]]
     with pytest.MonkeyPatch.context() as patch:
         # The sum over ranks is made above; what is added to the vector before it is alike on every rank.
         patch.setattr(reduction, "all_reduce_sum", lambda vector: vector.tolist())
-        summed = PackedReport(total, _Done() if under_way else None)  # type: ignore[arg-type]
+        summed = PackedReport(total, vectors[0].names, _Done() if under_way else None)  # type: ignore[arg-type]
         report = reduction.all_reduce_step_report(summed, square, copies=1, ranks_per_share=1)
     requests = [own.requests for own, _, _ in told]
     assert report == StepReport(
@@ -39,6 +41,7 @@ def test_all_ranks_read_what_each_packed(told: list[tuple[RankReport, int, int]]
         ),
         work_seconds=tuple(own.work_seconds for own, _, _ in told),
         squared_norm=6.0,
+        values={"margin": sum(loss for _, loss, _ in told) / (2 * world)},
     )
 
 
@@ -46,10 +49,14 @@ def test_ranks_that_share_a_model_count_their_samples_once(monkeypatch: pytest.M
     """Two shares of two ranks each: both ranks of a share report its loss, count and tokens."""
     monkeypatch.setattr(reduction, "all_reduce_sum", lambda vector: vector.tolist())
     own = RankReport(10, Requests(stop=False, save=True, snapshot=False), 0.5)
-    total = torch.stack([packed(rank, 4, own, 3.0, 5).vector for rank in range(4)]).sum(0)
+    reports = [packed(rank, 4, own, 3.0, 5) for rank in range(4)]
+    total = torch.stack([report.vector for report in reports]).sum(0)
     square = torch.tensor(8.0, dtype=torch.float64)
-    report = reduction.all_reduce_step_report(PackedReport(total), square, copies=2, ranks_per_share=2)
+    report = reduction.all_reduce_step_report(
+        PackedReport(total, reports[0].names), square, copies=2, ranks_per_share=2
+    )
     assert (report.loss, report.count, report.tokens) == (6.0, 10.0, 20)
+    assert report.values == {"margin": 1.5}
     assert (report.work_seconds, report.squared_norm) == ((0.5,) * 4, 4.0)
 
 

@@ -103,6 +103,10 @@ def current_progress(summary: WorkerSummary) -> Progress | None:
         if evaluated
         else (before.evaluation_loss if before else None),
         evaluation_step=evaluated.step if evaluated else (before.evaluation_step if before else None),
+        values=dict(step.values),
+        evaluation_values=dict(evaluated.evaluation_values)
+        if evaluated
+        else (before.evaluation_values if before else {}),
         tokens_per_second=_finite(step.tokens_per_second),
         mfu=_finite(step.mfu),
         eta_seconds=_finite(left * step.step_seconds) if left is not None else None,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from muster.api.auth import Caller
@@ -39,12 +40,15 @@ class Point(Reply):
     mfu: float | None = None
     memory_bytes: int | None = None
     evaluation_loss: float | None = None
+    values: dict[str, float] = Field(default={})
+    evaluation_values: dict[str, float] = Field(default={})
 
 
 class EvaluationPoint(Reply):
     step: int
     attempt: int
     loss: float | None
+    values: dict[str, float] = Field(default={})
     at: Time | None = None
 
 
@@ -121,4 +125,5 @@ def _history(services: Services, job_id: str, points: int, after_step: int) -> d
 def _evaluation(step: Step) -> dict[str, Any]:
     record = step.document()
     loss, at = record.get("evaluationLoss"), rfc3339_or_none(record.get("at"))
-    return {"step": step.step, "attempt": step.attempt, "loss": loss, "at": at}
+    values = record.get("evaluationValues") or {}
+    return {"step": step.step, "attempt": step.attempt, "loss": loss, "values": values, "at": at}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from muster.contract.data_config import Source
-from muster.contract.data_formats import CONVERSATIONS
 from muster.storage.sources import File, LocalFile
 from muster.trainer.data.documents import Chunk, Reading
 from muster.trainer.data.store import FORMAT_VERSION, Array, Meta, sync
@@ -32,6 +33,19 @@ class Encoded(NamedTuple):
     ids: Array
     loss_mask: Array
     hash: int | None
+    split: int | None = None  # the offset of a pair's second side
+    value: float | None = None  # a pair's margin, or an answer's label
+
+
+@dataclass
+class _Index:
+    """What is noted of each document, in the order in which they are read."""
+
+    hashes: array[int] = field(default_factory=lambda: array("Q"))
+    ends: array[int] = field(default_factory=lambda: array("q"))  # in tokens.bin
+    firsts: array[int] = field(default_factory=lambda: array("q"))  # the offset of the first scored token
+    splits: array[int] = field(default_factory=lambda: array("q"))  # the offset of a pair's second side
+    values: array[float] = field(default_factory=lambda: array("f"))  # a pair's margin, or an answer's label
 
 
 class Builder:
@@ -43,8 +57,9 @@ class Builder:
         self._train_on = train_on
         self._folder, self._source, self._tokenizer, self._key = folder, source, tokenizer, key
         self._dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-        self._chat = source.format in CONVERSATIONS
-        self._hashes, self._ends, self._firsts = array("Q"), array("q"), array("q")
+        self._scored = source.format not in ("text", "jsonl")
+        self._index = _Index()
+        self._kinds, self._left_out = Counter[str](), Counter[str]()
         self._first = -1  # the first scored token of the document that is being written; -1: it is still to come
         self._written = self._read = 0
         self._progress = Progress(source.source, say)
@@ -57,11 +72,13 @@ class Builder:
             for batch in batches(self._chunks(files, digests)):
                 for encoded in encode(batch, self._tokenizer):
                     self._write(encoded, tokens, scored)
-        if not self._hashes:
+        if not self._index.hashes:
             why = "every document in it is empty" if self._read else "all its files are empty"
+            if self._left_out:
+                why = "; ".join(f"{count:,} lines are left out: {words}" for words, count in self._left_out.items())
             raise UserError(f"data source {self._source.source}: has nothing to train on: {why}")
         meta = self._write_index()
-        if not self._chat:
+        if not self._scored:
             (self._folder / "scored.bin").unlink()
         for path in self._folder.iterdir():
             sync(path)
@@ -73,6 +90,8 @@ class Builder:
         for file, digest in zip(files, digests, strict=True):
             reading = Reading(file, self._advance)
             yield from reading.chunks(self._source, self._tokenizer, self._train_on)
+            self._kinds += reading.kinds
+            self._left_out += reading.left_out
             if isinstance(file, LocalFile) and reading.digest() != digest:
                 raise UserError(
                     f"{file.address}: changed while it was being read; start again when nobody writes to it"
@@ -84,27 +103,35 @@ class Builder:
 
     def _write(self, encoded: Encoded, tokens: BinaryIO, loss_mask: BinaryIO) -> None:
         tokens.write(encoded.ids.astype(self._dtype).data)
-        if self._chat:
+        if self._scored:
             loss_mask.write(encoded.loss_mask.data)
             if self._first < 0 and encoded.loss_mask.any():
                 self._first = self._written + int(encoded.loss_mask.argmax())
         self._written += len(encoded.ids)
         if encoded.hash is not None:
-            if self._chat:
-                self._firsts.append(self._first - (self._ends[-1] if self._ends else 0))
+            if self._scored:
+                self._index.firsts.append(self._first - (self._index.ends[-1] if self._index.ends else 0))
                 self._first = -1  # every conversation has a scored token
-            self._hashes.append(encoded.hash)
-            self._ends.append(self._written)
+            if encoded.value is not None:
+                self._index.values.append(encoded.value)
+            if encoded.split is not None:
+                self._index.splits.append(encoded.split)
+            self._index.hashes.append(encoded.hash)
+            self._index.ends.append(self._written)
 
     def _write_index(self) -> Meta:
-        hashes, ends = np.frombuffer(self._hashes, np.uint64), np.frombuffer(self._ends, np.int64)
+        hashes, ends = np.frombuffer(self._index.hashes, np.uint64), np.frombuffer(self._index.ends, np.int64)
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
         order = np.argsort(hashes, kind="stable")
         bounds = np.zeros(len(order) + 1, np.int64)
         np.cumsum((ends - starts)[order], out=bounds[1:])
         index = {"hashes": hashes[order], "starts": starts[order], "bounds": bounds}
-        if self._chat:
-            index["firsts"] = np.frombuffer(self._firsts, np.int64)[order]
+        if self._scored:
+            index["firsts"] = np.frombuffer(self._index.firsts, np.int64)[order]
+        if self._index.values:
+            index["values"] = np.frombuffer(self._index.values, np.float32)[order]
+        if self._index.splits:
+            index["splits"] = np.frombuffer(self._index.splits, np.int64)[order]
         for name, values in index.items():
             values.tofile(self._folder / f"{name}.bin")
         return Meta(
@@ -115,9 +142,12 @@ class Builder:
             documents=len(hashes),
             tokens=self._written,
             dtype=self._dtype.name,
-            scored=self._chat,
+            scored=self._scored,
             bytes_read=self._read,
             vocab_size=self._tokenizer.vocab_size,
+            compares="pairs" if self._index.splits else "labels" if self._index.values else "",
+            kinds=dict(self._kinds),
+            left_out=dict(self._left_out),
         )
 
 
@@ -141,7 +171,9 @@ def encode(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[Encoded]:
     for chunk in batch:
         ids = [np.array(part.ids, np.uint32) if part.ids else next(texts) for part in chunk.parts]
         flags = np.array([part.loss_mask for part in chunk.parts], np.uint8)
-        yield Encoded(np.concatenate(ids), np.repeat(flags, [len(each) for each in ids]), chunk.hash)
+        lengths = [len(each) for each in ids]
+        split = None if chunk.split is None else sum(lengths[: chunk.split])
+        yield Encoded(np.concatenate(ids), np.repeat(flags, lengths), chunk.hash, split, chunk.value)
 
 
 class Progress:

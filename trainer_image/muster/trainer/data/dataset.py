@@ -13,8 +13,10 @@ import numpy as np
 
 from muster.contract.data_config import Source
 from muster.contract.data_formats import CONVERSATIONS
+from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.training import TrainingConfig
 from muster.trainer.data import store as stores
+from muster.trainer.data.comparisons import must_have_both_labels, packed_pairs
 from muster.trainer.data.mixture import Mixture
 from muster.trainer.data.packing import ConcatPacking, DocumentPacking, Packing, Sample, best_fit, one_each
 from muster.trainer.data.prepare import prepared, with_formats
@@ -36,7 +38,7 @@ class Dataset:
 
     def __init__(self, parts: Sequence[Packing], weights: Sequence[Fraction], seed: int) -> None:
         self.seed = seed
-        self._parts = tuple(parts)
+        self.parts = tuple(parts)
         self._mixture = Mixture([part.samples for part in parts], weights)
         self.samples_per_epoch = self._mixture.samples_per_epoch
 
@@ -45,7 +47,7 @@ class Dataset:
         if not 0 <= index < self.samples_per_epoch or epoch < 0:
             raise IndexError(f"no sample {index} of epoch {epoch}; an epoch has {self.samples_per_epoch}")
         source, own_epoch, own_index = self._mixture.find(epoch * self.samples_per_epoch + index)
-        return self._parts[source].sample(own_epoch, own_index)
+        return self.parts[source].sample(own_epoch, own_index)
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class _Maker:
         for number, source in enumerate(self.config.data.train):
             if number not in packed:
                 self.report(f"data: warning: nothing of {source.source} is left to train on; its weight has no effect")
+        must_have_both_labels(packed.values())
         return self._dataset("training", documents, packed, weights)
 
     def evaluation(self, sources: Sequence[Source], documents: Sequence[Documents]) -> Dataset:
@@ -110,10 +113,10 @@ class _Maker:
     ) -> Dataset:
         length = self.config.data.sequence_length
         if not packed:  # text always leaves something
-            raise UserError(
-                f"{name} data: in no conversation does the assistant speak within the first {length} tokens; "
-                "raise data.sequenceLength"
-            )
+            silent = "in no conversation does the assistant speak within the first"
+            lost = "of no pair of answers are both sides left within"
+            words = lost if any(one.store.meta.compares for one in documents) else silent
+            raise UserError(f"{name} data: {words} {length} tokens; raise data.sequenceLength")
         dataset = Dataset(list(packed.values()), weights, self.config.seed)
         self.report(
             f"data: {name}: {sum(map(len, documents)):,} documents, {sum(part.tokens for part in documents):,} tokens, "
@@ -134,6 +137,8 @@ class _Maker:
         chat = source.format in CONVERSATIONS
         if not len(documents):
             return None
+        if documents.store.meta.compares:
+            return packed_pairs(self.config, source, documents, self.pad, stream, self.report)
         if self.config.data.packing and not chat:
             return ConcatPacking(documents, length, self.pad, seed, stream)
         sizes = np.diff(documents.bounds)
@@ -199,7 +204,8 @@ def _fingerprint(config: TrainingConfig, tokenizer: Tokenizer, opened: Sequence[
         [store.meta.contents, store.meta.tokens, source.format, source.weight]
         for store, source in zip(opened, config.data.train, strict=True)
     ]
-    settings = [config.data.sequence_length, config.data.packing, config.seed, ORDER_VERSION]
+    settings: list[object] = [config.data.sequence_length, config.data.packing, config.seed, ORDER_VERSION]
+    settings += [config.data.truncation] if config.task in PREFERENCE_TASKS else []
     holdout = config.evaluation.holdout if config.evaluation else 0.0
     document = json.dumps([sources, settings, holdout, tokenizer.describe()], sort_keys=True)
     return hashlib.sha256(document.encode()).hexdigest()

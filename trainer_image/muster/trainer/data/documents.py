@@ -8,8 +8,9 @@ from __future__ import annotations
 import codecs
 import hashlib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from muster.contract.data_config import Source
 from muster.contract.data_formats import columns_of
@@ -17,8 +18,9 @@ from muster.storage import sources
 from muster.storage.data_format import of_another_format, renamed_columns
 from muster.storage.records import broken, is_table, not_utf8, open_bytes, read_records
 from muster.storage.sources import File
-from muster.trainer.data import chat, conversations
+from muster.trainer.data import chat, conversations, preference
 from muster.trainer.data.chat import Part
+from muster.trainer.data.preference import Comparison
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
 
@@ -27,11 +29,20 @@ from muster.trainer.errors import UserError
 PIECE_BYTES = 8 << 20
 
 
+# How a record is parsed that compares answers, by the format.
+COMPARISONS: Final[dict[str, Callable[[object], Comparison]]] = {
+    "preference": preference.pair,
+    "unpaired-preference": preference.labelled,
+}
+
+
 class Chunk(NamedTuple):
     """A document or a piece of one."""
 
     parts: tuple[Part, ...]
     hash: int | None  # 64 bits of the whole content, with the last chunk; None where more of the document follows
+    split: int | None = None  # the part with which a pair's second side begins
+    value: float | None = None  # a pair's margin, or an answer's label
 
 
 class Reading:
@@ -40,6 +51,7 @@ class Reading:
     def __init__(self, file: File, advance: Callable[[int], None]) -> None:
         self.file = file
         self._advance = advance
+        self.kinds, self.left_out = Counter[str](), Counter[str]()  # of preferences, in words
         self._state = hashlib.blake2b(digest_size=20)
 
     def chunks(self, source: Source, tokenizer: Tokenizer, train_on: str = "assistant") -> Iterator[Chunk]:
@@ -50,11 +62,26 @@ class Reading:
             return
         for record in read_records(self.file, renamed_columns(source), self._saw):
             try:
-                yield from _in_pieces(_of_record(record.value, source, tokenizer, train_on))
+                if source.format in COMPARISONS:
+                    yield from self._comparison(COMPARISONS[source.format](record.value), tokenizer)
+                else:
+                    yield from _in_pieces(_of_record(record.value, source, tokenizer, train_on))
             except ValueError as error:  # UnicodeEncodeError is one
                 raise UserError(f"{record.place}: {_reason(error)}{of_another_format(record.value, source)}") from None
         if is_table(self.file):
             self._advance(self.file.size)
+
+    def _comparison(self, one: Comparison, tokenizer: Tokenizer) -> Iterator[Chunk]:
+        """One chunk, or none where nothing can be learnt from it. Raises ValueError for half a character."""
+        if one.fault:
+            self.left_out[one.fault] += 1
+            return
+        self.kinds[one.kind] += 1
+        first, *second = preference.parts(one, tokenizer)
+        split = len(first) if second else None
+        yield Chunk(
+            (*first, *(part for side in second for part in side)), preference.content_hash(one), split, one.value
+        )
 
     def digest(self) -> str:
         """BLAKE2b of the bytes read so far, in hex, as `sources.digest` makes it of a whole local file. A file that is

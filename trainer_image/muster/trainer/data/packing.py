@@ -23,15 +23,20 @@ IGNORED = -100
 PADDING = -1
 
 Int32s = npt.NDArray[np.int32]
+Float32s = npt.NDArray[np.float32]
 
 
 class Sample(NamedTuple):
-    """One row of a batch; each array is int32 [T]."""
+    """One row of a batch; the first four arrays are int32 [T]."""
 
     tokens: Int32s
     labels: Int32s  # [t] is the token after tokens[t] in its document, IGNORED where the loss does not count it
     positions: Int32s  # restart at 0 with each document
     documents: Int32s  # 0, 1, … within the sample; PADDING behind the last
+    # float32, by the number of the document: what it is to be compared by (a pair's margin, an answer's label) and the
+    # log-probability that the reference model gives its answer. None where the task asks for no such thing.
+    targets: Float32s | None = None
+    reference: Float32s | None = None
 
 
 class Packing(Protocol):
@@ -86,7 +91,7 @@ def _gathered(documents: Documents, items: Int64s, first: Int64s, last: Int64s, 
     positions = np.arange(total) - np.repeat(ends - sizes, sizes)
     places = np.repeat(store.starts[documents.first + items] + first, sizes) + positions
 
-    sample = Sample(*(np.empty(length, np.int32) for _ in range(4)))
+    sample = empty_sample(length)
     tokens = store.tokens[places]
     store.must_be_sound(tokens)
     sample.tokens[:total], sample.tokens[total:] = tokens, pad
@@ -104,6 +109,12 @@ def _gathered(documents: Documents, items: Int64s, first: Int64s, last: Int64s, 
         counted[ends - 1] = goes_on & (store.loss_mask[places[ends - 1] + goes_on] != 0)
         sample.labels[~counted] = IGNORED
     return sample
+
+
+def empty_sample(length: int) -> Sample:
+    """A row of `length` tokens, to be filled."""
+    tokens, labels, positions, documents = np.empty((4, length), np.int32)
+    return Sample(tokens, labels, positions, documents)
 
 
 def one_each(count: int) -> tuple[Int64s, Int64s]:

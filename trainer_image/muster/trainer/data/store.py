@@ -1,11 +1,13 @@
 """The token store: documents as ids in one memory-mapped file, with an index in an order that only contents decide.
 
     <cache>/tokens/<key>/tokens.bin       uint16 or uint32, document after document as they were read
-                         scored.bin       uint8 per token, chat only: 1 where the loss counts the token
+                         scored.bin       uint8 per token, not of plain text: 1 where the loss counts the token
                          hashes.bin       uint64 per document, ascending: its content's hash
                          starts.bin       int64 per document, in the same order: where it begins in tokens.bin
                          bounds.bin       int64, documents + 1: running total of the lengths in that order
-                         firsts.bin       int64 per document, chat only, in that order: offset of its first scored token
+                         firsts.bin       int64 per document, where scored.bin is: offset of its first scored token
+                         splits.bin       int64 per document, pairs only: offset of its second side
+                         values.bin       float32 per document, preferences only: a pair's margin, an answer's label
                          meta.json        written last
 
 Index order is hash order: it depends neither on the names, the number nor the order of the files, it is random with
@@ -18,9 +20,9 @@ import contextlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +48,9 @@ class Meta:
     scored: bool  # whether it has a loss mask
     bytes_read: int  # the size of the input
     vocab_size: int = 0  # every id is below it; 0: unknown, for an older Muster made the store
+    compares: Literal["", "pairs", "labels"] = ""  # what is compared in a store of preferences
+    kinds: dict[str, int] = field(default_factory=dict)  # what the lines looked like, in words, and how many did
+    left_out: dict[str, int] = field(default_factory=dict)  # why lines were left out, and how many were
 
     def write(self, folder: Path) -> None:
         (folder / META).write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -58,7 +63,11 @@ class Meta:
             "starts.bin": self.documents * 8,
             "bounds.bin": (self.documents + 1) * 8,
         }
-        return sizes | ({"scored.bin": self.tokens, "firsts.bin": self.documents * 8} if self.scored else {})
+        if self.scored:
+            sizes |= {"scored.bin": self.tokens, "firsts.bin": self.documents * 8}
+        if self.compares:
+            sizes |= {"values.bin": self.documents * 4}
+        return sizes | ({"splits.bin": self.documents * 8} if self.compares == "pairs" else {})
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,8 @@ class TokenStore:
     bounds: Array
     firsts: Array | None  # None where every token counts
     folder: Path | None = None  # None for arrays in memory
+    splits: Array | None = None  # None but for pairs
+    values: Array | None = None  # None but for preferences
 
     def must_be_sound(self, ids: Array) -> None:
         """Raises StorageError for ids of this store that its tokenizer doesn't have: the file was damaged since it was
@@ -111,6 +122,8 @@ class TokenStore:
             bounds=array("bounds", "int64"),
             firsts=array("firsts", "int64") if meta.scored else None,
             folder=folder,
+            splits=array("splits", "int64") if meta.compares == "pairs" else None,
+            values=array("values", "float32") if meta.compares else None,
         )
 
 
@@ -132,7 +145,7 @@ class Documents:
 
     @property
     def firsts(self) -> Array:
-        """The offset of each document's first scored token, int64 [documents], at least 1. Of chat only."""
+        """The offset of each document's first scored token, int64 [documents], at least 1. Not of plain text."""
         assert self.store.firsts is not None
         return self.store.firsts[self.first : self.last]
 

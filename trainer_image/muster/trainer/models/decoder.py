@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from muster.contract.architecture import Architecture
 from muster.trainer.models.attention import Attention, AttentionContext, attention_context
-from muster.trainer.models.head import Head
+from muster.trainer.models.head import Head, Reduction
 from muster.trainer.models.layers import Embedding, FeedForward, RMSNorm
 from muster.trainer.models.recompute import keep_expensive
 
@@ -71,19 +71,21 @@ class Decoder(nn.Module):
         documents: Tensor,
         labels: Tensor | None = None,
         smoothing: float = 0.0,
+        reduction: Reduction = "sum",
     ) -> Tensor:
         """Compute logits, or a loss where labels are given. `tokens`, `positions`, `documents` and `labels` are
         integers [B, T].
 
         Without labels it returns logits [B, T, vocab] in fp32. With labels (already shifted, -100 not scored) it
-        returns the cross-entropy summed over all scored tokens, an fp32 scalar.
+        returns the cross-entropy summed over all scored tokens, an fp32 scalar, or with reduction `none` that of each
+        token, fp32 [B, T].
         """
         context = attention_context(self.architecture, positions, documents, self.dtype)
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x, context)
         shared = self.embed.weight if self.architecture.tied_head else None
-        out: Tensor = self.head(self.norm(x), shared, labels, smoothing)
+        out: Tensor = self.head(self.norm(x), shared, labels, smoothing, reduction)
         return out
 
 

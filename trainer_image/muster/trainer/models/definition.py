@@ -36,7 +36,8 @@ class ModelDefinition(Protocol):
         activations.
 
         Called with tokens, positions and documents [B, T], the model gives fp32 logits [B, T, vocab]; with labels and a
-        label smoothing after them, it gives the loss summed over the scored tokens.
+        label smoothing after them, it gives the loss summed over the scored tokens; with the reduction `none` after
+        these, the loss of each token [B, T].
         """
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from muster.contract.memory import LOGIT_CHUNK_BYTES
 
 IGNORED = -100  # labels that are not scored
+Reduction = Literal["sum", "none"]  # of the loss: over all scored tokens, or of each token by itself
 
 # Derivatives by the logits are at most 1 and mostly tiny; in fp16 they would vanish before the loss scale reaches them.
 HALF_BOOST = 1024.0
@@ -48,14 +49,38 @@ class Head(nn.Module):
         self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, dim))
 
     def forward(
-        self, hidden: Tensor, shared: Tensor | None = None, labels: Tensor | None = None, smoothing: float = 0.0
+        self,
+        hidden: Tensor,
+        shared: Tensor | None = None,
+        labels: Tensor | None = None,
+        smoothing: float = 0.0,
+        reduction: Reduction = "sum",
     ) -> Tensor:
-        """hidden [B, T, dim] -> fp32 logits [B, T, vocab], or with labels [B, T] the loss summed over scored tokens."""
+        """hidden [B, T, dim] -> fp32 logits [B, T, vocab], or with labels [B, T] the loss, summed over scored tokens or
+        of each token."""
         weight = self.weight if shared is None else shared
         assert weight is not None, "a tied head needs the embedding's weight"
         if labels is None:
             return nn.functional.linear(hidden, weight.to(hidden.dtype)).float()
-        return summed_cross_entropy(hidden.flatten(0, 1), weight, labels.flatten(), smoothing)
+        return cross_entropy(hidden, weight, labels, smoothing, reduction)
+
+
+def cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    reduction: Reduction,
+    bias: Tensor | None = None,
+    transform: LogitTransform = PLAIN,
+) -> Tensor:
+    """Of hidden [B, T, dim] against labels [B, T]: an fp32 scalar, or with reduction `none` fp32 [B, T]."""
+    if reduction == "sum":
+        return summed_cross_entropy(hidden.flatten(0, 1), weight, labels.flatten(), smoothing, bias, transform)
+    from muster.trainer.models.token_losses import token_cross_entropies
+
+    assert smoothing == 0.0, "what is compared by tokens is not smoothed"
+    return token_cross_entropies(hidden, weight, labels, bias, transform)
 
 
 def summed_cross_entropy(

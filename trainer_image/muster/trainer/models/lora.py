@@ -8,7 +8,8 @@ it stand `lora_A`, `lora_B` and, for DoRA, `lora_magnitude_vector`, as in `peft`
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,7 @@ def attach(model: nn.Module, adapter: Adapter, head: nn.Module | None = None) ->
     saved = saved_modules(model, adapter)
     for module in _targets(model, adapter, {*saved.values()} if head is None else {head, *saved.values()}):
         outputs, inputs = _shape(module)
+        module.adapter_off = False
         with torch.device(next(module.parameters()).device):
             module.lora_A, module.lora_B = Linear(inputs, adapter.rank), Linear(adapter.rank, outputs)
             if adapter.kind == "dora":
@@ -65,6 +67,20 @@ def saved_modules(model: nn.Module, adapter: Adapter) -> dict[str, nn.Module]:
     return found
 
 
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """Within the block the model computes as if it had no adapter. It must have one."""
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "adapter_off")]
+    assert modules, "there is an adapter to be left out"
+    for module in modules:
+        module.adapter_off = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.adapter_off = False
+
+
 @torch.no_grad()
 def set_magnitudes(model: nn.Module) -> None:
     """DoRA's magnitudes as they begin: the norm of each row of W + scale × B A, where B is 0. Rows and magnitudes are
@@ -78,12 +94,16 @@ def set_magnitudes(model: nn.Module) -> None:
 
 def _lora(module: Any, plain: Callable[[Tensor], Tensor], adapter: Adapter, x: Tensor) -> Tensor:
     """W x + b + scale × B A dropout(x)."""
+    if module.adapter_off:
+        return plain(x)
     beside: Tensor = module.lora_B(module.lora_A(F.dropout(x, adapter.dropout, module.training)))
     return plain(x) + adapter.scale * beside
 
 
 def _dora(module: Any, plain: Callable[[Tensor], Tensor], adapter: Adapter, x: Tensor) -> Tensor:
     """m / |W + scale × B A| × (W x + scale × B A dropout(x)) + b; the norm, of each row, is taken as a constant."""
+    if module.adapter_off:
+        return plain(x)
     weight = module.weight.to(x.dtype)
     product: Tensor = module.lora_B.weight.to(x.dtype) @ module.lora_A.weight.to(x.dtype)
     norm = (weight + adapter.scale * product).detach().norm(dim=1)

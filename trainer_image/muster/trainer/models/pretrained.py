@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from muster.trainer.models import load_balancing
 from muster.trainer.models.decoder import Recompute
-from muster.trainer.models.head import LogitTransform, summed_cross_entropy
+from muster.trainer.models.head import LogitTransform, Reduction, cross_entropy
 from muster.trainer.models.recompute import keep_expensive
 
 MaskStyle = Literal["positions", "by_layer_type"]
@@ -118,29 +118,37 @@ def _forward(
     documents: Tensor,
     labels: Tensor | None = None,
     smoothing: float = 0.0,
+    reduction: Reduction = "sum",
 ) -> Tensor:
     """The counterpart of Decoder.forward, with the same arguments and results. `documents` only tells padding
-    from the rest, for positions restart with each of them. A mixture's load-balancing loss is added while training.
+    from the rest, for positions restart with each of them. A mixture's load-balancing loss is added to a sum while
+    training.
     """
     # Never a 2-D mask and never a cache: with either, transformers does not look for packed documents.
     mask = None if masks == "positions" else _masks_by_layer_type(model, tokens, positions)
-    balances = labels is not None and model.training and load_balancing.weight_of(model) > 0
+    balances = labels is not None and reduction == "sum" and model.training and load_balancing.weight_of(model) > 0
     more = {"output_router_logits": True} if balances else {}
     found = model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False, **more)
     hidden = found.last_hidden_state
-    out: Tensor = model.get_output_embeddings()(hidden, labels, smoothing)
+    out: Tensor = model.get_output_embeddings()(hidden, labels, smoothing, reduction)
     if balances and labels is not None:
         out = out + load_balancing.weighted(model, found.router_logits, documents, labels)
     return out
 
 
 def _head(
-    head: Any, transform: LogitTransform, hidden: Tensor, labels: Tensor | None = None, smoothing: float = 0.0
+    head: Any,
+    transform: LogitTransform,
+    hidden: Tensor,
+    labels: Tensor | None = None,
+    smoothing: float = 0.0,
+    reduction: Reduction = "sum",
 ) -> Tensor:
-    """hidden [B, T, dim] -> fp32 logits [B, T, vocab], or with labels [B, T] the loss summed over scored tokens."""
+    """hidden [B, T, dim] -> fp32 logits [B, T, vocab], or with labels [B, T] the loss, summed over scored tokens or of
+    each token."""
     if labels is None:
         return transform.apply_(nn.functional.linear(hidden, head.weight.to(hidden.dtype), head.bias).float())
-    return summed_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten(), smoothing, head.bias, transform)
+    return cross_entropy(hidden, head.weight, labels, smoothing, reduction, head.bias, transform)
 
 
 def _masks_by_layer_type(model: Any, tokens: Tensor, positions: Tensor) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from muster.contract.training import EarlyStopping
 from muster.trainer.config import DataParallel
 from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import Sample
-from muster.trainer.train.tasks.objective import Objective
+from muster.trainer.train.tasks.objective import Objective, Totals, means
 
 
 class HeldOut(Protocol):
@@ -23,6 +23,15 @@ class HeldOut(Protocol):
     @property
     def samples_per_epoch(self) -> int: ...
     def sample(self, epoch: int, index: int) -> Sample: ...
+
+
+@dataclass(frozen=True)
+class HeldOutResult:
+    """What an evaluation found."""
+
+    loss: float  # the mean over all that is scored
+    values: dict[str, float]  # what the objective reports by name
+    stop: bool  # whether any rank was asked to stop meanwhile
 
 
 class Evaluator:
@@ -48,20 +57,21 @@ class Evaluator:
     @torch.no_grad()
     def run(
         self, model: nn.Module, total: Callable[[Tensor], list[float]], stop_wanted: Callable[[], bool]
-    ) -> tuple[float, bool]:
-        """The mean held-out loss, and whether any rank was asked to stop meanwhile. Collective.
+    ) -> HeldOutResult:
+        """Score all of them. Collective.
 
         `total` adds a vector up over all ranks. The loss is NaN where no token is scored.
         """
         model.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=self._device)
+        names = self._objective.names
+        totals = Totals(names, self._device)
         for batch in self._all():
-            sums[0] += self._objective.held_out_loss(model, batch).double()
-            sums[1] += self._objective.count(batch).double()
+            totals.add(self._objective.held_out_loss(model, batch))
         model.train()
-        sums[2] = float(stop_wanted())
-        loss, count, stops = total(sums)  # ranks of one share report the same, so their number cancels out
-        return (loss / count if count else float("nan")), stops > 0
+        stops = torch.tensor([float(stop_wanted())], dtype=torch.float64).to(self._device)
+        # Ranks of one share report the same, so their number cancels out.
+        loss, count, *values, stopped = total(torch.cat((totals.vector(), stops)))
+        return HeldOutResult(loss / count if count else float("nan"), means(names, values), stopped > 0)
 
     def _all(self) -> Iterator[Batch]:
         if not self._batches:

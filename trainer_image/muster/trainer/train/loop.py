@@ -12,6 +12,7 @@ from muster.contract import fitting
 from muster.contract.checkpoint import DataCursor
 from muster.contract.memory import gib
 from muster.contract.names import ExitCode
+from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.signals import StepRecord, TrainerPhase
 from muster.contract.training import TrainingConfig
 from muster.trainer.checkpoint import TrainState, resume
@@ -23,12 +24,13 @@ from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, Stora
 from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import load_balancing, sharding
 from muster.trainer.train import assembly, randomness
-from muster.trainer.train.evaluation import Best, Evaluator
+from muster.trainer.train.evaluation import Best, Evaluator, HeldOutResult
 from muster.trainer.train.origin import Origin, find_origin
 from muster.trainer.train.progress import Progress, set_aside_commit
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.records import StepReporter, say
 from muster.trainer.train.reduction import Requests, all_reduce_sum
+from muster.trainer.train.reference import compute_reference, read_reference
 from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.step import TrainStep
 
@@ -98,6 +100,7 @@ class Trainer:
         model = sharding.ParallelModel(origin.model, config, layout, ranks, device, values)
         self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state)
         self.best = Best(config.evaluation.early_stopping if config.evaluation else None)
+        self.reference: str | None = None  # the digest of what the reference model says of the data
         self.save_owed = False  # a save that waits until the weights have learnt again
         metrics = assembly.serve_metrics(run, origin, ranks, rank_state)
         metrics.learning.watch_balance(lambda: load_balancing.last(model.module))
@@ -142,11 +145,16 @@ class Trainer:
         if self.origin.weights is not None:
             begin_with(*self.origin.weights, module)
         if self.origin.resume is None:
+            if self.step.objective.stored_reference:
+                self.reference = self._compute_reference()
             self.rank_state.resumed(0, None, None)
             return
         check = functools.partial(randomness.must_be_restorable, rank=self.ranks.rank, world=self.ranks.world)
         commit = resume(self.run.folder, self.origin.resume.step, module, self.step.optimizer, say, check)
         must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
+        self.reference = commit.state.get("reference")
+        if self.reference is not None:
+            read_reference(self.reference, self.data, self.run.folder)
         self.progress.restore(commit)
         self.step.restore(commit.state)
         self.best.restore(commit.state.get("best", {}))
@@ -154,6 +162,20 @@ class Trainer:
         randomness.restore(randomness.of_rank(commit, self.ranks.rank, self.ranks.world))
         self.rank_state.resumed(commit.step, commit.committed_at, self.best.step)
         self.checkpoints.begin(commit, module)
+
+    def _compute_reference(self) -> str:
+        """What the weights that the job begins with say of its data; the address of the result."""
+        report = say if self.ranks.rank == 0 else _say_nothing
+        micro_batch, activity = self.run.training.batch.micro_batch, self.rank_state.activity
+        return compute_reference(
+            self.step.model,
+            self.data,
+            micro_batch,
+            self.ranks,
+            self.run.folder,
+            report,
+            lambda _: activity.enter(TrainerPhase.LOAD),
+        )
 
     def quarantine_resume_commit(self, error: NumericError) -> None:
         """Set the commit that we resumed from aside, where leaving out the data after it was no help: it may be its
@@ -166,7 +188,9 @@ class Trainer:
 
     def state(self, record: StepRecord, best: bool) -> TrainState:
         """What a commit of this step keeps."""
-        evaluated = {} if record.evaluation_loss is None else {"evaluation_loss": record.evaluation_loss}
+        evaluated = {f"evaluation_{name}": value for name, value in record.evaluation_values.items()}
+        if record.evaluation_loss is not None:
+            evaluated["evaluation_loss"] = record.evaluation_loss
         return TrainState(
             model=self.step.model.module,
             optimizer=self.step.optimizer,
@@ -178,9 +202,10 @@ class Trainer:
                 **self.progress.state(),
                 "best": self.best.state(),
                 "data": self.data.fingerprint,
+                **({} if self.reference is None else {"reference": self.reference}),
             },
             rng=randomness.state(),
-            metrics={"loss": record.loss} | evaluated,
+            metrics={"loss": record.loss} | record.values | evaluated,
             best=best,
         )
 
@@ -190,10 +215,10 @@ class Trainer:
         """Step by step. Returns the exit code."""
         self.rank_state.activity.enter(TrainerPhase.STEP)
         if self.progress.step == 0 and self.evaluator is not None:
-            loss, stop = self._evaluate(self.evaluator)
-            self.best.judge(loss, 0)
-            self.reporter.publish(self.records.of_start(loss))
-            if stop:
+            found = self._evaluate(self.evaluator)
+            self.best.judge(found.loss, 0)
+            self.reporter.publish(self.records.of_start(found))
+            if found.stop:
                 return self._stopped(None)
         loader = self.open_loader()
         try:
@@ -214,9 +239,9 @@ class Trainer:
         self.reporter.finished(outcome, record, self.run.training.samples_per_step(), guard.skipped)
         stop, due, improved = outcome.requests.stop, outcome.requests.save, False
         if self.evaluator is not None and self._evaluation_due():
-            loss, asked = self._evaluate(self.evaluator)
-            improved, stop = self.best.judge(loss, self.progress.step), stop or asked
-            record = record.model_copy(update={"evaluation_loss": loss})
+            found = self._evaluate(self.evaluator)
+            improved, stop = self.best.judge(found.loss, self.progress.step), stop or found.stop
+            record = record.model_copy(update={"evaluation_loss": found.loss, "evaluation_values": found.values})
         self._publish(record)
         last = self._over()
         # What is not learnt from may be the weights' fault: a commit waits until they have learnt again.
@@ -253,14 +278,13 @@ class Trainer:
         every = self.run.training.evaluation.every if self.run.training.evaluation else 0
         return bool(every) and (self.progress.step % every == 0 or self.progress.step == self.progress.steps)
 
-    def _evaluate(self, evaluator: Evaluator) -> tuple[float, bool]:
-        """The held-out loss, and whether a rank was asked to stop meanwhile."""
+    def _evaluate(self, evaluator: Evaluator) -> HeldOutResult:
         with self.rank_state.activity.during(TrainerPhase.EVALUATION):
-            loss, stop = evaluator.run(self.step.model.model, all_reduce_sum, lambda: self.rank_state.stop_wanted)
-        if not math.isfinite(loss):
-            raise NumericError(f"the evaluation loss is {loss} after step {self.progress.step}")
-        self.reporter.metrics.learning.evaluation_loss.set(loss)
-        return loss, stop
+            found = evaluator.run(self.step.model.model, all_reduce_sum, lambda: self.rank_state.stop_wanted)
+        if not math.isfinite(found.loss):
+            raise NumericError(f"the evaluation loss is {found.loss} after step {self.progress.step}")
+        self.reporter.metrics.learning.evaluated(found.loss, found.values)
+        return found
 
     # --- the end ---
 
@@ -291,7 +315,13 @@ def _beside(run: Run, origin: Origin) -> str:
 
 
 def _as_packable(config: TrainingConfig, origin: Origin, report: Callable[[str], None]) -> TrainingConfig:
-    """The configuration with a document to a row, where the model's class would let packed ones see each other."""
+    """The configuration with a document to a row, where the model's class would let packed ones see each other. Raises
+    UserError for pairs, whose sides share a row."""
+    if not origin.model.packs and config.task in PREFERENCE_TASKS:
+        raise UserError(
+            f"task {config.task} holds both answers of a pair in one row, and {origin.model.why_not_packed}; take a "
+            "model of another family"
+        )
     if origin.model.packs or not config.data.packing:
         return config
     report("documents are not packed, one to a row and the rest of it padding: " + origin.model.why_not_packed)

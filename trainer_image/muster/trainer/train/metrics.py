@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -105,10 +105,14 @@ class LearningMetrics:
 
         self._place = place
         self.skipped = Counter("skipped_steps_total", "Steps whose batch was not learnt from, for its numbers", **place)
-        self.evaluation_loss = Gauge("evaluation_loss", "Loss of the last evaluation, per scored token", **place)
-        self._loss = Gauge("loss", "Training loss of the last step, per scored token", **place)
+        self._evaluation_loss = Gauge("evaluation_loss", "Loss of the last evaluation, per scored term", **place)
+        self._loss = Gauge("loss", "Training loss of the last step, per scored term", **place)
         self._grad_norm = Gauge("grad_norm", "Gradient norm of the last step, before clipping", **place)
         self._learning_rate = Gauge("learning_rate", "Learning rate of the last step", **place)
+        self._values = Gauge("objective", "What the objective reports of the last step by name", ["name"], **place)
+        self._evaluation_values = Gauge(
+            "evaluation_objective", "What the objective reports of the last evaluation by name", ["name"], **place
+        )
 
     def watch_balance(self, last: Callable[[], float | None]) -> None:
         """Show the load-balancing loss of this rank's last pass, read at each scrape. `last` returns it."""
@@ -122,6 +126,14 @@ class LearningMetrics:
         self._loss.set(record.loss)
         self._grad_norm.set(record.grad_norm)
         self._learning_rate.set(record.lr)
+        for name, value in record.values.items():
+            self._values.labels(name).set(value)
+
+    def evaluated(self, loss: float, values: Mapping[str, float]) -> None:
+        """Note an evaluation: its loss, and what the objective reported by name."""
+        self._evaluation_loss.set(loss)
+        for name, value in values.items():
+            self._evaluation_values.labels(name).set(value)
 
 
 class CommitMetrics:

@@ -13,6 +13,7 @@ import torch
 from muster.contract import flops
 from muster.contract.signals import StepRecord
 from muster.trainer.config import Ranks
+from muster.trainer.train.evaluation import HeldOutResult
 from muster.trainer.train.metrics import Metrics, StepLog
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.step import StepOutcome
@@ -46,17 +47,18 @@ class RecordMaker:
             data_wait_seconds=outcome.data_wait_seconds,
             mfu=flops.utilisation(self.flops_per_token, speed, self.peak, self.world),
             memory_bytes=_memory_used(self.device),
+            values=outcome.values,
             skipped=outcome.skipped,
         )
 
-    def of_start(self, evaluation_loss: float) -> StepRecord:
+    def of_start(self, found: HeldOutResult) -> StepRecord:
         """Step 0: nothing is trained yet, so its loss is the held-out one."""
         return StepRecord(
             attempt=self.attempt,
             step=0,
             steps=self.steps,
             at=time.time(),
-            loss=evaluation_loss,
+            loss=found.loss,
             grad_norm=0.0,
             lr=0.0,
             tokens=0,
@@ -64,7 +66,8 @@ class RecordMaker:
             step_seconds=0.0,
             data_wait_seconds=0.0,
             memory_bytes=_memory_used(self.device),
-            evaluation_loss=evaluation_loss,
+            evaluation_loss=found.loss,
+            evaluation_values=found.values,
         )
 
 

@@ -1,18 +1,19 @@
 """The step's one collective besides the gradients' own: what every rank reports of the step, added up over all ranks.
 
 The report is one fp64 vector, so that it is one all-reduce: the sums of `RankReport`, a place for each rank's working
-time, and last the square of the gradients' norm, which exists only after the backward pass.
+time, what the objective reports, and last the square of the gradients' norm, which exists only after the backward pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from muster.trainer.config import Ranks
+from muster.trainer.train.tasks.objective import Totals, means
 
 
 @dataclass(frozen=True)
@@ -43,29 +44,32 @@ class StepReport:
     requests: Requests  # what any rank asked for
     work_seconds: tuple[float, ...]  # of the step before, by global rank
     squared_norm: float  # of the gradients as they are, over the whole model
+    values: dict[str, float] = field(default_factory=dict)  # what the objective reports by name, as means
 
 
 @dataclass(frozen=True)
 class PackedReport:
     """A rank's report as a vector."""
 
-    vector: Tensor  # fp64: loss, count, tokens, the three requests, and the working time of each rank
+    # fp64: tokens, the three requests, the working time of each rank, then the objective's `Totals.vector`
+    vector: Tensor
+    names: tuple[str, ...]  # of the objective's values
     under_way: dist.Work | None = None  # the sum over all ranks, where that has begun
 
     def start(self) -> PackedReport:
         """Begin to add it up over all ranks now, behind the backward pass."""
-        return PackedReport(self.vector, dist.all_reduce(self.vector, async_op=True))
+        return PackedReport(self.vector, self.names, dist.all_reduce(self.vector, async_op=True))
 
 
-def pack_step_report(loss: Tensor, count: Tensor, own: RankReport, ranks: Ranks) -> PackedReport:
-    """Pack what this rank reports into a vector. `loss` and `count` are scalars on the device, which are not read here,
-    because reading them would wait for the device.
+def pack_step_report(totals: Totals, own: RankReport, ranks: Ranks) -> PackedReport:
+    """Pack what this rank reports into a vector. `totals` is on the device and not read here, because reading it would
+    wait for the device.
     """
     asks = (own.requests.stop, own.requests.save, own.requests.snapshot)
     work = [own.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.world)]
     known = torch.tensor([float(own.tokens), *map(float, asks), *work], dtype=torch.float64)
-    sums = torch.stack((loss.double(), count.double()))
-    return PackedReport(torch.cat((sums, known.to(loss.device, non_blocking=True))))
+    sums = totals.vector()
+    return PackedReport(torch.cat((known.to(sums.device, non_blocking=True), sums)), totals.names)
 
 
 def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, copies: int, ranks_per_share: int) -> StepReport:
@@ -80,7 +84,9 @@ def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, copies: i
     else:
         packed.under_way.wait()
         values = torch.cat((packed.vector, squared_norm[None])).tolist()
-    loss, count, tokens, stop, save, snapshot, *work, square = values
+    of_objective = 2 + 2 * len(packed.names)
+    tokens, stop, save, snapshot, *work = values[: -of_objective - 1]
+    loss, count, *sums, square = values[-of_objective - 1 :]
     return StepReport(
         loss=loss / ranks_per_share,
         count=count / ranks_per_share,
@@ -88,6 +94,7 @@ def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, copies: i
         requests=Requests(stop > 0, save > 0, snapshot > 0),
         work_seconds=tuple(work),
         squared_norm=square,
+        values=means(packed.names, sums),
     )
 
 

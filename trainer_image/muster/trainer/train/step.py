@@ -31,7 +31,7 @@ from muster.trainer.train.reduction import (
 )
 from muster.trainer.train.schedule import learning_rate
 from muster.trainer.train.straggler_timer import StragglerTimer
-from muster.trainer.train.tasks.objective import objective_of
+from muster.trainer.train.tasks.objective import Totals, objective_of
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class StepOutcome:
     cursor: DataCursor  # where the data stands after this step
     requests: Requests  # what any rank asked for
     work_seconds: tuple[float, ...]  # of each rank's own work in the step before, by global rank
+    values: dict[str, float]  # what the objective reports by name
 
 
 class TrainStep:
@@ -123,6 +124,7 @@ class TrainStep:
             cursor=batch.cursor,
             requests=report.requests,
             work_seconds=report.work_seconds,
+            values=report.values,
         )
 
     def _backward(self, batch: StepBatch, requests: Callable[[], Requests]) -> PackedReport:
@@ -130,8 +132,7 @@ class TrainStep:
         backward pass; where every rank will have all gradients, it is added up behind that pass."""
         # Gradients are averaged over ranks, and their sum is wanted.
         weight = self._loss_scale.value * self.model.averaged_over / self._config.batch.tokens_per_step
-        loss_sum = torch.zeros((), device=self.model.device)
-        count = torch.zeros((), dtype=torch.int64, device=self.model.device)
+        totals = Totals(self.objective.names, self.model.device)
         packed: PackedReport | None = None
         doing = self._rank_state.activity
         for index, micro in enumerate(batch.micro):
@@ -139,15 +140,14 @@ class TrainStep:
             with self.model.micro_step(last):
                 doing.does("forward")
                 with self._timer.working() if index == 0 else contextlib.nullcontext():
-                    loss = self.objective.loss(self.model.model, micro)
-                loss_sum += loss.detach()
-                count += self.objective.count(micro)
+                    losses = self.objective.loss(self.model.model, micro)
+                totals.add(losses)
                 if last:
                     own = RankReport(batch.tokens, requests(), self._work_seconds)
-                    packed = pack_step_report(loss_sum, count, own, self._ranks)
+                    packed = pack_step_report(totals, own, self._ranks)
                     packed = packed.start() if self.model.replicated else packed
                 doing.does("backward")
-                (loss * weight).backward()  # type: ignore[no-untyped-call]
+                (losses.sum * weight).backward()  # type: ignore[no-untyped-call]
         assert packed is not None, "a step has at least one micro-batch"
         return packed
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from muster.contract.training import TrainingConfig
 from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import IGNORED
+from muster.trainer.train.tasks.objective import Losses
 
 
 class NextToken:
@@ -15,23 +16,23 @@ class NextToken:
     `smoothing` is the share of each target that is spread over the whole vocabulary, while training only.
     """
 
+    names = ()
+    stored_reference = False
+
     def __init__(self, smoothing: float = 0.0) -> None:
         self.smoothing = smoothing
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Losses:
         return _summed(model, batch, self.smoothing)
 
-    def held_out_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
         return _summed(model, batch, 0.0)
-
-    def count(self, batch: Batch) -> Tensor:
-        return (batch.labels != IGNORED).sum()
 
 
 def make_objective(training: TrainingConfig) -> NextToken:
     return NextToken(training.label_smoothing)
 
 
-def _summed(model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
-    out: Tensor = model(batch.tokens, batch.positions, batch.documents, batch.labels, smoothing)
-    return out
+def _summed(model: nn.Module, batch: Batch, smoothing: float) -> Losses:
+    loss = model(batch.tokens, batch.positions, batch.documents, batch.labels, smoothing)
+    return Losses(loss, (batch.labels != IGNORED).sum())

@@ -2,33 +2,82 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import Final, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from muster.contract.training import Task, TrainingConfig
+from muster.contract.objectives import Task
+from muster.contract.training import TrainingConfig
 from muster.trainer.data.batch import Batch
 
 
-class Objective(Protocol):
-    """What is minimised. One is made per run; what else it needs (a reference model, a sampler) it is made with.
+@dataclass(frozen=True)
+class Losses:
+    """What an objective says of one batch."""
 
-    The step divides the sum of all losses by the sum of all counts, over every micro-batch and share.
+    sum: Tensor  # the loss, summed over what `count` counts; an fp32 scalar
+    count: Tensor  # how many terms that are, an integer scalar on the batch's device
+    # fp32 [names, 2] without a gradient: of each named value of the objective its sum and what to divide the sum by
+    values: Tensor | None = None
+
+
+class Objective(Protocol):
+    """What is minimised. One is made per run, from the configuration.
+
+    The step divides the sum of all losses by the sum of all counts, over every micro-batch and share, and so it does
+    with the named values.
     """
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The training loss, summed over what `count` counts; a differentiable fp32 scalar."""
+    @property
+    def names(self) -> tuple[str, ...]: ...  # of the values that it reports beside the loss
+    @property
+    def stored_reference(self) -> bool: ...  # whether its batches must carry a reference model's log-probabilities
 
-    def held_out_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Losses:
+        """The training loss, differentiable."""
+
+    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
         """The same without what only helps to learn (label smoothing), to compare models by."""
 
-    def count(self, batch: Batch) -> Tensor:
-        """How many terms the loss of this batch sums up, as an integer scalar on the batch's device."""
+
+class Totals:
+    """The sums of the losses of several batches."""
+
+    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
+        self.names = names
+        self.loss = torch.zeros((), device=device)
+        self.count = torch.zeros((), dtype=torch.int64, device=device)
+        self.values = torch.zeros((len(names), 2), device=device)
+
+    def add(self, losses: Losses) -> None:
+        self.loss += losses.sum.detach()
+        self.count += losses.count
+        if losses.values is not None:
+            self.values += losses.values
+
+    def vector(self) -> Tensor:
+        """fp64: loss, count, and of each value its sum and its divisor."""
+        return torch.cat((torch.stack((self.loss.double(), self.count.double())), self.values.flatten().double()))
+
+
+def means(names: tuple[str, ...], values: list[float]) -> dict[str, float]:
+    """The named values of `Totals.vector`'s tail, once it is added up over all ranks; without those of nothing."""
+    pairs = zip(names, values[::2], values[1::2], strict=True)
+    return {name: total / divisor for name, total, divisor in pairs if divisor and abs(total) < float("inf")}
 
 
 # A module of this package for each task; it has `make_objective(training)`.
-MODULES: dict[Task, str] = {"pretrain": "next_token", "sft": "next_token"}
+MODULES: Final[dict[Task, str]] = {
+    "pretrain": "next_token",
+    "sft": "next_token",
+    "dpo": "dpo",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    "kto": "kto",
+}
 
 
 def objective_of(training: TrainingConfig) -> Objective:

@@ -1,0 +1,76 @@
+"""What a job learns: its task, and the settings of each objective."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from muster.contract.base import Spec
+
+Task = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "kto"]
+
+# Tasks whose samples are two texts that are compared. The settings of each stand in the field of the same name.
+PREFERENCE_TASKS: Final[tuple[Task, ...]] = ("dpo", "orpo", "simpo", "kto")
+# Tasks that hold the model against the one that they started from.
+REFERENCE_TASKS: Final[tuple[Task, ...]] = ("dpo", "kto")
+
+Beta = Annotated[float, Field(gt=0, le=1_000)]
+Weight = Annotated[float, Field(ge=0, le=1_000)]
+Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
+
+
+class Dpo(Spec):
+    """Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290)."""
+
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """`sigmoid` is -log sigmoid(beta × margin), where the margin is by how much more the chosen answer has gained on
+    the reference than the rejected one. `ipo` is (margin per token - 1 / (2 beta))² (arXiv 2310.12036).
+    """
+    beta: Beta = 0.1
+    """How strongly the model is held to the reference; larger values keep it nearer."""
+    label_smoothing: Smoothing = 0.0
+    """The share of pairs that are taken to be labelled the wrong way round, while training only; for `sigmoid`."""
+    length_normalized: bool = False
+    """Whether log-probabilities are divided by the number of the answer's tokens; `ipo` always does so."""
+    sft_weight: Weight = 0.0
+    """The weight of the chosen answer's cross-entropy, per token, which is added to the loss."""
+
+    @model_validator(mode="after")
+    def _fits_the_loss(self) -> Self:
+        if self.loss == "ipo" and self.label_smoothing:
+            raise ValueError("labelSmoothing is for loss sigmoid; ipo has no probability that it could be mixed into")
+        if self.loss == "ipo" and self.length_normalized:
+            raise ValueError("lengthNormalized is for loss sigmoid; ipo is per token anyway")
+        return self
+
+
+class Orpo(Spec):
+    """Odds ratio preference optimisation, which needs no reference (Hong et al. 2024, arXiv 2403.07691)."""
+
+    beta: Beta = 0.1
+    """The weight of the odds ratio's loss, beside the chosen conversation's cross-entropy."""
+
+
+class Simpo(Spec):
+    """Simple preference optimisation, which needs no reference (Meng et al. 2024, arXiv 2405.14734)."""
+
+    beta: Beta = 2.0
+    """What the difference of the answers' log-probabilities per token is multiplied by."""
+    gamma: Weight = 1.0
+    """The margin by which the chosen answer's reward is to be larger."""
+    label_smoothing: Smoothing = 0.0
+    """The share of pairs that are taken to be labelled the wrong way round, while training only."""
+    sft_weight: Weight = 0.0
+    """The weight of the chosen answer's cross-entropy, per token, which is added to the loss."""
+
+
+class Kto(Spec):
+    """Kahneman-Tversky optimisation, of answers that are good or bad by themselves (arXiv 2402.01306)."""
+
+    beta: Beta = 0.1
+    """How strongly the model is held to the reference; larger values keep it nearer."""
+    desirable_weight: Weight = 1.0
+    """The weight of the loss of good answers."""
+    undesirable_weight: Weight = 1.0
+    """The weight of the loss of bad answers. Where they are rarer, give them more, so that both weigh about alike."""

@@ -1,0 +1,28 @@
+"""A job to start others from."""
+
+from dataclasses import replace
+
+import torch
+from tests.integration.checkpoint.one_rank import identity, outcomes, state
+from tests.integration.trainer.gangs import ARCHITECTURE, Job
+
+from muster.contract.architecture import Architecture
+from muster.contract.base import dump
+from muster.contract.spec import Keep
+from muster.trainer.checkpoint import Saver
+from muster.trainer.models.decoder import build
+from muster.trainer.models.init import initialize
+from muster.trainer.models.shards import local_rows
+
+
+def write_base(job: Job) -> None:
+    """Another job's commit: of its first weights, which will do as well as any."""
+    decoder = build(Architecture.model_validate(ARCHITECTURE)).to_empty(device="cpu")
+    initialize(decoder, decoder.architecture, 5, local_rows)
+    about = replace(identity(f"file://{job.folder}"), architecture=dump(decoder.architecture))
+    saving = Saver(about, Keep(), {})
+    try:
+        saving.save(state(decoder, torch.optim.AdamW(decoder.parameters()), 8))
+        assert outcomes(saving) == [(8, True, None)]
+    finally:
+        saving.close()

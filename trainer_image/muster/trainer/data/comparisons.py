@@ -1,0 +1,64 @@
+"""From a store of preferences to rows of pairs: cut, looked at, packed, and what is lost on the way told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from muster.contract.data_config import Source
+from muster.contract.training import TrainingConfig
+from muster.trainer.data.packing import Packing
+from muster.trainer.data.pairs import PairPacking, alike, stretches_of, truncated
+from muster.trainer.data.store import Documents
+from muster.trainer.errors import UserError
+
+Report = Callable[[str], None]
+
+
+def packed_pairs(
+    config: TrainingConfig, source: Source, documents: Documents, pad: int, stream: int, report: Report
+) -> PairPacking | None:
+    """The rows of a source; None where nothing of it is left. Raises UserError for pairs that are too long where
+    data.truncation is error, and for a single answer alone, which has no other to be measured by.
+    """
+    name, length, how = source.source, config.data.sequence_length, config.data.truncation
+    meta = documents.store.meta
+    if meta.compares == "labels" and len(documents) < 2:
+        raise UserError(f"data source {name}: task kto measures each answer by another one, and there is only one")
+    for words, count in meta.kinds.items():
+        report(f"data: {name}: {count:,} {words}")
+    for words, count in meta.left_out.items():
+        report(f"data: {name}: {count:,} lines are left out: {words}")
+    whole = stretches_of(documents)
+    cut, usable, long = truncated(whole, length, how)
+    if how == "error" and long.any():
+        raise UserError(
+            f"data source {name}: {int(long.sum()):,} pairs are longer than {length} tokens, both sides together (the "
+            f"longest has {int(whole.sizes.sum(1).max()):,}), and data.truncation is error; raise data.sequenceLength, "
+            "or choose right, left or drop"
+        )
+    equal = alike(cut, documents, long & usable) if meta.compares == "pairs" else np.zeros(len(cut), np.bool_)
+    if left_out := int((~usable).sum()):
+        why = "they are longer" if how == "drop" else f"nothing of an answer is left once they are cut on the {how}"
+        report(f"data: {name}: {left_out:,} pairs are left out: there are {length} tokens for both sides, and {why}")
+    if cuts := int((long & usable & ~equal).sum()):
+        report(f"data: {name}: {cuts:,} pairs are longer than {length} tokens for both sides and are cut on the {how}")
+    if equal.any():
+        report(f"data: {name}: {int(equal.sum()):,} pairs are left out: their sides are equal once they are cut")
+    kept = cut.those(usable & ~equal)
+    if not len(kept):
+        return None
+    return PairPacking(documents, kept, config.data.packing, length, pad, config.seed, stream)
+
+
+def must_have_both_labels(parts: Iterable[Packing]) -> None:
+    """Raises UserError where single answers are all good or all bad: nothing could be told apart."""
+    labelled = [part for part in parts if isinstance(part, PairPacking) and part.has_labels]
+    labels = {float(label) for part in labelled for label in np.unique(part.labels)}
+    if len(labels) == 1:
+        which = "true" if labels == {1.0} else "false"
+        raise UserError(
+            f"training data: every label is {which}, so that good and bad answers can't be told apart; add answers "
+            "with the other label, or train the good ones with task sft"
+        )

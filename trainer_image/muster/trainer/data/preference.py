@@ -1,0 +1,152 @@
+"""Pairs of answers and single answers with a label, as parts to tokenise.
+
+A pair is `{"prompt", "chosen", "rejected"}`, each text or each a list of messages; where it has no prompt, the prompt
+is what both sides begin with alike. A single answer is `{"prompt", "completion", "label": true | false}`. A pair may
+carry a `margin`, a number that says by how much the chosen answer is better. The names are those of TRL's datasets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from muster.contract.data_formats import SHAPES, columns_of
+from muster.trainer.data import chat
+from muster.trainer.data.chat import Part
+from muster.trainer.data.conversations import Conversation, Turn, turns_of
+from muster.trainer.data.tokenizer import Tokenizer
+
+EQUAL = "chosen and rejected are equal"
+NO_ANSWER = "an answer is empty"
+
+
+class Comparison(NamedTuple):
+    """One line of a file, parsed. Of a single answer, `sides` has one entry; of a pair the chosen one comes first."""
+
+    prompt: tuple[Turn, ...] | str
+    sides: tuple[tuple[Turn, ...] | str, ...]
+    value: float  # the pair's margin, or 1 for a good answer and 0 for a bad one
+    kind: str  # what it looked like, in words
+
+    @property
+    def fault(self) -> str:
+        """Why nothing can be learnt from it though it is well formed; empty if something can."""
+        if any(not _says_something(side) for side in self.sides):
+            return NO_ANSWER
+        return EQUAL if len(self.sides) == 2 and self.sides[0] == self.sides[1] else ""
+
+
+def pair(record: object) -> Comparison:
+    """Parse a line of format preference. Raises ValueError that says what is wrong and where in the record."""
+    fields = _fields(record, ("chosen", "rejected"), SHAPES["preference"])
+    margin = fields.get("margin", 0.0)
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+        raise ValueError(f"margin is {margin!r}; it must be a number")
+    if fields.get("prompt") is None:
+        prompt, sides = _split(_side(fields["chosen"], "chosen"), _side(fields["rejected"], "rejected"))
+        how = "a shared beginning"
+    else:
+        prompt, how = _side(fields["prompt"], "prompt"), "an explicit prompt"
+        sides = tuple(_side(fields[name], name) for name in ("chosen", "rejected"))
+    _must_be_answers(prompt, sides, ("chosen", "rejected"))
+    what = "texts" if isinstance(prompt, str) else "conversations"
+    return Comparison(prompt, sides, float(margin), f"pairs of {what} with {how}")
+
+
+def labelled(record: object) -> Comparison:
+    """Parse a line of format unpaired-preference. Raises ValueError as `pair` does."""
+    fields = _fields(record, ("prompt", "completion", "label"), SHAPES["unpaired-preference"])
+    label = fields["label"]
+    if label not in (True, False, 0, 1):
+        raise ValueError(f"label is {label!r}; it must be true (a good answer) or false (a bad one)")
+    prompt, side = _side(fields["prompt"], "prompt"), _side(fields["completion"], "completion")
+    _must_be_answers(prompt, (side,), ("completion",))
+    what = "texts" if isinstance(prompt, str) else "conversations"
+    return Comparison(prompt, (side,), float(label), f"single answers with labels, as {what}")
+
+
+def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]:
+    """Each side as parts to tokenise, prompt included; only the answer is scored."""
+    if isinstance(one.prompt, str):
+        bos = (Part(ids=tokenizer.bos, loss_mask=False),) if tokenizer.bos else ()
+        eos = Part(ids=(tokenizer.eos,))
+        return tuple((*bos, Part(one.prompt, loss_mask=False), Part(str(side)), eos) for side in one.sides)
+    before = tuple(turn._replace(loss_mask=False) for turn in one.prompt)
+    return tuple(chat.parts(Conversation((*before, *_turns(side))), tokenizer) for side in one.sides)
+
+
+def content_hash(one: Comparison) -> int:
+    """64 bits of BLAKE2b over prompt, sides and value, whatever the tokenizer. Raises ValueError for half a
+    character."""
+    state = hashlib.blake2b(digest_size=8)
+    for text in (one.prompt, *one.sides):
+        if isinstance(text, str):
+            state.update(f"{len(text)}:".encode() + text.encode())
+        else:
+            state.update(f"{len(text)} turns:{Conversation(text).hash()}:".encode())
+    state.update(repr(one.value).encode())
+    return int.from_bytes(state.digest(), "little")
+
+
+def _fields(record: object, needed: tuple[str, ...], wanted: str) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise ValueError(f"is not {wanted}")
+    if missing := [name for name in needed if record.get(name) is None]:
+        raise ValueError(f"is not {wanted}: it has no {missing[0]} (its fields: {columns_of(record)})")
+    return record
+
+
+def _side(content: object, at: str) -> tuple[Turn, ...] | str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and content:
+        return turns_of(content, at)
+    raise ValueError(f"{at} is neither text nor a list of messages")
+
+
+def _split(
+    chosen: tuple[Turn, ...] | str, rejected: tuple[Turn, ...] | str
+) -> tuple[tuple[Turn, ...] | str, tuple[tuple[Turn, ...] | str, ...]]:
+    """The prompt, which is what both sides begin with alike, and what is left of each."""
+    shared = _shared(chosen, rejected)
+    if isinstance(chosen, str) and isinstance(rejected, str) and chosen != rejected:
+        # A word is not divided: tokenizers put the space before a word into its first token.
+        while shared and not chosen[shared : shared + 1].isspace():
+            shared -= 1
+    elif chosen == rejected:  # no prompt can be told apart; it is left out anyway
+        shared = max(0, shared - 1)
+    if not shared:
+        raise ValueError("chosen and rejected begin with nothing alike, so that there is no prompt; give `prompt`")
+    return chosen[:shared], (chosen[shared:], rejected[shared:])
+
+
+def _shared(one: Sequence[object], other: Sequence[object]) -> int:
+    if isinstance(one, str) is not isinstance(other, str):
+        raise ValueError("one of chosen and rejected is text and the other a list of messages")
+    different = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(different, min(len(one), len(other)))
+
+
+def _must_be_answers(
+    prompt: tuple[Turn, ...] | str, sides: tuple[tuple[Turn, ...] | str, ...], names: tuple[str, ...]
+) -> None:
+    if not prompt:
+        raise ValueError("prompt is empty; an answer must answer something")
+    for side, name in zip(sides, names, strict=True):
+        if isinstance(side, str) is not isinstance(prompt, str):
+            kinds = ("text", "a list of messages")
+            at, of = kinds if isinstance(prompt, str) else kinds[::-1]
+            raise ValueError(f"prompt is {at}, but {name} is {of}; write both alike")
+        if isinstance(side, tuple) and side and side[0].role != "assistant":
+            raise ValueError(f"{name} begins with the {side[0].role}'s turn; after the prompt the assistant must speak")
+
+
+def _says_something(side: tuple[Turn, ...] | str) -> bool:
+    return bool(side) if isinstance(side, str) else any(turn.loss_mask and turn.content for turn in side)
+
+
+def _turns(side: tuple[Turn, ...] | str) -> tuple[Turn, ...]:
+    assert not isinstance(side, str), "prompt and sides are of one kind"
+    return side
