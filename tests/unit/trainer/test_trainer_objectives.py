@@ -28,7 +28,8 @@ from muster.trainer.models.head import LogitTransform
 from muster.trainer.models.pretrained import dress
 from muster.trainer.models.token_losses import token_cross_entropies
 from muster.trainer.train.tasks.answers import answers
-from muster.trainer.train.tasks.objective import Losses, Totals, means, objective_of
+from muster.trainer.train.tasks.choice import objective_of
+from muster.trainer.train.tasks.objective import Losses, Totals, means
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -31,7 +31,8 @@ from muster.trainer.train.reduction import (
 )
 from muster.trainer.train.schedule import learning_rate
 from muster.trainer.train.straggler_timer import StragglerTimer
-from muster.trainer.train.tasks.objective import Totals, objective_of
+from muster.trainer.train.tasks.choice import objective_of
+from muster.trainer.train.tasks.objective import Totals
 
 
 @dataclass(frozen=True)

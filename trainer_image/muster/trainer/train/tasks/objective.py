@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from muster.contract.objectives import Task
-from muster.contract.training import TrainingConfig
 from muster.trainer.data.batch import Batch
 
 
@@ -67,21 +64,3 @@ def means(names: tuple[str, ...], values: list[float]) -> dict[str, float]:
     """The named values of `Totals.vector`'s tail, once it is added up over all ranks; without those of nothing."""
     pairs = zip(names, values[::2], values[1::2], strict=True)
     return {name: total / divisor for name, total, divisor in pairs if divisor and abs(total) < float("inf")}
-
-
-# A module of this package for each task; it has `make_objective(training)`.
-MODULES: Final[dict[Task, str]] = {
-    "pretrain": "next_token",
-    "sft": "next_token",
-    "dpo": "dpo",
-    "orpo": "orpo",
-    "simpo": "simpo",
-    "kto": "kto",
-}
-
-
-def objective_of(training: TrainingConfig) -> Objective:
-    """The objective of the configuration's task."""
-    module = import_module(f"muster.trainer.train.tasks.{MODULES[training.task]}")
-    made: Objective = module.make_objective(training)
-    return made

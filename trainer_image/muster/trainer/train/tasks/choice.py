@@ -1,0 +1,25 @@
+"""Which objective a configuration's task has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from muster.contract.objectives import Task
+from muster.contract.training import TrainingConfig
+from muster.trainer.train.tasks import dpo, kto, next_token, orpo, simpo
+from muster.trainer.train.tasks.objective import Objective
+
+MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
+    "pretrain": next_token.make_objective,
+    "sft": next_token.make_objective,
+    "dpo": dpo.make_objective,
+    "orpo": orpo.make_objective,
+    "simpo": simpo.make_objective,
+    "kto": kto.make_objective,
+}
+
+
+def objective_of(training: TrainingConfig) -> Objective:
+    """The objective of the configuration's task."""
+    return MAKERS[training.task](training)
