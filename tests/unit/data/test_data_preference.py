@@ -1,5 +1,6 @@
 """Preferences: what a pair looks like is found by looking, both sides are cut alike, and each pair is in one row."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from tests.unit.data.making import opened, stored, write_jsonl
 
 from muster.contract.base import parse
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.pairs import Stretches, truncated
+from muster.trainer.data.pairs import Stretches, truncated, unlike_prompts
+from muster.trainer.data.store import split
 from muster.trainer.errors import UserError
 
 EOS, EOT, USER, ASSISTANT = 256, 257, 258, 259
@@ -216,6 +218,17 @@ def test_each_pair_is_once_in_an_epoch_and_whole_in_its_row(tmp_path: Path, pack
                 for one, o in zip(sides[::2], sides[1::2], strict=True)
             ]
         assert sorted(seen) == [(r["prompt"], r["chosen"], r["rejected"]) for r in records]
+
+
+def test_sides_whose_prompts_are_written_in_two_ways_are_found(tmp_path: Path) -> None:
+    records = [{"prompt": "ab", "chosen": "c", "rejected": "d"}, {"prompt": "ef", "chosen": "g", "rejected": "h"}]
+    store = stored(write_jsonl(tmp_path / "a.jsonl", records), tmp_path / "cache", format="preference")
+    assert unlike_prompts(split(store, 0)[0]).tolist() == [False, False]
+    assert store.splits is not None
+    assert store.loss_mask is not None
+    mask = np.array(store.loss_mask)
+    mask[store.starts[1] + store.splits[1] + 1] = 1  # the answer of the second side begins one token earlier
+    assert unlike_prompts(split(replace(store, loss_mask=mask), 0)[0]).tolist() == [False, True]
 
 
 def test_a_single_answer_stands_beside_its_prompt_with_another_answer(tmp_path: Path) -> None:

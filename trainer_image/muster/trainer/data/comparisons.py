@@ -9,7 +9,7 @@ import numpy as np
 from muster.contract.data_config import Source
 from muster.contract.training import TrainingConfig
 from muster.trainer.data.packing import Packing
-from muster.trainer.data.pairs import PairPacking, alike, stretches_of, truncated
+from muster.trainer.data.pairs import PairPacking, alike, stretches_of, truncated, unlike_prompts
 from muster.trainer.data.store import Documents
 from muster.trainer.errors import UserError
 
@@ -30,7 +30,9 @@ def packed_pairs(
         report(f"data: {name}: {count:,} {words}")
     for words, count in meta.left_out.items():
         report(f"data: {name}: {count:,} lines are left out: {words}")
-    whole = stretches_of(documents)
+    whole, unlike = stretches_of(documents), np.zeros(len(documents), np.bool_)
+    if meta.compares == "pairs" and (unlike := unlike_prompts(documents)).any():
+        report(f"data: {name}: {int(unlike.sum()):,} pairs are left out: the template writes their prompt in two ways")
     cut, usable, long = truncated(whole, length, how)
     if how == "error" and long.any():
         raise UserError(
@@ -46,7 +48,7 @@ def packed_pairs(
         report(f"data: {name}: {cuts:,} pairs are longer than {length} tokens for both sides and are cut on the {how}")
     if equal.any():
         report(f"data: {name}: {int(equal.sum()):,} pairs are left out: their sides are equal once they are cut")
-    kept = cut.those(usable & ~equal)
+    kept = cut.those(usable & ~equal & ~unlike)
     if not len(kept):
         return None
     return PairPacking(documents, kept, config.data.packing, length, pad, config.seed, stream)

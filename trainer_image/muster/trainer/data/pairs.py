@@ -62,6 +62,18 @@ def stretches_of(documents: Documents) -> Stretches:
     return Stretches(np.stack(starts, 1), np.stack(sizes, 1), np.asarray(store.values[here], np.float32))
 
 
+def unlike_prompts(documents: Documents) -> Bools:
+    """Of which pairs the prompts of the two sides have different numbers of tokens, as where a chat template writes the
+    end of a prompt by what follows it."""
+    store = documents.store
+    here = slice(documents.first, documents.last)
+    assert store.splits is not None, "a store of pairs says where the second side begins"
+    assert store.loss_mask is not None, "a store of pairs says what is an answer"
+    answers = store.starts[here] + store.splits[here] + documents.firsts
+    found: Bools = (store.loss_mask[answers - 1] != 0) | (store.loss_mask[answers] == 0)
+    return found
+
+
 def truncated(stretches: Stretches, length: int, how: Truncation) -> tuple[Stretches, Bools, Bools]:
     """Cut pairs so that both sides fit into `length` tokens together. Returns the pairs as they are cut, which of them
     can be learnt from, and which of them were too long.
