@@ -1,8 +1,12 @@
-"""A query parameter that no route knows is refused: `?dryrun=true` must not submit the job that it meant to try."""
+"""A query parameter that no route knows is refused: `?dryrun=true` must not submit the job that it meant to try.
+
+So is one that stands there twice and has one value: nobody knows which of the two was meant.
+"""
 
 from __future__ import annotations
 
 import difflib
+from typing import Any, get_args, get_origin
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -18,8 +22,16 @@ async def known_parameters_only(request: Request) -> None:
         return
     known = [str(field.alias) for field in route.dependant.query_params]
     faults = tuple(_fault(name, known) for name in request.query_params if name not in known)
+    many = {str(field.alias) for field in route.dependant.query_params if _is_list(field.field_info.annotation)}
+    for name in {name for name in known if name not in many and len(request.query_params.getlist(name)) > 1}:
+        faults += (Problem(f"query.{name}", "is given more than once and has one value; say it once"),)
     if faults:
         raise ApiError("invalid_parameter", f"{faults[0]}", errors=faults)
+
+
+def _is_list(annotation: Any) -> bool:
+    """`list[str]`, and `list[str] | None`."""
+    return get_origin(annotation) is list or any(get_origin(part) is list for part in get_args(annotation))
 
 
 def _fault(name: str, known: list[str]) -> Problem:

@@ -88,6 +88,13 @@ async def test_a_token_that_asks_too_often_waits(tmp_path: Path) -> None:
         assert other.status_code == 200, "each token has a bucket of its own"
 
 
+async def test_a_parameter_of_one_value_is_given_once(people: People) -> None:
+    for path in ("/audit?project=nlp&project=cv", "/jobs?project=nlp&project=cv", "/jobs?limit=1&limit=2"):
+        assert (await people.ask("admin", "GET", path)).status_code == 422, path
+    lists = "/jobs?label=a%3Db&label=c%3Dd&phase=Queued&phase=Running"
+    assert (await people.ask("admin", "GET", lists)).status_code == 200
+
+
 def test_a_bucket_fills_again() -> None:
     limits = RateLimits(per_second=2.0, burst=2)
     assert [limits.take("a", 0.0) for _ in range(3)] == [0.0, 0.0, 0.5]
