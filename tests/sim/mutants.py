@@ -175,7 +175,7 @@ def book_twice(old: GoodputAccount, mine: Any, now: float, rest: Any, beat: Any)
 
 
 def forget_failed_keys(self: Any, key: str, ticks: float) -> float:
-    self._out_of_hand(key)
+    self._finish(key)
     return 0.0
 
 

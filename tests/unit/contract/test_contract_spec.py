@@ -139,7 +139,7 @@ def test_an_adapter_on_a_new_model_says_what_to_start_from() -> None:
     adapter = parse_job(begun).spec.training.adapter
     assert adapter is not None
     assert dump(adapter) == {
-        "kind": "lora", "rank": 4, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "dropout": 0.0
+        "kind": "lora", "rank": 4, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "dropout": 0.0, "modulesToSave": []
     }  # fmt: skip
     assert adapter.scale == 8.0
 

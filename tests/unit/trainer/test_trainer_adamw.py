@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import bitsandbytes
 import pytest
 import torch
 import torch.distributed as dist
@@ -50,7 +51,6 @@ def by_libraries(kind: Any, model: nn.ParameterList) -> torch.optim.Optimizer:
 
 
 def test_eight_bits_are_those_of_bitsandbytes_to_the_bit() -> None:
-    bitsandbytes = pytest.importorskip("bitsandbytes")
     mine, theirs = weights(*SHAPES), weights(*SHAPES)
     optimizer, reference = ours(mine, name="adamw8bit"), by_libraries(bitsandbytes.optim.AdamW8bit, theirs)
     steps(mine, optimizer)
