@@ -157,6 +157,9 @@ def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Pat
         "pin",
         "unpin",
         "estimate",
+        "put",
+        "rotate",
+        "delete",
     }
     assert {name.partition("_")[0] for name in operations} <= verbs | {"check", "scrape"}
     assert len(operations) == len(set(operations))

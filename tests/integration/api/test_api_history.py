@@ -55,8 +55,8 @@ async def test_a_later_attempt_overrides_the_steps_that_it_trained_again(here: P
     history = await here.get(f"/jobs/{uid}/metrics")
     assert [(p["step"], p["attempt"]) for p in history["points"]] == [(s, 1) for s in range(1, 7)] + [(7, 2), (8, 2)]
     assert history["evaluations"] == [
-        {"step": 0, "attempt": 1, "at": rfc3339(100.0), "loss": 5.0},
-        {"step": 8, "attempt": 2, "at": rfc3339(108.0), "loss": 1.5},
+        {"step": 0, "attempt": 1, "at": rfc3339(100.0), "loss": 5.0, "values": {}},
+        {"step": 8, "attempt": 2, "at": rfc3339(108.0), "loss": 1.5, "values": {}},
     ]
     assert (history["total"], history["downsampled"]) == (8, False)
     with second.open("a") as file:

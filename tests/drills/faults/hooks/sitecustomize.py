@@ -5,6 +5,7 @@ forward pass, where a fault of the user's code, the data or the machine would st
 file is renamed first, so a restarted rank is healthy) unless it says how many passes it lasts.
 """
 
+import dataclasses
 import importlib.abc
 import importlib.util
 import json
@@ -98,7 +99,7 @@ def faulty(make_objective):
                 healthy = sorted(orders.pace)[len(orders.pace) // 2]
                 time.sleep((order["factor"] - 1) * healthy)  # not a wait: it is the fault
             value = honest(model, batch)
-            return value * order["by"] if kind == "scale" else value
+            return dataclasses.replace(value, sum=value.sum * order["by"]) if kind == "scale" else value
 
         objective.loss = loss
         return objective
