@@ -1,16 +1,16 @@
 """Every command in the documentation exists: make targets, `muster` sub-commands with their options, scripts, links."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from tests.tidy.documents import commands, documents
 from tests.tidy.repository import ROOT, committed_files, expect_none, plant
+from typer.testing import CliRunner
 
-MUSTER = Path(sys.executable).with_name("muster")
+from muster.cli.main import app
+
 LINK = re.compile(r"\]\((?!https?://|mailto:|#)([^)#\s]+)")
 # `muster/__init__.py` is only ever named to say that there is none.
 MODULE = re.compile(r"`(?!muster/__init__)((?:[\w.-]+/)*[\w-]+\.py)`")
@@ -23,14 +23,8 @@ Help = Callable[[tuple[str, ...]], str | None]
 @cache
 def muster_help(path: tuple[str, ...]) -> str | None:
     """What `muster <path> --help` prints, or None when there is no such command."""
-    result = subprocess.run(
-        [MUSTER, *path, "--help"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PATH": "/usr/bin:/bin", "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"},
-    )
-    return result.stdout if result.returncode == 0 else None
+    result = CliRunner(env={"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}).invoke(app, [*path, "--help"])
+    return result.output if result.exit_code == 0 else None
 
 
 def false_commands(root: Path, help_of: Help) -> list[str]:

@@ -164,6 +164,7 @@ def test_an_upload_process_that_dies_knows_them_afterwards(tmp_path: Path) -> No
     assert len(frozen_files(folder)) == 1
 
 
+@pytest.mark.long
 def test_ranks_of_any_number_read_them_and_none_writes_them_again(tmp_path: Path) -> None:
     folder = tmp_path / "uid"
     two = run_gang(2, "fsdp", "train", folder.as_uri(), steps=2, frozen=True)

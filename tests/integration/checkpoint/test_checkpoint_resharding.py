@@ -60,6 +60,7 @@ def test_every_byte_is_written_once(saved: tuple[str, list[dict]]) -> None:
     assert not any("not_kept" in name for name in elements)
 
 
+@pytest.mark.long
 def test_replicated_weights_are_spread_over_the_ranks(tmp_path: Path) -> None:
     folder = (tmp_path / "uid").as_uri()
     run_gang(2, "ddp", "train", folder, steps=1)

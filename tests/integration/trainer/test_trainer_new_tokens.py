@@ -53,6 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, J
     return root, jobs
 
 
+@pytest.mark.long
 def test_the_same_however_it_is_sharded_and_bit_for_bit_after_a_stop(trained: tuple[Path, dict[str, Job]]) -> None:
     jobs = trained[1]
     losses = {name: [record.loss for record in jobs[name].steps(1)] for name in ("ddp", "fsdp")}
@@ -61,6 +62,7 @@ def test_the_same_however_it_is_sharded_and_bit_for_bit_after_a_stop(trained: tu
     assert jobs["fsdp"].commit(STEPS)["tensors"]["model/lm_head.weight"]["shape"] == [259 + len(NEW), 32]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fsdp", "adapter"])
 def test_transformers_opens_the_export_with_the_new_tokens(
     trained: tuple[Path, dict[str, Job]], tmp_path: Path, name: str

@@ -37,6 +37,7 @@ def computed(job: Job, *attempts: int) -> list[tuple[Any, ...]]:
     return [(r.step, r.loss, r.grad_norm, r.lr, r.tokens) for r in job.steps(*attempts)]
 
 
+@pytest.mark.long
 def test_small_state_is_committed_and_resumed_bit_for_bit(tmp_path: Path) -> None:
     """Eight bits, weights in bf16 and their mean, all at once, sharded; the state goes to host memory on the way."""
     source = write_corpus(tmp_path / "corpus")

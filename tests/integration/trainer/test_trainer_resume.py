@@ -58,6 +58,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert computed(after) == computed(expected[resumed_from:])
 
 
+@pytest.mark.long
 def test_three_ranks_go_on_bit_for_bit(tmp_path: Path) -> None:
     """From three ranks on, the order of a sum shows in its last bit: DDP must lay out its buckets as before."""
     source = write_corpus(tmp_path / "corpus")
