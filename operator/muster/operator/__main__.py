@@ -44,7 +44,7 @@ def _world(words: Sequence[str]) -> str:
 def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="muster-operator",
-        description="Gathers gangs of workers and keeps them marching. Options are also read from MUSTER_OPERATOR_*.",
+        description="Starts gangs of workers and brings them back. Options are also read from MUSTER_OPERATOR_*.",
         epilog="also: muster-operator --world kubernetes --help; muster-operator replay FILE; "
         "muster-operator dump --state DIR JOB",
         argument_default=argparse.SUPPRESS,

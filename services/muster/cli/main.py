@@ -19,7 +19,7 @@ EXIT_CODES = "Exit codes: 0 done · 1 the job failed or the server said no · 2 
 
 app = typer.Typer(
     name="muster",
-    help="Muster gathers a gang of training workers, keeps them marching through failures, and says what it cost.",
+    help="Muster runs LLM training jobs and brings them back by itself after crashes, hangs, bad GPUs and preemptions.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -72,7 +72,7 @@ def root(
         str | None, typer.Option("--namespace", help="With --context: another namespace than the context's.")
     ] = None,
 ) -> None:
-    """Muster gathers a gang of training workers, keeps them marching through failures, and says what it cost."""
+    """Muster runs LLM training jobs and brings them back by itself after crashes, hangs, bad GPUs and preemptions."""
     choose_cluster(context, namespace)
 
 
