@@ -17,7 +17,9 @@ REFERENCE_TASKS: Final[tuple[Task, ...]] = ("dpo", "kto")
 
 Beta = Annotated[float, Field(gt=0, le=1_000)]
 Weight = Annotated[float, Field(ge=0, le=1_000)]
-Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
+# Half of all pairs turned round would teach nothing. Not `lt=0.5`: an API server cuts limits to whole numbers where the
+# value is one, and would take 0 for no less than that.
+Smoothing = Annotated[float, Field(ge=0, le=0.49)]
 
 
 class Dpo(Spec):

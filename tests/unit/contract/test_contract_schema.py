@@ -32,6 +32,13 @@ def test_the_schema_is_structural() -> None:
         assert not ("properties" in schema and "additionalProperties" in schema), path
 
 
+def test_no_whole_number_is_refused_for_a_fraction_that_it_is_below() -> None:
+    """An API server cuts a limit to a whole number where the value is one: it took 0 for no less than 0.5."""
+    for path, schema in nodes(document_schema()):
+        limit = schema.get("maximum", 0)
+        assert limit == int(limit) or not schema.get("exclusiveMaximum"), path
+
+
 def test_its_defaults_are_the_models_defaults() -> None:
     """What the API server fills in is what the parser would have filled in."""
 
