@@ -78,7 +78,7 @@ def hugging_face_steps(
     logging.set_verbosity_error()
     a = architecture
     model = LlamaForCausalLM(
-        LlamaConfig(
+        LlamaConfig(  # type: ignore[call-arg]
             vocab_size=a.vocab_size,
             hidden_size=a.dim,
             intermediate_size=a.ffn_dim,

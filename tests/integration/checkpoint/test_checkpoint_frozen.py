@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from muster.trainer.checkpoint.__main__ import main
 from muster.trainer.checkpoint.commits import commit_in, list_commits
 from muster.trainer.checkpoint.verify import verify
 
-Model = tuple[gang.Any, gang.Any]
+Model = tuple[Any, Any]
 
 
 def frozen_files(folder: Path) -> dict[str, int]:

@@ -64,7 +64,7 @@ class ModelStore:
         return self.objects_by_key[key]
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
-        into[:] = self.read(key)[start : start + len(into)]
+        into[:] = self.read(key, start + len(into))[start : start + len(into)]
 
     def objects(self, prefix: str) -> Iterator[Object]:
         yield from [

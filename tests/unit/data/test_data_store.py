@@ -1,6 +1,7 @@
 """The token store: made once per content, never half, never wrong, and split by content."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -68,7 +69,7 @@ TEXTS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=12
 @settings(max_examples=30)
 @given(texts=TEXTS, order=st.randoms(use_true_random=False), cut=st.integers(0, 12))
 def test_the_index_depends_on_contents_alone(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], order: "st.random.Random", cut: int
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], order: random.Random, cut: int
 ) -> None:
     """Whatever the order and number of the files: the same documents in the same index order."""
     folder = tmp_path_factory.mktemp("index")

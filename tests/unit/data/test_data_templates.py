@@ -145,7 +145,7 @@ def test_the_tokens_are_transformers_own(tmp_path: Path, family: str) -> None:
     record = {"messages": CASES["two turns"]["messages"][2:]}
     if family == "Llama 3.1":  # whose date is today's there
         template = template.replace("strftime_now('%d %b %Y')", "'26 Jul 2024'")
-    rendered = theirs.apply_chat_template(
+    rendered: Any = theirs.apply_chat_template(
         record["messages"],
         chat_template=template,
         tokenize=True,
@@ -158,7 +158,7 @@ def test_the_tokens_are_transformers_own(tmp_path: Path, family: str) -> None:
     if "{% generation" in template:
         flags = [int(part.loss_mask) for part in found for _ in (part.ids or tokenizer.encode(part.text))]
         assert flags == list(rendered["assistant_masks"])
-    prompt = theirs.apply_chat_template(
+    prompt: Any = theirs.apply_chat_template(
         record["messages"][:1], chat_template=template, add_generation_prompt=True, tokenize=True, return_dict=True
     )
     assert chat_prompt(tokenizer, record["messages"][:1]) == list(prompt["input_ids"])

@@ -188,7 +188,7 @@ def test_the_mean_of_the_weights_is_torchs() -> None:
         optimizer.step()
         reference.step()
         averaged.update_parameters(plain)
-    for parameter, mean in zip(model, averaged.module, strict=True):
+    for parameter, mean in zip(model, averaged.module.parameters(), strict=True):
         torch.testing.assert_close(optimizer.state[parameter]["ema"], mean, rtol=1e-6, atol=1e-7)
 
 

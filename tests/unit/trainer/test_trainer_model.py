@@ -72,7 +72,7 @@ def as_llama(model: Decoder) -> LlamaForCausalLM:
         num_key_value_heads=a.kv_heads,
         max_position_embeddings=a.max_positions,
         rms_norm_eps=a.norm_eps,
-        rope_theta=a.rope_theta,
+        rope_parameters={"rope_type": "default", "rope_theta": a.rope_theta},
         tie_word_embeddings=a.tied_head,
     )
     llama = LlamaForCausalLM(config)
