@@ -115,6 +115,28 @@ def test_room_in_a_project_is_not_kept_for_somebody_whose_own_limit_is_reached()
     assert "bens" in placed(seen(quota, *jobs), (entry("adas", "a"),))
 
 
+def test_no_room_is_kept_for_a_gang_that_no_fleet_of_these_nodes_carries() -> None:
+    """It is told that first, also while its limit is in use: seed 16690 of the simulation."""
+    running = holding("runs", "a", **MINE)
+    large, small = summary("large", gang(5), age=BACKFILL_SECONDS, **MINE), summary("small", gang(), **MINE)
+    seen_ = seen(ProjectQuota(gpus=40), running, large, small)
+    lowered = seen(ProjectQuota(gpus=40), running, large, small, nodes=[*four()[:3], node("d", ready=False)])
+    for fleet_ in (seen_, lowered):
+        assert told(fleet_, "large", entry("runs", "a")) == (
+            Code.GANG_TOO_LARGE,
+            "gang needs 5 nodes with 8 GPUs each; the largest pool has 4 such nodes",
+        )
+        assert "small" in placed(fleet_, (entry("runs", "a"),))
+
+
+def test_room_is_kept_for_a_gang_while_a_node_that_it_needs_is_not_ready() -> None:
+    running = holding("runs", "a", **MINE)
+    large, small = summary("large", gang(4), age=BACKFILL_SECONDS, **MINE), summary("small", gang(), **MINE)
+    ill = [*four()[:3], node("d", ready=False)]
+    fleet_ = seen(ProjectQuota(gpus=32), running, large, small, nodes=ill)
+    assert told(fleet_, "small", entry("runs", "a"))[0] == Code.PROJECT_LIMIT
+
+
 def test_many_holders_are_named_the_largest_first() -> None:
     jobs = [holding(f"job{i}", f"n{i}", spec_=gang(1, i), **MINE) for i in range(1, 6)]
     held = [entry(f"job{i}", f"n{i}", gpus=i) for i in range(1, 6)]

@@ -80,7 +80,9 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
             entries.append(_reservation(fleet, job, place, job.status.reservation))
             quotas.hold(job, len(place.nodes))
             continue
-        wait = waits[job.uid] = quotas.wait(job, ask) or _wait(ask, allowed, space, explained)
+        # What no waiting helps comes first: room that is kept for a gang that can never begin is kept for nothing.
+        wait = _impossible(ask, explained) or quotas.wait(job, ask) or _wait(ask, allowed, space, explained)
+        waits[job.uid] = wait
         if wait.code not in _PASSING:
             continue
         starves = fleet.now - (job.status.queued_at or fleet.now) >= BACKFILL_SECONDS
@@ -228,19 +230,26 @@ class _Explained:
         return self._possible[key]
 
 
+def _impossible(ask: Ask, explained: _Explained) -> Wait | None:
+    """Why the gang would not fit an empty fleet, all of whose known nodes are well; None if it would."""
+    size = ask.sizes[-1]
+    possible = explained.possible(ask)
+    if possible >= size:
+        return None
+    needs = need(ask.shape, size)
+    anywhere = explained.possible(Ask(ask.shape, ask.sizes)) if ask.required else possible
+    if anywhere >= size:
+        because = f"{needs} that share one value of {ask.required}; the largest such group has {possible}"
+        return Wait(Code.TOPOLOGY_UNSATISFIABLE, because)
+    if hit := limits_hit(ask.shape, explained.fleet.nodes):
+        return Wait(Code.NODE_TOO_SMALL, f"{needs}; {hit}")
+    return Wait(Code.GANG_TOO_LARGE, f"{needs}; the largest pool has {plural(possible, 'such node')}")
+
+
 def _wait(ask: Ask, allowed: Ask, space: Space, explained: _Explained) -> Wait:
     size = ask.sizes[-1]
     needs = need(ask.shape, size)
     free, pool = space.free(allowed)
-    possible = explained.possible(ask)
-    if possible < size:
-        anywhere = explained.possible(Ask(ask.shape, ask.sizes)) if ask.required else possible
-        if anywhere >= size:
-            because = f"{needs} that share one value of {ask.required}; the largest such group has {possible}"
-            return Wait(Code.TOPOLOGY_UNSATISFIABLE, because)
-        if hit := limits_hit(ask.shape, explained.fleet.nodes):
-            return Wait(Code.NODE_TOO_SMALL, f"{needs}; {hit}")
-        return Wait(Code.GANG_TOO_LARGE, f"{needs}; the largest pool has {plural(possible, 'such node')}")
     if free + space.kept_back(allowed) >= size and free < size:
         return Wait(
             Code.BEHIND_EARLIER_GANG, f"{needs}; {free} free, the others are kept for a gang that has waited longer"
