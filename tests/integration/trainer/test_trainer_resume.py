@@ -49,6 +49,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert (killed.exit_code, killed.rank, killed.signal) == (137, 1, signal.SIGKILL)
     assert bystander.exit_code == ExitCode.PEER_LOST, gang.log()
 
+    assert job.commits(), f"killed after step {beat.step}, and nothing was committed:\n{gang.log()}"
     resumed_from = job.commits()[-1]
     assert 0 < resumed_from < steps
     assert f"step {resumed_from} was committed from what the ranks left in memory" in gang.log()

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from muster.contract.spec import Keep
 from muster.storage.store import open_store
 from muster.trainer.checkpoint import snapshot
 from muster.trainer.checkpoint.channel import Channel
+from muster.trainer.checkpoint.commits import read_commit
 from muster.trainer.checkpoint.coordinator import Coordinator, Job
 from muster.trainer.checkpoint.emergency_save import AFTER_CRASH_SECONDS_MAX, worth_a_commit
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.staging import Staging
+from muster.trainer.launch.process_control import LAUNCHER
 
 
 def test_an_order_is_left_only_while_the_bytes_are_whole() -> None:
@@ -113,3 +121,106 @@ def test_an_upload_after_a_crash_must_be_worth_its_time() -> None:
     assert worth_a_commit(lost_seconds=30.0, upload_seconds=20.0)
     assert not worth_a_commit(lost_seconds=10.0, upload_seconds=20.0)
     assert not worth_a_commit(lost_seconds=10_000.0, upload_seconds=AFTER_CRASH_SECONDS_MAX + 1), "taken for a hang"
+
+
+class Copies:
+    """The two copies that one rank keeps in memory, as its upload process sees them."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(4, 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.memories: dict[int, SharedMemory] = {}
+        self.layouts: list[dict[str, object]] = []
+        self.staging = Staging(self.memories.__setitem__)
+        self.staging.reserve(self.model, self.optimizer, 2)
+
+    def take(self, step: int) -> None:
+        if self.staging.lay_out(self.model, self.optimizer):
+            share, number = self.staging.share, self.staging.layout
+            about = {"bytes": share.layout.size, "slices": share.slices, "stateless": share.stateless}
+            self.layouts.append({"do": "layout", "number": number} | about)
+        order = {"step": step, "seq": step, "at": 1e12, "rng": {}, "layout": self.staging.layout}
+        commit = {
+            "cursor": {"seed": 0, "epoch": 0, "sample": 0},
+            "tokens": 0,
+            "state": {},
+            "metrics": {},
+            "best": False,
+        }
+        text = json.dumps(order | {"do": "save", "commit": commit}).encode()
+        self.staging.copy(self.optimizer, text, None, lambda slot: None)
+
+    def train(self) -> None:
+        self.model(torch.ones(4)).sum().backward()
+        self.optimizer.step()
+
+    def left(self) -> dict[int, int]:
+        """The layout of each step that is there."""
+        orders = [snapshot.left_in(memory) for memory in self.memories.values()]
+        return {order["step"]: order["layout"] for order in orders if order is not None}
+
+
+def test_tensors_that_lie_elsewhere_give_up_one_copy_only() -> None:
+    """After an evaluation FSDP's weights lie elsewhere. Who gave up both copies for the next had no step in common with
+    a rank that died before it had that one, and so nothing was committed."""
+    copies = Copies()
+    copies.train()
+    copies.take(1)
+    copies.take(2)
+    for parameter in copies.model.parameters():
+        parameter.data = parameter.data.clone()
+    copies.take(3)
+    assert copies.left() == {2: 1, 3: 1}
+
+
+def test_a_file_laid_out_anew_gives_up_one_copy_only() -> None:
+    copies = Copies()
+    copies.take(1)
+    copies.take(2)
+    copies.train()  # now there is a state of the optimizer
+    copies.take(3)
+    assert copies.left() == {2: 1, 3: 2}
+
+
+def test_what_a_rank_left_is_saved_as_it_was_laid_out_although_nobody_hears_that_the_process_is_ready(
+    tmp_path: Path,
+) -> None:
+    """The rank died while it copied a step that is laid out otherwise, before its upload process began to listen."""
+    copies = Copies()
+    copies.take(2)
+    weight = copies.model.weight.detach().clone()
+    copies.train()
+    copies.take(3)
+    for memory in copies.memories.values():
+        if (order := snapshot.left_in(memory)) and order["step"] == 3:
+            snapshot.begin(memory)
+    assert copies.left() == {2: 1}
+
+    rank, process = socket.socketpair()
+    listener, channel, folder = socket.create_server(("127.0.0.1", 0)), Channel(rank), tmp_path / "uid"
+    fixed = {"job": "job", "job_uid": "uid", "attempt": 1, "config": {}, "architecture": {}}
+    init = {"uri": folder.as_uri(), "rank": 0, "world_size": 1, "job_uid": "uid", "attempt": 1, "fence": None}
+    init |= {"token": "token", "coordinator": ["127.0.0.1", 0], "keep": {}, "identity": fixed}
+    channel.send(init, listener.fileno())
+    for slot, memory in copies.memories.items():
+        channel.send({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor)
+    for layout in copies.layouts:
+        channel.send(layout)
+    channel.close()
+    ended = subprocess.run(
+        [sys.executable, "-m", "muster.trainer.checkpoint.uploader", str(os.getpid()), str(process.fileno())],
+        pass_fds=[process.fileno()],
+        env=os.environ | {LAUNCHER: str(os.getpid())},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "step 2 was committed from what the ranks left in memory" in ended.stderr + ended.stdout
+    commit = read_commit(folder.as_uri(), 2)
+    assert sorted(commit.stateless) == ["bias", "weight"]
+    assert sorted(commit.tensors) == ["model/bias", "model/weight"]
+    (stored,) = commit.files
+    assert torch.equal(load_file(folder / stored.key)["model/weight"], weight)
+    for held in (process, listener):
+        held.close()

@@ -31,6 +31,7 @@ from muster.trainer.checkpoint.emergency_save import (
     new_seconds,
     plan,
 )
+from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.frozen import frozen_in
 from muster.trainer.checkpoint.staging import Staging, reserve_bytes
 from muster.trainer.checkpoint.tensors import is_frozen, model_tensors
@@ -244,12 +245,6 @@ class Saver:
     def _stage(self, order: Message, state: TrainState, staged: Callable[[Message], None]) -> int | None:
         """Copy the state; `staged` is told the order once it is there, or with why it can't be. The slot it is in."""
         try:
-            text = json.dumps(order, allow_nan=False, separators=(",", ":"))
-        except (TypeError, ValueError) as error:
-            order = {key: order[key] for key in ("do", "seq", "step", "deadline_seconds")}
-            staged(order | {"failed": f"TrainState.state or .rng holds what JSON can't: {error}"})
-            return None
-        try:
             self._staging.wait()
             if not self._frozen_settled:
                 if (copy := self._staging.copy_frozen(state.model)) is not None:
@@ -258,13 +253,18 @@ class Saver:
                 self._frozen_settled = True
             if self._staging.lay_out(state.model, state.optimizer):
                 share = self._staging.share
-                self._process.use_layout(share.layout.size, share.slices, share.stateless)
+                self._process.use_layout(self._staging.layout, share.layout.size, share.slices, share.stateless)
+            order["layout"] = self._staging.layout
+            text = _as_json(order)
             held = self._in_flight.slot if self._in_flight is not None else None
-            return self._staging.copy(state.optimizer, text.encode(), held, lambda slot: staged(order | {"slot": slot}))
+            return self._staging.copy(state.optimizer, text, held, lambda slot: staged(order | {"slot": slot}))
+        except CheckpointError as error:
+            why = str(error)
         except (MemoryError, OSError, torch.OutOfMemoryError) as error:
-            # The other ranks learn it through rank 0, so that nobody waits.
-            staged(order | {"failed": f"can't stage the checkpoint in shared memory: {error}"})
-            return None
+            why = f"can't stage the checkpoint in shared memory: {error}"
+        # The other ranks learn it through rank 0, so that nobody waits.
+        staged({key: order[key] for key in ("do", "seq", "step", "deadline_seconds")} | {"failed": why})
+        return None
 
     def _poll(self, timeout_seconds: float = 0.0) -> None:
         message = self._process.poll(timeout_seconds)
@@ -307,6 +307,14 @@ class Saver:
             raise StaleAttempt(self._stale)
         outcomes, self._outcomes = tuple(self._outcomes), []
         return outcomes
+
+
+def _as_json(order: Message) -> bytes:
+    """Raises CheckpointError where what training keeps is not of JSON's types."""
+    try:
+        return json.dumps(order, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"TrainState.state or .rng holds what JSON can't: {error}") from error
 
 
 def _fixed_fields(identity: Identity, mesh: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from muster.trainer.checkpoint.channel import Message
 from muster.trainer.checkpoint.memory import SharedMemory
 
 ORDER_BYTES: Final = 1 << 18  # at the end of the memory
+LAYOUTS_KEPT: Final = 2  # of files: the next copy may have another than the one before, which is still whole
 _LENGTH = struct.Struct("<Q")
 
 

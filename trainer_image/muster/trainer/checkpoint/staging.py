@@ -44,6 +44,11 @@ class Share:
     slices: dict[str, list[Any]]  # for the COMMIT, by name: dtype, global shape, offset, extent
     stateless: list[str]  # trained parameters that have no optimizer state yet
 
+    @property
+    def file(self) -> tuple[ShardLayout, dict[str, list[Any]], list[str]]:
+        """What the file says of itself and the COMMIT of it; the same for tensors that only lie elsewhere in memory."""
+        return self.layout, self.slices, self.stateless
+
 
 class Slot:
     """Memory for one copy of the share."""
@@ -53,6 +58,7 @@ class Slot:
         self.memory.populate()
         self.bytes = torch.frombuffer(self.memory.map, dtype=torch.uint8)
         self._places: dict[str, torch.Tensor] = {}
+        self._layout = 0  # the number of the layout that the places are of; 0 before the first
         self._page_locked = page_locked
         if page_locked:
             cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -62,9 +68,15 @@ class Slot:
     def capacity(self) -> int:
         return self.memory.size - ORDER_BYTES
 
-    def lay_out(self, share: Share) -> None:
-        """Where each tensor goes from now on; the header is there already, the tensors are not."""
+    def begin(self, share: Share, layout: int) -> None:
+        """The copy that is here is given up for one of `share`, whose layout has the number `layout`."""
         begin(self.memory)
+        if self._layout != layout:
+            self._lay_out(share)
+            self._layout = layout
+
+    def _lay_out(self, share: Share) -> None:
+        """Where each tensor goes from now on; the header is there already, the tensors are not."""
         header = share.layout.header
         self.bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         self._places = {}
@@ -95,6 +107,7 @@ class Staging:
         self._slots: list[Slot] = []
         self._wanted_slots, self._newest = 1, 0
         self._share: Share | None = None
+        self.layout = 0  # the number of the layout that the next copy has; 0 before the first
         self._seen: tuple[tuple[int, int], ...] = ()
         self._stream: torch.cuda.Stream | None = None
         self._staged: torch.cuda.Event | None = None
@@ -120,15 +133,19 @@ class Staging:
         self._take(reserve_bytes(model, optimizer), any(tensor.is_cuda for _, tensor in model_tensors(model)))
 
     def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-        """Settle what this rank writes; True when it is not what it was at the last save."""
+        """Settle what this rank writes; True when the file is laid out otherwise than the last one.
+
+        Copies that are there stay: while this rank copies the next step, they are all that it shares with the others.
+        """
         if self._share is not None and _identities(model, optimizer) == self._seen:
             return False
         weights = [(name, tensor) for name, tensor in model_tensors(model) if not is_frozen(tensor)]
         share = _share([*weights, *optimizer_tensors(model, optimizer)], _stateless(model, optimizer))
-        self._share, self._seen = share, _identities(model, optimizer)
+        known, self._share, self._seen = self._share, share, _identities(model, optimizer)
+        if known is not None and known.file == share.file:
+            return False
+        self.layout += 1
         self._take(share.layout.size, any(local.data.is_cuda for local in share.locals))
-        for slot in self._slots:
-            slot.lay_out(self._share)
         return True
 
     def copy_frozen(self, model: nn.Module) -> tuple[SharedMemory, Share] | None:
@@ -139,7 +156,7 @@ class Staging:
             return None
         share = _share(frozen, [])
         self._frozen = Slot(share.layout.size, page_locked=False)
-        self._frozen.lay_out(share)
+        self._frozen.begin(share, layout=1)
         self._frozen.copy(share.locals)
         return self._frozen.memory, share
 
@@ -159,7 +176,7 @@ class Staging:
         """
         number = min((n for n in range(len(self._slots)) if n != held), key=lambda n: n == self._newest)
         slot, self._newest = self._slots[number], number
-        begin(slot.memory)
+        slot.begin(self.share, self.layout)
 
         def done() -> None:
             complete(slot.memory, order)

@@ -21,6 +21,7 @@ from muster.contract.address import parse_address
 from muster.storage.settings import S3Settings, share_client
 from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.memory import SharedMemory
+from muster.trainer.checkpoint.snapshot import LAYOUTS_KEPT
 
 LIVES_PER_SAVE = 3
 
@@ -112,7 +113,7 @@ class UploadProcess:
     def __init__(self, init: Message, listener: socket.socket | None) -> None:
         self._init, self._listener = init, listener
         self._memories: dict[int, SharedMemory] = {}
-        self._layout: Message | None = None
+        self._layouts: list[Message] = []
         self._frozen: tuple[Message, int | None] | None = None
         self._save: Message | None = None
         self._lives_left = LIVES_PER_SAVE
@@ -129,9 +130,11 @@ class UploadProcess:
         self._memories[slot] = memory
         self._send({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor)
 
-    def use_layout(self, size: int, slices: dict[str, list[Any]], stateless: list[str]) -> None:
-        self._layout = {"do": "layout", "bytes": size, "slices": slices, "stateless": stateless}
-        self._send(self._layout)
+    def use_layout(self, number: int, size: int, slices: dict[str, list[Any]], stateless: list[str]) -> None:
+        """How the files of the saves and snapshots are laid out whose order names this number."""
+        layout = {"do": "layout", "number": number, "bytes": size, "slices": slices, "stateless": stateless}
+        self._layouts = [*self._layouts, layout][-LAYOUTS_KEPT:]
+        self._send(layout)
 
     def use_frozen(self, memory: SharedMemory, size: int, slices: dict[str, list[Any]]) -> None:
         """No COMMIT names this rank's frozen weights: they are to be written with the next save."""
@@ -213,8 +216,7 @@ class UploadProcess:
         told: list[tuple[Message, int | None]] = []
         for slot, memory in self._memories.items():
             told.append(({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor))
-        if self._layout is not None:
-            told.append((self._layout, None))
+        told += [(layout, None) for layout in self._layouts]
         if self._frozen is not None:
             told.append(self._frozen)
         return told

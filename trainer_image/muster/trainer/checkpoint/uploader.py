@@ -25,7 +25,7 @@ from muster.trainer.checkpoint.channel import Channel, Closed, Message
 from muster.trainer.checkpoint.coordinator import OTHERS_SECONDS_MAX, Coordinator, Job
 from muster.trainer.checkpoint.memory import SharedMemory
 from muster.trainer.checkpoint.node_cache import node_cache
-from muster.trainer.checkpoint.snapshot import left_in
+from muster.trainer.checkpoint.snapshot import LAYOUTS_KEPT, left_in
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, die_with_adopter, has_adopter, name_process
 
 
@@ -54,7 +54,7 @@ class Uploader:
         self._rank, self._world = int(init["rank"]), int(init["world_size"])
         self._store: Store = open_store(init["uri"])
         self._memories: dict[int, SharedMemory] = {}
-        self._layout: Message = {}
+        self._layouts: dict[int, Message] = {}
         self._frozen: Frozen | None = None
         self._frozen_named = False  # by a COMMIT
         self._cache = node_cache(init["uri"], init["job_uid"])
@@ -94,7 +94,7 @@ class Uploader:
         if order["do"] == "memory":
             self._attach(int(order["slot"]), self._to_rank.take_descriptor(), int(order["bytes"]))
         elif order["do"] == "layout":
-            self._layout = order
+            self._layouts = dict([*self._layouts.items(), (int(order["number"]), order)][-LAYOUTS_KEPT:])
         elif order["do"] == "frozen":
             memory = SharedMemory.attach(self._to_rank.take_descriptor(), int(order["memory"]))
             self._use_frozen(Frozen(memory, int(order["bytes"]), order["slices"]), named=False)
@@ -113,7 +113,11 @@ class Uploader:
         """Commit the newest step that the memories of all ranks hold, if there is one and it is worth it."""
         deadline, self._rank_is_dead = time.monotonic() + AFTER_CRASH_SECONDS_MAX, True
         found = [(slot, left_in(memory)) for slot, memory in self._memories.items()]
-        orders = {order["step"]: order | {"slot": slot} for slot, order in found if order is not None}
+        orders = {
+            order["step"]: order | {"slot": slot}
+            for slot, order in found
+            if order is not None and order["layout"] in self._layouts
+        }
         left = {str(step): [order["seq"], order.get("at", 0.0)] for step, order in orders.items()}
         step = self._agree_on(left)
         if step not in orders:
@@ -198,10 +202,11 @@ class Uploader:
         def told(sent: int) -> None:
             self._tell_rank({"event": "progress", "seq": order["seq"], "sent": sent})
 
+        layout = self._layouts[order["layout"]]
         try:
             entry = self._store.write(key, self._file(order), told)
             self._store.verify(entry)
-            report = {"file": entry.model_dump(mode="json"), "slices": self._layout["slices"]}
+            report = {"file": entry.model_dump(mode="json"), "slices": layout["slices"]}
             if (frozen := self._frozen) is not None:
                 if frozen.entry is None:
                     written = self._store.write(self._frozen_key(order), frozen.data, told)
@@ -210,7 +215,7 @@ class Uploader:
                 report["frozen"] = {"file": frozen.entry.model_dump(mode="json"), "slices": frozen.slices}
         except (StoreError, OSError) as error:
             return {"error": str(error), "refused": isinstance(error, Refused)}
-        rest = {"stateless": self._layout["stateless"], "rng": order["rng"]}
+        rest = {"stateless": layout["stateless"], "rng": order["rng"]}
         return report | rest | {"frozen_named": self._frozen_named}
 
     def _frozen_key(self, order: Message) -> str:
@@ -274,7 +279,7 @@ class Uploader:
         self._memories[slot] = SharedMemory.attach(descriptor, size)
 
     def _file(self, order: Message) -> memoryview:
-        return self._memories[order["slot"]].view(int(self._layout["bytes"]))
+        return self._memories[order["slot"]].view(int(self._layouts[order["layout"]]["bytes"]))
 
     def _make_coordinator(self, listener: socket.socket | None) -> Coordinator:
         init: dict[str, Any] = self._init
@@ -302,7 +307,9 @@ def main(parent: int, connection: socket.socket) -> None:
         assert init is not None
         listener = socket.socket(fileno=channel.take_descriptor()) if init["rank"] == 0 else None
         uploader = Uploader(channel, init, listener)
-        channel.send({"event": "ready", "refused": uploader.warm_up()})
+        refused = uploader.warm_up()
+        with contextlib.suppress(Closed):  # the rank has died already: what it left is saved all the same
+            channel.send({"event": "ready", "refused": refused})
         uploader.run()
 
 
