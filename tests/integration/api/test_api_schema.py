@@ -42,7 +42,7 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
-EXAMPLES = 10
+EXAMPLES, EXAMPLES_LONG = 5, 15
 
 schema = schemathesis.openapi.from_dict(create_app(Settings(state=Path("unused"), auth=True)).openapi())
 # Thousands of systematically wrong bodies take minutes, and never get as far as the database: once for them is enough.
@@ -119,6 +119,7 @@ def on_postgresql(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFac
 
 
 some = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(some, max_examples=EXAMPLES_LONG)
 
 
 @random_only.parametrize()
@@ -129,14 +130,15 @@ def test_the_api_keeps_its_promises(case: Any, server: Server) -> None:
 
 @pytest.mark.long
 @schema.parametrize()
-@some
+@many
 def test_the_api_keeps_its_promises_for_every_kind_of_wrong_body(case: Any, server: Server) -> None:
     keeps_its_promises(case, server)
 
 
+@pytest.mark.long
 @pytest.mark.postgres
 @random_only.parametrize()
-@some
+@many
 def test_the_api_keeps_its_promises_on_postgresql(case: Any, on_postgresql: Server) -> None:
     keeps_its_promises(case, on_postgresql)
 

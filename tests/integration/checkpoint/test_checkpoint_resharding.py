@@ -29,7 +29,16 @@ def test_every_save_is_committed_on_every_rank(saved: tuple[str, list[dict]]) ->
         ]
 
 
-@pytest.mark.parametrize(("world", "shard"), [(1, "none"), (2, "ddp"), (8, "hsdp"), (3, "zero2"), (4, "fsdp")])
+@pytest.mark.parametrize(
+    ("world", "shard"),
+    [
+        (1, "none"),
+        (3, "zero2"),
+        pytest.param(2, "ddp", marks=pytest.mark.long),
+        pytest.param(4, "fsdp", marks=pytest.mark.long),
+        pytest.param(8, "hsdp", marks=pytest.mark.long),
+    ],
+)
 def test_the_same_bits_under_any_sharding(saved: tuple[str, list[dict]], world: int, shard: str) -> None:
     folder, trained = saved
     ranks = run_gang(world, shard, "load", folder, step=STEPS)
@@ -99,6 +108,7 @@ def test_all_ranks_fall_back_to_the_same_commit(saved: tuple[str, list[dict]], t
     assert f"{shard.name}: bytes 0 to {len(data)} do not have the checksum" in ranks[0]["notes"][0]
 
 
+@pytest.mark.long
 def test_each_byte_is_fetched_once_per_node_and_not_at_all_where_the_node_has_it(
     rclone_s3: S3Server, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

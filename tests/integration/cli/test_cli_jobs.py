@@ -147,6 +147,7 @@ def test_a_job_that_fails_by_its_own_fault_is_exit_code_1_with_the_reason(platfo
     assert platform.ask("get", "faulty")["status"]["attempt"] == 1, "a user's fault is not tried again"
 
 
+@pytest.mark.long
 def test_a_long_job_watched_left_suspended_resumed_and_cancelled(platform: House) -> None:
     """Ctrl-C leaves it alone; suspend commits; resume goes on from there; cancel ends it and says so to a watcher."""
     file = platform.job_file("long", length={"steps": 100_000}, evaluation=None)

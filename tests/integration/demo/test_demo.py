@@ -97,6 +97,7 @@ def test_the_demo_keeps_every_promise(tmp_path: Path, demos: list[Demo]) -> None
     assert not demo.state.exists(), "without --keep nothing stays on the disk"
 
 
+@pytest.mark.long
 def test_a_job_that_can_not_keep_the_promises_fails_the_demo(tmp_path: Path, demos: list[Demo]) -> None:
     """Too short for a commit: nobody is killed, so nothing is resumed, and the demo must say so."""
     demo = Demo(tmp_path, job(tmp_path, steps=3), "--keep")

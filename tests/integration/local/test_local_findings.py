@@ -63,6 +63,7 @@ def commits(house: House, uid: str) -> list[Path]:
     return list((house.job_folder(uid) / "commits").glob("step-*.json"))
 
 
+@pytest.mark.long
 def test_a_straggler_is_found_within_ten_steps_and_not_restarted(house: House) -> None:
     house.start()
     job = Ordered(house)

@@ -17,7 +17,7 @@ from muster.contract.names import EXIT_RECORD, ExitCode
 from muster.contract.status import Failure, Phase
 from muster.trainer.launch.stack_dumps import STACKS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 HOOKS = Path(__file__).parents[2] / "drills" / "faults" / "hooks"
 PAUSE_SECONDS = 12.0  # longer than it takes to find one stopped rank
 
@@ -37,7 +37,6 @@ def restarted(house: House, uid: str) -> Failure:
     return failure
 
 
-@pytest.mark.long
 def test_a_rank_that_is_stopped(house: House) -> None:
     house.start()
     uid = submit(house)
@@ -78,7 +77,6 @@ def test_a_rank_that_never_comes_to_the_collective(house: House, tmp_path: Path)
     house.becomes(uid, Phase.SUCCEEDED, timeout=150)
 
 
-@pytest.mark.long
 def test_a_machine_that_pauses_is_not_restarted(house: House) -> None:
     """Evaluations and saves all the time, and in between every process of the gang stands still for a while."""
     house.start()

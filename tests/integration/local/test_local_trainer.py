@@ -90,6 +90,7 @@ def test_a_rank_dies_then_the_operator_then_everything(house: House) -> None:
     assert records(house, uid, 3)[-1].step == STEPS
 
 
+@pytest.mark.long
 def test_a_suspended_gang_commits_where_it_stands(house: House) -> None:
     house.start()
     uid = submit(house, gang={"nodes": 1, "processesPerNode": 2})

@@ -20,7 +20,7 @@ from tests.polling import eventually
 from tests.ports import free_port
 from tests.tidy.repository import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_prometheus]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600), needs_prometheus]
 
 CHART = ROOT / "helm" / "muster"
 # Queries about what this machine does not have: they must be well-formed, and have nothing to say.

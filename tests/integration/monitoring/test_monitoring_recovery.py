@@ -83,6 +83,7 @@ def test_a_stall_alert_restarts_the_gang(house: House, prometheus: Prometheus, a
 
 
 @needs_prometheus
+@pytest.mark.long
 def test_an_alert_is_read_from_prometheus_where_no_alertmanager_is(house: House, prometheus: Prometheus) -> None:
     house.start("--prometheus-url", prometheus.url)
     prometheus.run(targets(house), STALLED)
@@ -114,6 +115,7 @@ def test_a_job_survives_prometheus_being_killed_for_the_whole_recovery(house: Ho
     eventually(lambda: counted(house, answered) > before, "Prometheus to be asked again", 60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("action", "cause"), [("exclude-node", "infrastructure"), ("drain", "eviction")])
 def test_an_alert_about_a_node_restarts_the_gang(house: House, action: str, cause: str) -> None:
     house.start()

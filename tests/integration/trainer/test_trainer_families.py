@@ -91,6 +91,7 @@ def test_a_stopped_job_goes_on_bit_for_bit(trained: dict[str, Trained]) -> None:
         assert computed(t.stopped.steps(1, 2)) == computed(t.calm.steps(1)), family
 
 
+@pytest.mark.long
 def test_a_killed_job_goes_on_bit_for_bit(
     trained: dict[str, Trained], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

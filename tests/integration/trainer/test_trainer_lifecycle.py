@@ -173,6 +173,7 @@ def test_numbers_that_are_not_finite_name_the_step(tmp_path: Path, source: str) 
     assert job.steps(1)[-1].step == end.step
 
 
+@pytest.mark.long
 def test_best_commits_early_stopping_other_weights_and_precisions(tmp_path: Path, source: str) -> None:
     """Several jobs on one set of ranks, because to start ranks takes most of the time."""
     watched = {"every": 4, "holdout": 0.2, "samples": 10}

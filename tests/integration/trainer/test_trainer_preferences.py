@@ -15,7 +15,7 @@ from muster.contract.objectives import REFERENCE_TASKS
 from muster.contract.signals import StepRecord
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 LORA = {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["q_proj", "v_proj", "down_proj"], "dropout": 0.2}
 STEPS = 12
@@ -97,14 +97,12 @@ def test_preferences_are_learnt_and_go_on_bit_for_bit_after_a_kill(tmp_path: Pat
     assert "reference" not in whole.commit(STEPS)["state"]
 
 
-@pytest.mark.long
 def test_two_ranks_then_one_then_two_learn_from_every_pair_once(tmp_path: Path) -> None:
     pairs, base = write_pairs(tmp_path), Job(tmp_path / "base", {}, uid="base")
     write_base(base)
     changed_ranks(tmp_path, pairs, base, "dpo", parallel={"shard": "fsdp"})
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("shard", ["ddp", "fsdp"])
 @pytest.mark.parametrize("task", ["dpo", "orpo", "simpo", "kto"])
 def test_every_objective_goes_on_exactly(tmp_path: Path, task: str, shard: str) -> None:

@@ -23,7 +23,7 @@ from tests.s3_servers import BUCKET, KEYS, moto_server
 
 from muster.contract.names import ExitCode
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 STEPS = 2
 Ranges = dict[str, list[tuple[int, int]]]

@@ -9,6 +9,8 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+import pytest
+
 from muster.contract.checkpoint import Commit, DataCursor, FileEntry, frozen_key, is_frozen_key, shard_key
 from muster.contract.spec import Keep
 from muster.storage.checksum import crc32
@@ -21,8 +23,6 @@ from muster.trainer.checkpoint.commits import commit_in, publish
 from muster.trainer.checkpoint.failures import CheckpointError
 from muster.trainer.checkpoint.quarantine import quarantine
 from muster.trainer.checkpoint.readers import being_read, reading
-
-SEQUENCES = 10_000
 
 
 class Crash(Exception):
@@ -191,8 +191,9 @@ def live(seed: int) -> None:
             before = verified(store)
 
 
-def test_the_newest_verified_commit_always_survives() -> None:
-    for seed in range(SEQUENCES):
+@pytest.mark.parametrize("seeds", [range(1000), pytest.param(range(1000, 10_000), marks=pytest.mark.long)])
+def test_the_newest_verified_commit_always_survives(seeds: range) -> None:
+    for seed in seeds:
         live(seed)
 
 
