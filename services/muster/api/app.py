@@ -19,6 +19,7 @@ from muster.api.audit import routes as audit
 from muster.api.background import Background, Work
 from muster.api.checkpoints import routes as checkpoints
 from muster.api.cluster import Cluster, Local
+from muster.api.data import routes as data
 from muster.api.db import Database
 from muster.api.errors import ACTIONS, COMMIT_ACTIONS, ApiError, job_not_found, problem_response
 from muster.api.estimates import routes as estimates
@@ -101,7 +102,8 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
-    for room in (estimates, jobs, attempts, events, checkpoints, metrics, logs, why, projects, people, tokens, audit):
+    of_jobs = (jobs, attempts, events, checkpoints, data, metrics, logs, why)
+    for room in (estimates, *of_jobs, projects, people, tokens, audit):
         api.include_router(room.router)
     return api
 

@@ -39,6 +39,9 @@ KINDS: dict[str, Kind] = {
     "checkpoint_not_found": Kind(
         404, "There is no such commit", "GET /api/v1/jobs/{id}/checkpoints lists the commits."
     ),
+    "data_report_not_found": Kind(
+        404, "There is no report of the data", "The first rank writes it when it has prepared the data."
+    ),
     "log_not_found": Kind(404, "There is no such log", "GET /api/v1/jobs/{id}/attempts lists what ran."),
     "project_not_found": Kind(404, "There is no such project", "GET /api/v1/projects lists those that you may see."),
     "person_not_found": Kind(404, "There is no such person", "GET /api/v1/people lists them, to admins."),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json as documents
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.errors import CliError, Exit, usage
+from muster.cli.errors import CliError, usage
 from muster.cli.options import Json, Server, connect
-from muster.cli.output import answers, json_wanted, print_json, say
+from muster.cli.output import answers, print_json, say
+from muster.cli.trainer_tool import run_tool
 
 if TYPE_CHECKING:
     from muster.cli.options import JobsClient
@@ -28,9 +26,6 @@ Where = Annotated[
 Step = Annotated[int, typer.Argument(min=0, help="Step of the commit.")]
 MaybeStep = Annotated[int | None, typer.Argument(min=0, help="Step of the commit.")]
 
-# Exit codes of the trainer's tools in ours: 2 and 80 are requests that can't be met, 83 is a store that fails.
-_EXITS = {1: Exit.FAILED, 2: Exit.USAGE, 80: Exit.USAGE, 83: Exit.FAILED}
-
 
 @app.command("ls")
 def ls(where: Where, server: Server = None, json: Json = False) -> None:
@@ -38,7 +33,7 @@ def ls(where: Where, server: Server = None, json: Json = False) -> None:
     from muster.cli.render import checkpoints_table
 
     if is_folder(where):
-        return _tool("muster.trainer.checkpoint", "ls", where)
+        return run_tool("checkpoint", "muster.trainer.checkpoint", "ls", where)
     with connect(server) as client:
         document = client.get(f"jobs/{client.job_id(where)}/checkpoints")
     if json:
@@ -108,7 +103,7 @@ def export(
     model beside it where that is no folder and no repository of the hub.
     """
     command = ["--checkpoint", _folder(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
-    _tool("muster.trainer.convert.export", *command, "--format", form, *(["--ema"] if ema else []))
+    run_tool("checkpoint", "muster.trainer.convert.export", *command, "--format", form, *(["--ema"] if ema else []))
 
 
 def _mark(verb: str, where: str, step: int, server: str | None, json: bool) -> None:
@@ -124,32 +119,14 @@ def _mark(verb: str, where: str, step: int, server: str | None, json: bool) -> N
 
 
 def _run(action: str, where: str, step: int | None, server: str | None, *more: str) -> None:
-    _tool(
-        "muster.trainer.checkpoint", action, _folder(where, server), *([str(step)] if step is not None else []), *more
+    run_tool(
+        "checkpoint",
+        "muster.trainer.checkpoint",
+        action,
+        _folder(where, server),
+        *([str(step)] if step is not None else []),
+        *more,
     )
-
-
-def _tool(module: str, *arguments: str) -> None:
-    """Let the trainer's tool do it; its words and its document are ours. Raises typer.Exit when it fails."""
-    command = [sys.executable, "-m", module, *arguments]
-    if json_wanted():
-        done = subprocess.run([*command, "--json"], check=False, stderr=subprocess.PIPE, text=True)
-        if done.returncode and (words := _error_in(done.stderr)):
-            raise CliError(words, exit_code=_EXITS.get(done.returncode, Exit.FAILED), code="checkpoint")
-        sys.stderr.write(done.stderr)
-        code = done.returncode
-    else:
-        code = subprocess.run(command, check=False).returncode
-    if code:
-        raise typer.Exit(_EXITS.get(code, Exit.FAILED))
-
-
-def _error_in(text: str) -> str | None:
-    """The words of the tool's error document, its last line; None where it ended otherwise."""
-    try:
-        return str(documents.loads(text.strip().splitlines()[-1])["error"])
-    except (ValueError, IndexError, KeyError, TypeError):
-        return None
 
 
 def _refuse_without_commit(client: JobsClient, name: str, job_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.integration.api.platform import Platform, document, platform
 from tests.s3_servers import Missing, S3Server, moto_server, rclone_server
 
 from muster.contract.address import parse_address
+from muster.contract.data_report import DATA_REPORT_KEY
 from muster.storage.pins import pinned
 
 
@@ -109,3 +111,16 @@ async def test_pins_need_the_right_to_write(tmp_path: Path) -> None:
         assert (await here.client.get(path, headers=reader)).status_code == 200
         assert (await here.client.post(f"{path}:pin", headers=reader)).status_code == 403
         assert (await here.client.post(f"{path}:pin", headers=admin)).status_code == 200
+
+
+async def test_the_report_of_the_data_is_shown_once_it_is_there(here: Platform) -> None:
+    uid = (await here.submit())["id"]
+    reply = await here.client.get(f"/api/v1/jobs/{uid}/data")
+    assert (reply.status_code, reply.json()["code"]) == (404, "data_report_not_found")
+    folder = here.state.checkpoints / uid
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {"sequenceLength": 64, "samplesPerEpoch": 3, "samplesPerStep": 1, "sources": [], "warnings": ["few"]}
+    (folder / DATA_REPORT_KEY).write_text(json.dumps(report))
+    assert await here.get(f"/jobs/{uid}/data") == report
+    (folder / DATA_REPORT_KEY).write_text("{")
+    assert "is damaged" in (await here.client.get(f"/api/v1/jobs/{uid}/data")).json()["detail"]

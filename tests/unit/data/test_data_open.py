@@ -136,7 +136,7 @@ def test_training_on_the_evaluation_data_is_said(tmp_path: Path) -> None:
     lines: list[str] = []
     a = words(tmp_path, "a", 10)
     opened(config([a], evaluation={"every": 1, "data": [a, words(tmp_path, "b", 3)]}), tmp_path / "cache", lines)
-    (warning,) = [line for line in lines if "warning" in line]
+    (warning,) = [line for line in lines if "warning" in line and "evaluation" in line]
     assert "10 of 10 evaluation documents of" in warning
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from muster.contract.data_config import Source
 from muster.storage.sources import File, LocalFile
-from muster.trainer.data.documents import Chunk, Reading
+from muster.trainer.data.documents import Chunk, LeftOut, Reading
 from muster.trainer.data.store import FORMAT_VERSION, Array, Meta, sync
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
@@ -59,7 +59,8 @@ class Builder:
         self._dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
         self._scored = source.format not in ("text", "jsonl")
         self._index = _Index()
-        self._kinds, self._left_out = Counter[str](), Counter[str]()
+        self._kinds, self._left_out = Counter[str](), LeftOut()
+        self._learnt = 0  # tokens in the loss
         self._first = -1  # the first scored token of the document that is being written; -1: it is still to come
         self._written = self._read = 0
         self._progress = Progress(source.source, say)
@@ -75,7 +76,9 @@ class Builder:
         if not self._index.hashes:
             why = "every document in it is empty" if self._read else "all its files are empty"
             if self._left_out:
-                why = "; ".join(f"{count:,} lines are left out: {words}" for words, count in self._left_out.items())
+                why = "; ".join(
+                    f"{count:,} lines are left out: {words}" for words, count in self._left_out.counts.items()
+                )
             raise UserError(f"data source {self._source.source}: has nothing to train on: {why}")
         meta = self._write_index()
         if not self._scored:
@@ -88,10 +91,9 @@ class Builder:
 
     def _chunks(self, files: Sequence[File], digests: Sequence[str]) -> Iterator[Chunk]:
         for file, digest in zip(files, digests, strict=True):
-            reading = Reading(file, self._advance)
+            reading = Reading(file, self._advance, self._left_out)
             yield from reading.chunks(self._source, self._tokenizer, self._train_on)
             self._kinds += reading.kinds
-            self._left_out += reading.left_out
             if isinstance(file, LocalFile) and reading.digest() != digest:
                 raise UserError(
                     f"{file.address}: changed while it was being read; start again when nobody writes to it"
@@ -105,6 +107,7 @@ class Builder:
         tokens.write(encoded.ids.astype(self._dtype).data)
         if self._scored:
             loss_mask.write(encoded.loss_mask.data)
+            self._learnt += int(np.count_nonzero(encoded.loss_mask))
             if self._first < 0 and encoded.loss_mask.any():
                 self._first = self._written + int(encoded.loss_mask.argmax())
         self._written += len(encoded.ids)
@@ -147,7 +150,9 @@ class Builder:
             vocab_size=self._tokenizer.vocab_size,
             compares="pairs" if self._index.splits else "labels" if self._index.values else "",
             kinds=dict(self._kinds),
-            left_out=dict(self._left_out),
+            left_out=dict(self._left_out.counts),
+            examples=self._left_out.examples,
+            learnt=self._learnt if self._scored else self._written,
         )
 
 

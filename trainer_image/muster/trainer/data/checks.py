@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from muster.trainer.config import Ranks, Run
+from muster.contract.training import TrainingConfig
+from muster.trainer.config import Ranks
 from muster.trainer.data.dataset import Data
 from muster.trainer.errors import UserError
 
 
-def must_have_samples(run: Run, data: Data) -> None:
+def must_have_samples(config: TrainingConfig, data: Data) -> None:
     if data.train.samples_per_epoch < 1:
-        length = run.training.data.sequence_length
+        length = config.data.sequence_length
         raise UserError(
             f"training.data.train holds less than one sample of {length} tokens; add data or lower sequenceLength"
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from muster.contract.data_config import Source
 from muster.contract.training import TrainingConfig
-from muster.trainer.data.packing import Packing
+from muster.trainer.data.packing import Lost, Packed, Packing
 from muster.trainer.data.pairs import PairPacking, alike, stretches_of, truncated, unlike_prompts
 from muster.trainer.data.store import Documents
 from muster.trainer.errors import UserError
@@ -18,9 +18,9 @@ Report = Callable[[str], None]
 
 def packed_pairs(
     config: TrainingConfig, source: Source, documents: Documents, pad: int, stream: int, report: Report
-) -> PairPacking | None:
-    """The rows of a source; None where nothing of it is left. Raises UserError for pairs that are too long where
-    data.truncation is error, and for a single answer alone, which has no other to be measured by.
+) -> Packed:
+    """The rows of a source, and what is left out. Raises UserError for pairs that are too long where data.truncation is
+    error, and for a single answer alone, which has no other to be measured by.
     """
     name, length, how = source.source, config.data.sequence_length, config.data.truncation
     meta = documents.store.meta
@@ -31,8 +31,8 @@ def packed_pairs(
     for words, count in meta.left_out.items():
         report(f"data: {name}: {count:,} lines are left out: {words}")
     whole, unlike = stretches_of(documents), np.zeros(len(documents), np.bool_)
-    if meta.compares == "pairs" and (unlike := unlike_prompts(documents)).any():
-        report(f"data: {name}: {int(unlike.sum()):,} pairs are left out: the template writes their prompt in two ways")
+    if meta.compares == "pairs":
+        unlike = unlike_prompts(documents)
     cut, usable, long = truncated(whole, length, how)
     if how == "error" and long.any():
         raise UserError(
@@ -41,17 +41,20 @@ def packed_pairs(
             "or choose right, left or drop"
         )
     equal = alike(cut, documents, long & usable) if meta.compares == "pairs" else np.zeros(len(cut), np.bool_)
-    if left_out := int((~usable).sum()):
-        why = "they are longer" if how == "drop" else f"nothing of an answer is left once they are cut on the {how}"
-        report(f"data: {name}: {left_out:,} pairs are left out: there are {length} tokens for both sides, and {why}")
+    why = "they are longer" if how == "drop" else f"nothing of an answer is left once they are cut on the {how}"
+    lost = (
+        Lost("the template writes their prompt in two ways", np.flatnonzero(unlike)),
+        Lost(f"there are {length} tokens for both sides, and {why}", np.flatnonzero(~usable)),
+        Lost("their sides are equal once they are cut", np.flatnonzero(equal)),
+    )
+    for each in lost:
+        if len(each.documents):
+            report(f"data: {name}: {len(each.documents):,} pairs are left out: {each.reason}")
     if cuts := int((long & usable & ~equal).sum()):
         report(f"data: {name}: {cuts:,} pairs are longer than {length} tokens for both sides and are cut on the {how}")
-    if equal.any():
-        report(f"data: {name}: {int(equal.sum()):,} pairs are left out: their sides are equal once they are cut")
     kept = cut.those(usable & ~equal & ~unlike)
-    if not len(kept):
-        return None
-    return PairPacking(documents, kept, config.data.packing, length, pad, config.seed, stream)
+    rows = PairPacking(documents, kept, config.data.packing, length, pad, config.seed, stream) if len(kept) else None
+    return Packed(documents, rows, cuts, tuple(each for each in lost if len(each.documents)))
 
 
 def must_have_both_labels(parts: Iterable[Packing]) -> None:

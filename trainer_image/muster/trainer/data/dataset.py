@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,7 +18,16 @@ from muster.contract.training import TrainingConfig
 from muster.trainer.data import store as stores
 from muster.trainer.data.comparisons import must_have_both_labels, packed_pairs
 from muster.trainer.data.mixture import Mixture
-from muster.trainer.data.packing import ConcatPacking, DocumentPacking, Packing, Sample, best_fit, one_each
+from muster.trainer.data.packing import (
+    ConcatPacking,
+    DocumentPacking,
+    Lost,
+    Packed,
+    Packing,
+    Sample,
+    best_fit,
+    one_each,
+)
 from muster.trainer.data.prepare import prepared, with_formats
 from muster.trainer.data.store import Documents, TokenStore
 from muster.trainer.data.tokenizer import Tokenizer
@@ -29,6 +38,8 @@ Report = Callable[[str], None]
 # The smallest part that can be held out is one document. What is more than asked for is told; where it is so much more
 # that training would miss a good part of its data unawares, the job is refused.
 HOLDOUT_EXCESS_WARNED, HOLDOUT_EXCESS_MAX = 2.0, 10.0
+
+WARNING = "data: warning: "
 
 ORDER_VERSION = 1  # raised with any change that gives other samples, or another order, for the same data
 
@@ -52,13 +63,18 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Data:
-    """The data sets of a run."""
+    """The data sets of a run. `packed` says of each training source, and `evaluated` of each source that is evaluated,
+    what became of its documents; `warnings` were told."""
 
     train: Dataset
     evaluation: Dataset | None  # None where the configuration asks for none
     # Equal for equal contents, tokenizer and settings, that is for an equal order of equal samples, whatever the files'
     # names and number. A resumed job whose fingerprint differs would see other data than its commit did.
     fingerprint: str
+    config: TrainingConfig  # with the format of every source
+    packed: tuple[Packed, ...]
+    evaluated: tuple[Packed, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, report: Report) -> Data:
@@ -67,6 +83,17 @@ def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, rep
     `report` is called with a line of text now and then. Raises UserError for bad input, StorageError when a disk or
     store fails.
     """
+    warnings = list[str]()
+
+    def heard(line: str) -> None:
+        if line.startswith(WARNING):
+            warnings.append(line.removeprefix(WARNING))
+        report(line)
+
+    return replace(_open_data(config, tokenizer, cache_dir, heard), warnings=tuple(warnings))
+
+
+def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, report: Report) -> Data:
     _must_fit(tokenizer, config)
     config = with_formats(config, report)
     evaluation, train_on = config.evaluation, config.data.train_on
@@ -74,15 +101,18 @@ def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, rep
     threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0, report)
     training, held_out = zip(*(stores.split(store, threshold) for store in opened), strict=True)
     maker = _Maker(config, tokenizer.eos, report)
-    train = maker.training(training)
-    fingerprint = _fingerprint(config, tokenizer, opened)
+    train, packed = maker.training(training)
+    data = Data(train, None, _fingerprint(config, tokenizer, opened), config, packed)
+    _tell_of_small_data(config, train, report)
     if evaluation is None:
-        return Data(train, None, fingerprint)
+        return data
     if not evaluation.data:
-        return Data(train, maker.evaluation(config.data.train, held_out), fingerprint)
+        held, evaluated = maker.evaluation(config.data.train, held_out)
+        return replace(data, evaluation=held, evaluated=evaluated)
     apart = [prepared(source, tokenizer, cache_dir, report, train_on) for source in evaluation.data]
     _tell_overlap(opened, apart, report)
-    return Data(train, maker.evaluation(evaluation.data, [stores.split(store, 0)[0] for store in apart]), fingerprint)
+    held, evaluated = maker.evaluation(evaluation.data, [stores.split(store, 0)[0] for store in apart])
+    return replace(data, evaluation=held, evaluated=evaluated)
 
 
 @dataclass(frozen=True)
@@ -93,20 +123,25 @@ class _Maker:
     pad: int  # the id that fills a sample
     report: Report
 
-    def training(self, documents: Sequence[Documents]) -> Dataset:
-        packed = self._packed(self.config.data.train, documents)
+    def training(self, documents: Sequence[Documents]) -> tuple[Dataset, tuple[Packed, ...]]:
+        every = self._packed(self.config.data.train, documents)
+        packed = _those_with_samples(every)
         # A weight is written in decimals: 0.1 means a tenth, not the nearest double.
         weights = [Fraction(repr(self.config.data.train[number].weight)) for number in packed]
         for number, source in enumerate(self.config.data.train):
             if number not in packed:
-                self.report(f"data: warning: nothing of {source.source} is left to train on; its weight has no effect")
+                self.report(f"{WARNING}nothing of {source.source} is left to train on; its weight has no effect")
         must_have_both_labels(packed.values())
-        return self._dataset("training", documents, packed, weights)
+        return self._dataset("training", documents, packed, weights), every
 
-    def evaluation(self, sources: Sequence[Source], documents: Sequence[Documents]) -> Dataset:
+    def evaluation(
+        self, sources: Sequence[Source], documents: Sequence[Documents]
+    ) -> tuple[Dataset, tuple[Packed, ...]]:
         """Every sample once per epoch, so the weights are the sizes."""
-        packed = self._packed(sources, documents)
-        return self._dataset("evaluation", documents, packed, [Fraction(part.samples) for part in packed.values()])
+        every = self._packed(sources, documents)
+        packed = _those_with_samples(every)
+        weights = [Fraction(part.samples) for part in packed.values()]
+        return self._dataset("evaluation", documents, packed, weights), every
 
     def _dataset(
         self, name: str, documents: Sequence[Documents], packed: dict[int, Packing], weights: Sequence[Fraction]
@@ -124,33 +159,36 @@ class _Maker:
         )
         return dataset
 
-    def _packed(self, sources: Sequence[Source], documents: Sequence[Documents]) -> dict[int, Packing]:
-        """By the source's number, those that have any samples."""
-        tried = (
+    def _packed(self, sources: Sequence[Source], documents: Sequence[Documents]) -> tuple[Packed, ...]:
+        return tuple(
             self._pack(source, part, number)
             for number, (source, part) in enumerate(zip(sources, documents, strict=True))
         )
-        return {number: packing for number, packing in enumerate(tried) if packing is not None}
 
-    def _pack(self, source: Source, documents: Documents, stream: int) -> Packing | None:
+    def _pack(self, source: Source, documents: Documents, stream: int) -> Packed:
         length, seed = self.config.data.sequence_length, self.config.seed
         chat = source.format in CONVERSATIONS
         if not len(documents):
-            return None
+            return Packed(documents, None)
         if documents.store.meta.compares:
             return packed_pairs(self.config, source, documents, self.pad, stream, self.report)
         if self.config.data.packing and not chat:
-            return ConcatPacking(documents, length, self.pad, seed, stream)
+            return Packed(documents, ConcatPacking(documents, length, self.pad, seed, stream))
         sizes = np.diff(documents.bounds)
-        usable = np.flatnonzero(documents.firsts <= length) if chat else np.arange(len(documents))
+        learnt = documents.firsts <= length if chat else np.ones(len(documents), np.bool_)
+        usable, silent = np.flatnonzero(learnt), np.flatnonzero(~learnt)
         # The last token of a document that is one longer than a sample is still a label.
         truncated = int(np.count_nonzero(sizes[usable] > length + 1))
-        self._say_what_is_lost(source, len(documents) - len(usable), truncated)
+        self._say_what_is_lost(source, len(silent), truncated)
+        lost = (
+            (Lost(f"the assistant does not speak within their first {length} tokens", silent),) if len(silent) else ()
+        )
         if not len(usable):
-            return None
+            return Packed(documents, None, lost=lost)
         clipped = np.minimum(sizes[usable], length)
         members, edges = best_fit(clipped, length) if self.config.data.packing else one_each(len(usable))
-        return DocumentPacking(documents, usable[members], edges, length, self.pad, seed, stream)
+        packing = DocumentPacking(documents, usable[members], edges, length, self.pad, seed, stream)
+        return Packed(documents, packing, truncated, lost)
 
     def _say_what_is_lost(self, source: Source, silent: int, truncated: int) -> None:
         length = self.config.data.sequence_length
@@ -163,6 +201,20 @@ class _Maker:
                 f"data: {source.source}: {silent:,} conversations are left out: the assistant does not speak within "
                 f"their first {length} tokens"
             )
+
+
+def _those_with_samples(packed: Sequence[Packed]) -> dict[int, Packing]:
+    """By the source's number."""
+    return {number: each.packing for number, each in enumerate(packed) if each.packing is not None}
+
+
+def _tell_of_small_data(config: TrainingConfig, train: Dataset, report: Report) -> None:
+    step = config.samples_per_step()
+    if train.samples_per_epoch < step:
+        report(
+            f"{WARNING}a step takes {step:,} samples and an epoch has {train.samples_per_epoch:,}: every step sees "
+            "some of them again; lower batch.tokensPerStep, or add data"
+        )
 
 
 def _must_fit(tokenizer: Tokenizer, config: TrainingConfig) -> None:
@@ -195,7 +247,7 @@ def _threshold(opened: Sequence[TokenStore], holdout: float, report: Report) -> 
                 f"{words}; set holdout to {held / documents:.2g} if that is meant, add documents (format jsonl makes "
                 "each line one), or give evaluation.data"
             )
-        report(f"data: warning: {words}")
+        report(f"{WARNING}{words}")
     return threshold
 
 
@@ -217,6 +269,6 @@ def _tell_overlap(training: Sequence[TokenStore], evaluation: Sequence[TokenStor
             shared = stores.shared_contents(stores.split(held, 0)[0], stores.split(store, 0)[0])
             if shared:
                 report(
-                    f"data: warning: {shared:,} of {held.meta.documents:,} evaluation documents of {held.meta.source} "
+                    f"{WARNING}{shared:,} of {held.meta.documents:,} evaluation documents of {held.meta.source} "
                     f"are also in the training data {store.meta.source}: the evaluation loss will look too good"
                 )

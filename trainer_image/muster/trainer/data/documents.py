@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from muster.contract.data_config import Source
 from muster.contract.data_formats import columns_of
+from muster.contract.data_report import EXAMPLES_MAX
 from muster.storage import sources
 from muster.storage.data_format import of_another_format, renamed_columns
 from muster.storage.records import broken, is_table, not_utf8, open_bytes, read_records
@@ -45,13 +46,38 @@ class Chunk(NamedTuple):
     value: float | None = None  # a pair's margin, or an answer's label
 
 
-class Reading:
-    """Reads one file and remembers what it saw. advance(n): n more bytes were read, for the progress line."""
+class LeftOut:
+    """Why records were left out: how many, and where the first of them are."""
 
-    def __init__(self, file: File, advance: Callable[[int], None]) -> None:
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+        self.examples: dict[str, list[str]] = {}
+
+    def add(self, reason: str, place: str) -> None:
+        self.counts[reason] += 1
+        places = self.examples.setdefault(reason, [])
+        if len(places) < EXAMPLES_MAX:
+            places.append(place)
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
+
+
+class Reading:
+    """Reads one file and remembers what it saw. advance(n): n more bytes were read, for the progress line. What can't
+    be learnt from is noted in `left_out`. A record with a fault is noted in `faults`, where there are such."""
+
+    def __init__(
+        self,
+        file: File,
+        advance: Callable[[int], None],
+        left_out: LeftOut | None = None,
+        faults: list[str] | None = None,
+    ) -> None:
         self.file = file
-        self._advance = advance
-        self.kinds, self.left_out = Counter[str](), Counter[str]()  # of preferences, in words
+        self._advance, self._faults = advance, faults
+        self.kinds = Counter[str]()  # of preferences, in words
+        self._left_out = LeftOut() if left_out is None else left_out
         self._state = hashlib.blake2b(digest_size=20)
 
     def chunks(self, source: Source, tokenizer: Tokenizer, train_on: str = "assistant") -> Iterator[Chunk]:
@@ -63,18 +89,21 @@ class Reading:
         for record in read_records(self.file, renamed_columns(source), self._saw):
             try:
                 if source.format in COMPARISONS:
-                    yield from self._comparison(COMPARISONS[source.format](record.value), tokenizer)
+                    yield from self._comparison(COMPARISONS[source.format](record.value), record.place, tokenizer)
                 else:
                     yield from _in_pieces(_of_record(record.value, source, tokenizer, train_on))
             except ValueError as error:  # UnicodeEncodeError is one
-                raise UserError(f"{record.place}: {_reason(error)}{of_another_format(record.value, source)}") from None
+                words = f"{record.place}: {_reason(error)}{of_another_format(record.value, source)}"
+                if self._faults is None:
+                    raise UserError(words) from None
+                self._faults.append(words)
         if is_table(self.file):
             self._advance(self.file.size)
 
-    def _comparison(self, one: Comparison, tokenizer: Tokenizer) -> Iterator[Chunk]:
+    def _comparison(self, one: Comparison, place: str, tokenizer: Tokenizer) -> Iterator[Chunk]:
         """One chunk, or none where nothing can be learnt from it. Raises ValueError for half a character."""
         if one.fault:
-            self.left_out[one.fault] += 1
+            self._left_out.add(one.fault, place)
             return
         self.kinds[one.kind] += 1
         first, *second = preference.parts(one, tokenizer)

@@ -44,7 +44,26 @@ class Packing(Protocol):
 
     @property
     def samples(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...  # of all samples of an epoch, without padding
     def sample(self, epoch: int, index: int) -> Sample: ...
+
+
+class Lost(NamedTuple):
+    """Documents that give no sample, by their numbers, and why."""
+
+    reason: str
+    documents: Int64s
+
+
+class Packed(NamedTuple):
+    """What became of the documents of a source. `packing` is None where nothing is left of them; `truncated` of those
+    that are left are longer than a sample."""
+
+    documents: Documents
+    packing: Packing | None
+    truncated: int = 0
+    lost: tuple[Lost, ...] = ()
 
 
 class ConcatPacking:
@@ -53,7 +72,7 @@ class ConcatPacking:
     def __init__(self, documents: Documents, length: int, pad: int, seed: int, stream: int) -> None:
         self._documents, self._length, self._pad = documents, length, pad
         self._shuffle = Shuffle(documents.bounds, seed, stream)
-        self.samples = -(-self._shuffle.size // length)
+        self.samples, self.tokens = -(-self._shuffle.size // length), self._shuffle.size
 
     def sample(self, epoch: int, index: int) -> Sample:
         begin = index * self._length
@@ -72,6 +91,11 @@ class DocumentPacking:
         self._length, self._pad = length, pad
         self.samples = len(edges) - 1
         self._shuffle = Shuffle(np.arange(len(edges), dtype=np.int64), seed, stream)
+
+    @property
+    def tokens(self) -> int:
+        bounds = self._documents.bounds
+        return int(np.minimum(bounds[self._members + 1] - bounds[self._members], self._length).sum())
 
     def sample(self, epoch: int, index: int) -> Sample:
         (bin_,), _, _ = self._shuffle.window(epoch, index, index + 1)

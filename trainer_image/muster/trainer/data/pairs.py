@@ -130,7 +130,7 @@ class PairPacking:
         self._length, self._pad = length, pad
         totals = stretches.sizes.sum(1)
         self.members, self.edges = best_fit(totals, length) if packing else one_each(len(totals))
-        self.samples = len(self.edges) - 1
+        self.samples, self.tokens = len(self.edges) - 1, int(totals.sum())
         self._shuffle = Shuffle(np.arange(len(self.edges), dtype=np.int64), seed, stream)
         self.reference: Float32s | None = None
 

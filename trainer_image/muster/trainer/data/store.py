@@ -51,6 +51,8 @@ class Meta:
     compares: Literal["", "pairs", "labels"] = ""  # what is compared in a store of preferences
     kinds: dict[str, int] = field(default_factory=dict)  # what the lines looked like, in words, and how many did
     left_out: dict[str, int] = field(default_factory=dict)  # why lines were left out, and how many were
+    examples: dict[str, list[str]] = field(default_factory=dict)  # the places of some of them, by the same reason
+    learnt: int | None = None  # tokens in the loss; None: unknown, for an older Muster made the store
 
     def write(self, folder: Path) -> None:
         (folder / META).write_text(json.dumps(asdict(self), indent=1) + "\n")

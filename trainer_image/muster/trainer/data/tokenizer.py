@@ -34,6 +34,13 @@ from muster.trainer.errors import StorageError, UserError
 Ids = npt.NDArray[np.uint32]
 
 BYTES = "bytes"
+# How the marks of the byte-level tokenizer are shown to people; they have no spelling of their own.
+_BYTE_MARKS = {
+    END_OF_DOCUMENT: "<|eos|>",
+    END_OF_TURN: "<|end|>",
+    USER_MARK: "<|user|>",
+    ASSISTANT_MARK: "<|assistant|>",
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids; marks are left out, broken UTF-8 becomes U+FFFD."""
 
+    def spell(self, ids: Iterable[int]) -> str:
+        """The text of the ids, marks included."""
+
     def describe(self) -> dict[str, Any]:
         """All that `tokenizer_from_commit` needs to make an equal one, as JSON types. Goes into Commit.tokenizer."""
 
@@ -109,6 +119,10 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+    def spell(self, ids: Iterable[int]) -> str:
+        pieces = (bytes((token,)) if token < 256 else _BYTE_MARKS[token].encode() for token in ids)
+        return b"".join(pieces).decode(errors="replace")
 
     def describe(self) -> dict[str, Any]:
         return {"kind": BYTES}
@@ -167,6 +181,9 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
+
+    def spell(self, ids: Iterable[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 import torch
 
@@ -12,9 +11,7 @@ from muster.contract import fitting
 from muster.contract.checkpoint import DataCursor
 from muster.contract.memory import gib
 from muster.contract.names import ExitCode
-from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.signals import StepRecord, TrainerPhase
-from muster.contract.training import TrainingConfig
 from muster.trainer.checkpoint import TrainState, resume
 from muster.trainer.config import Ranks, Run, data_parallel
 from muster.trainer.convert.weights import begin_with
@@ -24,8 +21,9 @@ from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, Stora
 from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import load_balancing, sharding
 from muster.trainer.train import assembly, randomness
+from muster.trainer.train.data_report import keep_report
 from muster.trainer.train.evaluation import Best, Evaluator, HeldOutResult
-from muster.trainer.train.origin import Origin, find_origin
+from muster.trainer.train.origin import Origin, as_packable, find_origin
 from muster.trainer.train.progress import Progress, set_aside_commit
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.records import StepReporter, say
@@ -48,9 +46,11 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
     sharding.connect(device)
     with rank_state.activity.during(TrainerPhase.DATA):
         report = say if ranks.local_rank == 0 else _say_nothing
-        data = open_data(_as_packable(run.training, origin, report), origin.tokenizer, run.cache_dir, report)
-        must_have_samples(run, data)
+        data = open_data(as_packable(run.training, origin, report), origin.tokenizer, run.cache_dir, report)
+        must_have_samples(run.training, data)
         must_be_alike(data.fingerprint, ranks)
+        if ranks.rank == 0:
+            keep_report(run.folder, data, origin.tokenizer)
     capacity = sharding.capacity(device, ranks)
     layout = sharding.plan(origin.model, run.training, ranks, capacity, device)
     host = sharding.host_of(origin.model, capacity, device)
@@ -312,20 +312,6 @@ class Trainer:
 def _beside(run: Run, origin: Origin) -> str:
     adapter = run.training.adapter
     return f", of which the {origin.model.size().learning:,} of {adapter.kind} learn alone" if adapter else ""
-
-
-def _as_packable(config: TrainingConfig, origin: Origin, report: Callable[[str], None]) -> TrainingConfig:
-    """The configuration with a document to a row, where the model's class would let packed ones see each other. Raises
-    UserError for pairs, whose sides share a row."""
-    if not origin.model.packs and config.task in PREFERENCE_TASKS:
-        raise UserError(
-            f"task {config.task} holds both answers of a pair in one row, and {origin.model.why_not_packed}; take a "
-            "model of another family"
-        )
-    if origin.model.packs or not config.data.packing:
-        return config
-    report("documents are not packed, one to a row and the rest of it padding: " + origin.model.why_not_packed)
-    return config.model_copy(update={"data": config.data.model_copy(update={"packing": False})})
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from muster.contract.base import dump
 from muster.contract.checkpoint import Commit
 from muster.contract.model_config import FromCommit
+from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.training import TrainingConfig
 from muster.storage.errors import Refused
 from muster.storage.model_folder import ModelFolder, open_folder
@@ -60,20 +61,39 @@ def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
     """
     if run.resume_step:
         return _resumed(run, report)
-    origin = _begun(run)
-    return replace(origin, tokenizer=templated(origin.tokenizer, run.training.data.chat_template))
+    return fresh_origin(run.training)
 
 
-def _begun(run: Run) -> Origin:
-    if run.training.model.from_ is not None:
-        return _from_commit(run.training, run.training.model.from_)
-    if run.training.model.source is not None:
-        return _from_folder(run.training, run.training.model.source)
-    architecture = run.training.model.shape
+def fresh_origin(training: TrainingConfig) -> Origin:
+    """What a job of this configuration begins with, before it has commits. Raises UserError, StorageError."""
+    origin = _begun(training)
+    return replace(origin, tokenizer=templated(origin.tokenizer, training.data.chat_template))
+
+
+def as_packable(config: TrainingConfig, origin: Origin, report: Callable[[str], None]) -> TrainingConfig:
+    """The configuration with a document to a row, where the model's class would let packed ones see each other. Raises
+    UserError for pairs, whose sides share a row."""
+    if not origin.model.packs and config.task in PREFERENCE_TASKS:
+        raise UserError(
+            f"task {config.task} holds both answers of a pair in one row, and {origin.model.why_not_packed}; take a "
+            "model of another family"
+        )
+    if origin.model.packs or not config.data.packing:
+        return config
+    report("documents are not packed, one to a row and the rest of it padding: " + origin.model.why_not_packed)
+    return config.model_copy(update={"data": config.data.model_copy(update={"packing": False})})
+
+
+def _begun(training: TrainingConfig) -> Origin:
+    if training.model.from_ is not None:
+        return _from_commit(training, training.model.from_)
+    if training.model.source is not None:
+        return _from_folder(training, training.model.source)
+    architecture = training.model.shape
     assert architecture is not None, "a model is a preset, a shape, from a commit, or from a folder"
-    tokenizer = load_tokenizer(run.training.data.tokenizer)
-    model = DecoderModel(architecture, run.training.adapter)
-    _vocabularies_fit(tokenizer, model, f"data.tokenizer {run.training.data.tokenizer}", "the model")
+    tokenizer = load_tokenizer(training.data.tokenizer)
+    model = DecoderModel(architecture, training.adapter)
+    _vocabularies_fit(tokenizer, model, f"data.tokenizer {training.data.tokenizer}", "the model")
     return Origin(model, tokenizer)
 
 

@@ -1,0 +1,143 @@
+"""`muster data`: what a model will see of its data, before anything is paid for. The trainer's own code looks at it."""
+
+from __future__ import annotations
+
+import json as documents
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from muster.cli.errors import CliError, Exit, usage
+from muster.cli.options import Json, Server, Settings, connect
+from muster.cli.output import answers, print_json
+from muster.cli.trainer_tool import run_tool
+
+if TYPE_CHECKING:
+    from muster.cli.job_file import JobFile
+
+app = typer.Typer(help="Look at training data as the model will see it.", no_args_is_help=True)
+
+JOB_BYTES_MAX = 1 << 20  # of a .json that may be a job's document
+TOOL = "muster.trainer.train.inspection"
+
+Target = Annotated[
+    str,
+    typer.Argument(metavar="FILE|JOB.yaml|JOB", help="Data (file, folder, glob, address), a job file, or a job."),
+]
+DataTarget = Annotated[
+    str, typer.Argument(metavar="FILE|JOB.yaml", help="Data (file, folder, glob, address), or a job file.")
+]
+Model = Annotated[
+    str | None, typer.Option("--model", help="For data: take tokenizer and chat template from this model's folder.")
+]
+TokenizerAddress = Annotated[
+    str | None, typer.Option("--tokenizer", help="For data: `bytes` (default), or a tokenizer.json.")
+]
+Template = Annotated[str | None, typer.Option("--chat-template", help="For data: a Jinja file.")]
+Length = Annotated[int, typer.Option("--sequence-length", min=1, help="For data: tokens of a sample.")]
+DataFormat = Annotated[str, typer.Option("--format", help="For data: its format, where looking does not tell.")]
+Field = Annotated[str, typer.Option("--field", help="For data: the column that holds the text, in format jsonl.")]
+
+
+@app.command("inspect")
+def inspect(
+    target: Target,
+    samples: Annotated[int, typer.Option("--samples", "-n", min=0, help="Show so many samples.")] = 2,
+    no_color: Annotated[bool, typer.Option("--no-color", help="What is learnt stands in ⟦ ⟧.")] = False,
+    model: Model = None,
+    tokenizer: TokenizerAddress = None,
+    chat_template: Template = None,
+    sequence_length: Length = 2048,
+    format: DataFormat = "auto",
+    field: Field = "text",
+    settings: Settings = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show counts, lengths, what is left out and why, and samples as the model sees them.
+
+    The data are prepared as a job would prepare them, with $MUSTER_CACHE_DIR to keep that, where it is set. In colour,
+    green is in the loss. Of a job, the report is shown that its first rank wrote.
+    """
+    if _is_job(target):
+        return _show_kept(target, server, json)
+    more = ["--samples", str(samples), *(["--no-color"] if no_color else [])]
+    _run(target, settings, more, _of_file(model, tokenizer, chat_template, sequence_length, format, field))
+
+
+@app.command("validate")
+def validate(
+    target: DataTarget,
+    model: Model = None,
+    tokenizer: TokenizerAddress = None,
+    chat_template: Template = None,
+    sequence_length: Length = 2048,
+    format: DataFormat = "auto",
+    field: Field = "text",
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Read all data as a job would. Exit code 0 where it can be learnt from; 2 with file and line where not."""
+    _run(target, settings, [], _of_file(model, tokenizer, chat_template, sequence_length, format, field))
+
+
+def _of_file(
+    model: str | None, tokenizer: str | None, chat_template: str | None, sequence_length: int, format: str, field: str
+) -> list[str]:
+    given = {"--model": model, "--tokenizer": tokenizer, "--chat-template": chat_template}
+    named = [word for option, value in given.items() if value is not None for word in (option, value)]
+    return [*named, "--sequence-length", str(sequence_length), "--format", format, "--field", field]
+
+
+def _run(target: str, settings: list[str] | None, more: list[str], of_file: list[str]) -> None:
+    if not _is_job_file(target):
+        if settings:
+            raise usage("--set changes a job's file, and this is data", "give --format, --model and their like")
+        return run_tool("data", TOOL, target, *of_file, *more)
+    from muster.cli import submit
+
+    file = submit.prepare(target, None, settings or [], local=True)
+    run_tool("data", TOOL, "--job", *more, given=documents.dumps(_training(file)))
+
+
+def _is_job_file(target: str) -> bool:
+    """Whether it is a job's document and not data: by its name, or where that is `.json` by what it holds."""
+    if target == "-" or target.endswith((".yaml", ".yml")):
+        return True
+    path = Path(target)
+    if not target.endswith(".json") or not path.is_file() or path.stat().st_size > JOB_BYTES_MAX:
+        return False
+    try:
+        found = documents.loads(path.read_bytes())
+    except ValueError:  # lines of JSON, or damaged: what it is the trainer's reader tells
+        return False
+    return isinstance(found, dict) and found.get("kind") == "TrainingJob"
+
+
+def _is_job(target: str) -> bool:
+    """Whether it is a job's name or id: it has no sign of a path, and there is no such file."""
+    return not set(target) & set("/.*:~") and target != "-" and not Path(target).exists()
+
+
+def _training(file: JobFile) -> dict[str, Any]:
+    """The training configuration of a job's document. Raises CliError with the line of every fault."""
+    from muster.contract.base import InvalidDocument, dump
+    from muster.contract.spec import parse_job
+
+    try:
+        return dump(parse_job(file.data).spec.training)
+    except InvalidDocument as invalid:
+        faults = tuple(file.fault(problem) for problem in invalid.problems)
+        what = f"the job is not valid: {invalid.problems[0]}"
+        raise CliError(what, Exit.USAGE, "invalid_job", file.name, faults) from None
+
+
+def _show_kept(name: str, server: str | None, json: bool) -> None:
+    from muster.contract.data_report import DataReport, report_lines
+
+    with connect(server) as client:
+        document = client.get(f"jobs/{client.job_id(name)}/data")
+    if json:
+        return print_json(document)
+    answers().print("\n".join(report_lines(DataReport.model_validate(document))), soft_wrap=True)

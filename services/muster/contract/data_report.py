@@ -1,0 +1,84 @@
+"""What became of a job's data, as the trainer found when it prepared them: counts, lengths, what was left out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from muster.contract.base import Record
+
+DATA_REPORT_KEY = "data-report.json"  # in the job's checkpoint folder
+EXAMPLES_MAX = 3  # of what was left out, for each reason
+
+
+class LeftOut(Record):
+    """Documents that give no sample, for one reason. An example is a place in a file, or how the document begins."""
+
+    reason: str
+    documents: int
+    examples: tuple[str, ...] = ()
+
+
+class LengthCount(Record):
+    """How many documents have from `first` to `last` tokens."""
+
+    first: int
+    last: int
+    documents: int
+
+
+class SourceReport(Record):
+    """One source. `documents` and `tokens` are those of its files that are used so; `learnt` of the tokens are in the
+    loss (None: not counted). `truncated` documents are longer than a sample. `samples` are those of one epoch of the
+    source, and `filled` is the share of their tokens that is not padding."""
+
+    source: str
+    use: Literal["training", "evaluation"]
+    format: str
+    documents: int
+    tokens: int
+    learnt: int | None = None
+    lengths: tuple[LengthCount, ...] = ()
+    truncated: int = 0
+    samples: int = 0
+    filled: float = 0.0
+    looks: dict[str, int] = {}
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class DataReport(Record):
+    """The whole of a job's data. `samples_per_epoch` are those of the training sources, mixed; `samples_per_step` go
+    into one step of the optimizer."""
+
+    sequence_length: int
+    samples_per_epoch: int
+    samples_per_step: int
+    sources: tuple[SourceReport, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def report_lines(report: DataReport) -> list[str]:
+    """The report for people."""
+    lines = [
+        f"{report.samples_per_epoch:,} samples of {report.sequence_length:,} tokens in an epoch, "
+        f"{report.samples_per_step:,} in a step"
+    ]
+    for source in report.sources:
+        lines += ["", f"{source.use}: {source.source} ({source.format})", *_of_source(source)]
+    return [*lines, *([""] if report.warnings else []), *(f"warning: {warning}" for warning in report.warnings)]
+
+
+def _of_source(source: SourceReport) -> Iterator[str]:
+    learnt = "" if source.learnt is None else f", {source.learnt:,} of them in the loss"
+    yield f"  {source.documents:,} documents, {source.tokens:,} tokens{learnt}"
+    yield from (f"  {count:,} {looks}" for looks, count in source.looks.items())
+    yield f"  {source.samples:,} samples, {source.filled:.1%} of their tokens not padding"
+    share = source.truncated / max(1, source.documents)
+    yield f"  {source.truncated:,} documents ({share:.1%}) are longer than a sample and are truncated"
+    most = max((each.documents for each in source.lengths), default=1)
+    for each in source.lengths:
+        bar = "█" * max(1, round(30 * each.documents / most))
+        yield f"  {each.first:>11,} to {each.last:>11,} tokens {each.documents:>11,}  {bar}"
+    for lost in source.left_out:
+        yield f"  {lost.documents:,} left out: {lost.reason}"
+        yield from (f"    {example}" for example in lost.examples)

@@ -1,0 +1,65 @@
+"""`muster data` tells data, a job's file and a job apart, and hands the trainer's tool what it needs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from muster.cli import data
+from muster.cli.errors import CliError
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], str | None]]:
+    made: list[tuple[tuple[str, ...], str | None]] = []
+
+    def run_tool(code: str, module: str, *arguments: str, given: str | None = None) -> None:
+        made.append((arguments, given))
+
+    monkeypatch.setattr(data, "run_tool", run_tool)
+    return made
+
+
+def test_a_jobs_file_is_given_as_the_trainer_reads_it(calls: list[Any], tmp_path: Path) -> None:
+    command = ["inspect", str(EXAMPLES / "sft-chat.yaml"), "--set", "training.data.sequenceLength=128", "-n", "1"]
+    assert CliRunner().invoke(data.app, command, catch_exceptions=False).exit_code == 0
+    ((arguments, given),) = calls
+    assert arguments == ("--job", "--samples", "1")
+    training = json.loads(given)
+    assert training["data"]["sequenceLength"] == 128
+    assert training["data"]["train"][0]["source"] == str(EXAMPLES / "chat.jsonl"), "relative to the file"
+
+
+def test_data_are_given_with_what_is_known_of_them(calls: list[Any], tmp_path: Path) -> None:
+    for target in ("chat.jsonl", "s3://data/*.parquet", str(tmp_path)):
+        command = ["validate", target, "--tokenizer", "t.json", "--sequence-length", "64"]
+        assert CliRunner().invoke(data.app, command, catch_exceptions=False).exit_code == 0
+    assert [arguments for arguments, _ in calls] == [
+        (target, "--tokenizer", "t.json", "--sequence-length", "64", "--format", "auto", "--field", "text")
+        for target in ("chat.jsonl", "s3://data/*.parquet", str(tmp_path))
+    ]
+    with pytest.raises(CliError, match="--set changes a job's file"):
+        CliRunner().invoke(data.app, ["inspect", "a.jsonl", "--set", "seed=1"], catch_exceptions=False)
+
+
+def test_a_json_file_is_a_job_where_it_says_so(tmp_path: Path) -> None:
+    job, rows = tmp_path / "job.json", tmp_path / "rows.json"
+    job.write_text('{"kind": "TrainingJob"}')
+    rows.write_text('[{"text": "a"}]')
+    assert data._is_job_file(str(job))
+    assert not data._is_job_file(str(rows))
+    assert not data._is_job_file(str(tmp_path / "none.json"))
+    assert data._is_job("my-run-2")
+    assert not any(map(data._is_job, ["./x", "a.jsonl", "builtin://python-stdlib", "~/x", "-", "*"]))
+
+
+def test_a_job_that_is_not_valid_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text((EXAMPLES / "sft-chat.yaml").read_text().replace("sequenceLength", "sequencelength"))
+    with pytest.raises(CliError) as caught:
+        CliRunner().invoke(data.app, ["validate", str(file)], catch_exceptions=False)
+    assert caught.value.faults[0].line

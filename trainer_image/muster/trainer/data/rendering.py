@@ -1,0 +1,79 @@
+"""Samples as the model sees them: the text of their tokens, each stretch with whether the loss counts it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from muster.trainer.data.packing import IGNORED, PADDING, Sample
+from muster.trainer.data.tokenizer import Tokenizer
+
+# Brackets of the golden files of templates; in colour the learnt text is green, and what is only read is dim.
+OPEN, CLOSE = "⟦", "⟧"
+GREEN, DIM, BOLD, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Neighbouring tokens of one document that are all learnt, or none of them."""
+
+    document: int  # counted from 0 within the sample
+    text: str
+    tokens: int
+    learnt: bool
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A sample. `compares` says what the documents of a pair are called, in turn; empty where there are no pairs."""
+
+    stretches: tuple[Stretch, ...]
+    padding: int
+    compares: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(stretch.tokens for stretch in self.stretches)
+
+    @property
+    def learnt(self) -> int:
+        return sum(stretch.tokens for stretch in self.stretches if stretch.learnt)
+
+
+def render(sample: Sample, tokenizer: Tokenizer, compares: tuple[str, ...] = ()) -> Rendered:
+    """The stretches of a sample. A token is learnt where it is the label of the one before it."""
+    learnt = np.zeros(len(sample.tokens), np.bool_)
+    learnt[1:] = (sample.labels[:-1] != IGNORED) & (sample.documents[1:] == sample.documents[:-1])
+    total = int(np.count_nonzero(sample.documents != PADDING))
+    rows = zip(sample.documents[:total].tolist(), learnt[:total].tolist(), sample.tokens[:total].tolist(), strict=True)
+    stretches = []
+    for (document, flag), group in groupby(rows, key=lambda row: row[:2]):
+        ids = [token for _, _, token in group]
+        stretches.append(Stretch(document, tokenizer.spell(ids), len(ids), flag))
+    return Rendered(tuple(stretches), len(sample.tokens) - total, compares)
+
+
+def lines(rendered: Rendered, colour: bool) -> str:
+    """For people. Without colour, what is learnt stands in ⟦ ⟧."""
+    written = list[str]()
+    for number, group in groupby(rendered.stretches, key=lambda stretch: stretch.document):
+        called = f" ({rendered.compares[number % 2]})" if rendered.compares else ""
+        head = f"── document {number}{called}"
+        written.append(f"{BOLD}{head}{PLAIN}" if colour else head)
+        written.append("".join(_painted(stretch, colour) for stretch in group))
+    if rendered.padding:
+        written.append(f"── {rendered.padding:,} tokens of padding")
+    return "\n".join(written)
+
+
+def _painted(stretch: Stretch, colour: bool) -> str:
+    if not colour:
+        return f"{OPEN}{_safe(stretch.text)}{CLOSE}" if stretch.learnt else _safe(stretch.text)
+    return f"{GREEN if stretch.learnt else DIM}{_safe(stretch.text)}{PLAIN}"
+
+
+def _safe(text: str) -> str:
+    """The text without control characters, which would speak to the terminal."""
+    return "".join(letter if letter >= " " or letter in "\n\t" else f"\\x{ord(letter):02x}" for letter in text)

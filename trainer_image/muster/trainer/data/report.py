@@ -1,0 +1,96 @@
+"""What became of the data, in numbers: for `muster data`, and kept in the job's folder."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import numpy as np
+
+from muster.contract.data_config import Source
+from muster.contract.data_report import EXAMPLES_MAX, DataReport, LeftOut, LengthCount, SourceReport
+from muster.trainer.data.dataset import Data
+from muster.trainer.data.packing import Packed
+from muster.trainer.data.store import Documents
+from muster.trainer.data.tokenizer import Tokenizer
+
+AT_ONCE: Final = 1 << 20  # documents whose lengths are counted at a time: 8 MB
+EXCERPT_TOKENS: Final = 40
+EXCERPT_CHARACTERS: Final = 80
+
+
+def data_report(data: Data, tokenizer: Tokenizer) -> DataReport:
+    """The report of data that is open. Reads the index alone, and the beginnings of some documents."""
+    config, evaluation = data.config, data.config.evaluation
+    training = [
+        _of_source(source, "training", packed, config.data.sequence_length, tokenizer)
+        for source, packed in zip(config.data.train, data.packed, strict=True)
+    ]
+    sources = evaluation.data if evaluation and evaluation.data else config.data.train
+    evaluated = [
+        _of_source(source, "evaluation", packed, config.data.sequence_length, tokenizer)
+        for source, packed in zip(sources, data.evaluated, strict=False)  # none where nothing is evaluated
+    ]
+    return DataReport(
+        sequence_length=config.data.sequence_length,
+        samples_per_epoch=data.train.samples_per_epoch,
+        samples_per_step=config.samples_per_step(),
+        sources=(*training, *evaluated),
+        warnings=data.warnings,
+    )
+
+
+def _of_source(
+    source: Source, use: Literal["training", "evaluation"], packed: Packed, length: int, tokenizer: Tokenizer
+) -> SourceReport:
+    documents, packing = packed.documents, packed.packing
+    meta = documents.store.meta
+    whole = len(documents) == meta.documents  # else a part of it is held out, and the store counts both
+    lost = [LeftOut(reason=each.reason, documents=len(each.documents), examples=()) for each in packed.lost]
+    examples = [
+        tuple(_excerpt(documents, int(number), tokenizer) for number in each.documents[:EXAMPLES_MAX])
+        for each in packed.lost
+    ]
+    read = [
+        LeftOut(reason=reason, documents=count, examples=tuple(meta.examples.get(reason, ())))
+        for reason, count in meta.left_out.items()
+        if use == "training" or whole
+    ]
+    return SourceReport(
+        source=source.source,
+        use=use,
+        format=source.format,
+        documents=len(documents),
+        tokens=documents.tokens,
+        learnt=meta.learnt if whole else None,
+        lengths=_lengths(documents),
+        truncated=packed.truncated,
+        samples=packing.samples if packing else 0,
+        filled=packing.tokens / (packing.samples * length) if packing else 0.0,
+        looks=meta.kinds,
+        left_out=(
+            *read,
+            *(each.model_copy(update={"examples": some}) for each, some in zip(lost, examples, strict=True)),
+        ),
+    )
+
+
+def _lengths(documents: Documents) -> tuple[LengthCount, ...]:
+    """How many documents have 1 token, 2 to 3, 4 to 7, and so on: between powers of two."""
+    counts = np.zeros(64, np.int64)
+    for at in range(0, len(documents), AT_ONCE):
+        sizes = np.diff(documents.bounds[at : at + AT_ONCE + 1])
+        counts += np.bincount(np.frexp(sizes.astype(np.float64))[1], minlength=64)
+    return tuple(
+        LengthCount(first=1 << (power - 1), last=(1 << power) - 1, documents=int(counts[power]))
+        for power in np.flatnonzero(counts).tolist()
+        if power
+    )
+
+
+def _excerpt(documents: Documents, number: int, tokenizer: Tokenizer) -> str:
+    """How a document begins."""
+    start = int(documents.store.starts[documents.first + number])
+    size = int(documents.bounds[number + 1] - documents.bounds[number])
+    text = tokenizer.spell(documents.store.tokens[start : start + min(size, EXCERPT_TOKENS)].tolist())
+    words = " ".join(text.split())
+    return words if len(words) <= EXCERPT_CHARACTERS else words[: EXCERPT_CHARACTERS - 1] + "…"

@@ -1,0 +1,20 @@
+"""Keeps with the job what became of its data."""
+
+from __future__ import annotations
+
+from muster.contract.data_report import DATA_REPORT_KEY
+from muster.storage.store import open_store
+from muster.trainer.data import Data, Tokenizer
+from muster.trainer.data.report import data_report
+from muster.trainer.errors import StorageError
+from muster.trainer.train.records import say
+
+
+def keep_report(folder: str, data: Data, tokenizer: Tokenizer) -> None:
+    """Write the report into the job's checkpoint folder. A store that fails now does not stop the job: it has nothing
+    to lose yet, and is asked again at the first commit."""
+    document = data_report(data, tokenizer).model_dump_json(by_alias=True, indent=1)
+    try:
+        open_store(folder).replace(DATA_REPORT_KEY, document.encode())
+    except StorageError as error:
+        say(f"data: warning: the report of the data could not be kept: {error}")

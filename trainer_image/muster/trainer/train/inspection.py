@@ -1,0 +1,186 @@
+"""python -m muster.trainer.train.inspection (--job | ADDRESS) [--model ADDRESS] [--tokenizer ADDRESS]
+[--sequence-length N] [--format NAME] [--field NAME] [--chat-template ADDRESS] [--samples N] [--no-color] [--json]
+
+Prepares data as a job would, by the same code, and says what it found: counts, lengths, what is left out and why, and
+samples as the model sees them. With --job, standard input holds a job's `spec.training` as JSON; else ADDRESS is a
+file, folder or glob. What is prepared lies in $MUSTER_CACHE_DIR, where a job finds it again, or is removed. Exit code
+0; 80 where a job would refuse the data, with file and line of up to 20 faults; 83 where storage fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.contract.base import InvalidDocument, dump, parse
+from muster.contract.data_config import Source
+from muster.contract.data_formats import FORMATS
+from muster.contract.data_report import DataReport, report_lines
+from muster.contract.names import Env
+from muster.contract.training import TrainingConfig
+from muster.storage.data_format import of_known_format
+from muster.storage.sources import find
+from muster.trainer.arguments import Arguments
+from muster.trainer.data import Data, Tokenizer, load_tokenizer, open_data, templated
+from muster.trainer.data.checks import must_have_samples
+from muster.trainer.data.documents import Reading
+from muster.trainer.data.prepare import with_formats
+from muster.trainer.data.rendering import Rendered, lines, render
+from muster.trainer.data.report import data_report
+from muster.trainer.errors import StorageError, UserError, exit_code
+from muster.trainer.train.origin import as_packable, fresh_origin
+
+FAULTS_MAX = 20
+BARE_SHAPE = {"dim": 16, "layers": 1, "heads": 1, "kvHeads": 1, "ffnDim": 16}  # of a file without a model: never built
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """The report of some data, and its first samples."""
+
+    report: DataReport
+    samples: tuple[Rendered, ...]
+
+    def document(self) -> dict[str, Any]:
+        return dump(self.report) | {"samples": [asdict(sample) for sample in self.samples]}
+
+
+def inspect(config: TrainingConfig, tokenizer: Tokenizer, cache: Path, samples: int) -> Inspected:
+    """Prepare the data as the job would. Raises UserError that names every fault's place, up to FAULTS_MAX of them."""
+    try:
+        data = open_data(config, tokenizer, cache, _say)
+        must_have_samples(config, data)
+    except UserError as error:
+        faults = list(_faults(config, tokenizer))
+        if len(faults) > 1:
+            more = f"{len(faults)} faults" if len(faults) < FAULTS_MAX else f"the first {FAULTS_MAX} faults"
+            raise UserError(f"{more}:\n" + "\n".join(f"  {fault}" for fault in faults)) from None
+        raise error from None
+    return Inspected(data_report(data, tokenizer), tuple(_samples(data, tokenizer, samples)))
+
+
+def _samples(data: Data, tokenizer: Tokenizer, count: int) -> Iterator[Rendered]:
+    """The first that training will take."""
+    compares = {"pairs": ("chosen", "rejected"), "labels": ("answer", "another answer, not learnt"), "": ()}
+    stores = {each.documents.store.meta.compares for each in data.packed}
+    called = compares[next(iter(stores))] if len(stores) == 1 else ()
+    for index in range(min(count, data.train.samples_per_epoch)):
+        yield render(data.train.sample(0, index), tokenizer, called)
+
+
+def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:
+    """What is wrong with records of any source, each with its place; none where something else is wrong."""
+    found = list[str]()
+    try:
+        known = with_formats(config, _say_nothing)
+        evaluated = known.evaluation.data if known.evaluation else ()
+        for source in (*known.data.train, *evaluated):
+            _, files = of_known_format(source, find(source.source, source.format))
+            for file in files:
+                reading = Reading(file, lambda count: None, faults=found)
+                try:
+                    for _ in reading.chunks(source, tokenizer, config.data.train_on):
+                        if len(found) >= FAULTS_MAX:
+                            return
+                except UserError as error:  # of the file, whose records can't be read further
+                    found.append(str(error))
+    except (UserError, StorageError):
+        pass
+    finally:
+        yield from found[:FAULTS_MAX]
+
+
+def of_job(document: object) -> tuple[TrainingConfig, Tokenizer]:
+    """A job's configuration, and the tokenizer that its model brings. Raises UserError, StorageError."""
+    try:
+        config = parse(TrainingConfig, document, "training")
+    except InvalidDocument as error:
+        raise UserError(str(error)) from None
+    origin = fresh_origin(config)
+    return as_packable(config, origin, _say), origin.tokenizer
+
+
+def of_file(chosen: argparse.Namespace) -> tuple[TrainingConfig, Tokenizer]:
+    """A configuration around one source, for the first task that reads its format. Raises UserError, StorageError."""
+    source = {"source": chosen.address, "format": chosen.format, "field": chosen.field}
+    try:
+        found, _ = of_known_format(parse(Source, source, "source"), find(chosen.address, chosen.format))
+        data: dict[str, Any] = {"train": [dump(found)], "sequenceLength": chosen.sequence_length}
+        if chosen.tokenizer is not None:
+            data["tokenizer"] = chosen.tokenizer
+        if chosen.chat_template is not None:
+            data["chatTemplate"] = chosen.chat_template
+        task = next(task for task, formats in FORMATS.items() if found.format in formats)
+        around = {"batch": {"tokensPerStep": chosen.sequence_length}, "length": {"epochs": 1}}
+        if chosen.model is not None:
+            return of_job({"task": task, "data": data, "model": {"source": chosen.model}, **around})
+        tokenizer = templated(load_tokenizer(chosen.tokenizer or "bytes"), chosen.chat_template)
+        shape = BARE_SHAPE | {"vocabSize": tokenizer.vocab_size, "maxPositions": chosen.sequence_length}
+        # As text first: what a task asks of its model is no matter here, where none is trained.
+        text = {**data, "train": [{"source": chosen.address}]}
+        config = parse(TrainingConfig, {"model": {"architecture": shape}, "data": text, **around}, "training")
+        known = config.data.model_copy(update={"train": (found,)})
+        return config.model_copy(update={"task": task, "data": known}), tokenizer
+    except InvalidDocument as error:
+        raise UserError(str(error)) from None
+
+
+def words(inspected: Inspected, colour: bool) -> str:
+    """The report for people."""
+    parts = report_lines(inspected.report)
+    for number, sample in enumerate(inspected.samples):
+        head = f"sample {number}: {sample.tokens:,} tokens, {sample.learnt:,} of them in the loss"
+        parts.append(f"\n{head}\n{lines(sample, colour)}")
+    return "\n".join(parts)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _say_nothing(line: str) -> None:
+    """It has been said."""
+
+
+def main(arguments: list[str]) -> int:
+    parser = Arguments(prog="python -m muster.trainer.train.inspection", description=__doc__)
+    parser.add_argument("address", nargs="?", help="a file, a folder, a glob, or an s3:// or https:// address")
+    parser.add_argument("--job", action="store_true", help="read spec.training as JSON from standard input")
+    parser.add_argument("--model", help="address of a model's folder, whose tokenizer and chat template are taken")
+    parser.add_argument("--tokenizer", help="`bytes` (default) or the address of a tokenizer.json")
+    parser.add_argument("--chat-template", help="address of a Jinja file")
+    parser.add_argument("--sequence-length", type=int, default=2048)
+    parser.add_argument("--format", default="auto")
+    parser.add_argument("--field", default="text")
+    parser.add_argument("--samples", type=int, default=0, help="show so many samples as the model sees them")
+    parser.add_argument("--no-color", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    try:
+        chosen = parser.parse_args(arguments)
+        if chosen.job is (chosen.address is not None):
+            parser.error("give --job or an address")
+        kept = os.environ.get(Env.CACHE_DIR)
+        with nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="muster-data-") as cache:
+            config, tokenizer = of_job(json.load(sys.stdin)) if chosen.job else of_file(chosen)
+            inspected = inspect(config, tokenizer, Path(cache), chosen.samples)
+    except Exception as error:
+        code = exit_code(error)
+        if code == 1:
+            raise
+        print(json.dumps({"error": str(error)}) if "--json" in arguments else f"error: {error}", file=sys.stderr)
+        return code
+    colour = sys.stdout.isatty() and not chosen.no_color and not os.environ.get("NO_COLOR")
+    print(json.dumps(inspected.document()) if chosen.json else words(inspected, colour))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
