@@ -50,7 +50,7 @@ class Rest:
             f"http://127.0.0.1:{self._port}/api/v1{path}", data, {"Content-Type": "application/json"}, method=method
         )
         with urllib.request.urlopen(request, timeout=30) as reply:
-            return json.load(reply)
+            return json.loads(reply.read() or b"null")
 
     def stream(self, path: str) -> Any:
         return urllib.request.urlopen(f"http://127.0.0.1:{self._port}/api/v1{path}", timeout=60)
@@ -202,3 +202,28 @@ def test_what_happened_while_the_api_was_away_is_caught_up_with(house: House, re
     eventually(
         lambda: rest.job("goes-away") is None or rest.phase("goes-away") == "Cancelled", "the deletion to be told"
     )
+
+
+def test_a_secret_of_a_project_is_a_secret_of_its_namespace(house: House, rest: Rest) -> None:
+    """Made, changed and deleted without being read, and never in place of one that is somebody else's."""
+    house.namespace("keeps")
+    rest.ask("PUT", "/projects/keeps", {})
+    path, there = "/projects/keeps/secrets/hf-token", paths.core("keeps", "secrets", "hf-token")
+    rest.ask("PUT", path, {"data": {"value": "first", "more": "1"}})
+    made = house.get(there)
+    rest.ask("PUT", path, {"data": {"value": "second"}})
+    changed = house.get(there)
+    assert (made["metadata"]["uid"], changed["data"]) == (changed["metadata"]["uid"], {"value": "c2Vjb25k"})
+    rest.ask("DELETE", path)
+    assert house.find(there) is None
+    theirs = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf-token"}, "stringData": {"value": "theirs"}}
+    house.client.create(paths.core("keeps", "secrets"), theirs)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        rest.ask("PUT", path, {"data": {"value": "ours"}})
+    assert (refused.value.code, "that Muster did not make" in refused.value.read().decode()) == (503, True)
+    assert house.get(there)["data"] == {"value": "dGhlaXJz"}
+    assert rest.ask("GET", "/projects/keeps/secrets") == {"items": []}
+    warned = quick_job("warned", runtime={"envFrom": [{"secretRef": {"name": "hf-token"}}]})
+    warned["metadata"] = {"name": "warned", "labels": {"muster.dev/project": "keeps"}}
+    plan = rest.ask("POST", "/jobs?dryRun=true", warned)
+    assert [warning["path"] for warning in plan["warnings"]] == ["spec.runtime.envFrom[0].secretRef.name"]

@@ -54,7 +54,10 @@ def test_a_cpu_worker_with_all_that_a_job_can_say() -> None:
         gang={"nodes": 2, "processesPerNode": 2, "resources": {"cpu": 4, "memory": "8Gi"}},
         runtime={
             "image": "registry.example/own:2",
-            "env": [{"name": "HF_HOME", "value": "/mnt/models"}],
+            "env": [
+                {"name": "HF_HOME", "value": "/mnt/models"},
+                {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "value"}}},
+            ],
             "envFrom": [{"secretRef": {"name": "hub"}}],
             "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}, "readOnly": True}],
             "serviceAccountName": "training",

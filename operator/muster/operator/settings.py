@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
 
 from muster.operator.sources.settings import SourceSettings
@@ -31,6 +31,11 @@ class Settings(SourceSettings):
     worker_command: tuple[str, ...] = (sys.executable, "-m", "muster.trainer.launch")
     # Names of variables that workers inherit beside those that every worker needs; a JSON list in the environment.
     worker_env: tuple[str, ...] = ()
+    # The API's setting of that name: the keys of secrets; None: `<state>/secret-key`.
+    secret_key_file: Annotated[
+        Path | None,
+        Field(validation_alias=AliasChoices("MUSTER_OPERATOR_SECRET_KEY_FILE", "MUSTER_API_SECRET_KEY_FILE")),
+    ] = None
     poll_seconds: Seconds = 0.1  # between looks at heartbeats; a death is noticed at once where the system can tell
     passes_at_once: Annotated[int, Field(ge=1)] = 8
     host: str = "127.0.0.1"

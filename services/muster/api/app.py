@@ -42,6 +42,7 @@ from muster.api.projects import routes as projects
 from muster.api.projects.quotas import QUOTA_SECONDS, QuotaWriter
 from muster.api.rates import RateLimits
 from muster.api.relay import Relay
+from muster.api.secrets import routes as secrets
 from muster.api.services import Services
 from muster.api.settings import Settings
 from muster.api.tokens import routes as tokens
@@ -51,6 +52,7 @@ from muster.contract.base import Problem
 from muster.documents.prices import load_prices
 from muster.local.cluster import LocalCluster
 from muster.local.private import make_private_database, make_private_folder
+from muster.local.secrets import SecretBox, SecretsLocked
 from muster.storage.listing import CommitListing
 
 log = structlog.get_logger("muster.api")
@@ -103,7 +105,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
     of_jobs = (jobs, attempts, events, checkpoints, data, metrics, logs, why)
-    for room in (estimates, *of_jobs, projects, people, tokens, audit):
+    for room in (estimates, *of_jobs, projects, secrets, people, tokens, audit):
         api.include_router(room.router)
     return api
 
@@ -134,7 +136,7 @@ async def _opened(settings: Settings, cluster: Cluster | None, counted: Metrics,
 @contextlib.asynccontextmanager
 async def _reached(settings: Settings, database: Database, cluster: Cluster | None) -> AsyncIterator[Cluster]:
     if cluster is not None or settings.cluster == "local":
-        yield cluster or Local(LocalCluster(settings.layout.cluster))
+        yield cluster or _local_cluster(settings)
         return
     from muster.api.kubernetes_cluster import KubernetesCluster
     from muster.kube.client import Client
@@ -151,6 +153,17 @@ async def _reached(settings: Settings, database: Database, cluster: Cluster | No
             yield there
         finally:
             await there.close()
+
+
+def _local_cluster(settings: Settings) -> Local:
+    box = SecretBox(settings.secret_key_file or settings.layout.secret_key)
+    local = Local(LocalCluster(settings.layout.cluster), box)
+    try:
+        if lost := local.renew_secrets():
+            log.warning("no key opens these secrets: set them anew, or put their key back", secrets=", ".join(lost))
+    except SecretsLocked as locked:  # jobs without secrets go on
+        log.warning("secrets can't be used", cause=str(locked))
+    return local
 
 
 def _assemble(settings: Settings, database: Database, cluster: Cluster, counted: Metrics, hub: Hub) -> Services:

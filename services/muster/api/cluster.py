@@ -12,9 +12,11 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from muster.contract.base import dump, known_part
+from muster.contract.layout import State
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
 from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound, RawChange
+from muster.local.secrets import SecretBox, SecretsLocked
 
 _CONFLICTS_MAX = 20
 
@@ -42,6 +44,19 @@ class FoundJob:
     labels: dict[str, str]
     spec: dict[str, Any]
     created_at: float
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Which secret: its project, the namespace where the project's jobs run, and its name."""
+
+    project: str
+    namespace: str
+    name: str
+
+
+class SecretRefused(Exception):
+    """The cluster does not keep the secret; the message says why and what to do, and nothing of its value."""
 
 
 class Outcome(StrEnum):
@@ -89,6 +104,14 @@ class Cluster(Protocol):
         """Say what these projects may hold from now on; None for no limit. Repeating it changes nothing."""
         ...
 
+    async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:
+        """Keep these entries under that name in place of those before. Raises SecretRefused."""
+        ...
+
+    async def delete_secret(self, secret: Secret) -> None:
+        """Idempotent. Raises SecretRefused."""
+        ...
+
 
 def shown_spec(document: dict[str, Any]) -> dict[str, Any]:
     """The spec with its defaults. Of one that can't be read, which its operator says in the status, the parts that are
@@ -108,8 +131,9 @@ class Local:
 
     name = "local"
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, secrets: SecretBox | None = None) -> None:
         self._cluster = cluster
+        self._secrets = secrets or SecretBox(State(cluster.path.parent).secret_key)
 
     async def apply(self, jobs: Sequence[DesiredJob]) -> list[ApplyResult]:
         return await asyncio.to_thread(lambda: [self._apply(job) for job in jobs])
@@ -141,6 +165,34 @@ class Local:
     async def write_quotas(self, quotas: Mapping[str, ProjectQuota | None]) -> None:
         for project, quota in quotas.items():
             await asyncio.to_thread(self._cluster.write_quota, project, quota)
+
+    async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:
+        def write() -> None:
+            payload = self._secrets.seal(secret.project, secret.name, data)
+            self._cluster.write_secret(secret.project, secret.name, payload)
+
+        try:
+            await asyncio.to_thread(write)
+        except SecretsLocked as locked:
+            raise SecretRefused(str(locked)) from None
+
+    async def delete_secret(self, secret: Secret) -> None:
+        await asyncio.to_thread(self._cluster.write_secret, secret.project, secret.name, None)
+
+    def renew_secrets(self) -> tuple[str, ...]:
+        """Seal all secrets by the first key, where there are several. Returns what no key opens, as `project/name`.
+
+        Raises SecretsLocked for an unusable key file.
+        """
+        if self._secrets.keys() < 2:
+            return ()
+        lost = []
+        for (project, name), payload in self._cluster.secrets().items():
+            if (renewed := self._secrets.renewed(payload)) is None:
+                lost.append(f"{project}/{name}")
+            else:
+                self._cluster.write_secret(project, name, renewed)
+        return tuple(lost)
 
     def _apply(self, job: DesiredJob) -> ApplyResult:
         try:

@@ -47,6 +47,7 @@ KINDS: dict[str, Kind] = {
     "person_not_found": Kind(404, "There is no such person", "GET /api/v1/people lists them, to admins."),
     "member_not_found": Kind(404, "There is no such member", "GET /api/v1/projects/{project}/members lists them."),
     "token_not_found": Kind(404, "There is no such token", "GET /api/v1/tokens lists the tokens."),
+    "secret_not_found": Kind(404, "There is no such secret", "GET /api/v1/projects/{project}/secrets lists them."),
     "method_not_allowed": Kind(
         405, "This address does not know that method", "The Allow header names those that it knows."
     ),
@@ -83,6 +84,7 @@ KINDS: dict[str, Kind] = {
     "invalid_project": Kind(422, "The project is not valid", "`errors` names every fault with its path."),
     "invalid_person": Kind(422, "The person is not valid", "`errors` names every fault with its path."),
     "invalid_token": Kind(422, "The token is not valid", "`errors` names every fault with its path."),
+    "invalid_secret": Kind(422, "The secret is not valid", "`errors` names every fault with its path."),
     "invalid_parameter": Kind(422, "A parameter is not valid", "`errors` names every fault with its path."),
     "invalid_cursor": Kind(
         422, "The cursor is not one of ours", "Use `nextCursor` of the page before, unchanged, or none."
@@ -98,6 +100,9 @@ KINDS: dict[str, Kind] = {
         500, "Something is wrong in the API", "Retry; if it stays, show the requestId to whoever runs Muster."
     ),
     "job_leaving": Kind(409, "The cluster still has the job", "Repeat it after `Retry-After` seconds."),
+    "secrets_unavailable": Kind(
+        503, "Secrets can't be kept", "The detail says why and what to do; nothing was changed."
+    ),
     "storage_unavailable": Kind(
         503, "The checkpoint folder can't be used", "The detail names the place and the next step; nothing was changed."
     ),

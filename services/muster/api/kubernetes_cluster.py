@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
-from muster.api.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, shown_spec
+from muster.api import kubernetes_secrets
+from muster.api.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, Secret, shown_spec
 from muster.api.kubernetes_quotas import write_quotas
 from muster.api.pod_logs import PodLogs
 from muster.contract.base import dump
@@ -95,6 +96,12 @@ class KubernetesCluster:
 
     async def write_quotas(self, quotas: Mapping[str, ProjectQuota | None]) -> None:
         await write_quotas(self._client, self._client.connection.namespace, quotas)
+
+    async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:
+        await kubernetes_secrets.write(self._client, secret, data)
+
+    async def delete_secret(self, secret: Secret) -> None:
+        await kubernetes_secrets.delete(self._client, secret)
 
     async def _have_listed(self) -> None:
         async with asyncio.timeout(LISTED_SECONDS):  # not wait_for: until Python 3.12 it swallows cancellations

@@ -12,10 +12,21 @@ from muster.api.errors import KINDS, MEDIA_TYPE, ApiError, problem_body
 from muster.api.jobs.schemas import CloneRequest, JobDocument
 from muster.api.people.schemas import PersonRequest
 from muster.api.projects.schemas import MemberRequest, ProjectRequest
+from muster.api.secrets.schemas import SecretRequest
 from muster.api.tokens.schemas import RotateRequest, TokenRequest
 from muster.contract.base import Problem
 
 _REF = "#/components/schemas/{model}"
+_REQUESTS = (
+    JobDocument,
+    CloneRequest,
+    ProjectRequest,
+    MemberRequest,
+    SecretRequest,
+    PersonRequest,
+    TokenRequest,
+    RotateRequest,
+)
 
 EXAMPLE_JOB: dict[str, Any] = {
     "apiVersion": "muster.dev/v1alpha1",
@@ -99,7 +110,7 @@ def _complete(app: FastAPI) -> dict[str, Any]:
         separate_input_output_schemas=False,
     )
     schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-    for model in (JobDocument, CloneRequest, ProjectRequest, MemberRequest, PersonRequest, TokenRequest, RotateRequest):
+    for model in _REQUESTS:
         body_schema = model.model_json_schema(ref_template=_REF)
         schemas |= body_schema.pop("$defs", {})
         schemas[model.__name__] = body_schema

@@ -30,6 +30,9 @@ class Settings(BaseSettings):
     auth: bool = True  # False is refused unless the API listens on this machine only
     # The first admin token (`muster_…`); None: one is made and written to `<state>/admin-token`.
     bootstrap_token: SecretStr | None = None
+    # The keys of secrets on one machine, a line each, of which the first seals; None: `<state>/secret-key`, made at the
+    # first use. The operator reads the same variable.
+    secret_key_file: Path | None = None
     # `sqlite:///path` or `postgresql://user:password@host/db`; None: a SQLite file in the state folder.
     database_url: SecretStr | None = None
     database_timeout_seconds: Seconds = (

@@ -180,6 +180,19 @@ class MemberRow(Table):
     role: Mapped[str] = mapped_column(String(16))
 
 
+class SecretRow(Table):
+    """A secret of a project: its name and the names of its entries. Their values are the cluster's to keep."""
+
+    __tablename__ = "secrets"
+
+    project: Mapped[str] = mapped_column(String(64), ForeignKey("projects.name", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    keys: Mapped[dict[str, Any]]  # {"keys": [...]}
+    created_at: Mapped[float]
+    changed_at: Mapped[float]
+    changed_by: Mapped[str] = mapped_column(String(64))
+
+
 class AuditRow(Table):
     """Who did what, from where, before and after. The database refuses to change or delete a line."""
 

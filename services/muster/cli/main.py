@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli import audit, checkpoints, data, doctor, jobs, people, platform, projects, tokens, watch
+from muster.cli import audit, checkpoints, data, doctor, jobs, people, platform, projects, secrets, tokens, watch
 from muster.cli.errors import CliError, Exit
 from muster.cli.options import choose_cluster
 from muster.cli.output import show_error
@@ -48,6 +48,7 @@ for panel, commands in PANELS.items():
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Looking into a job")
 app.add_typer(data.app, name="data", rich_help_panel="Looking into a job")
 app.add_typer(projects.app, name="projects", rich_help_panel="Platform")
+app.add_typer(secrets.app, name="secrets", rich_help_panel="Platform")
 app.add_typer(people.app, name="people", rich_help_panel="Platform")
 app.add_typer(tokens.app, name="tokens", rich_help_panel="Platform")
 

@@ -28,6 +28,11 @@ class State:
         return self.root / "admin-token"
 
     @property
+    def secret_key(self) -> Path:
+        """The keys that open the secrets in `cluster` (local.secrets.SecretBox, 0600)."""
+        return self.root / "secret-key"
+
+    @property
     def checkpoints(self) -> Path:
         """The default checkpoint address, as a folder."""
         return self.root / "checkpoints"

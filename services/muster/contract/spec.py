@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from muster.contract.address import refuse_metadata_url
 from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, Time, parse
+from muster.contract.environment import EnvVar
 from muster.contract.fields import Count, FolderAddress, Positive, Text
 from muster.contract.gang import Gang
 from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
@@ -117,22 +117,6 @@ class Recovery(Spec):
     def budget(self, cause: Cause) -> int | None:
         """The number of restarts that are allowed per window; None if it is unlimited."""
         return self.budgets.get(cause, DEFAULT_BUDGETS.get(cause))
-
-
-class EnvVar(Spec):
-    """One variable of the workers' environment."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-    """The variable's name; those that begin with MUSTER_ or PET_ are Muster's own."""
-    value: str = ""
-    """The variable's value; the API shows it to nobody."""
-
-    @model_validator(mode="after")
-    def _not_ours(self) -> Self:
-        if self.name.startswith(("MUSTER_", "PET_")):
-            raise ValueError(f"{self.name} is set by Muster itself; choose another name")
-        refuse_metadata_url(self.value)
-        return self
 
 
 class Runtime(PodMarks):

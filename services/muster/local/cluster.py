@@ -34,6 +34,8 @@ CREATE TABLE IF NOT EXISTS history (
     version INTEGER PRIMARY KEY, uid TEXT NOT NULL, at REAL NOT NULL, gone INTEGER NOT NULL, status TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS counter (id INTEGER PRIMARY KEY CHECK (id = 0), version INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS quotas (project TEXT PRIMARY KEY, quota TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS secrets (
+    project TEXT NOT NULL, name TEXT NOT NULL, payload TEXT NOT NULL, PRIMARY KEY (project, name));
 INSERT OR IGNORE INTO counter VALUES (0, 0);
 """
 
@@ -259,6 +261,18 @@ class LocalCluster:
             db.execute("DELETE FROM quotas WHERE project = ?", (project,))
             if quota is not None:
                 db.execute("INSERT INTO quotas VALUES (?,?)", (project, dump_json(quota)))
+
+    def secrets(self) -> dict[tuple[str, str], str]:
+        """The payload of each secret by project and name, as `local.secrets.SecretBox` sealed it."""
+        rows = self._connection().execute("SELECT project, name, payload FROM secrets ORDER BY project, name")
+        return {(row["project"], row["name"]): row["payload"] for row in rows}
+
+    def write_secret(self, project: str, name: str, payload: str | None) -> None:
+        """Keep the sealed payload in place of the one before; None for no secret of that name."""
+        with self._write() as db:
+            db.execute("DELETE FROM secrets WHERE project = ? AND name = ?", (project, name))
+            if payload is not None:
+                db.execute("INSERT INTO secrets VALUES (?,?,?)", (project, name, payload))
 
     def _connection(self) -> sqlite3.Connection:
         """This thread's, closed when the thread is gone. To open one takes longer than most of what is asked of it."""

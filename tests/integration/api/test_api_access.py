@@ -62,6 +62,9 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "list_members": SEES,
     "put_member": MAINTAINS,
     "delete_member": MAINTAINS,
+    "list_secrets": SEES,
+    "put_secret": MAINTAINS,
+    "delete_secret": MAINTAINS,
     "list_people": RULES_ALL,
     "put_person": RULES_ALL,
     "read_audit": ANYBODY,  # of the projects that they maintain
@@ -136,6 +139,7 @@ async def _ask(
         "person": "zoe",
         "token_id": people.tokens.get(project, ""),
         "code": "internal",
+        "name": "hf-token",
     }
     for name, value in named.items():
         path = path.replace(f"{{{name}}}", value)
@@ -155,6 +159,7 @@ def _body(operation: str, project: str) -> Any:
         "put_member": {"role": "viewer"},
         "put_project": {},
         "put_person": {},
+        "put_secret": {"data": {"value": "x"}},
         "make_token": {"name": "mine", "project": project},
         "clone_job": {},
         "rotate_token": {},

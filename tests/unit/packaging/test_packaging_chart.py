@@ -99,6 +99,7 @@ CHANGES: dict[str, Any] = {
     "api.database.key": "other",
     "api.bootstrapToken.existingSecret": "",
     "api.bootstrapToken.key": "other",
+    "api.secrets.namespaces": [],
     "api.persistence.enabled": False,
     "api.persistence.size": "9Gi",
     "api.persistence.storageClassName": "other",

@@ -55,8 +55,19 @@ def test_gangs_have_a_network_policy_unless_told_otherwise(chart: Chart) -> None
     assert "MUSTER_OPERATOR_REPORT_FROM" not in environment(container)
 
 
+def test_the_api_writes_secrets_where_it_is_told_to_and_reads_none(chart: Chart) -> None:
+    roles = [item for item in chart.objects(EVERYTHING) if item["kind"] in ("Role", "ClusterRole")]
+    rules = [(item["kind"], item["metadata"], rule) for item in roles for rule in item["rules"]]
+    found = [each for each in rules if "secrets" in each[2]["resources"]]
+    assert [(kind, meta["namespace"], rule["verbs"]) for kind, meta, rule in found] == [
+        ("Role", "nlp", ["create", "patch", "delete"]),
+        ("Role", "cv", ["create", "patch", "delete"]),
+    ]
+
+
 def test_permissions_hold_no_wildcard_and_no_secret(chart: Chart) -> None:
-    rules = [rule for item in chart.objects(EVERYTHING) for rule in item.get("rules") or () if "verbs" in rule]
+    told = EVERYTHING | {"api": EVERYTHING["api"] | {"secrets": {"namespaces": []}}}
+    rules = [rule for item in chart.objects(told) for rule in item.get("rules") or () if "verbs" in rule]
     own = chart.objects({}, "--show-only", "templates/operator-rbac.yaml")
     assert len(rules) > len([rule for item in own for rule in item.get("rules") or ()]) > 15
     for rule in rules:

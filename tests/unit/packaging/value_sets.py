@@ -39,6 +39,7 @@ EVERYTHING: dict[str, Any] = MONITORED | {
         "replicas": 2,
         "database": {"existingSecret": "database"},
         "bootstrapToken": {"existingSecret": "token"},
+        "secrets": {"namespaces": ["nlp", "cv"]},
         "persistence": {"storageClassName": "gp3"},
         "env": [{"name": "AWS_REGION", "value": "eu-west-1"}],
         "envFrom": [{"secretRef": {"name": "s3"}}],

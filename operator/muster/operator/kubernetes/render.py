@@ -282,6 +282,7 @@ def _environment(
         "USER": "muster",
     }
     settings |= net.environment | {variable.name: variable.value for variable in spec.runtime.env}
+    read = {each.name: dump(each.value_from) for each in spec.runtime.env if each.value_from is not None}
     settings |= {
         Env.JOB: job.name,
         Env.JOB_UID: meta.uid,
@@ -312,7 +313,8 @@ def _environment(
         settings[NOTICES_ENV] = f"http://{{host}}:{site.agent_port}{NOTICES_PATH}"
         addresses[Env.HOST_IP] = "status.hostIP"
     told = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in addresses.items()]
-    return [*_variables(settings), *told]
+    given = {name: value for name, value in settings.items() if name not in read}
+    return [*_variables(given), *({"name": name, "valueFrom": source} for name, source in read.items()), *told]
 
 
 def _variables(settings: dict[str, str]) -> list[Object]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from muster.contract.address import job_folder
 from muster.contract.base import dump_json
@@ -35,10 +36,12 @@ _INHERITED_PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What runs as each worker, and which variables it inherits beside those that every worker needs."""
+    """What runs as each worker, which variables it inherits beside those that every worker needs, and those that come
+    from secrets."""
 
     command: tuple[str, ...]
     inherited: tuple[str, ...] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 def worker_environment(
@@ -48,18 +51,15 @@ def worker_environment(
     action: CreateWorker,
     port: int,
     gpus: tuple[int, ...],
-    inherited_too: tuple[str, ...] = (),
+    start: WorkerStart,
 ) -> dict[str, str]:
-    """The whole environment: the little that is inherited, the job's runtime.env, then what Muster sets.
-
-    `inherited_too` names variables of this process that workers get beside those that every worker needs.
-    """
+    """The whole environment: the little that is inherited, the job's runtime.env, then what Muster sets."""
     gang, meta = job.spec.gang, job.metadata
     key = WorkerKey(meta.uid, action.attempt, action.worker)
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES) or name in inherited_too
+        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES) or name in start.inherited
     }
     ranks = len(action.nodes) * gang.ranks_per_node
     threads = {"OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", str(max(1, cores() // ranks)))}
@@ -69,7 +69,7 @@ def worker_environment(
         inherited
         | threads
         | {"PYTHONUNBUFFERED": "1"}
-        | {variable.name: variable.value for variable in job.spec.runtime.env}
+        | _own(job.spec.runtime, start.secrets)
         | visible
         | device
         | marks(state, key)
@@ -91,11 +91,18 @@ def worker_environment(
     )
 
 
+def _own(runtime: Runtime, secrets: Mapping[str, str]) -> dict[str, str]:
+    """The job's own variables. As in a pod, those of `env` win over what `envFrom` brings, and one whose source is
+    optional and missing is not set."""
+    given = {variable.name: variable.value for variable in runtime.env if variable.value_from is None}
+    return {**secrets, **given}
+
+
 def ignored(runtime: Runtime) -> tuple[str, ...]:
     """What the job asks of its runtime that means nothing here: a worker is a process of this machine, not a pod."""
     asked = {
         "image": runtime.image,
-        "envFrom": runtime.env_from,
+        "envFrom": [source for source in runtime.env_from if not (source.get("secretRef") or {}).get("name")],
         "volumes": runtime.volumes,
         "serviceAccountName": runtime.service_account_name,
     }

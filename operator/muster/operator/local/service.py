@@ -70,6 +70,7 @@ async def _operate(
         settings.poll_seconds,
         on_error=lambda error: log.warning("poll failed", error=f"{type(error).__name__}: {error}"),
         worker_env=settings.worker_env,
+        secret_key=settings.secret_key_file,
     )
     url = f"http://{settings.host}:{port}"
     claim.tell(url, settings.nodes, settings.gpus_per_node)

@@ -35,6 +35,7 @@ from muster.operator.local.processes import WorkerKey, WorkerRecord
 from muster.operator.local.quotas import QuotaReader
 from muster.operator.local.reading import Heartbeats, note
 from muster.operator.local.removal import Removals
+from muster.operator.local.secrets import RefusedWorkers, SecretMissing, SecretReader
 from muster.operator.local.watch import Watch
 from muster.operator.local.workers import Workers
 from muster.operator.world import Conflict, Reservations, Unreadable
@@ -52,9 +53,9 @@ class LocalWorld:
     """Jobs as processes of this machine, in the state folder `root` (an absolute path).
 
     `worker_command` runs as each worker, which inherits the variables that `worker_env` names beside those that every
-    worker needs. `on_error` is told of a poll that failed. With `reads_only`, for somebody
-    who looks while the operator works, nothing is written and nothing may be applied. Only one operator may act on a
-    state folder; its process sees to that (`claim.py`).
+    worker needs. `secret_key` has the keys of secrets; None for the file in `root`. `on_error` is told of a poll that
+    failed. With `reads_only`, for somebody who looks while the operator works, nothing is written and nothing may be
+    applied. Only one operator may act on a state folder; its process sees to that (`claim.py`).
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class LocalWorld:
         clock: Callable[[], float] = time.time,
         on_error: Callable[[Exception], None] = lambda error: None,
         worker_env: tuple[str, ...] = (),
+        secret_key: Path | None = None,
     ) -> None:
         self.state = State(root)
         self.cluster = LocalCluster(self.state.cluster)
@@ -82,6 +84,8 @@ class LocalWorld:
         self._reservations = ReservationFile(self.state)
         self._jobs = JobCache(self.cluster)
         self._quotas = QuotaReader(self.cluster, on_error)
+        self._secrets = SecretReader(self.cluster, secret_key or self.state.secret_key)
+        self._refused = RefusedWorkers()
 
     def now(self) -> float:
         return self._clock()
@@ -119,8 +123,13 @@ class LocalWorld:
                     self._watch.follow(record)
                 self._watch.enqueue(uid)
             case RemoveWorker():
-                self._removals.remove(WorkerKey(uid, action.attempt, action.worker), action.grace_seconds)
+                key = WorkerKey(uid, action.attempt, action.worker)
+                if self._refused.drop(key):
+                    self._watch.enqueue(uid)
+                else:
+                    self._removals.remove(key, action.grace_seconds)
             case RemoveJob():
+                self._refused.forget(uid)
                 await asyncio.to_thread(self.cluster.remove, uid)
 
     async def fleet(self, fresh: bool = False) -> Fleet:
@@ -206,7 +215,9 @@ class LocalWorld:
         meta, status = job.metadata, job.status
         folder = checkpoint_folder(self.state, job.spec, uid)
         environment = {variable.name: variable.value for variable in job.spec.runtime.env}
+        environment |= {f"SECRET_{number}": value for number, value in enumerate(self._secrets.values(job))}
         workers = self._workers.of_job(uid, environment, removing, fresh)
+        workers += tuple(self._refused.of_job(uid))
         unfit = self._notices.unfit(status.gang.nodes)
         return Observed(
             uid=uid,
@@ -268,7 +279,14 @@ class LocalWorld:
         wanted = job.spec.gang.gpus_per_node
         gpus = self._nodes.gpus(action.node, wanted, self._workers.living()) if wanted else ()
         port = rendezvous_port(self.state, uid, action.attempt)
-        environment = worker_environment(self.state, self.cluster, job, action, port, gpus, self._worker.inherited)
+        try:
+            secrets = self._secrets.variables(job)
+        except SecretMissing as missing:
+            self._refused.add(key, action.node, str(missing))
+            return None
+        self._refused.drop(key)
+        start = replace(self._worker, secrets=secrets)
+        environment = worker_environment(self.state, self.cluster, job, action, port, gpus, start)
         self._workers.reopen(key)
         if words := ignored(job.spec.runtime):
             note(self.state, key, f"muster: runtime.{', runtime.'.join(words)} mean nothing on this machine: ignored")

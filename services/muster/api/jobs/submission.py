@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +12,12 @@ from muster.api.access import project_not_found, project_role
 from muster.api.auth import Principal
 from muster.api.errors import ApiError
 from muster.api.jobs import repository
+from muster.api.secrets import service as secrets
 from muster.api.services import Services
 from muster.api.tables import JobRow, ProjectRow
 from muster.contract.address import Address, AddressError, job_folder, parse_address
 from muster.contract.base import InvalidDocument, Problem
+from muster.contract.environment import secret_uses, steers_processes
 from muster.contract.model_config import FromCommit
 from muster.contract.names import DEFAULT_PROJECT, Label
 from muster.contract.projects import ProjectLimits, Role, limit_problems, with_defaults
@@ -26,12 +27,7 @@ from muster.documents.document import Document
 from muster.storage.errors import StoreError
 from muster.storage.listing import CommitListing
 
-DEFAULT_NAMESPACE = "default"
 _FROM = "spec.training.model.from"
-# They decide which programs and libraries a process loads: a job's own affair in a container, not on a shared machine.
-_LOADER_VARIABLES = re.compile(
-    r"(LD|DYLD|GIT|SSH)_\w*|PYTHON\w*|PERL5\w*|BASH_ENV|ENV|BROWSER|PAGER|EDITOR|NODE_OPTIONS|PATH|SHELL"
-)
 
 
 @dataclass(frozen=True)
@@ -75,13 +71,17 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
     labels = {key: value for key, value in submission.labels.items() if key not in (Label.PROJECT, Label.OWNER)}
     limits = ProjectLimits.model_validate(project.limits)
     submission = submission.model_copy(update={"spec": with_defaults(submission.spec, limits)})
-    namespace = submission.namespace or project.namespace or DEFAULT_NAMESPACE
+    namespace = submission.namespace or secrets.namespace_of(project)
     spec, default_checkpoint_uri = submission.spec, services.settings.default_checkpoint_uri
     if spec.checkpoint.uri is None and default_checkpoint_uri is not None:
         spec = _with(spec, checkpoint=_with(spec.checkpoint, uri=default_checkpoint_uri))
-    faults = _loader_variables(spec) if services.settings.cluster == "local" else ()
+    containers = services.settings.cluster != "local"
+    faults = () if containers else _outside_of_containers(spec)
     faults += await _namespace_problems(services, project, namespace)
     faults += limit_problems(submission.spec, limits, project.name)
+    known = await _secrets_of(services, project.name, spec)
+    faults += tuple(secrets.problems(spec, project.name, known, containers))
+    warnings = tuple(secrets.unseen(spec, project.name, known)) if containers else ()
     source = spec.training.model.from_
     if source is not None and source.job is not None and source.uri is None:
         found = await _resolve(services, project.name, namespace, source.job, source)
@@ -90,7 +90,7 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
         else:
             model = _with(spec.training.model, from_=_with(source, uri=found))
             spec = _with(spec, training=_with(spec.training, model=model))
-    return Draft(submission.name, namespace, project.name, labels, spec, faults, await _warnings(spec))
+    return Draft(submission.name, namespace, project.name, labels, spec, faults, (*await _warnings(spec), *warnings))
 
 
 async def _project_of(services: Services, caller: Principal, submission: Submission) -> ProjectRow:
@@ -117,16 +117,26 @@ async def _namespace_problems(services: Services, project: ProjectRow, namespace
     return (Problem("metadata.namespace", words),)
 
 
-def _loader_variables(spec: JobSpec) -> tuple[Problem, ...]:
-    return tuple(
-        Problem(
-            f"spec.runtime.env[{index}].name",
-            f"{variable.name} decides what a process of this machine loads, and may only be set where workers run in "
-            "containers; leave it out",
-        )
-        for index, variable in enumerate(spec.runtime.env)
-        if _LOADER_VARIABLES.fullmatch(variable.name)
-    )
+async def _secrets_of(services: Services, project: str, spec: JobSpec) -> dict[str, list[str]]:
+    """The keys of the project's secrets by name; nothing is read for a job that names none."""
+    if not any(secret_uses(spec.runtime.env, spec.runtime.env_from)):
+        return {}
+    async with services.database.read() as session:
+        return {row.name: row.keys["keys"] for row in await secrets.list_all(session, project)}
+
+
+def _outside_of_containers(spec: JobSpec) -> tuple[Problem, ...]:
+    """What means something else, or nothing, where workers are processes of this machine."""
+    found = []
+    for index, variable in enumerate(spec.runtime.env):
+        at = f"spec.runtime.env[{index}]"
+        if steers_processes(variable.name):
+            words = f"{variable.name} decides what a process of this machine loads, and may only be set where workers"
+            found.append(Problem(f"{at}.name", f"{words} run in containers; leave it out"))
+        if variable.value_from and variable.value_from.config_map_key_ref:
+            words = "there are no ConfigMaps on this machine; give a value, or a secretKeyRef"
+            found.append(Problem(f"{at}.valueFrom.configMapKeyRef", words))
+    return tuple(found)
 
 
 async def _resolve(

@@ -138,14 +138,14 @@ async def put_project(
     summary="Delete a project",
     responses={
         204: {"description": "It is gone, and its tokens open nothing any more"},
-        **problems("project_not_found", "project_in_use"),
+        **problems("project_not_found", "project_in_use", "secrets_unavailable"),
     },
 )
 async def delete_project(services: ServicesDependency, caller: Caller, project: ProjectName) -> Response:
     """Refused while it has jobs, also ended ones. For admins."""
     admins_only(caller)
     async with services.database.write() as session:
-        if not await service.remove(session, project):
+        if not await service.remove(session, services.cluster, project):
             raise project_not_found(project)
         record(session, caller, Act("project.deleted", project, project))
     return Response(status_code=204)

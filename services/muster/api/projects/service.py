@@ -9,9 +9,11 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.auth import Principal
+from muster.api.cluster import Cluster
 from muster.api.errors import ApiError
 from muster.api.people import service as people
 from muster.api.projects.schemas import ProjectRequest
+from muster.api.secrets import service as secrets
 from muster.api.tables import JobRow, MemberRow, ProjectRow, TokenRow
 from muster.contract.base import dump
 from muster.contract.names import DEFAULT_PROJECT
@@ -57,8 +59,11 @@ async def _refuse_taken_namespace(session: AsyncSession, namespace: str) -> None
         raise ApiError("namespace_taken", detail)
 
 
-async def remove(session: AsyncSession, name: str) -> bool:
-    """False: there is no such project. Its tokens are revoked. Raises ApiError project_in_use."""
+async def remove(session: AsyncSession, cluster: Cluster, name: str) -> bool:
+    """False: there is no such project. Its tokens are revoked and its secrets deleted.
+
+    Raises ApiError project_in_use, secrets_unavailable.
+    """
     row = await session.get(ProjectRow, name, with_for_update=True)
     if row is None:
         return False
@@ -69,6 +74,7 @@ async def remove(session: AsyncSession, name: str) -> bool:
         raise ApiError("project_in_use", f"Project {name!r} {why}, so it is not deleted.")
     tokens = update(TokenRow).where(TokenRow.project == name, TokenRow.revoked_at.is_(None))
     await session.execute(tokens.values(revoked_at=time.time()))
+    await secrets.remove_all(session, cluster, name)
     await session.delete(row)
     return True
 

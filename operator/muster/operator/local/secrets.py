@@ -1,0 +1,96 @@
+"""Secrets of jobs on one machine: opened where a worker starts, and said plainly where one is not there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from muster.contract.environment import SecretUse, secret_uses, steers_processes, variables_of
+from muster.contract.names import DEFAULT_PROJECT, Label
+from muster.contract.spec import TrainingJob
+from muster.local.cluster import LocalCluster
+from muster.local.secrets import SecretBox, SecretsLocked
+from muster.operator.core.observed import Rejection, Worker, WorkerState
+from muster.operator.local.processes import WorkerKey
+
+
+class SecretMissing(Exception):
+    """A worker can't start for want of a secret; the message says which and what to do."""
+
+
+class SecretReader:
+    """The secrets of the projects' jobs. `key_file` has the keys that open them."""
+
+    def __init__(self, cluster: LocalCluster, key_file: Path) -> None:
+        self._cluster, self._box = cluster, SecretBox(key_file)
+
+    def variables(self, job: TrainingJob) -> dict[str, str]:
+        """What the job's workers get from secrets, by the name of the variable. Raises SecretMissing."""
+        project, env = _project(job), job.spec.runtime
+        kept: Mapping[tuple[str, str], str] | None = None
+        found: dict[str, str] = {}
+        for use in secret_uses(env.env, env.env_from):
+            kept = self._cluster.secrets() if kept is None else kept
+            payload = kept.get((project, use.secret))
+            if payload is None:
+                if use.optional:
+                    continue
+                raise SecretMissing(_missing(use, project, sorted(name for owner, name in kept if owner == project)))
+            data = self._opened(project, use.secret, payload)
+            if use.key is not None and use.key not in data and not use.optional:
+                there = ", ".join(sorted(data))
+                words = f"secret {use.secret!r} of project {project!r} has no entry {use.key!r} (it has {there})"
+                raise SecretMissing(f"{words}; {use.path} names it: set it by `muster secrets set {use.secret}`")
+            for name, key in variables_of(use, tuple(data)).items():
+                if not steers_processes(name):  # refused at submission; the secret may have changed since
+                    found[name] = data[key]
+        return found
+
+    def values(self, job: TrainingJob) -> tuple[str, ...]:
+        """What must not be shown of what the job's workers say; nothing where it can't be had any more."""
+        try:
+            return tuple(self.variables(job).values())
+        except SecretMissing:
+            return ()
+
+    def _opened(self, project: str, name: str, payload: str) -> dict[str, str]:
+        try:
+            return self._box.open(project, name, payload)
+        except SecretsLocked as locked:
+            raise SecretMissing(str(locked)) from None
+
+
+class RefusedWorkers:
+    """Workers that could not start by what their job asks for. Kept in memory: the next operator finds out anew."""
+
+    def __init__(self) -> None:
+        self._refused: dict[WorkerKey, Worker] = {}
+
+    def add(self, key: WorkerKey, node: str, why: str) -> None:
+        now = time.time()
+        self._refused[key] = Worker(
+            key.worker, key.attempt, node, WorkerState.STARTING, now, reason=why, since=now,
+            rejection=Rejection.PERMANENT,
+        )  # fmt: skip
+
+    def drop(self, key: WorkerKey) -> bool:
+        """Whether it was one of them."""
+        return self._refused.pop(key, None) is not None
+
+    def of_job(self, uid: str) -> Iterator[Worker]:
+        return (worker for key, worker in list(self._refused.items()) if key.job_uid == uid)
+
+    def forget(self, uid: str) -> None:
+        for key in [key for key in self._refused if key.job_uid == uid]:
+            self.drop(key)
+
+
+def _project(job: TrainingJob) -> str:
+    return job.metadata.labels.get(Label.PROJECT) or DEFAULT_PROJECT
+
+
+def _missing(use: SecretUse, project: str, known: list[str]) -> str:
+    there = f"it has {', '.join(known[:20])}" if known else "it has none"
+    words = f"project {project!r} has no secret {use.secret!r} ({there}); {use.path} names it"
+    return f"{words}: set it by `muster secrets set {use.secret}` and clone the job"

@@ -1,0 +1,1 @@
+"""Secrets: named objects of a project, whose values nobody is shown."""

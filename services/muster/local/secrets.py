@@ -1,0 +1,85 @@
+"""Secrets of one machine, encrypted at rest: sealed by the API, opened by the operator where a worker starts.
+
+The keys are lines of one file that only its user may read. The first seals; the others still open what they sealed, so
+a key is replaced by putting a new one above it (docs/sharing.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+
+class SecretsLocked(Exception):
+    """The key file can't be used, or has not the key of a payload; the message says which and what to do."""
+
+
+class SecretBox:
+    """Seals the entries of secrets by the keys in the file at `path`. The file is read at each use: they are few, and a
+    key that was put into it counts at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def seal(self, project: str, name: str, data: Mapping[str, str]) -> str:
+        """A payload that tells nothing without a key. Makes the key file where there is none. Raises SecretsLocked."""
+        if not self.path.exists():
+            self._make()
+        document = {"project": project, "name": name, "data": dict(data)}
+        return self._keys().encrypt(json.dumps(document).encode()).decode()
+
+    def open(self, project: str, name: str, payload: str) -> dict[str, str]:
+        """What was sealed under that name. Raises SecretsLocked, also for a payload that was sealed under another."""
+        try:
+            document = json.loads(self._keys().decrypt(payload.encode()))
+        except InvalidToken:
+            why = f"{self.path} has not the key of secret {name!r} of project {project!r}"
+            raise SecretsLocked(f"{why}: put the key back, or set the secret anew") from None
+        if (document["project"], document["name"]) != (project, name):
+            raise SecretsLocked(f"the payload of secret {name!r} of project {project!r} is another's: set it anew")
+        return {str(key): str(value) for key, value in document["data"].items()}
+
+    def renewed(self, payload: str) -> str | None:
+        """The payload sealed by the first key; None if no key opens it. Raises SecretsLocked."""
+        try:
+            return self._keys().rotate(payload.encode()).decode()
+        except InvalidToken:
+            return None
+
+    def keys(self) -> int:
+        """How many keys there are; 0 before the first use. Raises SecretsLocked."""
+        return len(self._lines()) if self.path.exists() else 0
+
+    def _keys(self) -> MultiFernet:
+        try:
+            return MultiFernet([Fernet(line) for line in self._lines()])
+        except ValueError:
+            raise SecretsLocked(f"{self.path} must have a key of 32 bytes in URL-safe base64 on each line") from None
+
+    def _lines(self) -> list[str]:
+        try:
+            if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise SecretsLocked(f"{self.path} holds the keys of secrets and others may read it: chmod 600 it")
+            lines = [line.strip() for line in self.path.read_text().splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise SecretsLocked(f"the keys of secrets can't be read: {error}; put the file back") from None
+        if not lines:
+            raise SecretsLocked(f"{self.path} is empty: put the keys of secrets back")
+        return lines
+
+    def _make(self) -> None:
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return  # by another process of ours, a moment ago
+        except OSError as error:
+            raise SecretsLocked(f"the key of secrets can't be made: {error}") from None
+        with open(descriptor, "wb") as file:
+            file.write(Fernet.generate_key() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
