@@ -12,6 +12,7 @@ from muster.contract.base import Many, Spec
 from muster.contract.fields import Fraction, Positive, Text
 
 ALL_LINEAR = "all-linear"
+SCORE = "score"  # the head that scores a text, by the name that transformers and peft give it
 
 
 def is_named(module: str, name: str) -> bool:
@@ -52,6 +53,12 @@ class Adapter(Spec):
     def saves(self, module: str) -> bool:
         """Whether a module of this name is trained whole."""
         return any(is_named(module, name) for name in self.modules_to_save)
+
+    def with_score_head(self) -> Adapter:
+        """The same where the model scores texts: its head is new, so it is trained whole, as `peft` does it."""
+        if self.saves(SCORE):
+            return self
+        return self.model_copy(update={"modules_to_save": (*self.modules_to_save, SCORE)})
 
     @property
     def scale(self) -> float:

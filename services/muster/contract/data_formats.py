@@ -27,6 +27,7 @@ FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "orpo": ("preference",),
     "simpo": ("preference",),
     "kto": ("unpaired-preference",),
+    "reward": ("preference",),
 }
 SHAPES: Final[Mapping[str, str]] = {
     "openai-chat": '{"messages": [{"role": …, "content": …}, …]}',

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from muster.contract.adapter_config import ALL_LINEAR, Adapter, is_named
+from muster.contract.adapter_config import ALL_LINEAR, SCORE, Adapter, is_named
 from muster.contract.architecture import Architecture
 from muster.contract.optimizer_state import eight_bit_moments_bytes
 
@@ -34,7 +34,7 @@ class ModelSize:
     kv_heads: int
     head_dim: int
     ffn_dim: int  # of the feed-forward part, added up over the experts that a token goes through
-    vocab_size: int
+    vocab_size: int  # what the output head makes of a token; the number of scores where it gives scores
     normed: int  # elements per token and layer that go through a norm
     # Elements per token and layer that are kept because a matrix behind them learns, attention's output left out.
     matmul_inputs: int
@@ -65,8 +65,8 @@ class Dimensions:
     experts_per_token: int = 0
 
 
-def decoder_size(architecture: Architecture, adapter: Adapter | None) -> ModelSize:
-    """Of our own decoder."""
+def decoder_size(architecture: Architecture, adapter: Adapter | None, scores: int | None = None) -> ModelSize:
+    """Of our own decoder. `scores` is as in `size_of`."""
     a = architecture
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (a.vocab_size, a.dim), "norm.weight": (a.dim,)}
     if not a.tied_head:
@@ -76,7 +76,7 @@ def decoder_size(architecture: Architecture, adapter: Adapter | None) -> ModelSi
             shapes[f"layers.{layer}.{name}.weight"] = shape
         shapes |= {f"layers.{layer}.{name}_norm.weight": (a.dim,) for name in ("attention", "feed_forward")}
     dimensions = Dimensions(a.dim, a.heads, a.kv_heads, a.head_dim, a.ffn_dim, a.tied_head)
-    return size_of(shapes, dimensions, adapter)
+    return size_of(shapes, dimensions, adapter, scores=scores)
 
 
 def dimensions_of(config: Mapping[str, Any]) -> Dimensions:
@@ -128,7 +128,7 @@ def position_limit(config: Mapping[str, Any]) -> int | None:
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.(.+)")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|word_embeddings|embed)\.weight$")
-_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|head)\.weight$")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|head|score)\.weight$")
 _ROUTER = re.compile(r"(?:mlp|block_sparse_moe|moe)\.(?:gate|router)\.weight$")
 _QUERIES = ("q_proj", "qkv_proj", "query_key_value", "c_attn")
 _INTO_ATTENTION = (*_QUERIES, "k_proj", "v_proj")
@@ -137,14 +137,23 @@ _OUT_OF_FFN = ("down_proj", "fc2", "w2")
 
 
 def size_of(
-    shapes: Mapping[str, tuple[int, ...]], d: Dimensions, adapter: Adapter | None = None, frozen_bytes: int = 4
+    shapes: Mapping[str, tuple[int, ...]],
+    d: Dimensions,
+    adapter: Adapter | None = None,
+    frozen_bytes: int = 4,
+    scores: int | None = None,
 ) -> ModelSize:
     """The size of a model with these weights, and with this adapter beside them.
 
     `shapes` has the shape of each weight by its name, without an adapter's: as in a folder's files, or as in a module,
     whose experts are fused. It may list a tied head, which is counted once. `frozen_bytes` is the size of one weight
-    beside an adapter.
+    beside an adapter. `scores` is the number of scores that a head gives a text, which takes the place of the head that
+    predicts tokens.
     """
+    if scores is not None:
+        d = replace(d, tied_head=False)
+        shapes = {name: shape for name, shape in shapes.items() if not _HEAD.search(name)}
+        shapes = {**shapes, f"{SCORE}.weight": (scores, d.dim)}
     named = {name: shape for name, shape in shapes.items() if not (d.tied_head and _HEAD.search(name))}
     counts = {name: prod(shape) for name, shape in named.items()}
     layers: dict[str, list[str]] = {}
@@ -183,7 +192,7 @@ def size_of(
         kv_heads=d.kv_heads,
         head_dim=d.head_dim,
         ffn_dim=d.ffn_dim,
-        vocab_size=table[0],
+        vocab_size=table[0] if scores is None else scores,
         normed=sum(_normed(name, named[name], d) for name in first),
         matmul_inputs=_kept_inputs(first, targets, d),
         experts_per_token=d.experts_per_token,

@@ -8,10 +8,10 @@ from pydantic import Field, model_validator
 
 from muster.contract.base import Spec
 
-Task = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "kto"]
+Task = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "kto", "reward"]
 
 # Tasks whose samples are two texts that are compared. The settings of each stand in the field of the same name.
-PREFERENCE_TASKS: Final[tuple[Task, ...]] = ("dpo", "orpo", "simpo", "kto")
+PREFERENCE_TASKS: Final[tuple[Task, ...]] = ("dpo", "orpo", "simpo", "kto", "reward")
 # Tasks that hold the model against the one that they started from.
 REFERENCE_TASKS: Final[tuple[Task, ...]] = ("dpo", "kto")
 
@@ -76,3 +76,12 @@ class Kto(Spec):
     """The weight of the loss of good answers."""
     undesirable_weight: Weight = 1.0
     """The weight of the loss of bad answers. Where they are rarer, give them more, so that both weigh about alike."""
+
+
+class Reward(Spec):
+    """A model that scores a text, learnt from pairs (Bradley-Terry): -log sigmoid(chosen - rejected - margin), with the
+    margin that the data gives (Ouyang et al. 2022, arXiv 2203.02155; Touvron et al. 2023, arXiv 2307.09288).
+    """
+
+    center_rewards_coefficient: Weight = 0.0
+    """The weight of (chosen + rejected)², which keeps rewards near zero (Eisenstein et al. 2023, arXiv 2312.09244)."""

@@ -13,7 +13,7 @@ from muster.contract.data_config import WEIGHT_SHARE_ODD, DataConfig, Source
 from muster.contract.data_formats import fits_task, wrong_format
 from muster.contract.fields import Fraction, Positive, Seed
 from muster.contract.model_config import ModelConfig
-from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Kto, Orpo, Simpo, Task
+from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Kto, Orpo, Reward, Simpo, Task
 from muster.contract.optimizer_config import OptimizerConfig
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -104,7 +104,8 @@ class TrainingConfig(Spec):
 
     task: Task = "pretrain"
     """`pretrain` learns every token of a document, `sft` what the assistant says in a conversation. `dpo`, `orpo` and
-    `simpo` learn which of two answers is preferred, `kto` which answers are good and which bad.
+    `simpo` learn which of two answers is preferred, `kto` which answers are good and which bad. `reward` learns to
+    score an answer, from pairs.
     """
     dpo: Dpo | None = None
     """The settings of task dpo; left out, their defaults."""
@@ -114,6 +115,8 @@ class TrainingConfig(Spec):
     """The settings of task simpo; left out, their defaults."""
     kto: Kto | None = None
     """The settings of task kto; left out, their defaults."""
+    reward: Reward | None = None
+    """The settings of task reward; left out, their defaults."""
     model: ModelConfig
     adapter: Adapter | None = None
     data: DataConfig
@@ -196,6 +199,16 @@ class TrainingConfig(Spec):
                 f"task {self.task} holds the model against the one that it starts from, and a new model is none worth "
                 "holding to; start from another job's commit (model.from) or a model's folder (model.source)"
             )
+
+    @property
+    def scores(self) -> int | None:
+        """The scores that a text gets; None where tokens are predicted."""
+        return 1 if self.task == "reward" else None
+
+    @property
+    def whole_adapter(self) -> Adapter | None:
+        """The adapter, with all that is trained whole beside it."""
+        return self.adapter if self.adapter is None or self.scores is None else self.adapter.with_score_head()
 
     def replicas(self, ranks: int, nodes: int) -> int:
         """Copies of the model in hsdp. Raises ValueError where these ranks can't hold so many."""

@@ -37,16 +37,16 @@ class ModelFacts:
 def model_facts(training: TrainingConfig) -> ModelFacts:
     """Of the model that a job starts from. Raises UserError where it can't be trained, StorageError where it can't be
     read now; both name the place."""
-    model, adapter = training.model, training.adapter
+    model, adapter, scores = training.model, training.whole_adapter, training.scores
     if model.shape is not None:
-        return ModelFacts(decoder_size(model.shape, adapter), True, model.shape.max_positions)
+        return ModelFacts(decoder_size(model.shape, adapter, scores), True, model.shape.max_positions)
     if model.source is not None:
-        return _of_folder(model.source, adapter)
+        return _of_folder(model.source, adapter, scores)
     assert model.from_ is not None, "a model is a preset, a shape, a folder or a commit"
-    return _of_commit(model.from_, adapter)
+    return _of_commit(model.from_, adapter, scores)
 
 
-def _of_folder(source: str, adapter: Adapter | None) -> ModelFacts:
+def _of_folder(source: str, adapter: Adapter | None, scores: int | None) -> ModelFacts:
     address = parse_address(source)
     if address.scheme == "hf":
         where = hub_path(address)
@@ -56,23 +56,28 @@ def _of_folder(source: str, adapter: Adapter | None) -> ModelFacts:
     if folder.config.get("quantization_config"):
         raise UserError(f"model.source {source}: its weights are quantised, which can't be trained; take the originals")
     shapes = {name: tensor.shape for name, tensor in folder.tensors.items()}
-    return _of_config(folder.config, shapes, folder.dtype, adapter, f"model.source {source}")
+    return _of_config(folder.config, shapes, folder.dtype, adapter, scores, f"model.source {source}")
 
 
 def _of_config(
-    config: dict[str, Any], shapes: dict[str, tuple[int, ...]], dtype: str, adapter: Adapter | None, where: str
+    config: dict[str, Any],
+    shapes: dict[str, tuple[int, ...]],
+    dtype: str,
+    adapter: Adapter | None,
+    scores: int | None,
+    where: str,
 ) -> ModelFacts:
     try:
         dimensions = dimensions_of(config)
     except ValueError as error:
         raise UserError(f"{where}: {error}, so its memory can't be told; is it a language model?") from None
-    size = size_of(shapes, dimensions, adapter, ITEM_BYTES[dtype])
+    size = size_of(shapes, dimensions, adapter, ITEM_BYTES[dtype], scores)
     if adapter is not None and size.learning == 0:
         raise UserError(f"adapter.targets: {', '.join(adapter.targets)} match no layer of {where}")
     return ModelFacts(size, False, position_limit(config))
 
 
-def _of_commit(origin: FromCommit, adapter: Adapter | None) -> ModelFacts:
+def _of_commit(origin: FromCommit, adapter: Adapter | None, scores: int | None) -> ModelFacts:
     if origin.uri is None:
         raise UserError(f"model.from: only a server knows where job {origin.job!r} commits; name its folder (uri)")
     commit = _read(open_store(origin.uri, S3Settings.for_a_look(os.environ)), origin)
@@ -82,15 +87,15 @@ def _of_commit(origin: FromCommit, adapter: Adapter | None) -> ModelFacts:
         if name.startswith(_MODEL) and ".lora_" not in name  # what was trained beside is merged at the start
     }
     where = f"the commit of step {commit.step} in {origin.uri}"
-    document = commit.architecture
+    document = {key: value for key, value in commit.architecture.items() if key != "scores"}
     if document.get("kind") == "transformers":
         config = json.loads(document["companions"]["config.json"])
-        return _of_config(config, shapes, str(document.get("storedDtype", "F32")), adapter, where)
+        return _of_config(config, shapes, str(document.get("storedDtype", "F32")), adapter, scores, where)
     try:
         architecture = parse(Architecture, document)
     except InvalidDocument as error:
         raise UserError(f"{where} describes a model that this Muster does not know: {error}") from None
-    return ModelFacts(decoder_size(architecture, adapter), True, architecture.max_positions)
+    return ModelFacts(decoder_size(architecture, adapter, scores), True, architecture.max_positions)
 
 
 def _read(store: Store, origin: FromCommit) -> Commit:

@@ -104,7 +104,7 @@ def test_two_ranks_then_one_then_two_learn_from_every_pair_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("shard", ["ddp", "fsdp"])
-@pytest.mark.parametrize("task", ["dpo", "orpo", "simpo", "kto"])
+@pytest.mark.parametrize("task", ["dpo", "orpo", "simpo", "kto", "reward"])
 def test_every_objective_goes_on_exactly(tmp_path: Path, task: str, shard: str) -> None:
     pairs, base = write_pairs(tmp_path), Job(tmp_path / "base", {}, uid="base")
     write_base(base)

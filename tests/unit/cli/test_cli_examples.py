@@ -64,9 +64,10 @@ def test_the_fine_tuning_examples_start_from_the_pretraining_example(name: str) 
     assert tuned.spec.training.data.tokenizer == base.spec.training.data.tokenizer
 
 
-def test_the_example_of_preferences_starts_from_the_fine_tuned_example() -> None:
+@pytest.mark.parametrize("name", ["dpo-chat.yaml", "reward-chat.yaml"])
+def test_the_examples_of_preferences_start_from_the_fine_tuned_example(name: str) -> None:
     base = parse_job(read_job_file(str(EXAMPLES / "sft-chat.yaml")).data)
-    origin = parse_job(read_job_file(str(EXAMPLES / "dpo-chat.yaml")).data).spec.training.model.from_
+    origin = parse_job(read_job_file(str(EXAMPLES / name)).data).spec.training.model.from_
     assert origin is not None
     assert origin.job == base.name
 

@@ -241,6 +241,76 @@ def test_losses_and_gradients_are_those_of_trl(
     assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-3  # there is something to compare
 
 
+def test_rewards_and_their_gradients_are_those_of_trl(tmp_path: Path) -> None:
+    """A head that scores, Bradley-Terry's loss with margins, and the weight that centres rewards."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import RewardConfig, RewardTrainer
+
+    margins = torch.tensor([0.5, 0.0, -0.25])
+    torch.manual_seed(4)
+    model = scoring_model()
+    trainer = RewardTrainer(
+        model=copy.deepcopy(model),
+        args=RewardConfig(
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            report_to=[],
+            bf16=False,
+            gradient_checkpointing=False,
+            center_rewards_coefficient=0.03,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "a ", "chosen": "b", "rejected": "c"}] * 3),
+        processing_class=AutoTokenizer.from_pretrained("examples/tiny-model"),
+    )
+    trainer.model.config.pad_token_id = PAD
+    trainer.model.eval()  # there is no dropout; it counts what it trains on
+    sides = [(PAIRS[n][0], PAIRS[n][1]) for n in range(3)] + [(PAIRS[n][0], PAIRS[n][2]) for n in range(3)]
+    inputs = _padded(sides)
+    del inputs["completion_mask"]
+    expected = trainer.compute_loss(trainer.model, inputs | {"margin": margins})
+    expected.backward()
+    ours = dress(model, "none", "positions")
+    samples = [
+        row._replace(targets=np.repeat(margins.numpy()[some], 2))
+        for row, some in zip(rows(), ([0, 1], [2]), strict=True)
+    ]
+    batch = Batch.of([*samples, samples[1]], unscored=1)
+    objective = objective_of(config("reward", centerRewardsCoefficient=0.03))
+    losses = objective.loss(ours, batch)
+    (losses.sum / losses.count).backward()
+    torch.testing.assert_close(losses.sum.detach() / losses.count, expected.detach(), atol=1e-5, rtol=1e-5)
+    gradients = _gradients(trainer.model)
+    assert _gradients(ours).keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(_gradients(ours)[name], gradient, atol=1e-5, rtol=1e-5, msg=name)
+    assert float(gradients["score.weight"].abs().max()) > 1e-3
+    totals = Totals(objective.names, torch.device("cpu"))
+    totals.add(losses)
+    values = means(objective.names, totals.vector().tolist()[2:])
+    with torch.no_grad():
+        chosen, rejected = trainer.model(**inputs).logits.view(2, 3)
+    assert values["rewards/margins"] == pytest.approx(float((chosen - rejected).mean()), rel=1e-4)
+    assert values["rewards/accuracies"] == pytest.approx(float((chosen > rejected).float().mean()))
+
+
+def scoring_model() -> Any:
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    shape = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        pad_token_id=PAD,
+        num_labels=1,
+    )
+    return LlamaForSequenceClassification(shape).float()
+
+
 def test_smoothed_dpo_mixes_both_ways_round(models: tuple[Any, Any]) -> None:
     """cDPO is not TRL's `sigmoid`, so it is held against its formula."""
     plain, _, values = ours(models, config("dpo", beta=0.4))

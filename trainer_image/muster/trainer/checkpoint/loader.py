@@ -58,11 +58,13 @@ def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimi
         return _load(open_store(folder), step, dict(model_tensors(model)), trained, group, buffer)
 
 
-def load_weights(folder: str, step: int, weights: Mapping[str, torch.Tensor]) -> Commit:
-    """Load all weights of exactly this commit, and nothing else, into live tensors by name (`model/…`). Collective.
-    Raises as `load` does."""
+def load_weights(
+    folder: str, step: int, weights: Mapping[str, torch.Tensor], without: frozenset[str] = frozenset()
+) -> Commit:
+    """Load all weights of exactly this commit but those named `without`, and nothing else, into live tensors by name
+    (`model/…`). Collective. Raises as `load` does."""
     with contextlib.closing(ControlGroup()) as group, contextlib.closing(SharedBuffer()) as buffer:
-        return _load(open_store(folder), step, weights, None, group, buffer)
+        return _load(open_store(folder), step, weights, None, group, buffer, without=without)
 
 
 def resume(
@@ -101,9 +103,10 @@ def _load(
     buffer: SharedBuffer,
     check: Callable[[Commit], None] = lambda commit: None,
     own: bool = False,
+    without: frozenset[str] = frozenset(),
 ) -> Commit:
     commit = _agreed_commit(store, step, group, own)
-    _compare(commit, weights, trained, f"{store.uri} step {step}")
+    _compare(commit, weights, trained, without, f"{store.uri} step {step}")
     with _all_or_none(group):
         if trained is not None:
             expect_whole_state(commit, *trained, f"{store.uri} step {step}")
@@ -181,11 +184,13 @@ def _agreed_commit(store: Store, step: int, group: ControlGroup, own: bool) -> C
     return parse(group.gather(data)[0], store, step, own)
 
 
-def _compare(commit: Commit, weights: Mapping[str, torch.Tensor], trained: Trained | None, where: str) -> None:
+def _compare(
+    commit: Commit, weights: Mapping[str, torch.Tensor], trained: Trained | None, without: frozenset[str], where: str
+) -> None:
     wanted = {
         name: Wanted(DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in weights.items() if tensor.numel()
     }
-    there = {name: entry for name, entry in commit.tensors.items() if name.startswith("model/")}
+    there = {name: entry for name, entry in commit.tensors.items() if name.startswith("model/") and name not in without}
     if trained is not None:
         there |= {name: entry for name, entry in commit.tensors.items() if name.startswith("optimizer/")}
         wanted |= wanted_state(commit, *trained)

@@ -111,7 +111,7 @@ def export(
                     _write_whole(store, commit, None, unfinished / BASE, "keep", progress)
                     base = peft.Base(str((directory / BASE).absolute()))
                 tied = peft.has_tied_head(_weights(commit))
-                document = peft.config(adapter, base, report.pop("names"), tied)
+                document = peft.config(adapter, base, report.pop("names"), tied, "scores" in commit.architecture)
                 _write_descriptions(commit, unfinished, {"adapter_config.json": document})
                 report |= {"base": base.name}
             else:

@@ -38,6 +38,11 @@ def load_model(folder: str, step: int | Literal["best", "last"]) -> tuple[ModelD
     """The model of a commit in fp32 on the CPU, and the tokenizer that it was trained with. Raises StorageError."""
     commit = read_commit(folder, step)
     definition = definition_of(commit, folder, None)
+    if definition.scores is not None:
+        raise UserError(
+            f"the commit at step {commit.step} in {folder} scores texts (task {commit.config.get('task')}) and writes "
+            "none; export it and open it with AutoModelForSequenceClassification"
+        )
     model = definition.build(torch.float32, "none")
     definition.fill(model, torch.device("cpu"), 0, values=False)
     begin_with(folder, commit.step, model)

@@ -9,6 +9,7 @@ from typing import Any
 from muster.contract.architecture import END_OF_DOCUMENT, Architecture
 from muster.contract.checkpoint import Commit
 from muster.trainer.errors import UserError
+from muster.trainer.models.scoring import ScoreHead, score_head_of
 
 FILE_BYTES_MAX = 5 * 10**9  # as transformers splits by default
 
@@ -17,6 +18,7 @@ _OUTSIDE = {
     "embed.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
+    "score.weight": "score.weight",
 }
 _INSIDE = {
     "attention_norm.weight": "input_layernorm.weight",
@@ -54,8 +56,10 @@ def reads_bytes(commit: Commit) -> bool:
 
 
 def config(commit: Commit, dtype: str) -> dict[str, Any]:
-    """What the config.json of a LlamaForCausalLM holds. `dtype` is spelled as torch spells it."""
-    shape = Architecture.model_validate(commit.architecture)
+    """What the config.json of a LlamaForCausalLM holds, or of one that scores texts. `dtype` is spelled as torch spells
+    it."""
+    scores = score_head_of(commit.architecture)
+    shape = Architecture.model_validate({k: v for k, v in commit.architecture.items() if k != "scores"})
     end = END_OF_DOCUMENT if reads_bytes(commit) else None
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -82,6 +86,19 @@ def config(commit: Commit, dtype: str) -> dict[str, Any]:
         "pad_token_id": None,
         "dtype": dtype,
         "torch_dtype": dtype,
+        **(scoring(scores, "LlamaForSequenceClassification") if scores else {}),
+    }
+
+
+def scoring(scores: ScoreHead, architecture: str) -> dict[str, Any]:
+    """What the config.json of a class that scores texts says otherwise."""
+    names = [f"LABEL_{number}" for number in range(scores.count)]
+    return {
+        "architectures": [architecture],
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+        "pad_token_id": scores.pad,
+        "tie_word_embeddings": False,
     }
 
 

@@ -76,17 +76,19 @@ def base_of(commit: Commit) -> Base | None:
     return Base(str(address.local.absolute())) if address.scheme == "file" else None
 
 
-def config(adapter: Adapter, base: Base, held: Iterable[str] = (), tied_head: bool = False) -> dict[str, Any]:
+def config(
+    adapter: Adapter, base: Base, held: Iterable[str] = (), tied_head: bool = False, scores: bool = False
+) -> dict[str, Any]:
     """What the adapter_config.json of a LoraConfig holds.
 
     `held` are the names of the tensors in the file beside it, as `names` gives them. `tied_head` tells that embedding
-    and head are one weight.
+    and head are one weight, and `scores` that the head scores texts.
     """
     whole = [name.removeprefix("base_model.model.") for name in held if ".lora_" not in name]
     saved = sorted({name.rpartition(".")[0] for name in whole})
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if scores else "CAUSAL_LM",
         "base_model_name_or_path": base.name,
         "revision": base.revision,
         "r": adapter.rank,

@@ -9,6 +9,8 @@ from typing import Any
 
 from muster.contract.checkpoint import Commit, TensorEntry
 from muster.storage.model_folder import CONFIG
+from muster.trainer.convert import hugging_face
+from muster.trainer.models.scoring import score_head_of
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,19 @@ def tied_to(commit: Commit) -> str:
 
 
 def config(commit: Commit, dtype: str) -> dict[str, Any]:
-    """The source's config.json with the dtype of what was written, and nothing else changed.
+    """The source's config.json with the dtype of what was written, with the head where that was exchanged for one that
+    scores texts, and nothing else changed.
 
     A file that transformers writes anew has keys that older readers pass over in silence. `dtype` is spelled as torch
     spells it.
     """
     document: dict[str, Any] = json.loads(commit.architecture["companions"][CONFIG])
+    scores = score_head_of(commit.architecture)
+    if scores is not None:
+        from muster.trainer.models.transformers_model import from_commit
+
+        model = from_commit(commit.architecture, None, f"the commit at step {commit.step}")
+        document |= hugging_face.scoring(scores, model.class_name)
     present = [key for key in ("dtype", "torch_dtype") if key in document]
     return document | dict.fromkeys(present or ["dtype"], dtype)
 

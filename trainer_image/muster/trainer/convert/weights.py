@@ -9,6 +9,7 @@ from torch import nn
 
 from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import Commit
+from muster.contract.model_size import is_head
 from muster.trainer.checkpoint import CheckpointMismatch, load_weights, read_commit
 from muster.trainer.checkpoint.tensors import model_tensors
 from muster.trainer.models.adapter import adapter_of, is_part, parts_of, weight_of
@@ -16,6 +17,7 @@ from muster.trainer.models.loading import TORCH_DTYPES
 from muster.trainer.models.lora import set_magnitudes
 from muster.trainer.models.nf4 import decode, need_kernels
 from muster.trainer.models.nf4_format import absmax_name, packed_name, weights_among
+from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 from muster.trainer.models.shards import local, local_rows, rows_beside
 
 _MODEL = "model/"
@@ -24,11 +26,18 @@ _MODEL = "model/"
 def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Module) -> Commit:
     """Load a commit's weights, merged (in fp32) with its adapter where it has one. Collective.
 
-    The model's own adapter, if there is one, keeps its values. Raises as `load` does.
+    The model's own adapter, if there is one, keeps its values, and so does a head that scores texts where the commit
+    has none. Raises as `load` does.
     """
     commit = read_commit(folder, step)
     adapter = adapter_of(commit)
     own = {name: tensor for name, tensor in model_tensors(model) if not is_part(name)}
+    head, left_out = _MODEL + SCORE_WEIGHT, frozenset[str]()
+    if head in own and head not in commit.tensors:  # it begins anew, in the place of one that predicts tokens
+        del own[head]
+        left_out = frozenset(
+            name for name in commit.tensors if name.startswith(_MODEL) and is_head(name.removeprefix(_MODEL))
+        )
     device = next(model.parameters()).device
     _parts_must_fit(commit, adapter, own, folder)
     # Small, so every rank holds it whole; each merges it into its own rows.
@@ -45,7 +54,7 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
     }
     packed = _places_for_bytes(commit, own)
     whole = {name: tensor for name, tensor in own.items() if packed_name(name) not in packed}
-    load_weights(folder, commit.step, whole | parts | cast | packed)
+    load_weights(folder, commit.step, whole | parts | cast | packed, left_out)
     with torch.no_grad():
         for name in weights_among(packed):
             bytes_ = local(packed[packed_name(name)]), local(packed[absmax_name(name)])

@@ -42,7 +42,8 @@ def adapter_of(commit: Commit) -> Adapter | None:
     if document is None:
         return None
     try:
-        return Adapter.model_validate(document)
+        adapter = Adapter.model_validate(document)
+        return adapter if "scores" not in commit.architecture else adapter.with_score_head()
     except ValidationError:
         raise UserError(
             f"the commit at step {commit.step} of job {commit.job!r} has an adapter unknown here ({document}); "

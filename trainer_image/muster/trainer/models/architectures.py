@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from typing import Any
 
 from muster.trainer.errors import UserError
+from muster.trainer.models.scoring import ScoreHead
 
 # Layers that look at earlier tokens by attention alone, so that a mask can keep documents apart. State-space and
 # linear-attention layers carry a state over, too faintly for a short test to see in every family (LFM2: 7e-5).
 MASKED_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
-def trainable_config(document: dict[str, Any], where: str) -> Any:
+def trainable_config(document: dict[str, Any], where: str, scoring: bool = False) -> Any:
     """The PretrainedConfig of a causal language model, made of its config.json. `where` names the folder in messages.
-    Raises UserError for any other model.
+    `scoring` takes one whose head scores texts, too. Raises UserError for any other model.
     """
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
@@ -47,7 +49,11 @@ def trainable_config(document: dict[str, Any], where: str) -> Any:
             f"model.source {where}: a {kind} sees or hears ({', '.join(parts)}); Muster trains language models. Take "
             "the text-only variant, where there is one"
         )
-    if document.get("is_encoder_decoder") or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or _is_encoder(document):
+    if (
+        document.get("is_encoder_decoder")
+        or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        or _is_encoder(document, scoring)
+    ):
         raise UserError(
             f"model.source {where}: a {kind} ({', '.join(document.get('architectures') or ['no architecture named'])}) "
             "is no causal language model; Muster trains models that predict the next token"
@@ -55,10 +61,35 @@ def trainable_config(document: dict[str, Any], where: str) -> Any:
     return _parsed(document, kind, where)
 
 
-def _is_encoder(document: dict[str, Any]) -> bool:
+def _is_encoder(document: dict[str, Any], scoring: bool) -> bool:
     """Some encoders have a causal head in transformers (BertLMHeadModel), which their weights were not made for."""
+    if scoring and (document.get("architectures") or [""])[0] == _scoring_class(document["model_type"]):
+        return False
     names = [str(name) for name in document.get("architectures") or ()]
     return bool(names) and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
+def _scoring_class(kind: str) -> str | None:
+    """The class that puts a head that scores texts on a causal language model, as transformers does it in general; None
+    where the family has none."""
+    from transformers import AutoConfig
+    from transformers.modeling_layers import GenericForSequenceClassification
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING as CLASSES
+
+    found: Any = CLASSES.get(type(AutoConfig.for_model(kind)), None)
+    return found.__name__ if found is not None and issubclass(found, GenericForSequenceClassification) else None
+
+
+def scoring_config(config: Any, scores: ScoreHead, where: str) -> Any:
+    """The same model's configuration with a head that scores texts. Raises UserError for families without one."""
+    if _scoring_class(config.model_type) is None:
+        raise UserError(
+            f"{where}: transformers has no class that scores texts for a {config.model_type}; take a model of another "
+            "family"
+        )
+    found = copy.deepcopy(config)
+    found.num_labels, found.pad_token_id = scores.count, scores.pad
+    return found
 
 
 def _parsed(document: dict[str, Any], kind: str, where: str) -> Any:

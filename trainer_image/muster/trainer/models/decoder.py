@@ -13,6 +13,7 @@ from muster.trainer.models.attention import Attention, AttentionContext, attenti
 from muster.trainer.models.head import Head, Reduction
 from muster.trainer.models.layers import Embedding, FeedForward, RMSNorm
 from muster.trainer.models.recompute import keep_expensive
+from muster.trainer.models.scoring import ScoreHead, document_scores
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -48,21 +49,29 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only transformer, which maps tokens to logits, or with labels to the summed loss.
+    """A decoder-only transformer, which maps tokens to logits, or with labels to the summed loss; with `scores` it maps
+    them to the scores of documents, and has a head of that name in the place of the other.
 
     `dtype` is that of the activations. Parameters are made in fp32, without values; see `init.initialize`.
     """
 
     def __init__(
-        self, architecture: Architecture, dtype: torch.dtype = torch.float32, recompute: Recompute = "none"
+        self,
+        architecture: Architecture,
+        dtype: torch.dtype = torch.float32,
+        recompute: Recompute = "none",
+        scores: ScoreHead | None = None,
     ) -> None:
         super().__init__()
-        self.architecture = architecture
+        self.architecture, self.scores = architecture, scores
         self.dtype = dtype
         self.embed = Embedding(architecture.vocab_size, architecture.dim, dtype)
         self.layers = nn.ModuleList(Block(architecture, recompute) for _ in range(architecture.layers))
         self.norm = RMSNorm(architecture.dim, architecture.norm_eps)
-        self.head = Head(architecture.dim, architecture.vocab_size, architecture.tied_head)
+        if scores is None:
+            self.head = Head(architecture.dim, architecture.vocab_size, architecture.tied_head)
+        else:
+            self.score = Head(architecture.dim, scores.count, tied=False)
 
     def forward(
         self,
@@ -78,12 +87,15 @@ class Decoder(nn.Module):
 
         Without labels it returns logits [B, T, vocab] in fp32. With labels (already shifted, -100 not scored) it
         returns the cross-entropy summed over all scored tokens, an fp32 scalar, or with reduction `none` that of each
-        token, fp32 [B, T].
+        token, fp32 [B, T]. A decoder that scores takes no labels and returns fp32 [B, T, scores], by the number of the
+        document.
         """
         context = attention_context(self.architecture, positions, documents, self.dtype)
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x, context)
+        if self.scores is not None:
+            return document_scores(self.score(self.norm(x)), tokens, documents, self.scores.pad)
         shared = self.embed.weight if self.architecture.tied_head else None
         out: Tensor = self.head(self.norm(x), shared, labels, smoothing, reduction)
         return out
@@ -94,7 +106,8 @@ def build(
     dtype: torch.dtype = torch.float32,
     recompute: Recompute = "none",
     device: torch.device | str = "meta",
+    scores: ScoreHead | None = None,
 ) -> Decoder:
     """The decoder without values. On the meta device: shapes only, no memory."""
     with torch.device(device):
-        return Decoder(architecture, dtype, recompute)
+        return Decoder(architecture, dtype, recompute, scores)

@@ -17,6 +17,7 @@ from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize, initialize_adapter
 from muster.trainer.models.lora import attach
+from muster.trainer.models.scoring import ScoreHead
 from muster.trainer.models.shards import local_rows
 
 
@@ -24,6 +25,7 @@ from muster.trainer.models.shards import local_rows
 class DecoderModel:
     architecture: Architecture
     adapter: Adapter | None = None
+    scores: ScoreHead | None = None  # None where it predicts tokens
 
     casts_weights = True
     packs = True
@@ -38,10 +40,10 @@ class DecoderModel:
         return self.architecture.vocab_size
 
     def size(self) -> ModelSize:
-        return decoder_size(self.architecture, self.adapter)
+        return decoder_size(self.architecture, self.adapter, None if self.scores is None else self.scores.count)
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
-        decoder = build(self.architecture, dtype, recompute)
+        decoder = build(self.architecture, dtype, recompute, scores=self.scores)
         if self.adapter is not None:
             attach(decoder, self.adapter)
         return decoder
@@ -54,6 +56,8 @@ class DecoderModel:
         """An untied embedding and head, so that their reductions are not one huge one; tied, they stay with the final
         norm in the root group, which lives through the whole pass."""
         assert isinstance(model, Decoder)
+        if self.scores is not None:
+            return (model.embed,)
         return () if self.architecture.tied_head else (model.embed, model.head)
 
     def fill(self, model: nn.Module, device: torch.device, seed: int, values: bool) -> None:
@@ -63,4 +67,4 @@ class DecoderModel:
             initialize_adapter(model, seed, local_rows)
 
     def describe(self) -> dict[str, Any]:
-        return dump(self.architecture)
+        return dump(self.architecture) | (self.scores.describe() if self.scores else {})

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from muster.contract.model_size import ModelSize
+from muster.trainer.models.scoring import ScoreHead
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -28,6 +29,8 @@ class ModelDefinition(Protocol):
     def position_limit(self) -> int | None: ...  # tokens of the longest sequence that it can take; None for no limit
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def scores(self) -> ScoreHead | None: ...  # the head that scores texts; None for one that predicts tokens
 
     def size(self) -> ModelSize: ...
 
@@ -37,7 +40,8 @@ class ModelDefinition(Protocol):
 
         Called with tokens, positions and documents [B, T], the model gives fp32 logits [B, T, vocab]; with labels and a
         label smoothing after them, it gives the loss summed over the scored tokens; with the reduction `none` after
-        these, the loss of each token [B, T].
+        these, the loss of each token [B, T]. One that scores texts is called without labels, and gives fp32
+        [B, T, scores] by the number of the document.
         """
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:

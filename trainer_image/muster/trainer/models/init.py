@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from muster.contract.architecture import Architecture
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.lora import set_magnitudes
+from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 
 BLOCK_ELEMENTS = 2**20
 
@@ -50,6 +51,14 @@ def initialize_adapter(model: nn.Module, seed: int, rows_of: Callable[[Tensor], 
                 rows, first = rows_of(parameter)
                 _fill(rows, first, len(parameter), _uniform(parameter.shape[1] ** -0.5), f"{seed}/{name}")
     set_magnitudes(model)
+
+
+def initialize_scores(model: nn.Module, seed: int, rows_of: Callable[[Tensor], tuple[Tensor, int]]) -> None:
+    """Fill the head that scores texts, where a folder or commit of a model that predicts tokens has none."""
+    with torch.no_grad():
+        parameter = model.get_parameter(SCORE_WEIGHT)
+        rows, first = rows_of(parameter)
+        _fill(rows, first, len(parameter), _normal(0.02), f"{seed}/{SCORE_WEIGHT}")
 
 
 def deviation(name: str, architecture: Architecture) -> float | None:

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from muster.contract.checkpoint import ITEM_BYTES
+from muster.contract.model_size import is_head
 from muster.storage.checksum import combine
 from muster.storage.model_folder import ModelFolder, StoredTensor
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.new_tokens import NewTokens
 from muster.trainer.models.nf4 import NF4Linear, receiving
-from muster.trainer.models.pretrained import materialize
+from muster.trainer.models.pretrained import materialize, scores_texts
+from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 
 TORCH_DTYPES: Final = {
     "F64": torch.float64,
@@ -156,7 +158,7 @@ def check_shapes(model: nn.Module, folder: ModelFolder, new: NewTokens | None = 
     tables = {name: new.rows_of(folder.tensors[name]) for name in new.tables(model, names)} if new else {}
     slices = {name: ShapeOnly(folder.tensors[name], tables.get(name)) for name in names}
     info = _convert(model, slices, torch.device("meta"))
-    _must_fit(model, info, folder.address)
+    _must_fit(model, info, folder)
 
 
 def means(model: nn.Module, folder: ModelFolder, new: NewTokens) -> dict[str, Tensor]:
@@ -204,12 +206,19 @@ def load(
         info: Any = _convert_by_layer(model, slices, device, quantized, frozen, folder.address)
     else:
         info = _convert(model, slices, device)
-    _must_fit(model, info, folder.address)
+    _must_fit(model, info, folder)
     materialize(model, device)  # an adapter's, and tie anew what setting values has parted
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in learns)
+    if begins_anew(model, folder):
+        _local(model.get_parameter(SCORE_WEIGHT).detach()).zero_()  # its values follow
     _must_be_numbers(model, folder.address)
     return ranges
+
+
+def begins_anew(model: Any, folder: ModelFolder) -> bool:
+    """Whether the model has a head that scores texts, and the folder's does not."""
+    return scores_texts(model) and SCORE_WEIGHT not in folder.tensors
 
 
 def _rows_and_rest(index: Index) -> tuple[slice, tuple[slice, ...]]:
@@ -221,12 +230,16 @@ def _rows_and_rest(index: Index) -> tuple[slice, tuple[slice, ...]]:
 
 
 def _wanted_names(model: Any, folder: ModelFolder) -> list[str]:
-    """Tensors of the folder, without copies of what is tied and buffers that older files carry along."""
+    """Tensors of the folder, without copies of what is tied, buffers that older files carry along, and a head that
+    predicts tokens where the model scores texts."""
+    scoring = scores_texts(model)
     tied: dict[str, str] = model.all_tied_weights_keys
     return [
         name
         for name in folder.tensors
-        if not (name in tied and tied[name] in folder.tensors) and not name.endswith("rotary_emb.inv_freq")
+        if not (name in tied and tied[name] in folder.tensors)
+        and not name.endswith("rotary_emb.inv_freq")
+        and not (scoring and is_head(name) and name != SCORE_WEIGHT)
     ]
 
 
@@ -290,12 +303,14 @@ def _layer_of(name: str) -> int:
     return int(number[1]) if number else -1
 
 
-def _must_fit(model: Any, info: Any, where: str) -> None:
+def _must_fit(model: Any, info: Any, folder: ModelFolder) -> None:
+    where = folder.address
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
     tied: dict[str, str] = model.all_tied_weights_keys
     missing = {name for name in info.missing_keys if name not in tied or tied[name] in info.missing_keys}
     persistent = {name for name, _ in model.named_parameters(remove_duplicate=False) if not is_part(name)}
-    problems = [f"{name}: the model has it, the folder does not" for name in sorted(missing & persistent)]
+    new = {SCORE_WEIGHT} if begins_anew(model, folder) else set()
+    problems = [f"{name}: the model has it, the folder does not" for name in sorted((missing & persistent) - new)]
     problems += [
         f"{name}: the folder has it, the model does not"
         for name in sorted(info.unexpected_keys)

@@ -16,25 +16,35 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from muster.contract.adapter_config import SCORE
 from muster.trainer.models import load_balancing
 from muster.trainer.models.decoder import Recompute
 from muster.trainer.models.head import LogitTransform, Reduction, cross_entropy
 from muster.trainer.models.recompute import keep_expensive
+from muster.trainer.models.scoring import document_scores
 
 MaskStyle = Literal["positions", "by_layer_type"]
 
 
-def build(config: Any, recompute: Recompute = "none", masks: MaskStyle = "positions", draws: bool = False) -> Any:
+def build(
+    config: Any,
+    recompute: Recompute = "none",
+    masks: MaskStyle = "positions",
+    draws: bool = False,
+    scoring: bool = False,
+) -> Any:
     """The model of a PretrainedConfig without values, with parameters on the meta device in fp32 and real buffers.
 
     `masks` says how packed documents are kept apart, either by positions alone, which transformers' own masks follow,
     or, for families that don't hand positions to them (gpt-oss), by a mask for each kind of layer. `draws` tells that
-    an adapter that will be put beside the model draws random numbers, which a repeated pass must draw alike.
+    an adapter that will be put beside the model draws random numbers, which a repeated pass must draw alike. `scoring`
+    makes a model that scores texts.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    kind = AutoModelForSequenceClassification if scoring else AutoModelForCausalLM
     with empty_parameters():
-        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model: Any = kind.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation=attention(config)
         )
     model.tie_weights()
@@ -43,9 +53,12 @@ def build(config: Any, recompute: Recompute = "none", masks: MaskStyle = "positi
 
 def dress(model: Any, recompute: Recompute, masks: MaskStyle, draws: bool = False) -> Any:
     """Give a model of transformers our way to be called."""
-    head = model.get_output_embeddings()
-    head.forward = partial(_head, head, logit_transform(model.config))
-    model.forward = partial(_forward, model, masks)
+    if scores_texts(model):
+        model.forward = partial(_forward_scores, model, masks)
+    else:
+        head = model.get_output_embeddings()
+        head.forward = partial(_head, head, logit_transform(model.config))
+        model.forward = partial(_forward, model, masks)
     if recompute != "none":
         draws = draws or _drops(model)
         for layer in layers(model):
@@ -66,7 +79,12 @@ def lone_groups(model: Any) -> Sequence[nn.Module]:
     one huge one. Tied ones stay in the root group, where they are one parameter."""
     if model.all_tied_weights_keys:
         return ()
-    return (model.get_input_embeddings(), model.get_output_embeddings())
+    return (model.get_input_embeddings(), *([] if scores_texts(model) else [model.get_output_embeddings()]))
+
+
+def scores_texts(model: Any) -> bool:
+    """Whether the model has a head that scores texts, in place of one that predicts tokens."""
+    return hasattr(model, SCORE)
 
 
 def attention(config: Any) -> str | None:
@@ -124,16 +142,26 @@ def _forward(
     from the rest, for positions restart with each of them. A mixture's load-balancing loss is added to a sum while
     training.
     """
-    # Never a 2-D mask and never a cache: with either, transformers does not look for packed documents.
-    mask = None if masks == "positions" else _masks_by_layer_type(model, tokens, positions)
     balances = labels is not None and reduction == "sum" and model.training and load_balancing.weight_of(model) > 0
     more = {"output_router_logits": True} if balances else {}
-    found = model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False, **more)
-    hidden = found.last_hidden_state
-    out: Tensor = model.get_output_embeddings()(hidden, labels, smoothing, reduction)
+    found = _backbone(model, masks, tokens, positions, **more)
+    out: Tensor = model.get_output_embeddings()(found.last_hidden_state, labels, smoothing, reduction)
     if balances and labels is not None:
         out = out + load_balancing.weighted(model, found.router_logits, documents, labels)
     return out
+
+
+def _forward_scores(model: Any, masks: MaskStyle, tokens: Tensor, positions: Tensor, documents: Tensor) -> Tensor:
+    """The scores of each document, fp32 [B, T, scores]."""
+    hidden = _backbone(model, masks, tokens, positions).last_hidden_state
+    scores = nn.functional.linear(hidden, model.score.weight.to(hidden.dtype)).float()
+    return document_scores(scores, tokens, documents, model.config.pad_token_id)
+
+
+def _backbone(model: Any, masks: MaskStyle, tokens: Tensor, positions: Tensor, **more: Any) -> Any:
+    # Never a 2-D mask and never a cache: with either, transformers does not look for packed documents.
+    mask = None if masks == "positions" else _masks_by_layer_type(model, tokens, positions)
+    return model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False, **more)
 
 
 def _head(

@@ -18,13 +18,15 @@ from muster.contract.model_size import ModelSize, dimensions_of, position_limit,
 from muster.storage.model_folder import CONFIG, ModelFolder
 from muster.trainer.errors import UserError
 from muster.trainer.models import loading, pretrained
-from muster.trainer.models.architectures import trainable_config
+from muster.trainer.models.architectures import scoring_config, trainable_config
 from muster.trainer.models.definition import Recompute
-from muster.trainer.models.init import initialize_adapter
+from muster.trainer.models.init import initialize_adapter, initialize_scores
 from muster.trainer.models.loading import TORCH_DTYPES, ReadRange, checksums
 from muster.trainer.models.lora import attach, saved_modules
 from muster.trainer.models.new_tokens import NewTokens, must_be_trained
 from muster.trainer.models.nf4 import quantize
+from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
+from muster.trainer.models.scoring import ScoreHead, score_head_of
 from muster.trainer.models.self_test import Findings, examine
 from muster.trainer.models.shards import local_rows
 
@@ -43,6 +45,7 @@ class TransformersModel:
     folder: ModelFolder | None = None  # where the weights are; None where a commit has them
     provenance: dict[str, Any] = field(default_factory=dict)  # what was loaded, for every commit
     new_tokens: NewTokens | None = None  # tokens that the folder's weights have no rows for
+    scores: ScoreHead | None = None  # None where it predicts tokens
 
     casts_weights = False
 
@@ -65,19 +68,24 @@ class TransformersModel:
     @cached_property
     def _skeleton(self) -> Any:
         """The model on the meta device without an adapter, to be counted."""
-        return pretrained.build(self.config)
+        return pretrained.build(self.config, scoring=self.scores is not None)
+
+    @property
+    def class_name(self) -> str:
+        return type(self._skeleton).__name__
 
     def size(self) -> ModelSize:
         model = self._skeleton
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         dimensions = dimensions_of({**self.config.to_dict(), "tie_word_embeddings": bool(model.all_tied_weights_keys)})
-        return size_of(shapes, dimensions, self.adapter, ITEM_BYTES[self.stored_dtype])
+        scores = None if self.scores is None else self.scores.count
+        return size_of(shapes, dimensions, self.adapter, ITEM_BYTES[self.stored_dtype], scores)
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
         draws = self.adapter is not None and self.adapter.dropout > 0
-        model: Any = pretrained.build(self.config, recompute, self.findings.masks, draws)
+        model: Any = pretrained.build(self.config, recompute, self.findings.masks, draws, self.scores is not None)
         if self.adapter is not None:
-            head = model.get_output_embeddings()
+            head = model.score if self.scores is not None else model.get_output_embeddings()
             if self.adapter.kind == "qlora":
                 quantize(model, {head, *saved_modules(model, self.adapter).values()})
             attach(model, self.adapter, head)
@@ -98,6 +106,8 @@ class TransformersModel:
             pretrained.materialize(model, device)
         else:
             self._load(model, device, self.folder)
+        if values and self.scores is not None and (self.folder is None or SCORE_WEIGHT not in self.folder.tensors):
+            initialize_scores(model, seed, local_rows)
         if values and self.adapter is not None:
             initialize_adapter(model, seed, local_rows)
 
@@ -140,33 +150,45 @@ class TransformersModel:
             "storedDtype": self.stored_dtype,
             "source": self.provenance,
             "companions": dict(self.companions),
+            **(self.scores.describe() if self.scores else {}),
         }
 
 
-def from_folder(folder: ModelFolder, adapter: Adapter | None, new_tokens: NewTokens | None = None) -> TransformersModel:
-    """Make the model of a folder, which has its config.json as it is with the new tokens. Raises UserError for whatever
-    can't be trained, before a weight is read."""
-    config = trainable_config(folder.config, folder.address)
+def from_folder(
+    folder: ModelFolder,
+    adapter: Adapter | None,
+    new_tokens: NewTokens | None = None,
+    scores: ScoreHead | None = None,
+) -> TransformersModel:
+    """Make the model of a folder, which has its config.json as it is with the new tokens, with the head `scores` where
+    it is to score texts. Raises UserError for whatever can't be trained, before a weight is read."""
+    config = trainable_config(folder.config, folder.address, scoring=scores is not None)
     findings = examine(config)
-    loading.check_shapes(pretrained.build(config), folder, new_tokens)
+    if scores is not None:
+        config = scoring_config(config, scores, f"model.source {folder.address}")
+    loading.check_shapes(pretrained.build(config, scoring=scores is not None), folder, new_tokens)
     found = TransformersModel(
-        config, folder.companions, findings, adapter, folder.dtype, folder, folder.describe(), new_tokens
+        config, folder.companions, findings, adapter, folder.dtype, folder, folder.describe(), new_tokens, scores
     )
     if new_tokens is not None and adapter is not None:
         must_be_trained(found.build(torch.float32, "none"))
     return found
 
 
-def from_commit(document: Mapping[str, Any], adapter: Adapter | None, where: str) -> TransformersModel:
-    """Make the model that `describe` wrote into Commit.architecture. `where` names the commit in messages. Raises
-    UserError where this Muster can't build it.
+def from_commit(
+    document: Mapping[str, Any], adapter: Adapter | None, where: str, scores: ScoreHead | None = None
+) -> TransformersModel:
+    """Make the model that `describe` wrote into Commit.architecture, with the head `scores` where it is to score texts
+    and does not yet. `where` names the commit in messages. Raises UserError where this Muster can't build it.
     """
     try:
         companions = {str(name): str(text) for name, text in document["companions"].items()}
         found = document["findings"]
         findings = Findings(bool(found["packs"]), found["masks"], str(found["whyNot"]))
         dtype = str(document["storedDtype"])
-        config = trainable_config(json.loads(companions[CONFIG]), where)
+        scores = score_head_of(document) or scores
+        config = trainable_config(json.loads(companions[CONFIG]), where, scoring=scores is not None)
+        config = config if scores is None else scoring_config(config, scores, where)
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -174,7 +196,7 @@ def from_commit(document: Mapping[str, Any], adapter: Adapter | None, where: str
             f"{where} describes a model that this Muster can't build: {error!r}; use the Muster that wrote it"
         ) from error
     return TransformersModel(
-        config, companions, findings, adapter, dtype, provenance=dict(document.get("source") or {})
+        config, companions, findings, adapter, dtype, provenance=dict(document.get("source") or {}), scores=scores
     )
 
 

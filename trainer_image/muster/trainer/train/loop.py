@@ -96,7 +96,7 @@ class Trainer:
             cursor=DataCursor(seed=config.seed, epoch=0, sample=0),
         )
         fresh = origin.resume is None and origin.weights is None
-        values = fresh or config.adapter is not None
+        values = fresh or config.adapter is not None or config.scores is not None
         model = sharding.ParallelModel(origin.model, config, layout, ranks, device, values)
         self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state)
         self.best = Best(config.evaluation.early_stopping if config.evaluation else None)

@@ -3,6 +3,7 @@ own last one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from muster.contract.model_config import FromCommit
 from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.training import TrainingConfig
 from muster.storage.errors import Refused
-from muster.storage.model_folder import ModelFolder, open_folder
+from muster.storage.model_folder import CONFIG, ModelFolder, open_folder
 from muster.trainer.checkpoint import DamagedCommit, newest_readable, read_commit
 from muster.trainer.checkpoint.failures import GoneCommit
 from muster.trainer.config import Run
@@ -33,6 +34,7 @@ from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.files import open_files
 from muster.trainer.models.from_commit import definition_of
+from muster.trainer.models.scoring import ScoreHead, chosen_head, score_head_of
 
 if TYPE_CHECKING:
     from muster.trainer.models.new_tokens import NewTokens
@@ -92,7 +94,7 @@ def _begun(training: TrainingConfig) -> Origin:
     architecture = training.model.shape
     assert architecture is not None, "a model is a preset, a shape, from a commit, or from a folder"
     tokenizer = load_tokenizer(training.data.tokenizer)
-    model = DecoderModel(architecture, training.adapter)
+    model = DecoderModel(architecture, training.whole_adapter, _score_head(training, tokenizer.eos))
     _vocabularies_fit(tokenizer, model, f"data.tokenizer {training.data.tokenizer}", "the model")
     return Origin(model, tokenizer)
 
@@ -106,13 +108,13 @@ def _resumed(run: Run, report: Callable[[str], None]) -> Origin:
             + "\n".join(f"  {change}" for change in changes)
             + "\nundo these changes, or submit a new job with model.from to start from this commit's weights"
         )
-    model = definition_of(commit, run.folder, run.training.adapter)
+    model = definition_of(commit, run.folder, run.training.whole_adapter)
     return Origin(model, tokenizer_from_commit(commit.tokenizer), resume=commit)
 
 
 def _must_be_described(commit: Commit, run: Run) -> None:
     """Raises DamagedCommit, or UserError for what a newer Muster may know, where model or tokenizer can't be built."""
-    definition_of(commit, run.folder, run.training.adapter)
+    definition_of(commit, run.folder, run.training.whole_adapter)
     try:
         tokenizer_from_commit(commit.tokenizer)
     except StorageError as error:
@@ -131,8 +133,10 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
         raise UserError(f"model.from: {error}") from error
     adapter_of(commit)  # one that is not known here is told now
     where = f"the commit at step {commit.step} in {source.uri}"
-    model = definition_of(commit, source.uri, training.adapter)
     tokenizer = tokenizer_from_commit(commit.tokenizer)
+    asked = _score_head(training, tokenizer.eos, commit.architecture.get("companions", {}).get(CONFIG))
+    scores = chosen_head(asked, score_head_of(commit.architecture), where)
+    model = definition_of(commit, source.uri, training.whole_adapter, scores)
     _must_be_its_own(training.data.tokenizer, tokenizer, model, where, "the commit's")
     _vocabularies_fit(tokenizer, model, "its tokenizer", where)
     _must_be_within_positions(training, model, where)
@@ -159,11 +163,23 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
     if training.data.add_tokens:
         folder, new = _with_new_tokens(folder, tokenizer, training.data.add_tokens, where)
         tokenizer = _tokenizer_in(folder, source)
-    model = transformers_model.from_folder(folder, training.adapter, new)
+    scores = _score_head(training, tokenizer.eos, folder.companions[CONFIG])
+    model = transformers_model.from_folder(folder, training.whole_adapter, new, scores)
     _must_be_its_own(training.data.tokenizer, own, model, where, "the folder's")
     _vocabularies_fit(tokenizer, model, "its tokenizer", where)
     _must_be_within_positions(training, model, where)
     return Origin(model, tokenizer)
+
+
+def _score_head(training: TrainingConfig, eos: int, config: str | None = None) -> ScoreHead | None:
+    """The head that a task needs which scores texts; None for one that predicts tokens.
+
+    `config` is the model's config.json, which may name a padding token; without one it is the end of a document.
+    """
+    if training.scores is None:
+        return None
+    pad = json.loads(config).get("pad_token_id") if config else None
+    return ScoreHead(training.scores, pad if isinstance(pad, int) else eos)
 
 
 def _with_new_tokens(

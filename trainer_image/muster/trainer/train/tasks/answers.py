@@ -115,7 +115,10 @@ def losses_of(by_pair: Tensor, there: Tensor, *values: tuple[Tensor, Tensor]) ->
 
 def pair_values(rewards: Tensor, log_probs: Tensor, there: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
     """PAIR_VALUES of rewards and log-probabilities [B, P, 2]."""
-    rewards, log_probs = rewards.detach(), log_probs.detach()
-    chosen, rejected = rewards.unbind(-1)
-    found = (chosen, rejected, (chosen > rejected).float(), chosen - rejected, *log_probs.unbind(-1))
-    return tuple((value, there) for value in found)
+    return (*reward_values(rewards, there), *((value, there) for value in log_probs.detach().unbind(-1)))
+
+
+def reward_values(rewards: Tensor, there: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Those of PAIR_VALUES that tell of rewards [B, P, 2] alone."""
+    chosen, rejected = rewards.detach().unbind(-1)
+    return tuple((value, there) for value in (chosen, rejected, (chosen > rejected).float(), chosen - rejected))

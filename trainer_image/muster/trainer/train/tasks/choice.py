@@ -7,7 +7,7 @@ from typing import Final
 
 from muster.contract.objectives import Task
 from muster.contract.training import TrainingConfig
-from muster.trainer.train.tasks import dpo, kto, next_token, orpo, simpo
+from muster.trainer.train.tasks import dpo, kto, next_token, orpo, reward, simpo
 from muster.trainer.train.tasks.objective import Objective
 
 MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
@@ -17,6 +17,7 @@ MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
     "orpo": orpo.make_objective,
     "simpo": simpo.make_objective,
     "kto": kto.make_objective,
+    "reward": reward.make_objective,
 }
 
 
