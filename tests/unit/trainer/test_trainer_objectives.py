@@ -306,8 +306,8 @@ def scoring_model() -> Any:
         num_key_value_heads=2,
         initializer_range=0.3,
         pad_token_id=PAD,
-        num_labels=1,
     )
+    shape.num_labels = 1
     return LlamaForSequenceClassification(shape).float()
 
 
