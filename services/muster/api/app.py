@@ -47,6 +47,7 @@ from muster.api.services import Services
 from muster.api.settings import Settings
 from muster.api.tokens import routes as tokens
 from muster.api.tokens import service as token_service
+from muster.api.usage import routes as usage
 from muster.api.why import routes as why
 from muster.contract.base import Problem
 from muster.documents.prices import load_prices
@@ -105,7 +106,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
     of_jobs = (jobs, attempts, events, checkpoints, data, metrics, logs, why)
-    for room in (estimates, *of_jobs, projects, secrets, people, tokens, audit):
+    for room in (estimates, *of_jobs, projects, secrets, usage, people, tokens, audit):
         api.include_router(room.router)
     return api
 

@@ -24,6 +24,7 @@ from muster.api.hub import Hub
 from muster.api.jobs import repository as jobs
 from muster.api.observability import Metrics
 from muster.api.tables import AttemptRow, JobRow, MirrorRow, ProjectRow
+from muster.api.usage import repository as usage
 from muster.contract.base import dump
 from muster.contract.names import DEFAULT_PROJECT, FIRST_PERSON, PERSON_NAME, Label
 from muster.contract.status import JobStatus, Phase
@@ -120,9 +121,11 @@ async def _apply(session: AsyncSession, row: JobRow, change: RawChange) -> tuple
     row.phase = str(raw.get("phase", ""))[:64]
     row.live = row.live and row.phase not in _TERMINAL
     row.finished_at = _finished_at(raw)
-    await _keep_attempts(session, row.id, before, raw)
+    await _keep_attempts(session, row, before, raw)
     if change.gone:
         happened += _remove(row, change)
+    if change.gone or row.phase in _TERMINAL:
+        await usage.close(session, row.id, row.finished_at or change.at)
     return happened
 
 
@@ -170,12 +173,13 @@ def _remove(row: JobRow, change: RawChange) -> tuple[NewEvent, ...]:
     return (NewEvent(EventType.JOB_DELETED, change.at, message),)
 
 
-async def _keep_attempts(session: AsyncSession, job_id: str, before: dict[str, Any], raw: dict[str, Any]) -> None:
+async def _keep_attempts(session: AsyncSession, row: JobRow, before: dict[str, Any], raw: dict[str, Any]) -> None:
     known = {attempt.get("number"): attempt for attempt in before.get("attempts") or ()}
     for attempt in raw.get("attempts") or ():
         number = attempt.get("number")
         if isinstance(number, int) and known.get(number) != attempt:
-            await session.merge(AttemptRow(job_id=job_id, number=number, body=attempt))
+            await session.merge(AttemptRow(job_id=row.id, number=number, body=attempt))
+            await usage.keep(session, row, known.get(number), attempt)
 
 
 async def _project_of(session: AsyncSession, namespace: str) -> str:

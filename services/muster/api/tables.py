@@ -113,6 +113,31 @@ class AttemptRow(Table):
     body: Mapped[dict[str, Any]]
 
 
+class UsageRow(Table):
+    """What an attempt held, from its beginning until its last worker was gone (contract.usage.Held).
+
+    Written with the attempt's row, and kept when the job's record is deleted: nothing here refers to it.
+    """
+
+    __tablename__ = "usage"
+
+    job_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    project: Mapped[str] = mapped_column(String(64))
+    person: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(String(255))  # the job's
+    since: Mapped[float]
+    until: Mapped[float | None]  # None while it holds its nodes
+    workers: Mapped[int]
+    gpus_per_worker: Mapped[int]
+    cpus_per_worker: Mapped[float]
+    instance_type: Mapped[str] = mapped_column(String(64))
+    capacity: Mapped[str] = mapped_column(String(16))
+    lost_seconds: Mapped[float]
+
+    __table_args__ = (Index("ix_usage_project", "project", "until"),)
+
+
 class IdempotencyRow(Table):
     """What a request with this Idempotency-Key was answered; written with what the request did, in one commit."""
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli import audit, checkpoints, data, doctor, jobs, people, platform, projects, secrets, tokens, watch
+from muster.cli import audit, checkpoints, data, doctor, jobs, people, platform, projects, secrets, tokens, usage, watch
 from muster.cli.errors import CliError, Exit
 from muster.cli.options import choose_cluster
 from muster.cli.output import show_error
@@ -28,7 +28,7 @@ app = typer.Typer(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "This machine": (platform.up, platform.down, platform.demo),
-    "Platform": (doctor.doctor, people.whoami, audit.audit),
+    "Platform": (doctor.doctor, people.whoami, usage.usage, audit.audit),
     "Jobs": (
         jobs.submit,
         jobs.estimate,

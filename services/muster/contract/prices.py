@@ -10,6 +10,7 @@ guessed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -49,6 +50,30 @@ class Prices(Spec):
         return self.types.get(instance_type) or self.types.get("*")
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What an hour of one worker costs, and how much less that is than on demand; None where it is not known."""
+
+    cost: float | None
+    saved: float | None
+
+
+def rate(instance_type: str, capacity: str, gpus_per_worker: int, prices: Prices) -> Rate:
+    """A worker that takes a part of a machine's GPUs pays that part; one without GPUs pays the machine."""
+    table = prices.of(instance_type)
+    hourly = table.hourly(capacity) if table else None
+    if table is None or hourly is None:
+        return Rate(None, None)
+    share = min(1.0, gpus_per_worker / table.gpus) if table.gpus and gpus_per_worker else 1.0
+    if capacity != "spot":
+        return Rate(hourly * share, 0.0)
+    return Rate(hourly * share, None if table.on_demand is None else (table.on_demand - hourly) * share)
+
+
+def no_price(instance_type: str, capacity: str) -> str:
+    return f"no {capacity} price of {instance_type or 'nodes of an unknown type'}"
+
+
 class Bill(Record):
     """What the attempts of a job used and cost."""
 
@@ -75,17 +100,14 @@ def bill(attempts: Iterable[Attempt], prices: Prices, now: float) -> Bill:
         nodes += hours
         if attempt.gpus_per_worker:
             gpu_hours[capacity] = gpu_hours.get(capacity, 0.0) + hours * attempt.gpus_per_worker
-        table = prices.of(attempt.instance_type)
-        hourly = table.hourly(capacity) if table else None
-        if table is None or hourly is None:
+        hourly = rate(attempt.instance_type, capacity, attempt.gpus_per_worker, prices)
+        if hourly.cost is None:
             unpriced += hours
             if hours:
-                gaps[f"no {capacity} price of {attempt.instance_type or 'nodes of an unknown type'}"] = None
+                gaps[no_price(attempt.instance_type, capacity)] = None
             continue
-        share = min(1.0, attempt.gpus_per_worker / table.gpus) if table.gpus and attempt.gpus_per_worker else 1.0
-        cost += hours * share * hourly
-        if capacity == "spot" and table.on_demand is not None:
-            saved += hours * share * (table.on_demand - hourly)
+        cost += hours * hourly.cost
+        saved += hours * (hourly.saved or 0.0)
     return Bill(
         currency=prices.currency,
         gpu_hours=gpu_hours,

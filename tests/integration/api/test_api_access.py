@@ -59,6 +59,7 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "get_project": SEES,
     "put_project": RULES_ALL,
     "delete_project": RULES_ALL,
+    "read_usage": SEES,
     "list_members": SEES,
     "put_member": MAINTAINS,
     "delete_member": MAINTAINS,

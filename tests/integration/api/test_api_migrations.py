@@ -17,6 +17,8 @@ from muster.api.db import Database
 from muster.api.migrate import alembic_config, migrate
 from muster.api.settings import Settings
 from muster.api.tables import Table
+from muster.api.usage import repository as usage
+from muster.contract.usage import Held
 
 
 def opened(url: str) -> Database:
@@ -86,7 +88,7 @@ INSERT INTO jobs (id, namespace, name, labels, priority, created_at, live, delet
   relay_failures, relay_after, phase, status, status_version, last_event) VALUES ('j1', 'team-a', 'old', '{}', 0, 1.0,
   true, false, '{}', 1, 1, 0, 0.0, 'Running', '{"phase": "Running"}', 3, 1);
 INSERT INTO events (job_id, number, type, at, body) VALUES ('j1', 1, 'job.created', 1.0, '{"message": "", "data": {}}');
-INSERT INTO attempts (job_id, number, body) VALUES ('j1', 1, '{"number": 1, "createdAt": 2.0}');
+INSERT INTO attempts (job_id, number, body) VALUES ('j1', 1, '{"number": 1, "createdAt": 2.0, "endedAt": 9.0, "workers": 2}');
 INSERT INTO job_labels (job_seq, key, value) VALUES (1, 'team', 'x');
 INSERT INTO idempotency_keys (owner, route, key, body_hash, job_id, reply, created_at)
   VALUES ('11111111-a', 'POST /jobs', 'k', 'h', 'j1', '{}', 4e9)
@@ -132,7 +134,9 @@ async def test_rows_of_the_first_schema_are_carried_over(tmp_path: Path, empty_d
                 (await session.execute(text(f"SELECT count(*) FROM {table}"))).scalar_one()
                 for table in ("attempts", "job_labels", "idempotency_keys")
             ]
+            held = await usage.held_by(session, "default", 0.0, 10.0)
         assert kept == [1, 1, 1]
+        assert held == [Held("j1", "old", "admin", 2.0, 9.0, 2)]
 
 
 @pytest.mark.parametrize("revision", ["base"])

@@ -23,7 +23,7 @@ from muster.operator.core.admit import BACKFILL_SECONDS, admit
 from muster.operator.core.codes import Code
 from muster.operator.core.fleet import GROW_AFTER_START_SECONDS, Fleet, JobSummary
 from muster.operator.core.observed import Reservation
-from muster.operator.core.placement import Ask, Shape, Space, quantity, shape_of
+from muster.operator.core.placement import Ask, Shape, Space, shape_of
 
 
 def four() -> list[Any]:

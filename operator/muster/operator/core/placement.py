@@ -8,23 +8,12 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from muster.contract.pods import NodeTerm, Toleration, tolerated
+from muster.contract.quantities import quantity
 from muster.contract.spec import JobSpec
 from muster.operator.core.fleet import Node
 from muster.operator.core.observed import Reservation
 
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _ROUNDING = 1e-9  # of cores: three of 0.1 are less than 0.3
-_DECIMAL = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-
-
-def quantity(text: str | None) -> float:
-    """A Kubernetes quantity (90, 500m, 900Gi) as a number; 0 when none is given."""
-    if text is None:
-        return 0.0
-    for suffix, factor in (*_BINARY.items(), *_DECIMAL.items()):
-        if text.endswith(suffix):
-            return float(text.removesuffix(suffix)) * factor
-    return float(text)
 
 
 @dataclass(frozen=True, slots=True)

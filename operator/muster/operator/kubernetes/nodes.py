@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 
 from muster.contract import notices as agents
+from muster.contract import quantities
 from muster.contract.pods import Toleration, tolerated
 from muster.contract.signals import SignalKind
 from muster.kube.client import Object
 from muster.kube.timestamps import seconds_of
-from muster.operator.core import placement
 from muster.operator.core.fleet import CapacityType, Node
 from muster.operator.core.observed import Reservation
 
@@ -315,6 +315,6 @@ def _requests(container: Object) -> tuple[float, float, float]:
 def quantity(text: object) -> float:
     """A quantity that other people wrote; one in a spelling that Muster does not know counts as nothing."""
     try:
-        return placement.quantity(str(text)) if text is not None else 0.0
+        return quantities.quantity(str(text)) if text is not None else 0.0
     except ValueError:
         return 0.0

@@ -14,10 +14,10 @@ from muster.contract.base import dump, dump_json
 from muster.contract.names import GROUP, KIND, VERSION, Env, Label, Rendezvous, worker_name
 from muster.contract.notices import NOTICES_ENV, NOTICES_PATH
 from muster.contract.pods import Toleration
+from muster.contract.quantities import quantity
 from muster.contract.spec import worker_config
 from muster.kube.client import Object
 from muster.operator.core.decision import CreateWorker
-from muster.operator.core.placement import quantity
 from muster.operator.kubernetes import network
 from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.nodes import GPU

@@ -1,0 +1,66 @@
+"""`muster usage`: what a project used, as a table, JSON or CSV."""
+
+from __future__ import annotations
+
+import csv as csv_text
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from muster.cli import formatting
+from muster.cli.options import JobsClient, Json, Project, Server, connect
+from muster.cli.output import answers, print_json, say
+from muster.cli.table import Table
+
+
+def usage(
+    project: Project = None,
+    month: Annotated[
+        str | None, typer.Option("--month", metavar="YYYY-MM", help="In UTC; left out: this month.")
+    ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="A line per job and month, for a spreadsheet.")] = False,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Say what a project used in a month: GPU-hours, their price, what spot saved and what failures lost."""
+    from muster.contract.usage import COLUMNS
+
+    with connect(server) as client:
+        name = project or home(client)
+        found = client.get(f"projects/{name}/usage", month=month)
+    if json:
+        print_json(found)
+    elif csv:
+        writer = csv_text.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([{**line, "project": name}[column] for column in COLUMNS] for line in found["lines"])
+    else:
+        _print(found)
+
+
+def home(client: JobsClient) -> str:
+    """The project that is the token's, else the person's only one, else the one that is always there."""
+    me = client.get("me")
+    roles = list(me["roles"])
+    return str(me["project"] or (roles[0] if len(roles) == 1 and not me["admin"] else "default"))
+
+
+def _print(found: dict[str, Any]) -> None:
+    table = Table("PERSON", "JOB", ">GPU-H", ">CPU-H", ">LOST GPU-H", f">COST {found['currency']}", ">SAVED", ">LOST")
+    for line in sorted(found["lines"], key=lambda line: (line["person"], -line["cost"], -line["nodeHours"])):
+        table.add_row(line["person"], line["name"], *_cells(line))
+    for person in found["people"]:
+        table.add_row(person["person"], "all", *_cells(person))
+    table.add_row(found["project"], "all", *_cells(found["total"]))
+    answers().print(table, soft_wrap=True)
+    until = formatting.moment(min(found["until"], found["asOf"]))
+    say(f"from {formatting.moment(found['since'])} to {until}", "dim")
+    for note in found["notes"]:
+        say(note, "dim")
+
+
+def _cells(amounts: dict[str, Any]) -> tuple[str, ...]:
+    cost = f"{amounts['cost']:,.2f}" + (" + unpriced" if amounts["unpricedHours"] else "")
+    hours = [f"{amounts[name]:,.1f}" for name in ("gpuHours", "cpuHours", "lostGpuHours")]
+    return (*hours, cost, f"{amounts['saved']:,.2f}", f"{amounts['lostCost']:,.2f}")

@@ -1,0 +1,246 @@
+"""What the jobs of a project used: hours and money of what their attempts held, by month (UTC), person and job. Pure.
+
+An attempt holds its workers' nodes from its beginning until its last worker is gone; a gang that changes its size does
+so by a new attempt, so each has one number of workers. What the hours of a month come to is exact to the clocks of the
+operator; the money is an estimate, for it takes the table of prices as it is now.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from muster.contract.base import Many, Record, Time
+from muster.contract.prices import Prices, no_price, rate
+from muster.contract.status import Attempt, GoodputState
+from muster.contract.text import plural
+
+# What an attempt's time was for nothing: steps that had to be trained again, and waiting for what was dead.
+LOST = (GoodputState.LOST, GoodputState.STALLED)
+_MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one attempt of a job held: so many workers from `since` until `until`; None while it holds them still."""
+
+    job: str
+    name: str
+    person: str
+    since: float
+    until: float | None
+    workers: int
+    gpus_per_worker: int = 0
+    cpus_per_worker: float = 0.0
+    """What the job asked for; 0 where it named none."""
+    instance_type: str = ""
+    capacity: str = "on-demand"
+    lost_seconds: float = 0.0
+
+
+class Amounts(Record):
+    """Hours of what was held, and their price in the currency of the report."""
+
+    gpu_hours: float = 0.0
+    """GPUs times hours."""
+    cpu_hours: float = 0.0
+    """Cores that were asked for, times hours: of gangs without GPUs."""
+    node_hours: float = 0.0
+    """Workers times hours, of all gangs."""
+    cost: float = 0.0
+    """Of the hours that have a price."""
+    saved: float = 0.0
+    """What spot nodes would have cost more on demand, where both prices are known."""
+    unpriced_hours: float = 0.0
+    """Node-hours that are not in the cost, because nobody knows their price."""
+    lost_gpu_hours: float = 0.0
+    """Of the GPU-hours, those lost to failures: steps trained again, and ranks that stood still. An attempt's loss is
+    taken as spread evenly over its time."""
+    lost_cpu_hours: float = 0.0
+    """The same of the CPU-hours."""
+    lost_cost: float = 0.0
+    """The same of the cost."""
+
+
+class UsageLine(Amounts):
+    """One job in one month."""
+
+    month: str
+    """Of the calendar, in UTC: 2026-11."""
+    job: str
+    """The job's id."""
+    name: str
+    person: str
+    """Who owns the job."""
+
+
+class PersonUsage(Amounts):
+    person: str
+
+
+class MonthUsage(Amounts):
+    month: str
+
+
+class Usage(Record):
+    """What a project used within a range of time. Each of the sums is that of the lines."""
+
+    since: Time
+    until: Time
+    as_of: Time
+    """What still holds nodes is counted until then."""
+    currency: str
+    region: str
+    """Where the prices hold."""
+    total: Amounts
+    months: Many[MonthUsage] = ()
+    people: Many[PersonUsage] = ()
+    lines: Many[UsageLine] = ()
+    notes: Many[str] = ()
+    """What of this is an estimate or not known, and why."""
+
+
+AMOUNTS = tuple(Amounts.model_fields)
+# Of a table with a row per line, by the keys of JSON.
+COLUMNS = ("month", "project", "person", "job", "name", *(str(field.alias) for field in Amounts.model_fields.values()))
+
+
+def held_of(attempt: Attempt, job: str, name: str, person: str, cpus_per_worker: float) -> Held | None:
+    """None for an attempt that holds nothing, because another scheduler has not placed it."""
+    if attempt.outcome == "waiting":
+        return None
+    return Held(
+        job=job,
+        name=name,
+        person=person,
+        since=attempt.created_at,
+        until=attempt.ended_at,
+        workers=attempt.workers,
+        gpus_per_worker=attempt.gpus_per_worker,
+        cpus_per_worker=0.0 if attempt.gpus_per_worker else cpus_per_worker,
+        instance_type=attempt.instance_type,
+        capacity=attempt.capacity or "on-demand",
+        lost_seconds=sum(attempt.seconds.get(state, 0.0) for state in LOST),
+    )
+
+
+def month_of(time: float) -> str:
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m}"
+
+
+def month_range(month: str) -> tuple[float, float]:
+    """Its first moment and that of the month after, in UTC. Raises ValueError."""
+    match = _MONTH.fullmatch(month)
+    if match is None or not 1970 <= int(match[1]) < 9999:
+        raise ValueError(f"must be a month such as 2026-11, not {month[:40]!r}")
+    year, number = int(match[1]), int(match[2])
+    after = (year + 1, 1) if number == 12 else (year, number + 1)
+    return _first_moment(year, number), _first_moment(*after)
+
+
+def _first_moment(year: int, month: int) -> float:
+    return datetime(year, month, 1, tzinfo=UTC).timestamp()
+
+
+def usage(held: Iterable[Held], prices: Prices, since: float, until: float, now: float) -> Usage:
+    """What was used from `since` to `until`. What is held still is counted until `now`."""
+    lines: dict[tuple[str, str], _Sum] = {}
+    notes: dict[str, None] = {}
+    living: set[str] = set()
+    coreless: set[str] = set()
+    for each in held:
+        end = min(until, now if each.until is None else each.until)
+        for month, begins, ends in _months(max(since, each.since), end):
+            key = (month, each.job)
+            if key not in lines:
+                lines[key] = _Sum(each.name, each.person)
+            lines[key].add(each, ends - begins, prices, now, notes)
+            if each.until is None:
+                living.add(each.job)
+            if not each.gpus_per_worker and not each.cpus_per_worker:
+                coreless.add(each.job)
+    if living:
+        notes[f"{plural(len(living), 'job')} held nodes at the time of this report, counted until then"] = None
+    if coreless:
+        notes[
+            f"{plural(len(coreless), 'job')} without GPUs named no gang.resources.cpu: in node-hours, not in CPU-hours"
+        ] = None
+    if any(line.values["cost"] for line in lines.values()):
+        notes[f"the cost is an estimate, by the table of prices as it is now{_region(prices)}"] = None
+    made = tuple(line.made(month, job) for (month, job), line in sorted(lines.items()))
+    return Usage(
+        since=since,
+        until=until,
+        as_of=now,
+        currency=prices.currency,
+        region=prices.region,
+        total=Amounts(**_sums(made)),
+        months=tuple(MonthUsage(month=key, **sums) for key, sums in _grouped(made, lambda line: line.month)),
+        people=tuple(PersonUsage(person=key, **sums) for key, sums in _grouped(made, lambda line: line.person)),
+        lines=made,
+        notes=tuple(notes),
+    )
+
+
+class _Sum:
+    """The amounts of one job in one month."""
+
+    def __init__(self, name: str, person: str) -> None:
+        self.name, self.person = name, person
+        self.values = dict.fromkeys(AMOUNTS, 0.0)
+
+    def add(self, held: Held, seconds: float, prices: Prices, now: float, notes: dict[str, None]) -> None:
+        nodes = held.workers * seconds / 3600.0
+        lost = held.lost_seconds / max(1e-9, (now if held.until is None else held.until) - held.since)
+        lost = min(1.0, max(0.0, lost))
+        added = {
+            "node_hours": nodes,
+            "gpu_hours": nodes * held.gpus_per_worker,
+            "cpu_hours": nodes * held.cpus_per_worker,
+            "lost_gpu_hours": nodes * held.gpus_per_worker * lost,
+            "lost_cpu_hours": nodes * held.cpus_per_worker * lost,
+        }
+        hourly = rate(held.instance_type, held.capacity, held.gpus_per_worker, prices)
+        if hourly.cost is None:
+            added["unpriced_hours"] = nodes
+            notes[f"{no_price(held.instance_type, held.capacity)}: its hours are not in the cost"] = None
+        else:
+            added |= {"cost": nodes * hourly.cost, "lost_cost": nodes * hourly.cost * lost}
+            added["saved"] = nodes * (hourly.saved or 0.0)
+            if hourly.saved is None:
+                unknown = no_price(held.instance_type, "on-demand")
+                notes[f"{unknown}: what its spot nodes saved is not known"] = None
+        for name, value in added.items():
+            self.values[name] += value
+
+    def made(self, month: str, job: str) -> UsageLine:
+        return UsageLine(month=month, job=job, name=self.name, person=self.person, **self.values)
+
+
+def _months(begins: float, ends: float) -> Iterator[tuple[str, float, float]]:
+    """The part of each month that is between the two moments; none if they are the wrong way round."""
+    while begins < ends:
+        month = month_of(begins)
+        after = month_range(month)[1]
+        yield month, begins, min(ends, after)
+        begins = after
+
+
+def _sums(lines: Iterable[UsageLine]) -> dict[str, Any]:
+    lines = tuple(lines)
+    return {name: math.fsum(getattr(line, name) for line in lines) for name in AMOUNTS}
+
+
+def _grouped(lines: Iterable[UsageLine], key: Callable[[UsageLine], str]) -> list[tuple[str, dict[str, Any]]]:
+    groups: dict[str, list[UsageLine]] = {}
+    for line in lines:
+        groups.setdefault(key(line), []).append(line)
+    return [(name, _sums(group)) for name, group in sorted(groups.items())]
+
+
+def _region(prices: Prices) -> str:
+    return f" (of {prices.region})" if prices.region else ""

@@ -1,0 +1,141 @@
+"""Usage over the API: right across attempts and sizes, as JSON and CSV, and kept when the job's record is deleted."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.api.platform import Platform, platform, until
+
+from muster.contract.status import Attempt, Phase
+from muster.contract.usage import month_of, month_range
+
+HOUR = 3600.0
+BEGAN = month_range("2026-03")[0] + 5 * HOUR
+PRICES = {"types": {"big": {"gpus": 8, "onDemand": 40.0, "spot": 10.0}}}
+
+
+def attempt(number: int, since: float, until: float | None, **more: Any) -> Attempt:
+    end = None if until is None else BEGAN + until * HOUR
+    known = {"workers": 2, "gpus_per_worker": 8, "instance_type": "big", "capacity": "spot", "outcome": "failed"}
+    return Attempt(number=number, created_at=BEGAN + since * HOUR, ended_at=end, **known | more)
+
+
+@pytest.fixture
+async def used(tmp_path: Path, database_url: str) -> Any:
+    prices = tmp_path / "prices.json"
+    prices.write_text(json.dumps(PRICES))
+    async with platform(tmp_path / "state", database_url=database_url, prices_file=prices) as here:
+        yield here
+
+
+async def usage(here: Platform, **asked: Any) -> Any:
+    return await here.get("/projects/default/usage", **asked or {"month": "2026-03"})
+
+
+async def hours(here: Platform, expected: float) -> Any:
+    """The usage, once it has come to so many GPU-hours."""
+
+    async def ask() -> Any:
+        found = await usage(here)
+        return found if found["total"]["gpuHours"] == pytest.approx(expected) else None
+
+    return await until(ask, f"{expected} GPU-hours")
+
+
+async def test_attempts_sizes_and_a_deleted_job(used: Platform) -> None:
+    """3 h on two nodes (a third of it lost), then 2 h on one: 64 GPU-hours, 8 node-hours at 10 instead of 40."""
+    uid = (await used.submit("sft"))["id"]
+    await used.handed_over(uid)
+    first = attempt(1, 0, 3, seconds={"productive": 2 * HOUR, "lost": HOUR})
+    used.operate(uid, phase=Phase.RUNNING, attempts=(attempt(1, 0, None, outcome="running"),))
+    used.operate(uid, phase=Phase.RUNNING, attempts=(first, attempt(2, 4, 6, workers=1, outcome="resized")))
+    told = await hours(used, 64.0)
+    want = {
+        "nodeHours": 8.0,
+        "cost": 80.0,
+        "saved": 240.0,
+        "lostGpuHours": 16.0,
+        "lostCost": 20.0,
+        "unpricedHours": 0.0,
+    }
+    for group in (told["total"], *told["lines"], *told["people"], *told["months"]):
+        assert {key: pytest.approx(group[key]) for key in want} == want
+    assert [(line["month"], line["job"], line["name"], line["person"]) for line in told["lines"]] == [
+        ("2026-03", uid, "sft", "admin")
+    ]
+    await used.finish(uid)
+    used.cluster.remove(uid)
+    assert (await used.client.delete(f"/api/v1/jobs/{uid}")).status_code == 204
+    assert (await used.client.get(f"/api/v1/jobs/{uid}")).status_code == 404
+    assert (await usage(used))["lines"] == told["lines"]
+    table = await used.client.get("/api/v1/projects/default/usage?month=2026-03", headers={"accept": "text/csv"})
+    assert table.headers["content-type"].startswith("text/csv")
+    (line,) = csv.DictReader(io.StringIO(table.text))
+    assert (line["project"], line["job"], float(line["gpuHours"]), float(line["cost"])) == ("default", uid, 64.0, 80.0)
+    forced = await used.client.get("/api/v1/projects/default/usage?month=2026-03&format=csv")
+    assert forced.text == table.text
+
+
+async def test_a_living_gang_counts_until_now_and_a_removed_one_no_longer(used: Platform) -> None:
+    uid = (await used.submit("lives"))["id"]
+    await used.handed_over(uid)
+    began = time.time() - HOUR
+    living = Attempt(number=1, created_at=began, workers=2, gpus_per_worker=8, instance_type="unheard-of")
+    used.operate(uid, phase=Phase.RUNNING, attempts=(living,))
+
+    async def counted() -> Any:
+        since = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(began - HOUR))}Z"
+        return (found := await usage(used, since=since))["lines"] and found
+
+    told = await until(counted, "the living gang")
+    assert told["total"]["gpuHours"] == pytest.approx(16.0, rel=0.05)
+    assert told["total"]["unpricedHours"] == pytest.approx(2.0, rel=0.05)
+    assert any("no on-demand price of unheard-of" in note for note in told["notes"])
+    assert any("held nodes at the time of this report" in note for note in told["notes"])
+    used.cluster.remove(uid)  # by force, so that nobody says that its attempt ended
+
+    async def closed() -> Any:
+        found = await counted()
+        return not any("held nodes" in note for note in found["notes"]) and found
+
+    ended = await until(closed, "the end of its usage")
+    assert (await counted())["total"] == ended["total"], "nothing is added any more"
+
+
+async def test_what_another_scheduler_never_placed_is_not_counted(used: Platform) -> None:
+    ids = [(await used.submit(name))["id"] for name in ("waits", "runs")]
+    for each in ids:
+        await used.handed_over(each)
+    used.operate(ids[0], phase=Phase.STARTING, attempts=(attempt(1, 0, None, outcome="waiting"),))
+    used.operate(ids[0], phase=Phase.SUSPENDED, attempts=(attempt(1, 0, 9, outcome="suspended"),))
+    used.operate(ids[1], phase=Phase.RUNNING, attempts=(attempt(1, 0, 1),))
+    told = await hours(used, 16.0)
+    assert [line["name"] for line in told["lines"]] == ["runs"]
+
+
+REFUSED = {
+    "month=2026-13": "query.month: must be a month",
+    "month=2026-11&since=2026-11-01T00:00:00Z": "query.month",
+    "until=2026-11-01T00:00:00Z": "query.until: needs since",
+    "since=yesterday": "query.since: 'yesterday' is no time of RFC 3339",
+    "since=2026-11-02T00:00:00Z&until=2026-11-01T00:00:00Z": "query.since: must be before until",
+    "since=2020-11-02T00:00:00Z&until=2026-11-01T00:00:00Z": "at most 400 days",
+    "format=xml": "query.format",
+    "mont=2026-11": "Did you mean 'month'",
+}
+
+
+async def test_a_range_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    async with platform(tmp_path / "state") as here:
+        for asked, fault in REFUSED.items():
+            reply = await here.client.get(f"/api/v1/projects/default/usage?{asked}")
+            assert (reply.status_code, reply.json()["code"]) == (422, "invalid_parameter")
+            assert fault in reply.text, asked
+        this_month = await here.get("/projects/default/usage")
+        assert this_month["since"] == (await here.get("/projects/default/usage", month=month_of(time.time())))["since"]
