@@ -38,6 +38,10 @@ WAIT_TEXTS_PER_SECOND = 20.0  # … and those of a long queue so many at a time:
 # A pass over a large fleet is dear: so much of the time may be spent on reading it afresh, and at most so long between.
 ADMISSION_SHARE, ADMISSION_SECONDS_MAX = 0.1, 3.0
 
+# --- what the API is told of nodes ---
+# Between two looks whether it changed, and after which it is written all the same: that of 5,000 nodes has 108 KiB.
+NODE_REPORT_SECONDS, NODE_REPORT_AGAIN_SECONDS = 10.0, 60.0
+
 # --- commits ---
 COMMITS_SECONDS = 60.0  # how old a listing may be where nothing tells of a new one: it costs a request to the store
 # How long a store may take to answer. S3's own time-outs and retries end within it; at half of it a slow bucket would

@@ -24,6 +24,7 @@ from muster.api.db import Database
 from muster.api.errors import ACTIONS, COMMIT_ACTIONS, ApiError, job_not_found, problem_response
 from muster.api.estimates import routes as estimates
 from muster.api.events import routes as events
+from muster.api.fleet import routes as fleet
 from muster.api.health import routes as health
 from muster.api.hub import Hub
 from muster.api.jobs import routes as jobs
@@ -106,7 +107,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
     of_jobs = (jobs, attempts, events, checkpoints, data, metrics, logs, why)
-    for room in (estimates, *of_jobs, projects, secrets, usage, people, tokens, audit):
+    for room in (estimates, *of_jobs, projects, secrets, usage, fleet, people, tokens, audit):
         api.include_router(room.router)
     return api
 

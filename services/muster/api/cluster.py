@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from muster.contract.base import dump, known_part
+from muster.contract.fleet import FleetReport
 from muster.contract.layout import State
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
@@ -112,6 +113,10 @@ class Cluster(Protocol):
         """Idempotent. Raises SecretRefused."""
         ...
 
+    async def nodes(self) -> FleetReport | None:
+        """What the operator last told of the nodes; None if it never did. Raises the cluster's own errors."""
+        ...
+
 
 def shown_spec(document: dict[str, Any]) -> dict[str, Any]:
     """The spec with its defaults. Of one that can't be read, which its operator says in the status, the parts that are
@@ -193,6 +198,10 @@ class Local:
             else:
                 self._cluster.write_secret(project, name, renewed)
         return tuple(lost)
+
+    async def nodes(self) -> FleetReport | None:
+        text = await asyncio.to_thread(self._cluster.nodes)
+        return FleetReport.model_validate_json(text) if text is not None else None
 
     def _apply(self, job: DesiredJob) -> ApplyResult:
         try:

@@ -16,9 +16,11 @@ import structlog
 
 from muster.api import kubernetes_secrets
 from muster.api.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, Secret, shown_spec
+from muster.api.kubernetes_nodes import read_nodes
 from muster.api.kubernetes_quotas import write_quotas
 from muster.api.pod_logs import PodLogs
 from muster.contract.base import dump
+from muster.contract.fleet import FleetReport
 from muster.contract.layout import State
 from muster.contract.names import FINALIZER, GROUP, KIND, VERSION, Label
 from muster.contract.quotas import ProjectQuota
@@ -102,6 +104,9 @@ class KubernetesCluster:
 
     async def delete_secret(self, secret: Secret) -> None:
         await kubernetes_secrets.delete(self._client, secret)
+
+    async def nodes(self) -> FleetReport | None:
+        return await read_nodes(self._client, self._client.connection.namespace)
 
     async def _have_listed(self) -> None:
         async with asyncio.timeout(LISTED_SECONDS):  # not wait_for: until Python 3.12 it swallows cancellations

@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
-from muster.cli import audit, checkpoints, data, doctor, jobs, people, platform, projects, secrets, tokens, usage, watch
+from muster.cli import (
+    audit,
+    checkpoints,
+    data,
+    doctor,
+    fleet,
+    jobs,
+    people,
+    platform,
+    projects,
+    secrets,
+    tokens,
+    usage,
+    watch,
+)
 from muster.cli.errors import CliError, Exit
 from muster.cli.options import choose_cluster
 from muster.cli.output import show_error
@@ -28,7 +42,7 @@ app = typer.Typer(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "This machine": (platform.up, platform.down, platform.demo),
-    "Platform": (doctor.doctor, people.whoami, usage.usage, audit.audit),
+    "Platform": (doctor.doctor, people.whoami, fleet.queue, fleet.nodes, usage.usage, audit.audit),
     "Jobs": (
         jobs.submit,
         jobs.estimate,

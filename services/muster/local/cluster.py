@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.contract.base import dump_json
+from muster.contract.fleet import FleetReport
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec, Metadata, TrainingJob
 from muster.contract.status import JobStatus
@@ -36,6 +37,7 @@ CREATE TABLE IF NOT EXISTS counter (id INTEGER PRIMARY KEY CHECK (id = 0), versi
 CREATE TABLE IF NOT EXISTS quotas (project TEXT PRIMARY KEY, quota TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS secrets (
     project TEXT NOT NULL, name TEXT NOT NULL, payload TEXT NOT NULL, PRIMARY KEY (project, name));
+CREATE TABLE IF NOT EXISTS nodes (id INTEGER PRIMARY KEY CHECK (id = 0), report TEXT NOT NULL);
 INSERT OR IGNORE INTO counter VALUES (0, 0);
 """
 
@@ -273,6 +275,15 @@ class LocalCluster:
             db.execute("DELETE FROM secrets WHERE project = ? AND name = ?", (project, name))
             if payload is not None:
                 db.execute("INSERT INTO secrets VALUES (?,?,?)", (project, name, payload))
+
+    def nodes(self) -> str | None:
+        """What the operator last told of the nodes, as the JSON text of a FleetReport; None before it told anything."""
+        row = self._connection().execute("SELECT report FROM nodes").fetchone()
+        return row["report"] if row is not None else None
+
+    def write_nodes(self, report: FleetReport) -> None:
+        with self._write() as db:
+            db.execute("INSERT OR REPLACE INTO nodes VALUES (0, ?)", (dump_json(report),))
 
     def _connection(self) -> sqlite3.Connection:
         """This thread's, closed when the thread is gone. To open one takes longer than most of what is asked of it."""

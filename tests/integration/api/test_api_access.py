@@ -55,6 +55,8 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "read_metrics": SEES,
     "read_logs": SEES,
     "explain_job": SEES,
+    "read_queues": ANYBODY,
+    "read_nodes": ANYBODY,
     "list_projects": ANYBODY,
     "get_project": SEES,
     "put_project": RULES_ALL,

@@ -88,7 +88,8 @@ INSERT INTO jobs (id, namespace, name, labels, priority, created_at, live, delet
   relay_failures, relay_after, phase, status, status_version, last_event) VALUES ('j1', 'team-a', 'old', '{}', 0, 1.0,
   true, false, '{}', 1, 1, 0, 0.0, 'Running', '{"phase": "Running"}', 3, 1);
 INSERT INTO events (job_id, number, type, at, body) VALUES ('j1', 1, 'job.created', 1.0, '{"message": "", "data": {}}');
-INSERT INTO attempts (job_id, number, body) VALUES ('j1', 1, '{"number": 1, "createdAt": 2.0, "endedAt": 9.0, "workers": 2}');
+INSERT INTO attempts (job_id, number, body) VALUES
+  ('j1', 1, '{"number": 1, "createdAt": 2.0, "endedAt": 9.0, "workers": 2}');
 INSERT INTO job_labels (job_seq, key, value) VALUES (1, 'team', 'x');
 INSERT INTO idempotency_keys (owner, route, key, body_hash, job_id, reply, created_at)
   VALUES ('11111111-a', 'POST /jobs', 'k', 'h', 'j1', '{}', 4e9)

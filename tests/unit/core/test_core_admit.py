@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.core.seen import NOW, fleet, node, spec, summary
 
+from muster.contract.quantities import quantity
 from muster.contract.status import (
     STATUS_VERSION,
     Attempt,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from muster.operator.core.fleet import Fleet
+from muster.contract.fleet import NodeReport
+from muster.operator.core.fleet import Fleet, Node
 from muster.operator.kubernetes.change_queue import ChangeQueue
 from muster.operator.kubernetes.jobs import Jobs
+from muster.operator.kubernetes.node_reports import node_reports
 from muster.operator.kubernetes.nodes import Nodes, Others
 from muster.operator.kubernetes.priorities import Priorities
 from muster.operator.kubernetes.quotas import QuotaReader
@@ -38,6 +40,14 @@ class FleetView:
         self.slices = Slices(lambda: changes.enqueue(FLEET))
         self._read: tuple[float, float] = (0.0, 0.0)  # when last (monotonic), seconds that it took afresh
 
+    def reports(self) -> tuple[NodeReport, ...]:
+        """For whoever wants to know how the nodes are."""
+        usable = {node.name: node for node in self._usable()}
+        return node_reports(self._nodes.facts(), usable, self.others.held())
+
+    def _usable(self) -> tuple[Node, ...]:
+        return self.slices.counted(self._nodes.fleet(self.others))
+
     async def look(self, fresh: bool, now: float) -> Fleet:
         """The fleet as it is now known. If `fresh`, jobs are read from their source instead of the cache alone."""
         ended, seconds = self._read
@@ -54,5 +64,5 @@ class FleetView:
             if (present is None or present(job)) and not (job.invalid and not job.status.gang.nodes)
         )
         summaries = tuple(job.summary for job in jobs)
-        nodes, others = self.slices.counted(self._nodes.fleet(self.others)), self.others.held()
+        nodes, others = self._usable(), self.others.held()
         return Fleet(now, fresh, nodes, summaries, self._limits, quotas, others, self.priorities.values)

@@ -219,6 +219,9 @@ class Nodes:
             "none": max(0, len(self._facts) - len(self._agents)),
         }
 
+    def facts(self) -> tuple[NodeFacts, ...]:
+        return tuple(self._facts.values())
+
     def fleet(self, others: Others) -> tuple[Node, ...]:
         """All nodes, without what daemons take of each for ever."""
         return tuple(others.without_daemons(facts.node) for facts in self._facts.values())

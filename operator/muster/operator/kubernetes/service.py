@@ -27,10 +27,12 @@ from muster.kube.connection import Connection, connect
 from muster.kube.errors import NoCluster
 from muster.operator.kubernetes.events import Events
 from muster.operator.kubernetes.leader import Leader, LeadershipLost
+from muster.operator.kubernetes.node_reports import write_report
 from muster.operator.kubernetes.settings import KubernetesSettings
 from muster.operator.kubernetes.world import KubernetesWorld
 from muster.operator.logs import All, Log, log, set_up_logs
 from muster.operator.metrics import Metrics
+from muster.operator.node_reports import NodeReporter
 from muster.operator.runner import Runner, serve
 from muster.operator.server import Liveness, serve_pages
 from muster.operator.sources.alertmanager import PATH as ALERTS
@@ -142,6 +144,7 @@ async def _lead(
             asyncio.create_task(serve(runner, settings.passes_at_once), name="serving"),
             asyncio.create_task(leader.hold(), name="lease"),
             asyncio.create_task(events.run(), name="events"),
+            asyncio.create_task(_report_nodes(client, namespace, world), name="nodes"),
         ]
         try:
             done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -152,6 +155,15 @@ async def _lead(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await world.close()
+
+
+async def _report_nodes(client: Client, namespace: str, world: KubernetesWorld) -> None:
+    def failed(error: Exception) -> None:
+        log.warning("the API is not told of the nodes", error=f"{type(error).__name__}: {error}"[:500])
+
+    await world.jobs()  # once everything is listed
+    reporter = NodeReporter(world.node_reports, lambda report: write_report(client, namespace, report), failed)
+    await reporter.run()
 
 
 async def _until(stop: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> bool:

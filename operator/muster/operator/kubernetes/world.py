@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
+from muster.contract.fleet import NodeReport
 from muster.contract.status import JobStatus, Phase
 from muster.kube import paths
 from muster.kube.client import Client
@@ -175,6 +176,10 @@ class KubernetesWorld:
 
     async def write_reservations(self, entries: tuple[Reservation, ...], version: str) -> None:
         await self._reservations.write(entries, version)
+
+    def node_reports(self) -> tuple[NodeReport, ...]:
+        """The nodes as they were last seen."""
+        return self._fleet.reports()
 
     def known(self) -> tuple[JobSummary, ...]:
         """All jobs in short. From any thread."""

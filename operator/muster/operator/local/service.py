@@ -15,6 +15,7 @@ from http.server import ThreadingHTTPServer
 
 import psutil
 
+from muster.contract.fleet import FleetReport
 from muster.documents.prices import load_prices
 from muster.local.metric_pages import CONTENT_TYPE
 from muster.operator.local.claim import Claim, claim_folder
@@ -23,6 +24,7 @@ from muster.operator.local.processes import is_running
 from muster.operator.local.world import LocalWorld
 from muster.operator.logs import All, Log, log
 from muster.operator.metrics import Metrics
+from muster.operator.node_reports import NodeReporter
 from muster.operator.runner import Runner, serve
 from muster.operator.server import Liveness, Page, Pages, serve_pages
 from muster.operator.settings import Settings
@@ -93,12 +95,22 @@ async def _serve_until_told(settings: Settings, world: LocalWorld, runner: Runne
         asyncio.create_task(serve(runner, settings.passes_at_once), name="serving"),
         asyncio.create_task(_stop_signal(), name="signal"),
         asyncio.create_task(_beat(liveness), name="liveness"),
+        asyncio.create_task(_reporter(world).run(), name="nodes"),
         *([asyncio.create_task(_parent_gone(settings.parent_pid), name="parent")] if settings.parent_pid else []),
     )
     log.info("operator stops", why=why, workers="stopped" if settings.stop_workers else "left running")
     if settings.stop_workers:
         stopped = await world.stop_workers(settings.stop_grace_seconds)
         log.info("workers stopped", workers=stopped)
+
+
+def _reporter(world: LocalWorld) -> NodeReporter:
+    async def write(report: FleetReport) -> None:
+        await asyncio.to_thread(world.cluster.write_nodes, report)
+
+    return NodeReporter(
+        world.node_reports, write, lambda error: log.warning("the API is not told of the nodes", error=f"{error}")
+    )
 
 
 async def _first_of(*tasks: asyncio.Task[str | None]) -> str | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from muster.contract.base import InvalidDocument, parse
+from muster.contract.fleet import NodeReport
 from muster.contract.layout import State
 from muster.contract.names import DEFAULT_PROJECT, Label
 from muster.contract.spec import JobSpec, TrainingJob
@@ -29,6 +30,7 @@ from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Observed, Reservation, WorkerState
 from muster.operator.local import processes
 from muster.operator.local.environment import WorkerStart, checkpoint_folder, ignored, worker_environment
+from muster.operator.local.node_reports import node_reports
 from muster.operator.local.nodes import VirtualNodes, rendezvous_port
 from muster.operator.local.notices import Notices
 from muster.operator.local.processes import WorkerKey, WorkerRecord
@@ -144,6 +146,10 @@ class LocalWorld:
     def summaries(self) -> tuple[JobSummary, ...]:
         """All jobs in short, as of now."""
         return self._jobs.refresh()
+
+    def node_reports(self) -> tuple[NodeReport, ...]:
+        """The virtual nodes, each with what its notices say."""
+        return node_reports(self._nodes, self._notices)
 
     def known(self) -> tuple[JobSummary, ...]:
         """All jobs in short, as of the last admission."""

@@ -1,0 +1,27 @@
+"""What the API is told of this machine's virtual nodes."""
+
+from __future__ import annotations
+
+from muster.contract.fleet import NodeNotice, NodeReport
+from muster.operator.local.nodes import VirtualNodes
+from muster.operator.local.notices import Notices
+
+
+def node_reports(nodes: VirtualNodes, notices: Notices) -> tuple[NodeReport, ...]:
+    told = {node: notices.of(node) for node in nodes.names()}
+    return tuple(
+        NodeReport(
+            name=node.name,
+            pool=node.pool,
+            capacity=node.capacity,
+            gpus=node.gpus,
+            cpus=node.cpus,
+            memory_bytes=node.memory_bytes,
+            unfit=next((each.message for each in told[node.name] if each.keeps_out), ""),
+            notices=tuple(
+                NodeNotice(kind=str(each.kind), at=each.at, message=each.message, source=each.source)
+                for each in told[node.name]
+            ),
+        )
+        for node in nodes.all()
+    )

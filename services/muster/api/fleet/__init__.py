@@ -1,0 +1,1 @@
+"""The queue and the nodes: who waits for what, and who holds what."""

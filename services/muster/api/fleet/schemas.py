@@ -1,0 +1,102 @@
+"""The queue and the nodes as REST shows them."""
+
+from __future__ import annotations
+
+from muster.api.reply import Reply
+from muster.contract.base import Time
+from muster.contract.fleet import NodeNotice
+from muster.contract.quotas import Quota
+
+
+class WaitingJob(Reply):
+    """`position` is that in the whole queue, of all projects, and 1 is next; jobs that need less may still go first.
+    `gpus` are those of the smallest gang that would do."""
+
+    position: int
+    id: str
+    name: str
+    owner: str
+    priority: int
+    nodes: int
+    gpus: int
+    since: Time
+    code: str
+    because: str
+
+
+class HoldingJob(Reply):
+    id: str
+    name: str
+    owner: str
+    phase: str
+    nodes: int
+    gpus: int
+    since: Time
+
+
+class ProjectQueue(Reply):
+    """`waiting` in the order of the queue, `holding` with the largest first. `quota` is what the project may hold."""
+
+    project: str
+    waiting: list[WaitingJob]
+    holding: list[HoldingJob]
+    gpus: int
+    gangs: int
+    quota: Quota
+
+
+class Queues(Reply):
+    """`queued` counts the jobs of all projects, also of those that the caller does not see."""
+
+    as_of: Time
+    queued: int
+    items: list[ProjectQueue]
+
+
+class Holder(Reply):
+    """`job` and `id` are null for a job that the caller may not see."""
+
+    project: str
+    id: str | None
+    job: str | None
+    workers: int
+    gpus: int
+
+
+class Avoidance(Reply):
+    """A job that keeps away from the node for a while, after failures there."""
+
+    project: str
+    id: str | None
+    job: str | None
+    until: Time
+    why: str | None
+
+
+class NodeState(Reply):
+    """`gpus`, `cpus` and `memory_bytes` are what Muster may use in all. `free_gpus` are those that neither a gang nor
+    anybody else holds. `unfit` says why no new worker goes there. `others_gpus` is used by what Muster did not place.
+    """
+
+    name: str
+    pool: str
+    capacity: str
+    instance_type: str
+    gpus: int
+    free_gpus: int
+    others_gpus: int
+    cpus: float
+    memory_bytes: int
+    unfit: str
+    notices: list[NodeNotice]
+    held_by: list[Holder]
+    avoided_by: list[Avoidance]
+
+
+class NodeList(Reply):
+    """`as_of` is when the operator last told; null, with no items, where it never did. `note` says what of that is old
+    or missing."""
+
+    as_of: Time | None
+    note: str
+    items: list[NodeState]

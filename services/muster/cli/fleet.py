@@ -1,0 +1,97 @@
+"""`muster queue` and `muster nodes`: who waits and why, who holds what, and how the nodes are."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from muster.cli import formatting
+from muster.cli.options import Json, Server, connect
+from muster.cli.output import answers, print_json, say
+from muster.cli.table import Styled, Table
+from muster.contract.times import epoch_seconds
+
+
+def queue(
+    project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only of this project.")] = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Say who waits, for how long and why, in which order, and who holds what."""
+    with connect(server) as client:
+        found = client.get("queues")
+    found["items"] = [each for each in found["items"] if project in (None, each["project"])]
+    if json:
+        print_json(found)
+        return
+    table = Table("#", "PROJECT", "JOB", "OWNER", ">GPUS", "WAITS", "WHY")
+    lines = [(job, each["project"]) for each in found["items"] for job in each["waiting"]]
+    for job, name in sorted(lines, key=lambda line: line[0]["position"]):
+        waits, gpus = _since(job["since"]), _gpus(job)
+        table.add_row(str(job["position"]), name, job["name"], job["owner"], gpus, waits, job["because"])
+    answers().print(table, soft_wrap=True)
+    held = Table("HELD BY", "JOB", "OWNER", ">GPUS", "FOR", "PHASE")
+    for each in found["items"]:
+        for job in each["holding"]:
+            held.add_row(each["project"], job["name"], job["owner"], _gpus(job), _since(job["since"]), job["phase"])
+    typer.echo("")
+    answers().print(held, soft_wrap=True)
+    for each in found["items"]:
+        say(f"{each['project']}: {_held(each)}", "dim")
+    say(f"{formatting.plural(found['queued'], 'job')} in the queue of all projects", "dim")
+
+
+def nodes(server: Server = None, json: Json = False) -> None:
+    """Say how the nodes are: pool, capacity, what is free, who holds them, and what is wrong with them."""
+    with connect(server) as client:
+        found = client.get("nodes")
+    if json:
+        print_json(found)
+        return
+    table = Table("NODE", "POOL", "CAPACITY", "TYPE", ">GPUS", ">FREE", "HELD BY", "STATE")
+    for node in found["items"]:
+        state = _state(node)
+        holders = [f"{each['project']}/{each['job']}" if each["job"] else each["project"] for each in node["heldBy"]]
+        others = [f"pods of others ({node['othersGpus']} GPUs)"] if node["othersGpus"] else []
+        table.add_row(
+            node["name"],
+            node["pool"],
+            node["capacity"],
+            node["instanceType"],
+            str(node["gpus"]),
+            str(node["freeGpus"]),
+            ", ".join([*holders, *others]),
+            Styled(state, "yellow" if node["unfit"] else ""),
+        )
+    answers().print(table, soft_wrap=True)
+    if found["note"]:
+        say(found["note"], "yellow")
+    if found["asOf"]:
+        say(f"as of {formatting.moment(found['asOf'])}", "dim")
+
+
+def _state(node: dict[str, Any]) -> str:
+    parts = [node["unfit"]] if node["unfit"] else []
+    parts += [each["message"] for each in node["notices"] if each["message"] != node["unfit"]]
+    for each in node["avoidedBy"]:
+        who = each["job"] or each["project"]
+        why = f": {each['why']}" if each["why"] else ""
+        parts.append(f"avoided by {who} until {formatting.moment(each['until'])}{why}")
+    return "; ".join(parts) or "ready"
+
+
+def _gpus(job: dict[str, Any]) -> str:
+    return str(job["gpus"]) if job["gpus"] else formatting.plural(job["nodes"], "node")
+
+
+def _held(project: dict[str, Any]) -> str:
+    """`56 of 64 GPUs, 3 gangs`."""
+    quota = project["quota"]
+    gpus, gangs = (f" of {quota[key]}" if quota.get(key) is not None else "" for key in ("gpus", "gangs"))
+    return f"holds {project['gpus']}{gpus} GPUs in {project['gangs']}{gangs} gangs, {len(project['waiting'])} wait"
+
+
+def _since(moment: str) -> str:
+    return formatting.duration(time.time() - epoch_seconds(moment))
