@@ -30,10 +30,14 @@ def _path_places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str
     """(mapping, key, path) of each place that may hold a path. Nothing is checked yet, so anything may be there."""
     training = _mapping(_mapping(document.get("spec")).get("training"))
     data, evaluation = _mapping(training.get("data")), _mapping(training.get("evaluation"))
-    lists = (
+    lists = [
         (data.get("train"), "spec.training.data.train"),
         (evaluation.get("data"), "spec.training.evaluation.data"),
-    )
+        *(
+            (_mapping(each).get("data"), f"spec.training.evaluation.sets.{name}.data")
+            for name, each in _mapping(evaluation.get("sets")).items()
+        ),
+    ]
     for sources, path in lists:
         for index, source in enumerate(sources if isinstance(sources, list) else ()):
             yield _mapping(source), "source", f"{path}[{index}].source"

@@ -133,6 +133,12 @@ def metrics(
             )
         answers().print()
         answers().print(table, soft_wrap=True)
+        if values := document["evaluations"][-1].get("values"):
+            named = Table("METRIC OF THE LAST", ">VALUE")
+            for name, value in values.items():
+                named.add_row(name, f"{value:.4g}")
+            answers().print()
+            answers().print(named, soft_wrap=True)
 
 
 def why(job: Job, server: Server = None, json: Json = False) -> None:

@@ -146,7 +146,9 @@ class LossScaleState(Record):
 class BestState(Record):
     """The best evaluation so far, by which early stopping decides."""
 
-    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None  # None: there was no evaluation yet
+    metric: str = "loss"  # that it is judged by
+    better: Literal["lower", "higher"] = "lower"
+    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None  # the metric's value; None: no evaluation yet
     step: Count | None = None  # None: there was no evaluation yet
     without_improvement: Count = 0  # evaluations since then
 

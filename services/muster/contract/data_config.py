@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -71,6 +72,21 @@ class Source(Spec):
     """Where the files call the format's columns otherwise."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """The source's share of the samples, relative to the weights of the other sources."""
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")] | None = None
+    """What the source is called where its own loss is reported; left out, its number."""
+
+
+def source_names(sources: Sequence[Source]) -> tuple[str, ...]:
+    """What each source of a list is called in metrics: its name, or else its number from 0."""
+    return tuple(source.name or str(number) for number, source in enumerate(sources))
+
+
+def with_different_names(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    """The sources. Raises ValueError where two of them have one name."""
+    names = source_names(sources)
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two sources are called {twice[0]}; each source's loss is reported by its name or number")
+    return sources
 
 
 class DataConfig(Spec):
@@ -110,6 +126,11 @@ class DataConfig(Spec):
         if blank := [token for token in tokens if not token.strip()]:
             raise ValueError(f"a token of nothing but white space is in most documents: {blank[0]!r}")
         return tokens
+
+    @field_validator("train")
+    @classmethod
+    def _names_differ(cls, sources: tuple[Source, ...]) -> tuple[Source, ...]:
+        return with_different_names(sources)
 
     @model_validator(mode="after")
     def _weights_are_comparable(self) -> Self:

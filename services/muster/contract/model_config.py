@@ -40,7 +40,7 @@ class FromCommit(Spec):
     uri: FolderAddress | None = None
     """The checkpoint folder of a job: `<checkpoint.uri>/<job uid>`."""
     step: Annotated[Literal["best", "last"] | Positive, BeforeValidator(_step)] = "best"
-    """The step of the commit; `best` has the lowest evaluation loss, `last` is the newest."""
+    """The step of the commit; `best` has the best evaluation.metric, `last` is the newest."""
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,6 +15,23 @@ Task = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "kto", "reward"]
 PREFERENCE_TASKS: Final[tuple[Task, ...]] = ("dpo", "orpo", "simpo", "kto", "reward")
 # Tasks that hold the model against the one that they started from.
 REFERENCE_TASKS: Final[tuple[Task, ...]] = ("dpo", "kto")
+
+_PAIR_VALUES: Final = (
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
+)
+# What each objective reports by name beside its loss, as in the trainer's `names`: metrics of evaluations too.
+VALUES: Final[Mapping[Task, tuple[str, ...]]] = {
+    "dpo": _PAIR_VALUES,
+    "orpo": (*_PAIR_VALUES, "log_odds_ratio", "nll_loss"),
+    "simpo": _PAIR_VALUES,
+    "reward": _PAIR_VALUES[:4],
+    "kto": ("rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected", "kl"),
+}
 
 Beta = Annotated[float, Field(gt=0, le=1_000)]
 Weight = Annotated[float, Field(ge=0, le=1_000)]

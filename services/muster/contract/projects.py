@@ -137,11 +137,8 @@ def _read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
         ("training.model.source", training.model.source),
         ("training.model.from.uri", training.model.from_.uri if training.model.from_ else None),
         ("training.data.tokenizer", training.data.tokenizer if training.data.tokenizer != "bytes" else None),
-        *((f"training.data.train[{i}].source", each.source) for i, each in enumerate(training.data.train)),
+        *((f"training.{path}.source", source.source) for path, source in training.sources()),
     ]
-    if training.evaluation is not None:
-        data = training.evaluation.data
-        named += [(f"training.evaluation.data[{i}].source", each.source) for i, each in enumerate(data)]
     return ((path, text) for path, text in named if text is not None and parse_address(text).scheme != "builtin")
 
 

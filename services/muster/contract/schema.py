@@ -69,8 +69,14 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "training.evaluation",
-        "(has(self.data) && self.data.size() > 0) != (has(self.holdout) && self.holdout > 0.0)",
+        "!(has(self.data) && self.data.size() > 0) || !(has(self.holdout) && self.holdout > 0.0)",
         "give either data (held-out sources) or holdout (a share of the training documents)",
+    ),
+    (
+        "training.evaluation",
+        "(has(self.data) && self.data.size() > 0) || (has(self.holdout) && self.holdout > 0.0)"
+        " || (has(self.sets) && self.sets.size() > 0)",
+        "give data, holdout or sets",
     ),
     ("training.parallel", "!has(self.replicas) || self.shard == 'hsdp'", "replicas is only for shard: hsdp"),
     (

@@ -49,7 +49,7 @@ class Keep(Spec):
     last: Positive = 3
     """So many of the newest commits are kept."""
     best: Count = 1
-    """So many of the commits with the lowest evaluation loss are kept."""
+    """So many of the commits with the best evaluation.metric (the lowest loss, unless said otherwise) are kept."""
     every: Positive | None = None
     """Each commit whose step is a multiple of this is kept."""
 

@@ -65,7 +65,7 @@ class Progress(Record):
     values: dict[str, float] = {}
     """What the objective reports of the last step by name, such as rewards/margins."""
     evaluation_values: dict[str, float] = {}
-    """The same of the last evaluation."""
+    """All other metrics of the last evaluation by name, such as perplexity or code/loss."""
     tokens_per_second: float | None = None
     """Tokens per second of the whole gang."""
     mfu: float | None = None
@@ -84,7 +84,7 @@ class CheckpointStatus(Record):
     uri: str
     """The job's checkpoint folder."""
     best_step: int | None = None
-    """The step of the commit with the lowest evaluation loss."""
+    """The step of the commit with the best evaluation.metric."""
 
 
 class Restart(Record):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from muster.contract.adapter_config import Adapter
-from muster.contract.base import Many, Spec
+from muster.contract.base import Spec
 from muster.contract.data_config import WEIGHT_SHARE_ODD, DataConfig, Source
 from muster.contract.data_formats import fits_task, wrong_format
+from muster.contract.evaluation_config import Evaluation, must_be_reported
 from muster.contract.fields import Fraction, Positive, Seed
 from muster.contract.model_config import ModelConfig
 from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Kto, Orpo, Reward, Simpo, Task
@@ -66,36 +68,6 @@ class Length(Spec):
         given = [name for name in ("steps", "tokens", "epochs") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of steps, tokens, epochs (given: {', '.join(given) or 'none'})")
-        return self
-
-
-class EarlyStopping(Spec):
-    """Stop after `patience` evaluations in a row that did not improve the best loss by more than min_delta."""
-
-    patience: Positive
-    """Evaluations in a row without an improvement after which the job stops."""
-    min_delta: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """By how much the loss must fall to count as an improvement."""
-
-
-class Evaluation(Spec):
-    """How well the model does on what it was not trained on: either `data` or `holdout`."""
-
-    every: Positive
-    """Steps between evaluations; the first is at step 0 and the last after the final step."""
-    data: Many[Source] = ()
-    """Sources of documents that are only evaluated on."""
-    holdout: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """The share of the training documents, chosen by their content, that is kept out of training."""
-    samples: Positive = 256
-    """The most samples that are scored each time."""
-    early_stopping: EarlyStopping | None = None
-    """When to stop before the length is reached; left out, never."""
-
-    @model_validator(mode="after")
-    def _one_kind_of_data(self) -> Self:
-        if bool(self.data) == bool(self.holdout):
-            raise ValueError("give either data (held-out sources) or holdout (a share of the training documents)")
         return self
 
 
@@ -172,11 +144,12 @@ class TrainingConfig(Spec):
                 "train the whole model"
             )
         self._fits_the_task()
+        if self.evaluation is not None:
+            must_be_reported(self.evaluation, self.task, self.data.train)
         return self
 
     def _fits_the_task(self) -> None:
-        sources = self.data.train + (self.evaluation.data if self.evaluation else ())
-        for source in sources:
+        for _, source in self.sources():
             if not fits_task(source.format, self.task):
                 raise ValueError(wrong_format(source.format, self.task))
         for name in PREFERENCE_TASKS:
@@ -209,6 +182,12 @@ class TrainingConfig(Spec):
     def whole_adapter(self) -> Adapter | None:
         """The adapter, with all that is trained whole beside it."""
         return self.adapter if self.adapter is None or self.scores is None else self.adapter.with_score_head()
+
+    def sources(self) -> Iterator[tuple[str, Source]]:
+        """Every source of documents that is named, with its path in this document."""
+        yield from ((f"data.train[{number}]", source) for number, source in enumerate(self.data.train))
+        if self.evaluation is not None:
+            yield from ((f"evaluation.{path}", source) for path, source in self.evaluation.sources())
 
     def replicas(self, ranks: int, nodes: int) -> int:
         """Copies of the model in hsdp. Raises ValueError where these ranks can't hold so many."""

@@ -25,7 +25,7 @@ from muster.trainer.data import Loader, Sample
 from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.train import randomness
-from muster.trainer.train.evaluation import Evaluator
+from muster.trainer.train.evaluation import Evaluator, HeldOutSet
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.reduction import Requests, all_reduce_sum
 from muster.trainer.train.step import TrainStep
@@ -43,7 +43,7 @@ DIVISIONS = {
 class Numbered:
     """Samples of noise that depend on their number alone; some have fewer labels than others."""
 
-    seed, samples_per_epoch = SEED, 20
+    seed, samples_per_epoch, names = SEED, 20, ("even", "odd")
 
     def sample(self, epoch: int, index: int) -> Sample:
         dice = np.random.default_rng((epoch, index))
@@ -52,6 +52,9 @@ class Numbered:
         labels[LENGTH - 1 - index % 5 :] = -100
         documents = np.where(labels == -100, -1, 0).astype(np.int32)
         return Sample(tokens, labels, np.arange(LENGTH, dtype=np.int32), documents)
+
+    def source_of(self, epoch: int, index: int) -> int:
+        return index % 2
 
 
 def trained(config: TrainingConfig, ranks: Ranks, division: DataParallel, directory: Path) -> dict[str, Any]:
@@ -69,7 +72,8 @@ def trained(config: TrainingConfig, ranks: Ranks, division: DataParallel, direct
         outcomes = [step.run(number, loader, lambda: nothing) for number in range(1, STEPS + 1)]
     finally:
         loader.close()
-    evaluator = Evaluator(Numbered(), HELD_OUT, 2, division, step.objective, device)
+    sets = [HeldOutSet("", Numbered(), HELD_OUT), HeldOutSet("few", Numbered(), 1)]
+    evaluator = Evaluator(sets, 2, division, step.objective, device, by_token=True)
     held_out = evaluator.run(model.model, all_reduce_sum, lambda: False)
     return {
         "losses": [outcome.loss for outcome in outcomes],
@@ -77,6 +81,7 @@ def trained(config: TrainingConfig, ranks: Ranks, division: DataParallel, direct
         "tokens": [outcome.tokens for outcome in outcomes],
         "cursor": outcomes[-1].cursor.sample,
         "evaluation": held_out.loss,
+        "metrics": held_out.values,
     }
 
 

@@ -176,9 +176,9 @@ def test_numbers_that_are_not_finite_name_the_step(tmp_path: Path, source: str) 
 @pytest.mark.long
 def test_best_commits_early_stopping_other_weights_and_precisions(tmp_path: Path, source: str) -> None:
     """Several jobs on one set of ranks, because to start ranks takes most of the time."""
-    watched = {"every": 4, "holdout": 0.2, "samples": 10}
+    watched = {"every": 4, "holdout": 0.2, "samples": 10, "metric": "perplexity"}
     base = Job(tmp_path / "base", training(source, length={"steps": 12}, evaluation=watched), uid="base")
-    patient = {**watched, "every": 2, "earlyStopping": {"patience": 2, "minDelta": 5.0}}
+    patient = {**watched, "every": 2, "metric": "loss", "earlyStopping": {"patience": 2, "minDelta": 5.0}}
     stops = Job(tmp_path / "stops", training(source, length={"steps": 50}, evaluation=patient), uid="stops")
     start = {"from": {"uri": f"file://{base.folder}", "step": 12}}
     tuned = Job(tmp_path / "tuned", training(source, model=start, length={"steps": 4}, evaluation=watched), uid="tuned")
@@ -200,6 +200,10 @@ def test_best_commits_early_stopping_other_weights_and_precisions(tmp_path: Path
     assert evaluated[12] < evaluated[4] < evaluated[0]
     assert base.commit(12)["best"] is True
     assert base.commit(12)["metrics"]["evaluation_loss"] == evaluated[12]
+    perplexity = base.commit(12)["metrics"]["evaluation_perplexity"]
+    assert perplexity == pytest.approx(math.exp(evaluated[12]))
+    judged = {"metric": "perplexity", "better": "lower", "loss": perplexity, "step": 12, "withoutImprovement": 0}
+    assert base.commit(12)["state"]["best"] == judged
 
     assert stops.steps(1)[-1].step == 4  # the evaluation at step 0 set the mark, those at 2 and 4 did not beat it by 5
     assert stops.commits() == [4]

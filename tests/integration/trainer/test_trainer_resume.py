@@ -23,13 +23,19 @@ def deterministic(source: str, shard: str, steps: int) -> dict[str, Any]:
         length={"steps": steps},
         parallel={"shard": shard},
         deterministic=True,
-        evaluation={"every": 20, "holdout": 0.2, "samples": 8},
+        evaluation={
+            "every": 20,
+            "holdout": 0.2,
+            "samples": 8,
+            "sets": {"again": {"data": [{"source": source}], "samples": 3}},
+            "metric": "again/perplexity",
+        },
     )
 
 
 def computed(records: list[StepRecord]) -> list[tuple[Any, ...]]:
     """What must not change by a bit."""
-    return [(r.step, r.loss, r.grad_norm, r.lr, r.tokens, r.evaluation_loss) for r in records]
+    return [(r.step, r.loss, r.grad_norm, r.lr, r.tokens, r.evaluation_loss, r.evaluation_values) for r in records]
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:

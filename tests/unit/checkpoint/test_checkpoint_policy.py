@@ -1,11 +1,14 @@
 """When to save and what to keep, by hand-worked cases; the random ones are in test_checkpoint_survival.py."""
 
 import math
+from typing import Any
 
 import pytest
 
+from muster.contract.checkpoint import Commit
 from muster.contract.checkpoint_interval import optimal_interval_seconds
 from muster.contract.spec import Keep
+from muster.trainer.checkpoint.collect import as_kept
 from muster.trainer.checkpoint.policy import (
     History,
     Kept,
@@ -80,7 +83,7 @@ def test_more_nodes_fail_more_often() -> None:
         ([Kept(10, verified=False), Kept(20), Kept(30)], Keep(last=1, best=0), (), (), (10, 20)),
         ([Kept(10, verified=False), Kept(20, verified=False)], Keep(last=1, best=0), (), (), ()),
         # The lowest losses stay; where none is known, the newest that was best when it was made.
-        ([Kept(10, True, 3.0), Kept(20, True, 2.0), Kept(30, loss=2.5), Kept(40)], Keep(last=1, best=2), (), (), (10,)),
+        ([Kept(1, True, 3.0), Kept(2, True, 2.0), Kept(3, False, 2.5), Kept(4)], Keep(last=1, best=2), (), (), (1,)),
         ([Kept(10, True), Kept(20, True), Kept(30), Kept(40)], Keep(last=1, best=1), (), (), (10, 30)),
     ],
 )  # fmt: skip
@@ -88,3 +91,24 @@ def test_what_goes(
     commits: list[Kept], keep: Keep, pins: tuple[int, ...], in_use: tuple[int, ...], deleted: tuple[int, ...]
 ) -> None:
     assert retained(commits, keep, pins, in_use) == deleted
+
+
+def test_the_best_are_those_by_the_metric_that_the_newest_commit_is_judged_by() -> None:
+    def commit(step: int, accuracy: float, metric: str) -> Commit:
+        given: dict[str, Any] = {"state": {"best": {"metric": metric, "better": "higher"}}, "best": step <= 20}
+        metrics = {"evaluation_loss": step / 10, f"evaluation_{metric}": accuracy}
+        return Commit.model_construct(step=step, metrics=metrics, **given)
+
+    commits: dict[int, Commit | None] = {
+        10: commit(10, 0.5, "accuracy"),
+        20: commit(20, 0.9, "accuracy"),
+        30: commit(30, 0.8, "accuracy"),
+        40: None,
+        50: commit(50, 0.6, "accuracy"),
+    }
+    kept = as_kept(commits)
+    assert [(each.step, each.score) for each in kept] == [(10, -0.5), (20, -0.9), (30, -0.8), (40, None), (50, -0.6)]
+    assert retained(kept, Keep(last=1, best=2), (), ()) == (10,)
+    older: dict[str, Any] = {"state": {}, "metrics": {"evaluation_loss": 5.0}, "best": False}
+    commits[50] = Commit.model_construct(step=50, **older)
+    assert [each.score for each in as_kept(commits)] == [1.0, 2.0, 3.0, None, 5.0]

@@ -132,6 +132,24 @@ def test_evaluation_reads_every_sample_once(tmp_path: Path) -> None:
     assert not any("warning" in line for line in lines)
 
 
+def test_sets_are_opened_by_name_and_know_the_source_of_a_sample(tmp_path: Path) -> None:
+    b, c, d = words(tmp_path, "b", 7), {**words(tmp_path, "c", 31), "name": "sea"}, words(tmp_path, "d", 3)
+    held = {"every": 1, "holdout": 0.1, "sets": {"two": {"data": [b, c]}, "one": {"data": [d]}}}
+    data = opened(config([words(tmp_path, "a", 20)], packing=False, evaluation=held), tmp_path / "cache")
+    assert data.evaluation is not None
+    assert data.held_out == (data.evaluation, data.sets["two"], data.sets["one"])
+    two = data.sets["two"]
+    assert two.names == ("0", "sea")
+    assert set(texts(data.sets["one"])) == {f"d{number:05}" for number in range(3)}
+    for index in range(two.samples_per_epoch):
+        letter = chr(two.sample(0, index).tokens[0])
+        assert two.names[two.source_of(0, index)] == {"b": "0", "c": "sea"}[letter]
+    alone = opened(
+        config([words(tmp_path, "a", 20)], packing=False, evaluation={"every": 1, "holdout": 0.1}), tmp_path / "cache"
+    )
+    assert alone.fingerprint == data.fingerprint, "sets decide nothing of what is trained on"
+
+
 def test_training_on_the_evaluation_data_is_said(tmp_path: Path) -> None:
     lines: list[str] = []
     a = words(tmp_path, "a", 10)

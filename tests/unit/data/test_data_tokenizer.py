@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.data.making import CHATML, GEMMA, LLAMA3, write_tokenizer
@@ -114,3 +115,28 @@ def test_a_bad_tokenizer_is_a_clear_error(tmp_path: Path, spec: str, message: st
     (tmp_path / "latin.json").write_bytes(b"\xff{}")
     with pytest.raises(UserError, match=message):
         load_tokenizer(spec.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize("text", ["the quick brown fox", "naïve — 日本語 🦊\n\n\tx", "a  b\u00a0c"])
+def test_the_bytes_of_a_texts_tokens_are_the_texts(tmp_path: Path, text: str) -> None:
+    for tokenizer in (load_tokenizer("bytes"), load_tokenizer(str(write_tokenizer(tmp_path / "t.json", CHATML)))):
+        lengths = tokenizer.text_bytes()
+        assert lengths is not None
+        assert lengths.shape == (tokenizer.vocab_size,)
+        assert lengths[tokenizer.encode(text)].sum() == len(text.encode())
+        assert lengths[tokenizer.eos] == 0
+
+
+def test_pieces_of_sentences_and_bytes_that_no_piece_holds_are_counted(tmp_path: Path) -> None:
+    vocabulary = {"</s>": 0, "\u2581the": 1, "<0xF0>": 2, "\u2581": 3, "é": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True))
+    made.add_special_tokens(["</s>"])
+    pieces = tokenizers.decoders
+    made.decoder = pieces.Sequence([pieces.Replace("\u2581", " "), pieces.ByteFallback(), pieces.Fuse()])
+    made.save(str(tmp_path / "pieces.json"))
+    lengths = load_tokenizer(str(tmp_path / "pieces.json")).text_bytes()
+    assert lengths is not None
+    assert lengths.tolist() == [0, 4, 1, 1, 2]
+    made.decoder = pieces.WordPiece()
+    made.save(str(tmp_path / "words.json"))
+    assert load_tokenizer(str(tmp_path / "words.json")).text_bytes() is None, "lower case has other bytes"

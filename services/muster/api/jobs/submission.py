@@ -210,10 +210,7 @@ def _without_secrets(faults: tuple[Problem, ...], secrets: frozenset[str]) -> tu
 
 async def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
     """What is allowed but seldom meant, or looks wrong from this machine."""
-    sources = [(f"spec.training.data.train[{i}].source", s.source) for i, s in enumerate(spec.training.data.train)]
-    if spec.training.evaluation:
-        data = spec.training.evaluation.data
-        sources += [(f"spec.training.evaluation.data[{i}].source", s.source) for i, s in enumerate(data)]
+    sources = [(f"spec.training.{path}.source", source.source) for path, source in spec.training.sources()]
     odd = tuple(Problem(f"spec.training.{path}", words) for path, words in spec.training.oddities())
     unseen = await asyncio.to_thread(lambda: [w for path, source in sources if (w := _source_warning(path, source))])
     return (*odd, *unseen)

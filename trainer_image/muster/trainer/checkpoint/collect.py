@@ -28,7 +28,7 @@ def collect(store: Store, attempt: int, newest_step: int, keep: Keep) -> list[in
     """
     try:
         commits = _commits(store)
-        gone = retained(_as_kept(commits), keep, pinned(store), being_read(store, time.time()))
+        gone = retained(as_kept(commits), keep, pinned(store), being_read(store, time.time()))
         for step in gone:
             store.delete(commit_key(step))
             del commits[step]
@@ -50,9 +50,18 @@ def _commits(store: Store) -> dict[int, Commit | None]:
     return found
 
 
-def _as_kept(commits: dict[int, Commit | None]) -> list[Kept]:
+def as_kept(commits: dict[int, Commit | None]) -> list[Kept]:
+    """The commits as retention sees them, scored by the metric that the newest one is judged by."""
+    newest = next((commits[step] for step in sorted(commits, reverse=True) if commits[step]), None)
+    judged = newest.state.get("best", {}) if newest else {}
+    name, sign = f"evaluation_{judged.get('metric', 'loss')}", -1.0 if judged.get("better") == "higher" else 1.0
+
+    def score(commit: Commit) -> float | None:
+        value = commit.metrics.get(name)
+        return None if value is None else sign * value
+
     return [
-        Kept(step, commit.best, commit.metrics.get("evaluation_loss")) if commit else Kept(step, verified=False)
+        Kept(step, commit.best, score(commit)) if commit else Kept(step, verified=False)
         for step, commit in commits.items()
     ]
 

@@ -81,7 +81,7 @@ class Kept:
 
     step: int
     best: bool = False  # whether it was the best when it was made
-    loss: float | None = None  # the evaluation loss; None where none is known
+    score: float | None = None  # of the evaluation, lower is better; None where none is known
     verified: bool = True  # whether its bytes are believed good; False where it can't be read
 
 
@@ -89,8 +89,8 @@ def retained(commits: Iterable[Kept], keep: Keep, pins: Collection[int], in_use:
     """The steps of the commits that are to be deleted, oldest first.
 
     Kept are: the newest verified commit, whatever else happens; the last `keep.last` verified ones; the `keep.best`
-    with the lowest evaluation loss (the newest marked best, where no loss is known); each `keep.every`-th; what is
-    pinned; and what somebody reads just now.
+    with the best score (the newest marked best, where none is known); each `keep.every`-th; what is pinned; and what
+    somebody reads just now.
     """
     ordered = sorted(commits, key=lambda commit: commit.step)
     verified = [commit for commit in ordered if commit.verified]
@@ -106,9 +106,9 @@ def retained(commits: Iterable[Kept], keep: Keep, pins: Collection[int], in_use:
 
 
 def _best(commits: list[Kept], count: int) -> set[int]:
-    scored = sorted((c for c in commits if c.loss is not None), key=lambda c: (c.loss, -c.step))
+    scored = sorted((c for c in commits if c.score is not None), key=lambda c: (c.score, -c.step))
     marked = [c for c in reversed(commits) if c.best]
-    # The newest commit that was best when it was made is the best of all; losses only rank those behind it.
+    # The newest commit that was best when it was made is the best of all; scores only rank those behind it.
     ranked = dict.fromkeys([c.step for c in marked[:1]] + [c.step for c in scored] + [c.step for c in marked])
     return set(list(ranked)[:count])
 

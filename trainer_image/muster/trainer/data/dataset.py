@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 
-from muster.contract.data_config import Source
+from muster.contract.data_config import Source, source_names
 from muster.contract.data_formats import CONVERSATIONS
 from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.training import TrainingConfig
@@ -47,9 +47,13 @@ ORDER_VERSION = 1  # raised with any change that gives other samples, or another
 class Dataset:
     """Samples of (seed, epoch, index): no state, the same on every rank. Parts are mixed by weight."""
 
-    def __init__(self, parts: Sequence[Packing], weights: Sequence[Fraction], seed: int) -> None:
+    def __init__(
+        self, parts: Sequence[Packing], weights: Sequence[Fraction], seed: int, names: Sequence[str] = ()
+    ) -> None:
+        """`names` says what the source of each part is called; left out, its number."""
         self.seed = seed
         self.parts = tuple(parts)
+        self.names = tuple(names) or tuple(str(number) for number in range(len(parts)))
         self._mixture = Mixture([part.samples for part in parts], weights)
         self.samples_per_epoch = self._mixture.samples_per_epoch
 
@@ -60,6 +64,10 @@ class Dataset:
         source, own_epoch, own_index = self._mixture.find(epoch * self.samples_per_epoch + index)
         return self.parts[source].sample(own_epoch, own_index)
 
+    def source_of(self, epoch: int, index: int) -> int:
+        """The number of the part that a sample is of."""
+        return self._mixture.find(epoch * self.samples_per_epoch + index)[0]
+
 
 @dataclass(frozen=True)
 class Data:
@@ -67,7 +75,7 @@ class Data:
     what became of its documents; `warnings` were told."""
 
     train: Dataset
-    evaluation: Dataset | None  # None where the configuration asks for none
+    evaluation: Dataset | None  # of evaluation.data or evaluation.holdout; None where there is neither
     # Equal for equal contents, tokenizer and settings, that is for an equal order of equal samples, whatever the files'
     # names and number. A resumed job whose fingerprint differs would see other data than its commit did.
     fingerprint: str
@@ -75,6 +83,12 @@ class Data:
     packed: tuple[Packed, ...]
     evaluated: tuple[Packed, ...] = ()
     warnings: tuple[str, ...] = ()
+    sets: Mapping[str, Dataset] = field(default_factory=dict)  # of evaluation.sets
+
+    @property
+    def held_out(self) -> tuple[Dataset, ...]:
+        """All that is evaluated on."""
+        return (*((self.evaluation,) if self.evaluation else ()), *self.sets.values())
 
 
 def open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, report: Report) -> Data:
@@ -106,13 +120,21 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     _tell_of_small_data(config, train, report)
     if evaluation is None:
         return data
-    if not evaluation.data:
-        held, evaluated = maker.evaluation(config.data.train, held_out)
-        return replace(data, evaluation=held, evaluated=evaluated)
-    apart = [prepared(source, tokenizer, cache_dir, report, train_on) for source in evaluation.data]
-    _tell_overlap(opened, apart, report)
-    held, evaluated = maker.evaluation(evaluation.data, [stores.split(store, 0)[0] for store in apart])
-    return replace(data, evaluation=held, evaluated=evaluated)
+    evaluated: list[Packed] = []
+
+    def apart(sources: Sequence[Source], name: str) -> Dataset:
+        found = [prepared(source, tokenizer, cache_dir, report, train_on) for source in sources]
+        _tell_overlap(opened, found, report)
+        held, parts = maker.evaluation(sources, [stores.split(store, 0)[0] for store in found], name)
+        evaluated.extend(parts)
+        return held
+
+    main = apart(evaluation.data, "evaluation") if evaluation.data else None
+    if evaluation.holdout:
+        main, parts = maker.evaluation(config.data.train, held_out)
+        evaluated.extend(parts)
+    sets = {name: apart(each.data, f"evaluation set {name}") for name, each in evaluation.sets.items()}
+    return replace(data, evaluation=main, evaluated=tuple(evaluated), sets=sets)
 
 
 @dataclass(frozen=True)
@@ -135,16 +157,21 @@ class _Maker:
         return self._dataset("training", documents, packed, weights), every
 
     def evaluation(
-        self, sources: Sequence[Source], documents: Sequence[Documents]
+        self, sources: Sequence[Source], documents: Sequence[Documents], name: str = "evaluation"
     ) -> tuple[Dataset, tuple[Packed, ...]]:
-        """Every sample once per epoch, so the weights are the sizes."""
+        """Every sample once per epoch, so the weights are the sizes. `name` is what people are told of."""
         every = self._packed(sources, documents)
         packed = _those_with_samples(every)
         weights = [Fraction(part.samples) for part in packed.values()]
-        return self._dataset("evaluation", documents, packed, weights), every
+        return self._dataset(name, documents, packed, weights, source_names(sources)), every
 
     def _dataset(
-        self, name: str, documents: Sequence[Documents], packed: dict[int, Packing], weights: Sequence[Fraction]
+        self,
+        name: str,
+        documents: Sequence[Documents],
+        packed: dict[int, Packing],
+        weights: Sequence[Fraction],
+        names: Sequence[str] = (),
     ) -> Dataset:
         length = self.config.data.sequence_length
         if not packed:  # text always leaves something
@@ -152,7 +179,8 @@ class _Maker:
             lost = "of no pair of answers are both sides left within"
             words = lost if any(one.store.meta.compares for one in documents) else silent
             raise UserError(f"{name} data: {words} {length} tokens; raise data.sequenceLength")
-        dataset = Dataset(list(packed.values()), weights, self.config.seed)
+        called = [names[number] for number in packed] if names else ()
+        dataset = Dataset(list(packed.values()), weights, self.config.seed, called)
         self.report(
             f"data: {name}: {sum(map(len, documents)):,} documents, {sum(part.tokens for part in documents):,} tokens, "
             f"{dataset.samples_per_epoch:,} samples of {length} tokens per epoch"

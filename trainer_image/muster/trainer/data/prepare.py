@@ -85,18 +85,19 @@ def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report,
 def with_formats(config: TrainingConfig, report: Report) -> TrainingConfig:
     """The configuration with the format of each source that is to be found by looking. Raises UserError for one that
     the task can't learn from, StorageError where a source can't be read."""
-    known = {source: _known(source, config.task, report) for source in _sources(config)}
+    known = {source: _known(source, config.task, report) for _, source in config.sources()}
     changes: dict[str, object] = {}
     data = {"train": tuple(known[source] for source in config.data.train)}
     changes["data"] = config.data.model_copy(update=data)
     if config.evaluation is not None:
-        apart = {"data": tuple(known[source] for source in config.evaluation.data)}
-        changes["evaluation"] = config.evaluation.model_copy(update=apart)
+        evaluation = config.evaluation
+        sets = {
+            name: each.model_copy(update={"data": tuple(known[source] for source in each.data)})
+            for name, each in evaluation.sets.items()
+        }
+        apart = {"data": tuple(known[source] for source in evaluation.data), "sets": sets}
+        changes["evaluation"] = evaluation.model_copy(update=apart)
     return config.model_copy(update=changes)
-
-
-def _sources(config: TrainingConfig) -> tuple[Source, ...]:
-    return config.data.train + (config.evaluation.data if config.evaluation else ())
 
 
 def _known(source: Source, task: str, report: Report) -> Source:

@@ -25,10 +25,11 @@ def data_report(data: Data, tokenizer: Tokenizer) -> DataReport:
         _of_source(source, "training", packed, config.data.sequence_length, tokenizer)
         for source, packed in zip(config.data.train, data.packed, strict=True)
     ]
-    sources = evaluation.data if evaluation and evaluation.data else config.data.train
+    held = config.data.train if evaluation and evaluation.holdout else ()
+    sources = (*held, *(source for _, source in evaluation.sources())) if evaluation else ()
     evaluated = [
         _of_source(source, "evaluation", packed, config.data.sequence_length, tokenizer)
-        for source, packed in zip(sources, data.evaluated, strict=False)  # none where nothing is evaluated
+        for source, packed in zip(sources, data.evaluated, strict=True)
     ]
     return DataReport(
         sequence_length=config.data.sequence_length,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ from muster.trainer.data.chat_template import ChatTemplate
 from muster.trainer.errors import StorageError, UserError
 
 Ids = npt.NDArray[np.uint32]
+Int64s = npt.NDArray[np.int64]
 
 BYTES = "bytes"
 # How the marks of the byte-level tokenizer are shown to people; they have no spelling of their own.
@@ -85,6 +86,10 @@ class Tokenizer(Protocol):
     def spell(self, ids: Iterable[int]) -> str:
         """The text of the ids, marks included."""
 
+    def text_bytes(self) -> Int64s | None:
+        """The bytes of UTF-8 that each id stands for in a text, int64 [vocab_size]; 0 for special tokens. None where
+        ids don't say it, because the text is changed on the way (lower case, no accents)."""
+
     def describe(self) -> dict[str, Any]:
         """All that `tokenizer_from_commit` needs to make an equal one, as JSON types. Goes into Commit.tokenizer."""
 
@@ -123,6 +128,9 @@ class ByteTokenizer:
     def spell(self, ids: Iterable[int]) -> str:
         pieces = (bytes((token,)) if token < 256 else _BYTE_MARKS[token].encode() for token in ids)
         return b"".join(pieces).decode(errors="replace")
+
+    def text_bytes(self) -> Int64s:
+        return (np.arange(self.vocab_size) < 256).astype(np.int64)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": BYTES}
@@ -185,6 +193,18 @@ class HuggingFaceTokenizer:
     def spell(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def text_bytes(self) -> Int64s | None:
+        measure = _measure(json.loads(self._json).get("decoder"))
+        if measure is None:
+            return None
+        added = self._tokenizer.get_added_tokens_decoder()
+        found = np.zeros(self.vocab_size, np.int64)
+        for token, id_ in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            found[id_] = measure(token)
+        for id_, one in added.items():
+            found[id_] = 0 if one.special else len(one.content.encode())
+        return found
+
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "huggingface",
@@ -199,6 +219,21 @@ class HuggingFaceTokenizer:
         tokens = self.template.tokens if self.template else {}
         return HuggingFaceTokenizer(self._json, "", self._tokenizer.id_to_token(self.eos), ChatTemplate(source, tokens))
 
+
+def _measure(decoder: Any) -> Callable[[str], int] | None:
+    """Counts the bytes of a token, by the decoder of a tokenizer.json. None for one that does not give back the text
+    as it was."""
+    if not isinstance(decoder, dict):
+        return None
+    kinds = {each.get("type") for each in (decoder, *(decoder.get("decoders") or ()))}
+    if "ByteLevel" in kinds:
+        return len  # a character stands for a byte
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return lambda token: 1 if _BYTE.fullmatch(token) else len(token.replace("\u2581", " ").encode())
+    return None
+
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 # The end of a document as the well-known vocabularies spell it; the first that is there counts.
 _ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]")

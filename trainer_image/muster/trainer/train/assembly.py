@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from muster.contract import flops
+from muster.contract.evaluation_config import reports_tokens
 from muster.trainer.checkpoint import Identity, Saver
 from muster.trainer.config import Ranks, Run
 from muster.trainer.data import Data
 from muster.trainer.models import sharding
 from muster.trainer.train.checkpoint_scheduler import CheckpointScheduler
-from muster.trainer.train.evaluation import Evaluator
+from muster.trainer.train.evaluation import Evaluator, HeldOutSet
 from muster.trainer.train.metrics import CommitMetrics, Metrics
 from muster.trainer.train.origin import Origin
 from muster.trainer.train.rank_state import RankState
@@ -72,10 +73,21 @@ def checkpoint_scheduler(
     return CheckpointScheduler(saver, run.checkpoint.every, run.past, ranks, rank_state, metrics, snapshots)
 
 
-def evaluator(run: Run, data: Data, step: TrainStep) -> Evaluator | None:
+def evaluator(run: Run, origin: Origin, data: Data, step: TrainStep) -> Evaluator | None:
     """None where the configuration asks for no evaluation."""
     config, model = run.training, step.model
-    if config.evaluation is None or data.evaluation is None:
+    asked = config.evaluation
+    if asked is None:
         return None
-    samples, micro_batch = config.evaluation.samples, config.batch.micro_batch
-    return Evaluator(data.evaluation, samples, micro_batch, model.division, step.objective, model.device)
+    sets = [HeldOutSet("", data.evaluation, asked.samples)] if data.evaluation else []
+    sets += [HeldOutSet(name, held, asked.sets[name].samples or asked.samples) for name, held in data.sets.items()]
+    by_token = reports_tokens(config.task)
+    return Evaluator(
+        sets,
+        config.batch.micro_batch,
+        model.division,
+        step.objective,
+        model.device,
+        by_token,
+        origin.tokenizer.text_bytes() if by_token else None,
+    )

@@ -1,20 +1,25 @@
-"""The held-out loss, weighted by tokens over all ranks; what follows from it: the best commit, and stopping early."""
+"""What the held-out data says of the model: the metrics of each set, added up over all ranks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from muster.contract.training import EarlyStopping
+from muster.contract.evaluation_config import source_metrics
 from muster.trainer.config import DataParallel
 from muster.trainer.data.batch import Batch
-from muster.trainer.data.packing import Sample
+from muster.trainer.data.packing import IGNORED, Sample
 from muster.trainer.train.tasks.objective import Objective, Totals, means
+
+# A perplexity is e to the loss; of a larger loss it is no number that fp64 holds.
+EXPONENT_MAX = 700.0
 
 
 class HeldOut(Protocol):
@@ -22,7 +27,27 @@ class HeldOut(Protocol):
 
     @property
     def samples_per_epoch(self) -> int: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...  # of its sources
     def sample(self, epoch: int, index: int) -> Sample: ...
+    def source_of(self, epoch: int, index: int) -> int:
+        """The number of the source, among `names`, that a sample is of."""
+
+
+@dataclass(frozen=True)
+class HeldOutSet:
+    """A set that is evaluated on."""
+
+    name: str  # "" for that of evaluation.data or evaluation.holdout
+    data: HeldOut
+    samples: int  # the most that are scored
+
+    def by_source(self) -> list[list[int]]:
+        """The first `samples` samples, by the source that they are of."""
+        found: list[list[int]] = [[] for _ in self.data.names]
+        for index in range(min(self.samples, self.data.samples_per_epoch)):
+            found[self.data.source_of(0, index)].append(index)
+        return found
 
 
 @dataclass(frozen=True)
@@ -30,29 +55,52 @@ class HeldOutResult:
     """What an evaluation found."""
 
     loss: float  # the mean over all that is scored
-    values: dict[str, float]  # what the objective reports by name
+    values: dict[str, float]  # all other metrics by name
     stop: bool  # whether any rank was asked to stop meanwhile
 
 
+@dataclass(frozen=True)
+class _Scored:
+    """Sums over what was scored, of all ranks."""
+
+    loss: float
+    count: float
+    values: tuple[float, ...]  # of each named value of the objective its sum and its divisor
+    text_bytes: float
+
+    def __add__(self, other: _Scored) -> _Scored:
+        values = tuple(a + b for a, b in zip(self.values, other.values, strict=True))
+        return _Scored(self.loss + other.loss, self.count + other.count, values, self.text_bytes + other.text_bytes)
+
+    @property
+    def mean(self) -> float:
+        return self.loss / self.count if self.count else float("nan")
+
+
 class Evaluator:
-    """Scores the first `samples` held-out samples, dealt to the data-parallel shares in turn. Every rank runs equally
-    many batches, filled up with unscored rows, however many shares it holds: a sharded model's forward pass needs all
-    ranks."""
+    """Scores the first samples of each set, dealt to the data-parallel shares in turn. Every rank runs equally many
+    batches, filled up with unscored rows, however many shares it holds: a sharded model's forward pass needs all ranks.
+
+    A batch holds samples of one source, so that each source has a loss of its own. `by_token` tells that the loss is a
+    mean over tokens. `token_bytes` [vocab] holds the bytes of text that each token stands for; None where that is not
+    known.
+    """
 
     def __init__(
         self,
-        held_out: HeldOut,
-        samples: int,
+        sets: Sequence[HeldOutSet],
         micro_batch: int,
         division: DataParallel,
         objective: Objective,
         device: torch.device,
+        by_token: bool = False,
+        token_bytes: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self._held_out = held_out
-        self._samples = min(samples, held_out.samples_per_epoch)
+        self._sets = tuple(sets)
         self._micro_batch, self._division, self._objective = micro_batch, division, objective
-        self._device = device
-        self._batches: list[Batch] = []
+        self._device, self._by_token, self._token_bytes = device, by_token, token_bytes
+        self._places = [(number, source) for number, each in enumerate(sets) for source in range(len(each.data.names))]
+        self._batches: list[tuple[int, Batch]] = []  # with the number of the place that it is of
 
     @torch.no_grad()
     def run(
@@ -60,63 +108,82 @@ class Evaluator:
     ) -> HeldOutResult:
         """Score all of them. Collective.
 
-        `total` adds a vector up over all ranks. The loss is NaN where no token is scored.
+        `total` adds a vector up over all ranks. The loss is NaN where nothing is scored.
         """
         model.eval()
         names = self._objective.names
-        totals = Totals(names, self._device)
-        for batch in self._all():
-            totals.add(self._objective.held_out_loss(model, batch))
+        totals = [Totals(names, self._device) for _ in self._places]
+        text_bytes = torch.zeros(len(self._places), dtype=torch.float64)
+        for place, batch in self._all():
+            totals[place].add(self._objective.held_out_loss(model, batch.to(self._device)))
+            text_bytes[place] += self._bytes_of(batch)
         model.train()
-        stops = torch.tensor([float(stop_wanted())], dtype=torch.float64).to(self._device)
+        beside = torch.cat((text_bytes, torch.tensor([float(stop_wanted())], dtype=torch.float64)))
+        vector = torch.cat((*(each.vector() for each in totals), beside.to(self._device)))
         # Ranks of one share report the same, so their number cancels out.
-        loss, count, *values, stopped = total(torch.cat((totals.vector(), stops)))
-        return HeldOutResult(loss / count if count else float("nan"), means(names, values), stopped > 0)
+        *sums, stopped = total(vector)
+        width = 2 + 2 * len(names)
+        scored = []
+        for place in range(len(totals)):
+            loss, count, *values = sums[width * place : width * (place + 1)]
+            scored.append(_Scored(loss, count, tuple(values), sums[width * len(totals) + place]))
+        return self._result(scored, stopped > 0)
 
-    def _all(self) -> Iterator[Batch]:
+    def _result(self, scored: Sequence[_Scored], stop: bool) -> HeldOutResult:
+        values: dict[str, float] = {}
+        whole: list[_Scored] = []
+        for number, each in enumerate(self._sets):
+            parts = [part for part, (of, _) in zip(scored, self._places, strict=True) if of == number]
+            whole.append(_sum(parts))
+            prefix = f"{each.name}/" if each.name else ""
+            for name, part in zip(source_metrics(each.data.names), parts, strict=False):
+                if part.count:
+                    values[prefix + name] = part.mean
+            if prefix:
+                if whole[-1].count:
+                    values[f"{prefix}loss"] = whole[-1].mean
+                values |= {prefix + name: value for name, value in self._metrics(whole[-1]).items()}
+        # Without a set that has no name, the evaluation's loss is that of all together.
+        overall = _sum([one for one, each in zip(whole, self._sets, strict=True) if not each.name] or whole)
+        return HeldOutResult(overall.mean, self._metrics(overall) | values, stop)
+
+    def _metrics(self, scored: _Scored) -> dict[str, float]:
+        """What is reported of a set beside its loss."""
+        found = means(self._objective.names, list(scored.values))
+        if self._by_token and scored.mean < EXPONENT_MAX:
+            found["perplexity"] = math.exp(scored.mean)
+        if self._by_token and scored.text_bytes:
+            found["bits_per_byte"] = scored.loss / math.log(2.0) / scored.text_bytes
+        return found
+
+    def _all(self) -> Iterator[tuple[int, Batch]]:
         if not self._batches:
-            division, rows = self._division, self._micro_batch
-            passes = math.ceil(self._samples / (division.size * rows))
-            dealt = [list(range(share, self._samples, division.size)) for share in division.shares]
-            for own in [*dealt, *[[]] * division.blank_shares]:
-                self._batches += [self._batch(own[n * rows : (n + 1) * rows]) for n in range(passes)]
-        for batch in self._batches:
-            yield batch.to(self._device)
+            self._batches = [(place, batch) for place in range(len(self._places)) for batch in self._of_place(place)]
+        return iter(self._batches)
 
-    def _batch(self, indices: list[int]) -> Batch:
+    def _of_place(self, place: int) -> Iterator[Batch]:
+        division, rows = self._division, self._micro_batch
+        of, source = self._places[place]
+        indices = self._sets[of].by_source()[source]
+        passes = math.ceil(len(indices) / (division.size * rows))
+        dealt = [indices[share :: division.size] for share in division.shares]
+        for own in [*dealt, *[[]] * division.blank_shares]:
+            yield from (self._batch(self._sets[of].data, own[n * rows : (n + 1) * rows]) for n in range(passes))
+
+    def _batch(self, data: HeldOut, indices: list[int]) -> Batch:
         blanks = self._micro_batch - len(indices)
-        return Batch.of([self._held_out.sample(0, index) for index in [*indices, *[0] * blanks]], unscored=blanks)
+        return Batch.of([data.sample(0, index) for index in [*indices, *[0] * blanks]], unscored=blanks)
+
+    def _bytes_of(self, batch: Batch) -> int:
+        """The bytes of text that a batch, in memory, is scored on."""
+        if self._token_bytes is None or not self._by_token:
+            return 0
+        labels = batch.labels[batch.labels != IGNORED]
+        return int(self._token_bytes[labels.numpy()].sum())
 
 
-@dataclass
-class Best:
-    """The best evaluation loss so far, and for how many evaluations in a row it has not been beaten.
-
-    An evaluation that improves is committed at its step and marked as best. The one at step 0 only sets the mark: the
-    weights before training are nobody's result.
-    """
-
-    rule: EarlyStopping | None
-    loss: float | None = None
-    step: int | None = None
-    without_improvement: int = 0
-
-    def judge(self, loss: float, step: int) -> bool:
-        """Take note of the evaluation after `step`; whether it is the best so far."""
-        improvement = self.rule.min_delta if self.rule else 0.0
-        if self.loss is None or loss < self.loss - improvement:
-            self.loss, self.step, self.without_improvement = loss, step, 0
-            return True
-        self.without_improvement += 1
-        return False
-
-    @property
-    def stop(self) -> bool:
-        return self.rule is not None and self.without_improvement >= self.rule.patience
-
-    def state(self) -> dict[str, Any]:
-        return {"loss": self.loss, "step": self.step, "withoutImprovement": self.without_improvement}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.loss, self.step = state.get("loss"), state.get("step")
-        self.without_improvement = int(state.get("withoutImprovement", 0))
+def _sum(parts: Sequence[_Scored]) -> _Scored:
+    first, *others = parts
+    for other in others:
+        first = first + other
+    return first

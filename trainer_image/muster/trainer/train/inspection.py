@@ -81,8 +81,7 @@ def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:
     found = list[str]()
     try:
         known = with_formats(config, _say_nothing)
-        evaluated = known.evaluation.data if known.evaluation else ()
-        for source in (*known.data.train, *evaluated):
+        for _, source in known.sources():
             _, files = of_known_format(source, find(source.source, source.format))
             for file in files:
                 reading = Reading(file, lambda count: None, faults=found)

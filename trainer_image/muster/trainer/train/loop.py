@@ -21,8 +21,9 @@ from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, Stora
 from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import load_balancing, sharding
 from muster.trainer.train import assembly, randomness
+from muster.trainer.train.best import Best
 from muster.trainer.train.data_report import keep_report
-from muster.trainer.train.evaluation import Best, Evaluator, HeldOutResult
+from muster.trainer.train.evaluation import Evaluator, HeldOutResult
 from muster.trainer.train.origin import Origin, as_packable, find_origin
 from muster.trainer.train.progress import Progress, set_aside_commit
 from muster.trainer.train.rank_state import RankState
@@ -99,7 +100,7 @@ class Trainer:
         values = fresh or config.adapter is not None or config.scores is not None
         model = sharding.ParallelModel(origin.model, config, layout, ranks, device, values)
         self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state)
-        self.best = Best(config.evaluation.early_stopping if config.evaluation else None)
+        self.best = Best.of(config.evaluation)
         self.reference: str | None = None  # the digest of what the reference model says of the data
         self.save_owed = False  # a save that waits until the weights have learnt again
         metrics = assembly.serve_metrics(run, origin, ranks, rank_state)
@@ -107,7 +108,7 @@ class Trainer:
         self.reporter = StepReporter(run.worker_dir, metrics, rank_state, ranks)
         self.records = assembly.record_maker(run, origin, ranks, self.progress.steps, device)
         self.checkpoints = assembly.checkpoint_scheduler(run, origin, ranks, rank_state, self.step, metrics.commits)
-        self.evaluator = assembly.evaluator(run, data, self.step)
+        self.evaluator = assembly.evaluator(run, origin, data, self.step)
         if ranks.rank == 0:
             say(
                 f"model of {origin.model.size().parameters:,} parameters{_beside(run, origin)}, "
@@ -216,7 +217,7 @@ class Trainer:
         self.rank_state.activity.enter(TrainerPhase.STEP)
         if self.progress.step == 0 and self.evaluator is not None:
             found = self._evaluate(self.evaluator)
-            self.best.judge(found.loss, 0)
+            self.best.judge(found, 0)
             self.reporter.publish(self.records.of_start(found))
             if found.stop:
                 return self._stopped(None)
@@ -240,7 +241,7 @@ class Trainer:
         stop, due, improved = outcome.requests.stop, outcome.requests.save, False
         if self.evaluator is not None and self._evaluation_due():
             found = self._evaluate(self.evaluator)
-            improved, stop = self.best.judge(found.loss, self.progress.step), stop or found.stop
+            improved, stop = self.best.judge(found, self.progress.step), stop or found.stop
             record = record.model_copy(update={"evaluation_loss": found.loss, "evaluation_values": found.values})
         self._publish(record)
         last = self._over()
@@ -304,7 +305,7 @@ class Trainer:
         self.checkpoints.close()
         self.rank_state.activity.enter(TrainerPhase.DONE)
         if self.ranks.rank == 0:
-            early = ": the held-out loss stopped improving" if self.best.stop else ""
+            early = f": the held-out {self.best.metric} stopped improving" if self.best.stop else ""
             say(f"done after step {self.progress.step}{early}")
         return ExitCode.DONE
 

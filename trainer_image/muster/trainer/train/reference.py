@@ -71,8 +71,8 @@ def read_reference(digest: str, data: Data, folder: str) -> None:
 
 
 def _parts(data: Data) -> list[PairPacking]:
-    sets = (data.train, data.evaluation)
-    return [part for each in sets if each is not None for part in each.parts if isinstance(part, PairPacking)]
+    sets = (data.train, *data.held_out)
+    return [part for each in sets for part in each.parts if isinstance(part, PairPacking)]
 
 
 def _give(parts: Sequence[PairPacking], values: dict[str, Float32s]) -> None:

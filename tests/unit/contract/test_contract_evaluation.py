@@ -1,0 +1,110 @@
+"""Evaluation sets by name: which metrics there will be, and which of them may decide."""
+
+from typing import Any
+
+import pytest
+
+from muster.contract.base import InvalidDocument, dump, parse
+from muster.contract.training import TrainingConfig
+
+HELD: dict[str, Any] = {"data": [{"source": "held.jsonl"}]}
+
+
+def config(evaluation: dict[str, Any], task: str = "pretrain", **data: Any) -> TrainingConfig:
+    return parse(
+        TrainingConfig,
+        {
+            "task": task,
+            "model": {"from": {"job": "base"}},
+            "data": {"train": [{"source": "a"}], **data},
+            "batch": {"tokensPerStep": 512},
+            "length": {"steps": 9},
+            "evaluation": {"every": 3, **evaluation},
+        },
+        "training",
+    )
+
+
+def metrics(evaluation: dict[str, Any], **more: Any) -> tuple[str, ...]:
+    found = config(evaluation, **more)
+    assert found.evaluation is not None
+    return found.evaluation.metrics(found.task, found.data.train)
+
+
+def refusal(evaluation: dict[str, Any], **more: Any) -> str:
+    with pytest.raises(InvalidDocument) as refused:
+        config(evaluation, **more)
+    return str(refused.value)
+
+
+def test_the_metrics_of_each_set_and_source() -> None:
+    assert metrics({"holdout": 0.1}) == ("loss", "perplexity", "bits_per_byte")
+    two = [{"source": "a", "name": "wiki"}, {"source": "b"}]
+    assert metrics({"holdout": 0.1, "sets": {"code": {"data": two}}}, train=two) == (
+        "loss",
+        "perplexity",
+        "bits_per_byte",
+        "sources/wiki/loss",
+        "sources/1/loss",
+        "code/loss",
+        "code/perplexity",
+        "code/bits_per_byte",
+        "code/sources/wiki/loss",
+        "code/sources/1/loss",
+    )
+    of_pairs = metrics({"sets": {"new": HELD}}, task="dpo")
+    assert of_pairs[:2] == ("loss", "rewards/chosen")
+    assert "new/rewards/margins" in of_pairs
+
+
+@pytest.mark.parametrize(
+    ("metric", "better"),
+    [
+        ("loss", "lower"),
+        ("new/loss", "lower"),
+        ("new/rewards/accuracies", "higher"),
+        ("rewards/margins", "higher"),
+    ],
+)
+def test_a_metric_knows_its_direction(metric: str, better: str) -> None:
+    found = config({"sets": {"new": HELD}, "metric": metric}, task="dpo")
+    assert found.evaluation is not None
+    assert found.evaluation.direction() == better
+    other = {"higher": "lower", "lower": "higher"}[better]
+    assert f"of {metric} the {better} is better" in refusal(
+        {"sets": {"new": HELD}, "metric": metric, "better": other}, task="dpo"
+    )
+
+
+def test_what_can_not_be_judged_by_is_refused() -> None:
+    assert "evaluation.metric 'code/los' is not reported; there will be loss, perplexity, bits_per_byte" in refusal(
+        {**HELD, "metric": "code/los"}
+    )
+    assert "set evaluation.better to lower or higher" in refusal({**HELD, "metric": "logps/chosen"}, task="dpo")
+    stated = config({**HELD, "metric": "logps/chosen", "better": "higher"}, task="dpo")
+    assert stated.evaluation is not None
+    assert stated.evaluation.direction() == "higher"
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "words"),
+    [
+        ({}, "give data (held-out sources), holdout"),
+        ({**HELD, "holdout": 0.1}, "give either data (held-out sources) or holdout"),
+        ({"sets": {"Code": HELD}}, "sets.Code: a name has lower-case letters"),
+        ({"sets": {"code": {"data": []}}}, "evaluation.sets.code.data"),
+        ({"sets": {f"s{n}": HELD for n in range(33)}}, "at most 32 are allowed"),
+        ({"data": [{"source": "a", "name": "1"}, {"source": "b"}]}, "two sources are called 1"),
+        ({"sets": {"code": {"data": [{"source": "a", "format": "preference"}]}}}, "format preference is not for task"),
+    ],
+)
+def test_sets_that_say_nothing_or_twice(evaluation: dict[str, Any], words: str) -> None:
+    assert words in refusal(evaluation)
+
+
+def test_documents_of_earlier_releases_mean_what_they_meant() -> None:
+    found = config({"data": [{"source": "held"}], "samples": 64, "earlyStopping": {"patience": 2}})
+    assert found.evaluation is not None
+    assert (found.evaluation.metric, found.evaluation.direction(), found.evaluation.sets) == ("loss", "lower", {})
+    assert [path for path, _ in found.sources()] == ["data.train[0]", "evaluation.data[0]"]
+    assert "name" not in dump(found)["data"]["train"][0]
