@@ -17,6 +17,7 @@ from muster.api import idempotency, pages
 from muster.api.attempts import routes as attempts
 from muster.api.audit import routes as audit
 from muster.api.background import Background, Work
+from muster.api.callers import Callers
 from muster.api.checkpoints import routes as checkpoints
 from muster.api.cluster import Cluster, Local
 from muster.api.data import routes as data
@@ -172,6 +173,8 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     mirror = Mirror(database, cluster, hub, counted)
     relay = Relay(database, cluster, hub, counted, mirror.caught_up)
     uses: dict[str, float] = {}
+    callers = Callers()
+    callers.watch(database.sessions)
     works = [
         Work("mirror", mirror.step, settings.mirror_seconds),
         Work("relay", relay.step, settings.relay_seconds, RELAY_SECONDS_MIN),
@@ -191,6 +194,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         prices=load_prices(settings.prices_file),
         commits=CommitListing(),
         rates=RateLimits(settings.requests_per_second, settings.requests_burst),
+        callers=callers,
         token_uses=uses,
     )
 

@@ -50,6 +50,7 @@ class Principal:
     project: str | None = None
     roles: Mapping[str, Role] = field(default_factory=dict)
     address: str = ""  # of the peer, for the audit
+    expires_at: float | None = None
 
     def may(self, scope: Scope) -> bool:
         order = list(Scope)
@@ -111,9 +112,7 @@ async def principal(
         return replace(ANONYMOUS, address=address)
     if given is None:
         raise _unauthorized("This address needs a token: send `Authorization: Bearer muster_…`.")
-    wanted = hash_of(given.credentials)
-    async with services.database.read() as session:
-        caller = await _look_up(session, TokenRow.hash == wanted, wanted)
+    caller = await _known(services, given.credentials)
     if caller is None:
         raise _unauthorized(
             "The token is unknown, revoked or expired; an admin makes a new one with POST /api/v1/tokens."
@@ -123,6 +122,18 @@ async def principal(
         detail = f"This token asks too often; it may again in {wait:.2g} s. Ask less often, or follow a stream."
         raise ApiError("rate_limited", detail, headers={"Retry-After": str(math.ceil(wait))})
     return replace(caller, address=address)
+
+
+async def _known(services: Services, token: str) -> Principal | None:
+    wanted, callers = hash_of(token), services.callers
+    if (caller := callers.get(wanted)) is not None:
+        return caller if caller.expires_at is None or caller.expires_at > time.time() else None
+    changes = callers.changes
+    async with services.database.read() as session:
+        caller = await _look_up(session, TokenRow.hash == wanted, wanted)
+    if caller is not None:
+        callers.keep(wanted, caller, changes)
+    return caller
 
 
 async def renewed(services: Services, caller: Principal) -> Principal | None:
@@ -159,7 +170,8 @@ async def _look_up(session: AsyncSession, which: ColumnElement[bool], wanted: st
     if expires_at is not None and expires_at <= time.time():
         return None
     roles = {row[7]: Role(row[8]) for row in rows if row[7] is not None}
-    return Principal(token_id, person, frozenset(map(Scope, scopes["scopes"])), admin, project, roles)
+    scope = frozenset(map(Scope, scopes["scopes"]))
+    return Principal(token_id, person, scope, admin, project, roles, expires_at=expires_at)
 
 
 Caller = Annotated[Principal, Depends(principal)]

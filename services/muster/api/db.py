@@ -17,6 +17,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session
 from sqlalchemy.types import TypeDecorator
 
 from muster.api.errors import database_unavailable, disk_full
@@ -56,8 +57,10 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.file = Path(self.url.database) if self.is_sqlite and self.url.database else None
         self.engine = _sqlite(url, timeout_seconds) if self.is_sqlite else _postgresql(url, timeout_seconds)
-        self._read = async_sessionmaker(self.engine, expire_on_commit=False)
-        self._write = async_sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
+        self.sessions = type("Session", (Session,), {})  # a class of this database's own, whose events may be heard
+        writing = self.engine.execution_options(**{_WRITES: True})
+        self._read = async_sessionmaker(self.engine, expire_on_commit=False, sync_session_class=self.sessions)
+        self._write = async_sessionmaker(writing, expire_on_commit=False, sync_session_class=self.sessions)
         # SQLite has one writer; waiting here is fair and cheap, while waiting inside SQLite is polling.
         self._turn = asyncio.Lock() if self.is_sqlite else None
 

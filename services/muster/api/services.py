@@ -8,6 +8,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from muster.api.background import Background, Work
+from muster.api.callers import Callers
 from muster.api.cluster import Cluster
 from muster.api.db import Database
 from muster.api.hub import Hub
@@ -33,6 +34,7 @@ class Services:
     prices: Prices
     commits: CommitListing
     rates: RateLimits
+    callers: Callers
     token_uses: dict[str, float]  # token id → when it was last used, until housekeeping writes it down
 
 
