@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from muster.contract.architecture import Architecture
 from muster.contract.base import Many, Spec
@@ -32,8 +32,13 @@ class Adapter(Spec):
     """The inner dimension of B A."""
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 32.0
     """The weight of B A, before it is divided by the rank or its root."""
-    targets: Annotated[Many[Text], Field(min_length=1)] = ("q_proj", "v_proj")
+    targets: Many[Text] = ("q_proj", "v_proj")
     """Names of linear layers or ends of names (`q_proj`, `self_attn.q_proj`), or `all-linear`, all but the head."""
+    target_parameters: Many[Text] = ()
+    """Names of weights that are no linear layer's, or ends of names: those of experts that are held together
+    (`mlp.experts.gate_up_proj`, `mlp.experts.down_proj`), each of which gets matrices of its own. Only lora, rslora
+    and qlora (which leaves these weights as they are), without dropout, as in `peft`.
+    """
     dropout: Fraction = 0.0
     """The share of a layer's input that the adapter does not see, while training only."""
     modules_to_save: Many[Text] = ()
@@ -41,7 +46,7 @@ class Adapter(Spec):
     adapter. Where embedding and head are one weight, either name trains it for both.
     """
 
-    @field_validator("targets", "modules_to_save")
+    @field_validator("targets", "target_parameters", "modules_to_save")
     @classmethod
     def _once_each(cls, targets: tuple[Text, ...]) -> tuple[Text, ...]:
         if len(set(targets)) < len(targets):
@@ -49,6 +54,18 @@ class Adapter(Spec):
         if ALL_LINEAR in targets and len(targets) > 1:
             raise ValueError(f"{ALL_LINEAR} has all layers already; leave the others out: {', '.join(targets)}")
         return targets
+
+    @model_validator(mode="after")
+    def _has_targets_that_it_can_go_beside(self) -> Self:
+        if not self.targets and not self.target_parameters:
+            raise ValueError("targets names no layer, and targetParameters no weight; name some, or leave targets out")
+        if self.target_parameters and (self.kind == "dora" or self.dropout):
+            given = "kind dora" if self.kind == "dora" else f"dropout {self.dropout:g}"
+            raise ValueError(
+                f"targetParameters adds B A to weights, for which {given} is not defined (nor in peft); use kind lora "
+                "or rslora without dropout, or name linear layers in targets alone"
+            )
+        return self
 
     def saves(self, module: str) -> bool:
         """Whether a module of this name is trained whole."""
@@ -59,6 +76,10 @@ class Adapter(Spec):
         if self.saves(SCORE):
             return self
         return self.model_copy(update={"modules_to_save": (*self.modules_to_save, SCORE)})
+
+    def adds_to(self, weight: str) -> bool:
+        """Whether a weight that is no linear layer's has an adapter."""
+        return any(is_named(weight, name) for name in self.target_parameters)
 
     @property
     def scale(self) -> float:

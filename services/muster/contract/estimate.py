@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.contract.base import Many, Record
-from muster.contract.checkpoint_interval import published_interval_seconds
+from muster.contract.checkpoint_interval import assumed_interval_seconds
 from muster.contract.fitting import Host, advice, changes_that_fit, lowest_that_fits, need_of
 from muster.contract.memory import USABLE, Device, Need, state_bytes, weight_bytes
 from muster.contract.model_size import ModelSize
@@ -61,8 +61,8 @@ class CommitCost(Record):
     bytes: int  # of each but the first
     first_bytes: int  # of the first, which has the frozen weights too
     every: str  # as the job says it: `500 steps`, `10m` or `auto`
-    # From one to the next; None: not known. With `auto` by what is published: of S3's throughput by AWS, of failures by
-    # Meta (contract/checkpoint_interval.py). A job that runs goes by what it measures.
+    # From one to the next; None: not known. With `auto` by an assumed throughput of the store, and by the failures that
+    # Meta published (contract/checkpoint_interval.py). A job that runs goes by what it measures.
     seconds: float | None = None
     upload_seconds: float = 0.0  # of one that is not the first, by the same throughput, all ranks writing their shares
 
@@ -351,7 +351,7 @@ def _commits(spec: JobSpec, size: ModelSize, speed: Speed | None) -> CommitCost:
     elif every != "auto":
         seconds = float(duration_seconds(every))
     nodes, ranks = spec.gang.nodes.max, spec.gang.nodes.max * spec.gang.ranks_per_node
-    upload, automatic = published_interval_seconds(each / ranks, nodes)
+    upload, automatic = assumed_interval_seconds(each / ranks, nodes)
     return CommitCost(
         bytes=each,
         first_bytes=each + size.frozen_total,

@@ -209,14 +209,18 @@ def _activations(
     wide = (3 * size.ffn_dim + size.matmul_inputs) * width
     experts = 2 * size.experts_per_token * size.dim * width
     layer = norms + attention + wide + experts
+    summed = size.summed * width  # per layer, however many tokens
     kept = {
         "none": layer,
         "selective": (2 * size.dim + 2 * queries + keys + size.ffn_dim) * width,
         "full": size.dim * width,
     }[training.parallel.activation_checkpointing]
-    again = 0 if training.parallel.activation_checkpointing == "none" else layer
+    repeats = training.parallel.activation_checkpointing != "none"
+    again = layer if repeats else 0
     last = size.dim * (2 * normed + width)  # the last norm, and what the head reads
-    return (size.layers * kept + last) * tokens, (again + 2 * (size.ffn_dim + size.dim) * width) * tokens
+    held = (size.layers * kept + last) * tokens + summed * (1 if repeats else size.layers)
+    # The derivative of a sum is as large as the sum.
+    return held, (again + 2 * (size.ffn_dim + size.dim) * width) * tokens + summed * (2 if repeats else 1)
 
 
 def _layer_inputs(size: ModelSize, training: TrainingConfig, width: int) -> int:

@@ -42,6 +42,7 @@ class ModelSize:
     frozen_bytes: int = 4  # of one weight that is not trained and not in NF4
     nf4: int = 0  # weights that are kept in NF4, with four bits each
     adapted: int = 0  # outputs per token and layer of the matrices that have an adapter
+    summed: int = 0  # weights of a layer that are made anew in each pass, with their adapter's product added
     eight_bit_moments: int = 0  # bytes of both moments of what is trained, in eight bits where its rows allow that
 
     @property
@@ -146,15 +147,15 @@ def size_of(
     """The size of a model with these weights, and with this adapter beside them.
 
     `shapes` has the shape of each weight by its name, without an adapter's: as in a folder's files, or as in a module,
-    whose experts are fused. It may list a tied head, which is counted once. `frozen_bytes` is the size of one weight
-    beside an adapter. `scores` is the number of scores that a head gives a text, which takes the place of the head that
-    predicts tokens.
+    whose experts are held together. It may list a tied head, which is counted once. `frozen_bytes` is the size of one
+    weight beside an adapter. `scores` is the number of scores that a head gives a text, which takes the place of the
+    head that predicts tokens.
     """
     if scores is not None:
         d = replace(d, tied_head=False)
         shapes = {name: shape for name, shape in shapes.items() if not _HEAD.search(name)}
         shapes = {**shapes, f"{SCORE}.weight": (scores, d.dim)}
-    named = {name: shape for name, shape in shapes.items() if not (d.tied_head and _HEAD.search(name))}
+    named = {name: shape for name, shape in _fused(shapes).items() if not (d.tied_head and _HEAD.search(name))}
     counts = {name: prod(shape) for name, shape in named.items()}
     layers: dict[str, list[str]] = {}
     for name in named:
@@ -173,6 +174,8 @@ def size_of(
     saved = {name: counts[name] for name in saved_weights(named, adapter, d.tied_head)}
     linear = {name: shape for name, shape in named.items() if name not in saved and _is_target(name, shape, adapter)}
     beside = {name: _adapter_weights(shape, adapter) for name, shape in linear.items()}
+    held = [name for name in named if name not in saved and adapter is not None and adapter.adds_to(name)]
+    beside |= {name: _adapter_weights(_as_matrix(named[name]), adapter) for name in held}
     added, learns = sum(beside.values()), adapter is None
     targets = set(beside) if adapter else set(named)
     trained = {name: beside.get(name, 0) + saved.get(name, 0) for name in named}
@@ -198,7 +201,8 @@ def size_of(
         experts_per_token=d.experts_per_token,
         frozen_bytes=4 if learns else frozen_bytes,
         nf4=_in_four_bits({n: s for n, s in named.items() if n not in saved}, adapter),
-        adapted=sum(named[name][0] for name in first if name in beside),
+        adapted=sum(named[name][0] for name in first if name in linear),
+        summed=sum(counts[name] for name in first if name in held),
         eight_bit_moments=sum(map(eight_bit_moments_bytes, _trained_shapes(named, beside, saved, adapter))),
     )
 
@@ -214,8 +218,9 @@ def _trained_shapes(
     if adapter is None:
         return list(named.values())
     shapes = [named[name] for name in saved]
-    for outputs, inputs in (named[name] for name in beside):
-        shapes += [(adapter.rank, inputs), (outputs, adapter.rank), *([(outputs,)] if adapter.kind == "dora" else [])]
+    for experts, outputs, inputs in ((1, *named[name])[-3:] for name in beside):
+        ranks = adapter.rank * experts
+        shapes += [(ranks, inputs), (outputs, ranks), *([(outputs,)] if adapter.kind == "dora" else [])]
     return shapes
 
 
@@ -262,6 +267,33 @@ def saved_weights(weights: Iterable[str], adapter: Adapter | None, tied_head: bo
         return around or (head and is_embedding(weight))
 
     return [weight for weight in weights if is_saved(weight)]
+
+
+_EXPERT = re.compile(r"(.+)\.(?:block_sparse_moe|mlp)\.experts\.\d+\.(\w+)\.weight")
+_PROJECTIONS = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "w1": "gate_up_proj", "w3": "gate_up_proj"}
+_PROJECTIONS |= {"down_proj": "down_proj", "w2": "down_proj"}
+
+
+def _fused(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The same weights, with the experts that files hold apart put together as modules hold them: [experts, outputs,
+    inputs], gate and up in one."""
+    found: dict[str, tuple[int, ...]] = {}
+    rows: dict[str, list[tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        expert = _EXPERT.fullmatch(name)
+        if expert and expert[2] in _PROJECTIONS and len(shape) == 2:
+            rows.setdefault(f"{expert[1]}.mlp.experts.{_PROJECTIONS[expert[2]]}", []).append(shape)
+        else:
+            found[name] = shape
+    for name, parts in rows.items():
+        experts = len(parts) // (2 if name.endswith("gate_up_proj") else 1) or 1
+        found[name] = (experts, sum(outputs for outputs, _ in parts) // experts, parts[0][1])
+    return found
+
+
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[experts, outputs, inputs] as peft's adapter sees it: the ranks of all experts one after another."""
+    return tuple(shape[0] * extent for extent in shape[1:]) if len(shape) == 3 else shape
 
 
 def _adapter_weights(shape: tuple[int, ...], adapter: Adapter | None) -> int:

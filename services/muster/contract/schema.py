@@ -43,8 +43,8 @@ _KEPT = (
 RULES: tuple[tuple[str, str, str], ...] = (
     (
         "training.model",
-        "[has(self.preset), has(self.architecture), has(self.from)].filter(given, given).size() == 1",
-        "give exactly one of preset, architecture, from",
+        "[has(self.preset), has(self.architecture), has(self.from), has(self.source)].filter(x, x).size() == 1",
+        "give exactly one of preset, architecture, from, source",
     ),
     (
         "training.model",
@@ -93,6 +93,16 @@ RULES: tuple[tuple[str, str, str], ...] = (
         "training",
         "!has(self.adapter) || self.adapter.kind != 'qlora' || has(self.model.source)",
         "adapter.kind qlora quantises the weights of a model's folder: give model.source, or use lora",
+    ),
+    (
+        "training.adapter",
+        "self.targets.size() > 0 || self.targetParameters.size() > 0",
+        "targets names no layer, and targetParameters no weight",
+    ),
+    (
+        "training.adapter",
+        "self.targetParameters.size() == 0 || (self.kind != 'dora' && self.dropout == 0.0)",
+        "targetParameters is for lora, rslora and qlora without dropout",
     ),
     (
         "training",

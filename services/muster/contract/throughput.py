@@ -62,7 +62,8 @@ def setup_of(training: TrainingConfig) -> str:
     model = training.model
     origin = model.preset or model.source or (model.from_.uri or model.from_.job if model.from_ else model.architecture)
     beside = training.adapter
-    adapter = f"{beside.kind}:{beside.rank}:{','.join(sorted(beside.targets))}" if beside else "whole"
+    targets = sorted(beside.targets + beside.target_parameters) if beside else ()
+    adapter = f"{beside.kind}:{beside.rank}:{','.join(targets)}" if beside else "whole"
     how = training.parallel
     parts = (origin, adapter, training.precision, training.data.sequence_length, how.activation_checkpointing)
     return "|".join(map(str, (*parts, how.compile)))

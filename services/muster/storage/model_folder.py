@@ -81,6 +81,10 @@ class ModelFolder:
                 sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.end - tensor.start
         return max(sizes, key=lambda name: sizes[name], default="F32")
 
+    def has(self, name: str) -> bool:
+        """Whether it has a file of this name."""
+        return has_file(self.files, name)
+
     def describe(self) -> dict[str, Any]:
         """What was loaded, for every commit: the address, its revision, and the files with their sizes."""
         return {"address": self.address, "revision": self.revision, "files": dict(self.file_bytes)}
@@ -137,15 +141,6 @@ class _Reader:
             raise UserError(f"model.source {self.files.uri}: {name} is not a JSON object; copy it again")
         return found
 
-    def exists(self, name: str) -> bool:
-        try:
-            self.files.read_into(name, 0, memoryview(bytearray(1)))
-        except NotFound:
-            return False
-        except Truncated:
-            return True
-        return True
-
     def header(self, name: str) -> dict[str, StoredTensor] | None:
         """The tensors of one safetensors file; None where there is no such file. Its last byte must be there."""
         place = f"model.source {self.files.uri}: {name}"
@@ -174,6 +169,17 @@ class _Reader:
         return found
 
 
+def has_file(files: Files, name: str) -> bool:
+    """Whether there is such a file."""
+    try:
+        files.read_into(name, 0, memoryview(bytearray(1)))
+    except NotFound:
+        return False
+    except Truncated:
+        return True
+    return True
+
+
 def _tensors(read: _Reader) -> dict[str, StoredTensor]:
     index = read.document(INDEX)
     if index is not None:
@@ -181,7 +187,7 @@ def _tensors(read: _Reader) -> dict[str, StoredTensor]:
     found = read.header(SINGLE)
     if found is not None:
         return found
-    pickled = [name for name in PICKLED if read.exists(name)]
+    pickled = [name for name in PICKLED if has_file(read.files, name)]
     if pickled:
         raise UserError(
             f"model.source {read.files.uri}: has its weights in {pickled[0]}, a pickle, and to open a pickle is to run "

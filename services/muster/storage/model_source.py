@@ -73,7 +73,9 @@ def _of_config(
         raise UserError(f"{where}: {error}, so its memory can't be told; is it a language model?") from None
     size = size_of(shapes, dimensions, adapter, ITEM_BYTES[dtype], scores)
     if adapter is not None and size.learning == 0:
-        raise UserError(f"adapter.targets: {', '.join(adapter.targets)} match no layer of {where}")
+        raise UserError(
+            f"adapter.targets: {', '.join(adapter.targets + adapter.target_parameters)} match no layer of {where}"
+        )
     return ModelFacts(size, False, position_limit(config))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from muster.contract.adapter_config import Adapter
 from muster.contract.architecture import PRESETS
 from muster.contract.base import parse
-from muster.contract.checkpoint_interval import INTERVAL_SECONDS_MAX, published_interval_seconds
+from muster.contract.checkpoint_interval import INTERVAL_SECONDS_MAX, assumed_interval_seconds
 from muster.contract.estimate import Known, estimate_job
 from muster.contract.fitting import Host, changes_that_fit, lowest_that_fits, need_of
 from muster.contract.memory import Device, Need, estimate, gib
@@ -166,7 +166,7 @@ def test_the_automatic_interval_follows_from_what_is_published() -> None:
     assert found.every == "auto"
     assert found.upload_seconds == pytest.approx(found.bytes / 8 / (8 * 85e6))
     assert found.seconds == INTERVAL_SECONDS_MAX  # Young: sqrt(2 x 17.7 s x 333 days) is more than is ever waited
-    upload, interval = published_interval_seconds(12e9, nodes=2000)
+    upload, interval = assumed_interval_seconds(12e9, nodes=2000)
     assert interval == pytest.approx(math.sqrt(2 * upload * 1000 * 86400 / 3 / 2000), rel=0.05)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from muster.contract.base import dump
+from muster.contract.model_config import ModelConfig
 from muster.contract.schema import RULES, definition, document_schema
 from muster.contract.spec import MUTABLE, JobSpec, parse_job
 
@@ -73,6 +74,13 @@ def test_what_may_not_change_is_said_for_each_key() -> None:
 def test_rules_stand_where_they_belong(path: str, rule: str) -> None:
     schemas = dict(nodes(document_schema()["properties"]["spec"]))
     assert rule in [entry["rule"] for entry in schemas[f".{path}"]["x-kubernetes-validations"]]
+
+
+def test_every_kind_of_model_is_one_that_kubectl_may_give() -> None:
+    """A cluster's API server refuses a document whose model the rule does not count."""
+    rule = next(rule for path, rule, _ in RULES if path == "training.model")
+    kinds = [field.alias or name for name, field in ModelConfig.model_fields.items()]
+    assert all(f"has(self.{kind})" in rule for kind in kinds), kinds
 
 
 def test_kubectl_prints_the_columns_of_the_plan() -> None:

@@ -79,7 +79,14 @@ REFUSED = [
     ("spec.training.adapter.rnk", put("spec.training.adapter.rnk", 4), "rank"),
     ("spec.training.adapter.rank", put("spec.training.adapter.rank", 0), None),
     ("spec.training.adapter.targets", put("spec.training.adapter.targets", ["all-linear", "q_proj"]), None),
-    ("spec.training.adapter.targets", put("spec.training.adapter.targets", []), None),
+    ("spec.training.adapter", put("spec.training.adapter.targets", []), None),
+    ("spec.training.adapter", put("spec.training.adapter", {"kind": "dora", "targetParameters": ["down_proj"]}), None),
+    ("spec.training.adapter", put("spec.training.adapter", {"dropout": 0.1, "targetParameters": ["down_proj"]}), None),
+    (
+        "spec.training.adapter.targetParameters",
+        put("spec.training.adapter.targetParameters", ["down_proj", "down_proj"]),
+        None,
+    ),
     ("spec.training.adapter.targets", put("spec.training.adapter.targets", ["q_proj", "q_proj"]), None),
     ("spec.training.adapter.dropout", put("spec.training.adapter.dropout", 1.0), None),
     ("spec.training", put("spec.training.adapter", {}), None),
@@ -139,7 +146,8 @@ def test_an_adapter_on_a_new_model_says_what_to_start_from() -> None:
     adapter = parse_job(begun).spec.training.adapter
     assert adapter is not None
     assert dump(adapter) == {
-        "kind": "lora", "rank": 4, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "dropout": 0.0, "modulesToSave": []
+        "kind": "lora", "rank": 4, "alpha": 32.0, "targets": ["q_proj", "v_proj"],
+        "targetParameters": [], "dropout": 0.0, "modulesToSave": [],
     }  # fmt: skip
     assert adapter.scale == 8.0
 

@@ -140,3 +140,13 @@ def test_pieces_of_sentences_and_bytes_that_no_piece_holds_are_counted(tmp_path:
     made.decoder = pieces.WordPiece()
     made.save(str(tmp_path / "words.json"))
     assert load_tokenizer(str(tmp_path / "words.json")).text_bytes() is None, "lower case has other bytes"
+
+
+@pytest.mark.parametrize("named", ["tokenizer.model", ""])
+def test_a_slow_tokenizer_is_refused_with_the_way_to_convert_it(named: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0e\xff")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    with pytest.raises(
+        UserError, match=r"data.tokenizer: .* a LlamaTokenizer without its fast form \(tokenizer.model.*Auto"
+    ):
+        load_tokenizer(str(tmp_path / named))

@@ -84,6 +84,16 @@ def put_nan(tensors: dict[str, torch.Tensor]) -> None:
     next(tensor for name, tensor in tensors.items() if "embed" in name)[3, 4] = float("nan")
 
 
+def slow_tokenizer(kind: str, *files: str, **more: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "tokenizer.json").unlink()
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, **more}))
+        for name in files:
+            (folder / name).write_bytes(b"\x0a\x0e")
+
+    return change
+
+
 def config_with(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: edit_json(folder / "config.json", **changes)
 
@@ -145,8 +155,25 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         r"a bert \(BertForMaskedLM\) is no causal language model",
     ),
     "no tokenizer": (
-        lambda folder: (folder / "tokenizer.json").unlink(),
-        "holds no tokenizer.json, so its tokenizer is none of the fast ones",
+        lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "tokenizer_config.json")],
+        r"holds no tokenizer.json, nor any other tokenizer\. Copy the one of its model",
+    ),
+    "a slow tokenizer": (
+        slow_tokenizer("LlamaTokenizer", "tokenizer.model"),
+        r"its tokenizer is a LlamaTokenizer without its fast form \(tokenizer.model, which .* reads\), and "
+        r"only fast ones are read. `AutoTokenizer.from_pretrained\(folder\).save_pretrained\(folder\)` writes",
+    ),
+    "a slow tokenizer of vocab.json": (
+        slow_tokenizer("GPT2TokenizerFast", "vocab.json"),
+        r"is a GPT2Tokenizer without its fast form \(vocab.json, .* writes tokenizer.json",
+    ),
+    "a tokenizer that has no fast form": (
+        slow_tokenizer("ByT5Tokenizer"),
+        r"is a ByT5Tokenizer without its fast form, .* transformers converts no ByT5Tokenizer: take a model with",
+    ),
+    "a tokenizer of the folder's own code": (
+        slow_tokenizer("MyTokenizer", auto_map={"AutoTokenizer": ["tokenization_my.MyTokenizer", None]}),
+        r"its tokenizer \(MyTokenizer\) is code of its own, which Muster never runs",
     ),
     "another model's tokenizer": (
         lambda folder: edit_json(
@@ -260,12 +287,6 @@ def test_the_size_counts_what_is_trained_whole(family: str, saved: str, kind: st
     learning = [p for p in definition.build(torch.float32, "none").parameters() if p.requires_grad]
     assert definition.size().learning == sum(parameter.numel() for parameter in learning)
     assert {parameter.dtype for parameter in learning} == {torch.float32}
-
-
-def test_experts_have_no_adapter_yet(tmp_path: Path) -> None:
-    write_model(tmp_path, "mixtral")
-    with pytest.raises(UserError, match=r"'gate_up_proj' is part of fused experts"):
-        from_folder(open_folder(FileStore(tmp_path)), Adapter(targets=("gate_up_proj",))).build(torch.float32, "none")
 
 
 @pytest.mark.parametrize("source", ["ftp://host/model", "model", "s3://", "hf://name"])

@@ -128,6 +128,6 @@ def test_memory_for_saves_is_taken_for_what_learns() -> None:
 def test_the_resolved_configuration_names_every_default() -> None:
     assert dump(config(adapter={}))["adapter"] == {
         "kind": "lora", "rank": 16, "alpha": 32.0, "targets": ["q_proj", "v_proj"], "dropout": 0.0,
-        "modulesToSave": [],
+        "targetParameters": [], "modulesToSave": [],
     }  # fmt: skip
     assert "adapter" not in dump(config())

@@ -189,7 +189,8 @@ def _write_adapter(
 ) -> dict[str, Any]:
     weights = _weights(commit)
     parts = {name: weights[name] for name in peft.tensors_of(weights, adapter)}
-    names = peft.names(parts, transformers_names.is_transformers(commit))
+    places = transformers_names.weight_places(commit) if adapter.target_parameters else ()
+    names = peft.names(parts, transformers_names.is_transformers(commit), places)
     twice = [name for name in parts if is_embedding(name) and peft.has_tied_head(weights)]
     direct = {name: theirs for name, theirs in names.items() if name not in twice}
     tied = [peft.tied(name, names[name], parts[name], transformers_names.tied_to(commit)) for name in twice]

@@ -11,6 +11,7 @@ from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import Commit
 from muster.storage.store import Store
 from muster.trainer.convert.pieces import whole
+from muster.trainer.convert.transformers_names import weight_places
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part, parts_of, weight_of
 
@@ -19,16 +20,23 @@ BLOCK_ELEMENTS = 2**18  # of the product at a time: no more memory than that, an
 
 @dataclass(frozen=True)
 class Delta:
-    """What is to be added to W [outputs, inputs], which is the product B A."""
+    """What is to be added to W [outputs, inputs], which is the product B A; or to experts that are held together, W
+    [experts, outputs, inputs], as in models/parameter_lora.py."""
 
-    a: NDArray[np.float32]  # [rank, inputs]
-    b: NDArray[np.float32]  # [outputs, rank], times the scale
+    a: NDArray[np.float32]  # [rank, inputs], or [experts × rank, inputs]
+    b: NDArray[np.float32]  # [outputs, rank] or [outputs, rank × experts], times the scale
     # with DoRA, the length that each row of the sum gets, [outputs]; else None
     magnitude: NDArray[np.float32] | None = None
     streams: bool = True  # whether any stretch of W can be merged by itself, for W is fp32 and no row's length counts
+    transposed: bool = False  # whether W is [experts, inputs, outputs]
 
     def merged(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
         """All of W with what is added to it."""
+        if weight.ndim == 3:
+            experts = len(weight)
+            a = self.a.reshape(experts, -1, self.a.shape[1])
+            product = self.b.reshape(len(self.b), -1, experts).transpose(2, 0, 1) @ a
+            return weight + (product.swapaxes(1, 2) if self.transposed else product)
         found: NDArray[np.float32] = weight + self.b @ self.a
         if self.magnitude is not None:
             found *= (self.magnitude / np.linalg.norm(found, axis=1))[:, None]
@@ -55,8 +63,11 @@ def deltas(store: Store, commit: Commit, adapter: Adapter) -> dict[str, Delta]:
     held = whole(store, commit, parts)
     arrays = {name: np.frombuffer(held[name], "<f4").reshape(commit.tensors[name].shape) for name in parts}
     found = {}
+    places = weight_places(commit) if adapter.target_parameters else {}
     for weight in weights:
         a, b, m = parts_of(weight)
-        streams = m not in arrays and weight in commit.tensors and commit.tensors[weight].dtype == "F32"
-        found[weight] = Delta(arrays[a], arrays[b] * np.float32(adapter.scale), arrays.get(m), streams)
+        entry = commit.tensors.get(weight)  # None: it is held in four bits
+        streams = m not in arrays and entry is not None and entry.dtype == "F32" and len(entry.shape) == 2
+        transposed = places.get(weight.removeprefix("model/"), False)
+        found[weight] = Delta(arrays[a], arrays[b] * np.float32(adapter.scale), arrays.get(m), streams, transposed)
     return found

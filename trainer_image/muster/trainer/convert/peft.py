@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from muster.contract.adapter_config import ALL_LINEAR, Adapter
@@ -29,20 +30,28 @@ def has_tied_head(weights: Iterable[str]) -> bool:
     return not any(is_head(name) for name in weights)
 
 
-def names(ours: Iterable[str], of_transformers: bool) -> dict[str, str]:
+def names(ours: Iterable[str], of_transformers: bool, in_order: Iterable[str] = ()) -> dict[str, str]:
     """`peft`'s name of each tensor of an adapter's file, given by our name.
 
-    `of_transformers` tells that the modules have transformers' own names already. Raises UserError as
-    `hugging_face.names` does.
+    `of_transformers` tells that the modules have transformers' own names already. `in_order` are the model's weights in
+    its modules' order, where several of one module have an adapter: `peft` wraps the module once for each, so that the
+    first is within the second. Raises UserError as `hugging_face.names` does.
     """
     held = list(ours)
     own = {weight_of(name) if is_part(name) else name for name in held}
     weights = {weight: weight for weight in own} if of_transformers else hugging_face.names(dict.fromkeys(own, "F32"))
 
+    around: dict[str, int] = {}  # of each weight, the wrappers around its own
+    for module, together in groupby((w for w in in_order if w in own), key=lambda weight: weight.rpartition(".")[0]):
+        around |= {weight: number for number, weight in enumerate(reversed([*together])) if module}
+
     def theirs(name: str) -> str:
         if not is_part(name):
             return weights[name]
-        return f"{weights[weight_of(name)].removesuffix('weight')}lora_{name.rpartition('.lora_')[2]}"
+        weight = weight_of(name)
+        module, part = weights[weight].rpartition(".")[0], name.rpartition(".lora_")[2].partition(".")[0]
+        within = ".base_layer" * around.get(weight, 0)
+        return f"{module}{within}.lora_{part}" + ("" if part == "magnitude_vector" else ".weight")
 
     return {name: f"base_model.model.{theirs(name)}" for name in held}
 
@@ -95,6 +104,7 @@ def config(
         "lora_alpha": int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha,
         "lora_dropout": adapter.dropout,
         "target_modules": ALL_LINEAR if ALL_LINEAR in adapter.targets else list(adapter.targets),
+        "target_parameters": list(adapter.target_parameters) or None,
         "bias": "none",
         "fan_in_fan_out": False,
         "use_rslora": adapter.kind == "rslora",

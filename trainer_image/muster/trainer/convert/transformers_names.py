@@ -70,6 +70,23 @@ def names(commit: Commit, weights: Mapping[str, TensorEntry]) -> Names:
     return Names(direct, tuple(conversions))
 
 
+def weight_places(commit: Commit) -> dict[str, bool]:
+    """The model's weights by our names, in the order in which their modules have them, and of each whether its module
+    holds experts as [experts, inputs, outputs]. Empty for our own decoder."""
+    if not is_transformers(commit):
+        return {}
+    from muster.trainer.models.parameter_lora import is_transposed
+    from muster.trainer.models.pretrained import build
+    from muster.trainer.models.transformers_model import from_commit
+
+    model = build(from_commit(commit.architecture, None, f"the commit at step {commit.step}").config)
+    return {
+        f"{name}.{own}" if name else own: is_transposed(module)
+        for name, module in model.named_modules()
+        for own, _ in module.named_parameters(recurse=False)
+    }
+
+
 def tied_to(commit: Commit) -> str:
     """What transformers calls the head's weight where it is the embedding's."""
     if not is_transformers(commit):

@@ -17,6 +17,7 @@ from muster.trainer.models.loading import TORCH_DTYPES
 from muster.trainer.models.lora import set_magnitudes
 from muster.trainer.models.nf4 import decode, need_kernels
 from muster.trainer.models.nf4_format import absmax_name, packed_name, weights_among
+from muster.trainer.models.parameter_lora import added_to, is_transposed, of_experts, shape_of
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
 from muster.trainer.models.shards import local, local_rows, rows_beside
 
@@ -39,7 +40,13 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
             name for name in commit.tensors if name.startswith(_MODEL) and is_head(name.removeprefix(_MODEL))
         )
     device = next(model.parameters()).device
-    _parts_must_fit(commit, adapter, own, folder)
+    transposed = {
+        f"{_MODEL}{name}.{part}"
+        for name, module in model.named_modules()
+        if is_transposed(module)
+        for part in module._parameters
+    }
+    _parts_must_fit(commit, adapter, own, transposed, folder)
     # Small, so every rank holds it whole; each merges it into its own rows.
     parts = {
         name: torch.empty(tuple(entry.shape), device=device)
@@ -65,7 +72,15 @@ def begin_with(folder: str, step: int | Literal["best", "last"], model: nn.Modul
             a, b, *magnitude = (parts[part] for part in parts_of(name) if part in parts)
             rows, first = local_rows(own[name])
             assert adapter is not None
-            merged = rows.float().addmm_(b[first : first + len(rows)], a, alpha=adapter.scale)
+            held = slice(first, first + len(rows))
+            if rows.ndim == 2:
+                merged = rows.float().addmm_(b[held], a, alpha=adapter.scale)
+            elif len(rows):
+                merged = added_to(
+                    rows.float(), *of_experts(a, b, adapter.rank, held), adapter.scale, name in transposed
+                )
+            else:
+                continue  # this rank has none of the experts
             if magnitude:
                 merged *= (magnitude[0][first : first + len(rows)] / merged.norm(dim=1))[:, None]
             rows.copy_(merged)
@@ -86,22 +101,26 @@ def _places_for_bytes(commit: Commit, own: dict[str, torch.Tensor]) -> dict[str,
     return found
 
 
-def _parts_must_fit(commit: Commit, adapter: Adapter | None, own: dict[str, torch.Tensor], folder: str) -> None:
+def _parts_must_fit(
+    commit: Commit, adapter: Adapter | None, own: dict[str, torch.Tensor], transposed: set[str], folder: str
+) -> None:
     """Raises CheckpointMismatch where A is not [rank, inputs], B not [outputs, rank] or, with DoRA, the magnitudes are
-    not [outputs] of a weight that is here."""
+    not [outputs] of a weight that is here; of experts held together, A and B have their ranks one after another."""
     if adapter is None:
         return
     wrong = []
     for weight in sorted({weight_of(n) for n in commit.tensors if n.startswith(_MODEL) and is_part(n)}):
         there = tuple(own[weight].shape) if weight in own else ()
-        outputs, inputs = there if len(there) == 2 else (0, 0)
+        is_matrix = len(there) in (2, 3)
+        experts, outputs, inputs = shape_of(there, weight in transposed) if is_matrix else (0, 0, 0)
         a, b, magnitudes = parts_of(weight)
-        wanted: dict[str, tuple[int, ...]] = {a: (adapter.rank, inputs), b: (outputs, adapter.rank)}
+        ranks = adapter.rank * experts
+        wanted: dict[str, tuple[int, ...]] = {a: (ranks, inputs), b: (outputs, ranks)}
         if adapter.kind == "dora":
             wanted[magnitudes] = (outputs,)
         for part, expected in wanted.items():
             shape = tuple(commit.tensors[part].shape) if part in commit.tensors else ()
-            if len(there) != 2 or shape != expected:
+            if not is_matrix or shape != expected:
                 wrong.append(f"{part}: shape {list(shape)} beside {weight} of {list(there)}, at rank {adapter.rank}")
     if wrong:
         raise CheckpointMismatch(f"{folder} step {commit.step}", tuple(wrong))

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,8 +27,10 @@ from muster.contract.architecture import (
     USER_MARK,
 )
 from muster.storage.errors import NotFound, Refused
+from muster.storage.model_folder import has_file
 from muster.storage.store import open_source
 from muster.trainer.data.chat_template import ChatTemplate
+from muster.trainer.data.slow_tokenizers import SLOW_FILES, why_not_fast
 from muster.trainer.errors import StorageError, UserError
 
 Ids = npt.NDArray[np.uint32]
@@ -291,10 +293,13 @@ def load_tokenizer(spec: str) -> Tokenizer:
         place = place.child("tokenizer.json")
     above, _, name = place.path.rpartition("/")
     folder = replace(place, path=above or ("/" if place.path.startswith("/") else ""))
-    text = _read(folder, name)
+    configuration = _read(folder, "tokenizer_config.json")
+    text = None if name in SLOW_FILES else _read(folder, name)
+    if text is None and any(has_file(open_source(folder), slow) for slow in SLOW_FILES):
+        reason = why_not_fast(configuration, partial(has_file, open_source(folder)))
+        raise UserError(f"data.tokenizer: the folder of {spec} {reason}")
     if text is None:
         raise UserError(f"data.tokenizer: {spec} does not exist; use `bytes` or the address of a tokenizer.json")
-    configuration = _read(folder, "tokenizer_config.json")
     return tokenizer_of_folder(text, configuration, spec, _read(folder, "chat_template.jinja"))
 
 

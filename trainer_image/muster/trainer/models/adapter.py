@@ -1,7 +1,9 @@
 """Which of a commit's tensors are an adapter's, in names alone: exporting needs no torch.
 
 Beside `<module>.weight` stand `<module>.lora_A.weight` [rank, inputs], `<module>.lora_B.weight` [outputs, rank] and,
-for DoRA, `<module>.lora_magnitude_vector` [outputs].
+for DoRA, `<module>.lora_magnitude_vector` [outputs]. Beside `<module>.<name>` of experts that are held together stand
+`<module>.lora_A.<name>` [experts × rank, inputs] and `<module>.lora_B.<name>` [outputs, rank × experts], as in
+`peft`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import Commit
 from muster.trainer.errors import UserError
 
-_PART = re.compile(r"(.+)\.lora_(?:[AB]\.weight|magnitude_vector)")
+_PART = re.compile(r"(.+)\.lora_(?:[AB]\.(\w+)|magnitude_vector)")
 
 
 def is_part(name: str) -> bool:
@@ -26,13 +28,13 @@ def weight_of(part: str) -> str:
     """The weight that an adapter's tensor stands beside."""
     found = _PART.fullmatch(part)
     assert found is not None, f"{part} is no adapter's"
-    return f"{found[1]}.weight"
+    return f"{found[1]}.{found[2] or 'weight'}"
 
 
 def parts_of(weight: str) -> tuple[str, str, str]:
     """The names that A, B and (with DoRA) the magnitudes beside a weight have."""
-    module = weight.removesuffix(".weight")
-    return f"{module}.lora_A.weight", f"{module}.lora_B.weight", f"{module}.lora_magnitude_vector"
+    module, _, own = weight.rpartition(".")
+    return f"{module}.lora_A.{own}", f"{module}.lora_B.{own}", f"{module}.lora_magnitude_vector"
 
 
 def adapter_of(commit: Commit) -> Adapter | None:

@@ -45,9 +45,9 @@ def initialize_adapter(model: nn.Module, seed: int, rows_of: Callable[[Tensor], 
     """Fill an adapter's parameters; DoRA's magnitudes too, so what it is beside must have its values."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("lora_B.weight"):
+            if ".lora_B." in name:
                 rows_of(parameter)[0].zero_()
-            elif name.endswith("lora_A.weight"):
+            elif ".lora_A." in name:
                 rows, first = rows_of(parameter)
                 _fill(rows, first, len(parameter), _uniform(parameter.shape[1] ** -0.5), f"{seed}/{name}")
     set_magnitudes(model)

@@ -1,5 +1,6 @@
 """LoRA (Hu et al. 2021, arXiv 2106.09685), rsLoRA (Kalajdzievski 2023, arXiv 2312.03732) and DoRA (Liu et al. 2024,
-arXiv 2402.09353): small trained matrices beside frozen ones, on any linear layer of any model.
+arXiv 2402.09353): small trained matrices beside frozen ones, on any linear layer of any model
+(beside other weights: parameter_lora.py).
 
 A target keeps its weight under its own name, so that folders, commits and conversions see the model they know; beside
 it stand `lora_A`, `lora_B` and, for DoRA, `lora_magnitude_vector`, as in `peft`.
@@ -22,6 +23,7 @@ from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.layers import Linear
 from muster.trainer.models.nf4 import NF4Linear
+from muster.trainer.models.parameter_lora import attach_to_parameters
 from muster.trainer.models.shards import local
 
 
@@ -40,6 +42,7 @@ def attach(model: nn.Module, adapter: Adapter, head: nn.Module | None = None) ->
             if adapter.kind == "dora":
                 module.lora_magnitude_vector = nn.Parameter(torch.empty(outputs))
         module.forward = partial(_dora if adapter.kind == "dora" else _lora, module, module.forward, adapter)
+    attach_to_parameters(model, adapter, {*saved.values()})
     for module in model.modules():
         if hasattr(module, "draws"):  # our own layers draw random numbers for the adapter alone
             module.draws = adapter.dropout > 0  # type: ignore[assignment]
@@ -159,8 +162,8 @@ def _missing(target: str, model: nn.Module, linear: dict[str, nn.Module]) -> str
         return f"adapter.targets: {target!r} is no linear layer; an adapter goes beside {', '.join(there)}"
     if any(f".{target}" in f".{name}" for name, _ in model.named_parameters()):
         return (
-            f"adapter.targets: {target!r} is part of fused experts, beside which no adapter is trained yet; "
-            f"linear layers are {', '.join(there)}"
+            f"adapter.targets: {target!r} is a weight of experts that are held together, and no linear layer; name it "
+            f"in adapter.targetParameters (as in peft). Linear layers are {', '.join(there)}"
         )
     return f"adapter.targets: {target!r} matches no layer of this model; {_near(target, there)}"
 

@@ -28,6 +28,7 @@ from muster.trainer.data import (
     tokenizer_from_commit,
     tokenizer_of_folder,
 )
+from muster.trainer.data.slow_tokenizers import why_not_fast
 from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
 from muster.trainer.models.adapter import adapter_of
 from muster.trainer.models.decoder_model import DecoderModel
@@ -154,11 +155,8 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
     elif training.data.tokenizer != "bytes":
         tokenizer = load_tokenizer(training.data.tokenizer)
     else:
-        raise UserError(
-            f"model.source {source}: holds no tokenizer.json, so its tokenizer is none of the fast ones, or missing. "
-            "`AutoTokenizer.from_pretrained(folder).save_pretrained(folder)` writes one where there is a fast form; or "
-            "name a file in data.tokenizer"
-        )
+        reason = why_not_fast(folder.companions.get("tokenizer_config.json"), folder.has)
+        raise UserError(f"model.source {source}: {reason}")
     own, new = tokenizer, None
     if training.data.add_tokens:
         folder, new = _with_new_tokens(folder, tokenizer, training.data.add_tokens, where)
