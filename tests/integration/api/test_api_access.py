@@ -48,6 +48,7 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "clone_job": SUBMITS,
     "list_attempts": SEES,
     "list_events": SEES,
+    "get_data_report": SEES,
     "list_checkpoints": SEES,
     "get_checkpoint": SEES,
     "pin_checkpoint": ACTS,
