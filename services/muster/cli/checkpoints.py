@@ -32,7 +32,7 @@ def ls(where: Where, server: Server = None, json: Json = False) -> None:
     """List a job's commits, oldest first."""
     from muster.cli.render import checkpoints_table
 
-    if is_folder(where):
+    if isfolder_of(where):
         return run_tool("checkpoint", "muster.trainer.checkpoint", "ls", where)
     with connect(server) as client:
         document = client.get(f"jobs/{client.job_id(where)}/checkpoints")
@@ -50,7 +50,7 @@ def inspect(where: Where, step: MaybeStep = None, server: Server = None, json: J
     """Show what one commit holds, by default the newest."""
     from muster.cli.render import show_commit
 
-    if is_folder(where):
+    if isfolder_of(where):
         return _run("inspect", where, step, server)
     with connect(server) as client:
         document = client.get(f"jobs/{client.job_id(where)}/checkpoints/{'last' if step is None else step}")
@@ -102,12 +102,12 @@ def export(
     transformers gets the whole model, with what an adapter learnt merged into it; peft gets the adapter, with its base
     model beside it where that is no folder and no repository of the hub.
     """
-    command = ["--checkpoint", _folder(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
+    command = ["--checkpoint", folder_of(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
     run_tool("checkpoint", "muster.trainer.convert.export", *command, "--format", form, *(["--ema"] if ema else []))
 
 
 def _mark(verb: str, where: str, step: int, server: str | None, json: bool) -> None:
-    if is_folder(where):
+    if isfolder_of(where):
         return _run(verb, where, step, server)
     with connect(server) as client:
         document = client.post(f"jobs/{client.job_id(where)}/checkpoints/{step}:{verb}")
@@ -123,7 +123,7 @@ def _run(action: str, where: str, step: int | None, server: str | None, *more: s
         "checkpoint",
         "muster.trainer.checkpoint",
         action,
-        _folder(where, server),
+        folder_of(where, server),
         *([str(step)] if step is not None else []),
         *more,
     )
@@ -151,12 +151,13 @@ def _refuse_without_commit(client: JobsClient, name: str, job_id: str) -> None:
     )
 
 
-def is_folder(where: str) -> bool:
+def isfolder_of(where: str) -> bool:
     return "/" in where or where.startswith((".", "~"))
 
 
-def _folder(where: str, server: str | None) -> str:
-    if is_folder(where):
+def folder_of(where: str, server: str | None) -> str:
+    """The checkpoint folder of a job, or the folder that is named itself. Raises CliError where there is none."""
+    if isfolder_of(where):
         return where
     from muster.contract.address import parse_address  # pydantic is not for --help to wait for
 

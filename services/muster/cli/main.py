@@ -16,6 +16,7 @@ from muster.cli import (
     data,
     doctor,
     fleet,
+    generation,
     jobs,
     people,
     platform,
@@ -54,7 +55,15 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         jobs.clone,
         jobs.rm,
     ),
-    "Looking into a job": (watch.logs, watch.events, watch.metrics, watch.why, checkpoints.export),
+    "Looking into a job": (
+        watch.logs,
+        watch.events,
+        watch.metrics,
+        watch.why,
+        checkpoints.export,
+        generation.generate,
+        generation.chat,
+    ),
 }
 for panel, commands in PANELS.items():
     for command in commands:

@@ -17,7 +17,7 @@ from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.trainer.checkpoint import Saver
 from muster.trainer.convert.export import export
-from muster.trainer.convert.generate import load_model
+from muster.trainer.convert.load_model import of_commit
 from muster.trainer.data import load_tokenizer
 from muster.trainer.models.transformers_model import from_folder
 
@@ -60,7 +60,7 @@ def test_modules_trained_whole_open_in_peft_and_transformers(tmp_path: Path, fam
     from transformers import AutoModelForCausalLM
 
     store = committed(tmp_path, family, Adapter(rank=2, targets=("q_proj",), modules_to_save=saved))
-    _, ours, _ = load_model(store.uri, 5)
+    ours = of_commit(store.uri, 5).module
     with torch.no_grad():
         expected = ours(TOKENS, torch.arange(24).expand(2, 24), torch.zeros_like(TOKENS))
         export(store, 5, tmp_path / "alone", form="peft")

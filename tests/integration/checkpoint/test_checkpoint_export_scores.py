@@ -22,7 +22,7 @@ from muster.storage.model_folder import open_folder
 from muster.storage.model_source import model_facts
 from muster.trainer.checkpoint import Saver, read_commit
 from muster.trainer.convert.export import export
-from muster.trainer.convert.generate import load_model
+from muster.trainer.convert.load_model import of_commit
 from muster.trainer.convert.weights import begin_with
 from muster.trainer.data import load_tokenizer
 from muster.trainer.errors import UserError
@@ -88,7 +88,7 @@ def test_our_own_decoder_opens_with_the_same_scores(tmp_path: Path) -> None:
     assert type(theirs).__name__ == "LlamaForSequenceClassification"
     torch.testing.assert_close(their_scores(theirs), scores(model), atol=1e-5, rtol=1e-5)
     with pytest.raises(UserError, match=r"scores texts \(task reward\) and writes none"):
-        load_model(store.uri, 5)
+        of_commit(store.uri, 5)
 
 
 @pytest.mark.parametrize(("family", "adapter"), [("llama-3.1", None), ("qwen2.5", LORA)])

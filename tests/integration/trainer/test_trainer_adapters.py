@@ -21,7 +21,7 @@ from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.trainer.convert import peft
 from muster.trainer.convert.export import export
-from muster.trainer.convert.generate import load_model
+from muster.trainer.convert.load_model import of_commit
 from muster.trainer.data import load_tokenizer, open_data
 from muster.trainer.models.transformers_model import from_folder
 
@@ -191,6 +191,6 @@ def open_exports(job: Job, kind: str, folder: Path, apart: float = 5e-2) -> None
         expected = beside(input_ids=tokens, use_cache=False).logits
         merged = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype=torch.float32).eval()
         assert (merged(input_ids=tokens, use_cache=False).logits - expected).abs().max() <= apart
-        _, ours, _ = load_model(job.folder.as_uri(), STEPS)
+        ours = of_commit(job.folder.as_uri(), STEPS).module
         exact = ours(tokens, torch.arange(24).expand(2, 24), torch.zeros_like(tokens))
     assert (exact - expected).abs().max() <= 1e-5

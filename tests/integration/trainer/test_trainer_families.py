@@ -22,7 +22,7 @@ from muster.contract.signals import StepRecord
 from muster.contract.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.trainer.convert.export import export
-from muster.trainer.convert.generate import load_model
+from muster.trainer.convert.load_model import of_commit
 from muster.trainer.data import load_tokenizer, open_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -157,7 +157,7 @@ def test_the_export_opens_in_transformers_as_the_same_model(trained: dict[str, T
         assert report["dtype"] == "float32"
         theirs, info = AutoModelForCausalLM.from_pretrained(target, output_loading_info=True)
         assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), (family, info)
-        _, ours, _ = load_model(t.calm.folder.as_uri(), STEPS)
+        ours = of_commit(t.calm.folder.as_uri(), STEPS).module
         tokens = torch.randint(3, 250, (2, 24), generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
             expected = ours(tokens, torch.arange(24).expand(2, 24), torch.zeros_like(tokens))

@@ -19,7 +19,7 @@ from muster.contract.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import load
 from muster.trainer.convert.export import export
-from muster.trainer.convert.generate import load_model
+from muster.trainer.convert.load_model import of_commit
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.lora import attach
@@ -150,7 +150,7 @@ def test_the_next_job_begins_with_what_the_adapter_learnt(jobs: dict[str, Job]) 
         a, b = (parts.get(f"{module}.lora_{part}.weight") for part in "AB")
         merged = weight if a is None or b is None else weight + 2.0 * (b @ a).detach()
         torch.testing.assert_close(second[name], merged, rtol=0, atol=1e-6)
-    _, alone, _ = load_model(f"file://{jobs['ddp'].folder}", "last")
+    alone = of_commit(f"file://{jobs['ddp'].folder}", "last").module
     assert not any(is_part(name) for name, _ in alone.named_parameters())
     assert (logits(alone, some_tokens()) - logits(first, some_tokens())).abs().max().item() <= 1e-5
 

@@ -13,7 +13,7 @@ from tests.model_families import write_model
 from muster.contract.names import ExitCode
 from muster.storage.file_store import FileStore
 from muster.trainer.convert.export import export
-from muster.trainer.convert.generate import load_model
+from muster.trainer.convert.load_model import of_commit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -78,7 +78,7 @@ def test_transformers_opens_the_export_with_the_new_tokens(
     assert [ids[1], *ids[3:]] == [259, 260, 292]
     assert tokenizer.decode(ids) == "a<call>b</call><word-31>"
     tokens = torch.tensor([ids])
-    _, ours, _ = load_model(store.uri, STEPS)
+    ours = of_commit(store.uri, STEPS).module
     with torch.no_grad():
         expected = ours(tokens, torch.arange(len(ids))[None], torch.zeros_like(tokens))
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32).eval()

@@ -93,10 +93,10 @@ def test_export_by_name_offers_the_older_job_by_its_id(server: Any) -> None:
     }
     server(answers)
     with pytest.raises(CliError, match=r"base means the newest job of that name .* which has no commit yet") as raised:
-        checkpoints._folder("base", None)
+        checkpoints.folder_of("base", None)
     assert f"1 older job of that name with commits: {OLDER} (step 40)" in raised.value.next_step
     server({**answers, f"GET jobs/{ID}": {"status": {"checkpoint": {"step": 3}}}})
-    assert checkpoints._folder("base", None) == "s3://bucket/x"
+    assert checkpoints.folder_of("base", None) == "s3://bucket/x"
 
 
 def test_a_jobs_commits_are_inspected_and_pinned_by_the_api(server: Any, capsys: pytest.CaptureFixture[str]) -> None:

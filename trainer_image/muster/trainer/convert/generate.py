@@ -1,108 +1,152 @@
-"""`python -m muster.trainer.convert.generate --checkpoint FOLDER`: continue a text with a commit's weights."""
+"""`python -m muster.trainer.convert.generate --checkpoint FOLDER`: text from a commit or a model's folder.
+
+It continues a text, or answers as the assistant of a conversation; with --interactive it holds one, line by line.
+"""
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import sys
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from muster.trainer.checkpoint import read_commit
-from muster.trainer.convert.weights import begin_with
-from muster.trainer.data import Tokenizer, tokenizer_from_commit
+from muster.trainer.convert.load_model import CPU, LoadedModel, load
+from muster.trainer.data import chat_prompt
+from muster.trainer.data.answers import ends_of_turn, text_of, until
 from muster.trainer.errors import UserError, exit_code
-from muster.trainer.models.definition import ModelDefinition
-from muster.trainer.models.from_commit import definition_of
+from muster.trainer.models.generation import Sampling, generate
+
+LEAVE, FORGET = "/exit", "/reset"
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        definition, model, tokenizer = load_model(options.checkpoint, options.step)
-        prompt = [*tokenizer.bos, *tokenizer.encode(options.prompt)]
-        tokens = list(sample(definition, model, tokenizer, prompt, options.tokens, options.temperature, options.seed))
+        loaded = load(options.checkpoint, options.step)
+        if options.interactive:
+            _converse(loaded, options)
+        else:
+            _answer_once(loaded, options)
+    except KeyboardInterrupt:
+        return 130
     except Exception as error:
         code = exit_code(error)
         if code == 1:
             raise
-        print(error, file=sys.stderr)
+        print(json.dumps({"error": str(error)}) if options.json else error, file=sys.stderr)
         return code
-    print(options.prompt + tokenizer.decode(tokens))
     return 0
 
 
-def load_model(folder: str, step: int | Literal["best", "last"]) -> tuple[ModelDefinition, nn.Module, Tokenizer]:
-    """The model of a commit in fp32 on the CPU, and the tokenizer that it was trained with. Raises StorageError."""
-    commit = read_commit(folder, step)
-    definition = definition_of(commit, folder, None)
-    if definition.scores is not None:
-        raise UserError(
-            f"the commit at step {commit.step} in {folder} scores texts (task {commit.config.get('task')}) and writes "
-            "none; export it and open it with AutoModelForSequenceClassification"
-        )
-    model = definition.build(torch.float32, "none")
-    definition.fill(model, torch.device("cpu"), 0, values=False)
-    begin_with(folder, commit.step, model)
-    return definition, model.eval(), tokenizer_from_commit(commit.tokenizer)
+def continued(loaded: LoadedModel, prompt: str, sampling: Sampling, stops: Sequence[str] = ()) -> Iterator[str]:
+    """What follows a text, piece by piece."""
+    tokenizer = loaded.tokenizer
+    ids = [*tokenizer.bos, *tokenizer.encode(prompt)] or [tokenizer.eos]
+    return _pieces(loaded, ids, frozenset({tokenizer.eos}), sampling, stops)
 
 
-@torch.no_grad()
-def sample(
-    definition: ModelDefinition,
-    model: nn.Module,
-    tokenizer: Tokenizer,
-    prompt: list[int],
-    count: int,
-    temperature: float,
-    seed: int,
-) -> Iterator[int]:
-    """At most `count` tokens that follow the prompt. It ends before the end of the document. At temperature 0 each
-    token is the likeliest.
+def answered(
+    loaded: LoadedModel, messages: Sequence[dict[str, Any]], sampling: Sampling, stops: Sequence[str] = ()
+) -> Iterator[str]:
+    """What the assistant says after `messages`, as the model's own chat template writes them, piece by piece. Raises
+    UserError where the tokenizer has neither a template nor marks."""
+    return _pieces(loaded, chat_prompt(loaded.tokenizer, messages), ends_of_turn(loaded.tokenizer), sampling, stops)
 
-    Raises UserError where the prompt has tokens that the model does not know.
-    """
-    tokens = prompt or [tokenizer.eos]
-    if max(tokens) >= definition.vocab_size:
+
+def _pieces(
+    loaded: LoadedModel, ids: list[int], ends: frozenset[int], sampling: Sampling, stops: Sequence[str]
+) -> Iterator[str]:
+    definition, tokenizer = loaded.definition, loaded.tokenizer
+    if max(ids) >= definition.vocab_size:
         raise UserError("the prompt has tokens that the model does not know: the tokenizer is not the model's")
-    dice = torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        chosen = choose(
-            _next_logits(model, tokens[-(definition.position_limit or len(tokens)) :])[: tokenizer.vocab_size],
-            temperature,
-            dice,
-        )
-        if chosen == tokenizer.eos:
+    known = min(tokenizer.vocab_size, definition.vocab_size)
+    tokens = generate(loaded.module, ids, ends, known, sampling, definition.position_limit, CPU)
+    return until(text_of(tokens, ids, tokenizer), stops)
+
+
+def _answer_once(loaded: LoadedModel, options: argparse.Namespace) -> None:
+    if options.chat:
+        pieces = answered(loaded, [*_system(options), _said("user", options.prompt)], _sampling(options), options.stop)
+    else:
+        pieces = continued(loaded, options.prompt, _sampling(options), options.stop)
+    if options.json:
+        print(json.dumps({"model": loaded.name, "prompt": options.prompt, "text": "".join(pieces)}))
+        return
+    _show(pieces if options.chat else itertools.chain((options.prompt,), pieces))
+
+
+def _converse(loaded: LoadedModel, options: argparse.Namespace) -> None:
+    """One turn per line of standard input, until it ends."""
+    said = _system(options)
+    _tell(f"{loaded.name}; {FORGET} begins anew, {LEAVE} or Ctrl-D ends")
+    while True:
+        _tell("> ", end="")
+        line = sys.stdin.readline()
+        if not line or line.strip() == LEAVE:
             return
-        tokens = [*tokens, chosen]
-        yield chosen
+        if line.strip() == FORGET:
+            said = _system(options)
+        elif line.strip():
+            said.append(_said("user", line.rstrip("\n")))
+            pieces = answered(loaded, said, _sampling(options), options.stop)
+            said.append(_said("assistant", _one_document(pieces) if options.json else _show(pieces)))
 
 
-def choose(logits: Tensor, temperature: float, dice: torch.Generator) -> int:
-    """The next id, which is the likeliest one at temperature 0, else drawn. `logits` is [vocab]."""
-    if temperature <= 0:
-        return int(logits.argmax())
-    return int(torch.multinomial(torch.softmax(logits / temperature, dim=0), 1, generator=dice))
+def _show(pieces: Iterator[str]) -> str:
+    """Print pieces as they come; all that they say together."""
+    told = ""
+    for piece in pieces:
+        print(piece, end="", flush=True)
+        told += piece
+    print(flush=True)
+    return told
 
 
-def _next_logits(model: nn.Module, tokens: list[int]) -> Tensor:
-    """The logits [vocab] of the next token. `tokens` is as much of the end of the text as the model has positions."""
-    seen = torch.tensor([tokens])
-    positions = torch.arange(seen.shape[1])[None]
-    out: Tensor = model(seen, positions, torch.zeros_like(seen))
-    return out[0, -1]
+def _one_document(pieces: Iterator[str]) -> str:
+    """Print an answer as JSON; the answer."""
+    told = "".join(pieces)
+    print(json.dumps({"text": told}), flush=True)
+    return told
+
+
+def _tell(line: str, end: str = "\n") -> None:
+    """Tell a person who types. What is piped in gets answers alone."""
+    if sys.stdin.isatty():
+        print(line, end=end, file=sys.stderr, flush=True)
+
+
+def _system(options: argparse.Namespace) -> list[dict[str, Any]]:
+    return [_said("system", options.system)] if options.system else []
+
+
+def _said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _sampling(options: argparse.Namespace) -> Sampling:
+    return Sampling(options.tokens, options.temperature, options.top_p, options.seed)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m muster.trainer.convert.generate", description=__doc__)
-    parser.add_argument("--checkpoint", required=True, help="a job's checkpoint folder: <checkpoint.uri>/<job uid>")
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        help="a job's checkpoint folder (<checkpoint.uri>/<job uid>), or a model's folder as export writes it",
+    )
     parser.add_argument("--step", type=_step, default="best", help="best, last, or a step (default: best)")
-    parser.add_argument("--prompt", default="", help="the text to continue")
-    parser.add_argument("--tokens", type=int, default=128, help="at most so many tokens (default: 128)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
+    parser.add_argument("--prompt", default="", help="the text to continue; with --chat, what the user says")
+    parser.add_argument("--chat", action="store_true", help="answer as the assistant, by the model's chat template")
+    parser.add_argument("--interactive", action="store_true", help="hold a conversation: a line of input is a turn")
+    parser.add_argument("--system", default="", help="what stands before a conversation as the system's words")
+    parser.add_argument("--tokens", type=_count, default=128, help="at most so many tokens (default: 128)")
+    parser.add_argument("--temperature", type=_at_least_0, default=0.8, help="0 takes the likeliest (default: 0.8)")
+    parser.add_argument("--top-p", type=_share, default=1.0, help="of the likeliest with this probability (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same text (default: 0)")
+    parser.add_argument("--stop", action="append", default=[], help="end before this text; may be given several times")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
     return parser
 
 
@@ -112,6 +156,24 @@ def _step(text: str) -> int | str:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be best, last or a step, not {text!r}")
     return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _at_least_0(text: str) -> float:
+    if not 0 <= (value := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {text}")
+    return value
+
+
+def _share(text: str) -> float:
+    if not 0 < (value := float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, not {text}")
+    return value
 
 
 if __name__ == "__main__":

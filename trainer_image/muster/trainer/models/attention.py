@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from muster.contract.architecture import Architecture, RopeScaling
+from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.layers import Linear
 
 
@@ -26,18 +27,26 @@ class AttentionContext:
 
     cos: Tensor  # fp32 [B, 1, T, head_dim]
     sin: Tensor  # fp32 [B, 1, T, head_dim]
-    mask: Any  # None (plain causal), additive [B, 1, T, T], or a flex BlockMask
+    mask: Any  # None (plain causal), additive [B, 1, T, S], or a flex BlockMask
+    cache: KeyValueCache | None = None  # of the tokens before these
 
 
 def attention_context(
-    architecture: Architecture, positions: Tensor, documents: Tensor, dtype: torch.dtype
+    architecture: Architecture,
+    positions: Tensor,
+    documents: Tensor,
+    dtype: torch.dtype,
+    cache: KeyValueCache | None = None,
 ) -> AttentionContext:
     """Make the context of one forward pass, in which tokens see the earlier tokens of their own document only.
 
     `positions` and `documents` are integers [B, T]. A negative document is padding; it stands at the end of a row and
-    is not scored, so what it sees does not matter.
+    is not scored, so what it sees does not matter. With a cache, they also see what it holds of their document, and
+    padding may stand at the beginning of a row.
     """
     cos, sin = rotary(architecture, positions)
+    if cache is not None:
+        return AttentionContext(cos, sin, _additive_mask(documents, dtype, cache.read(documents)), cache)
     if positions.is_cuda and dtype != torch.float32:
         return AttentionContext(cos, sin, _block_mask(documents))
     return AttentionContext(cos, sin, _additive_mask(documents, dtype))
@@ -87,6 +96,8 @@ class Attention(nn.Module):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         query, key = rotate(query, context.cos, context.sin), rotate(key, context.cos, context.sin)
+        if context.cache is not None:
+            key, value = context.cache.extend(self, key, value)
         mixed = attend(query, key, value, context.mask)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
@@ -102,16 +113,19 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
     return mixed
 
 
-def _additive_mask(documents: Tensor, dtype: torch.dtype) -> Tensor | None:
+def _additive_mask(documents: Tensor, dtype: torch.dtype, seen: Tensor | None = None) -> Tensor | None:
     """0 where a token may look, -inf elsewhere; None where every row is one document and causal attention will do.
 
-    The question is only asked on the CPU: on CUDA the answer would wait for the device.
+    `seen` [B, S] are the documents of all tokens that can be looked at, which end with `documents` [B, T]. The question
+    is only asked on the CPU: on CUDA the answer would wait for the device.
     """
-    if documents.device.type == "cpu" and bool(((documents == documents[:, :1]) | (documents < 0)).all()):
+    seen = documents if seen is None else seen
+    length, whole = documents.shape[1], seen.shape[1]
+    alike = (documents == documents[:, :1]) | (documents < 0)
+    if documents.device.type == "cpu" and length == whole and bool(alike.all()):
         return None
-    length = documents.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
-    allowed = (documents[:, None, :, None] == documents[:, None, None, :]) & causal
+    causal = torch.ones(length, whole, dtype=torch.bool, device=documents.device).tril(whole - length)
+    allowed = (documents[:, None, :, None] == seen[:, None, None, :]) & causal
     return torch.zeros(allowed.shape, dtype=dtype, device=documents.device).masked_fill_(~allowed, float("-inf"))
 
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from muster.contract.architecture import Architecture
 from muster.trainer.models.attention import Attention, AttentionContext, attention_context
 from muster.trainer.models.head import Head, Reduction
+from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.layers import Embedding, FeedForward, RMSNorm
 from muster.trainer.models.recompute import keep_expensive
 from muster.trainer.models.scoring import ScoreHead, document_scores
@@ -81,6 +82,7 @@ class Decoder(nn.Module):
         labels: Tensor | None = None,
         smoothing: float = 0.0,
         reduction: Reduction = "sum",
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Compute logits, or a loss where labels are given. `tokens`, `positions`, `documents` and `labels` are
         integers [B, T].
@@ -88,14 +90,16 @@ class Decoder(nn.Module):
         Without labels it returns logits [B, T, vocab] in fp32. With labels (already shifted, -100 not scored) it
         returns the cross-entropy summed over all scored tokens, an fp32 scalar, or with reduction `none` that of each
         token, fp32 [B, T]. A decoder that scores takes no labels and returns fp32 [B, T, scores], by the number of the
-        document.
+        document. With a cache, tokens follow those that it holds, and the logits are those of the last one alone,
+        [B, 1, vocab].
         """
-        context = attention_context(self.architecture, positions, documents, self.dtype)
+        context = attention_context(self.architecture, positions, documents, self.dtype, cache)
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x, context)
         if self.scores is not None:
             return document_scores(self.score(self.norm(x)), tokens, documents, self.scores.pad)
+        x = x if cache is None else x[:, -1:]
         shared = self.embed.weight if self.architecture.tied_head else None
         out: Tensor = self.head(self.norm(x), shared, labels, smoothing, reduction)
         return out

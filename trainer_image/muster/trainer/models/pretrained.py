@@ -20,6 +20,7 @@ from muster.contract.adapter_config import SCORE
 from muster.trainer.models import load_balancing
 from muster.trainer.models.decoder import Recompute
 from muster.trainer.models.head import LogitTransform, Reduction, cross_entropy
+from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.recompute import keep_expensive
 from muster.trainer.models.scoring import document_scores
 
@@ -137,11 +138,14 @@ def _forward(
     labels: Tensor | None = None,
     smoothing: float = 0.0,
     reduction: Reduction = "sum",
+    cache: KeyValueCache | None = None,
 ) -> Tensor:
     """The counterpart of Decoder.forward, with the same arguments and results. `documents` only tells padding
     from the rest, for positions restart with each of them. A mixture's load-balancing loss is added to a sum while
     training.
     """
+    if cache is not None:
+        return _next_logits(model, tokens, positions, documents, cache)
     balances = labels is not None and reduction == "sum" and model.training and load_balancing.weight_of(model) > 0
     more = {"output_router_logits": True} if balances else {}
     found = _backbone(model, masks, tokens, positions, **more)
@@ -162,6 +166,21 @@ def _backbone(model: Any, masks: MaskStyle, tokens: Tensor, positions: Tensor, *
     # Never a 2-D mask and never a cache: with either, transformers does not look for packed documents.
     mask = None if masks == "positions" else _masks_by_layer_type(model, tokens, positions)
     return model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False, **more)
+
+
+def _next_logits(model: Any, tokens: Tensor, positions: Tensor, documents: Tensor, cache: KeyValueCache) -> Tensor:
+    """The logits [B, 1, vocab] of the last tokens, as transformers' own `generate` has them computed: with the class's
+    own cache, and a 2-D mask for padding on the left."""
+    found = model.base_model(
+        input_ids=tokens,
+        attention_mask=(cache.read(documents) >= 0).long(),
+        position_ids=positions,
+        past_key_values=cache.of_transformers,
+        use_cache=True,
+    )
+    cache.of_transformers = found.past_key_values
+    out: Tensor = model.get_output_embeddings()(found.last_hidden_state[:, -1:])
+    return out
 
 
 def _head(

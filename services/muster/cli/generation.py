@@ -1,0 +1,88 @@
+"""Commands that let a model speak: the trainer's tool does it, run as a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from muster.cli.checkpoints import folder_of
+from muster.cli.options import Json, Server
+from muster.cli.trainer_tool import run_tool
+
+Asked = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB|FOLDER", help="Name or id of a job, its checkpoint folder, or a folder that export wrote."
+    ),
+]
+AnyStep = Annotated[str, typer.Option("--step", help="best, last or a number.")]
+System = Annotated[str, typer.Option("--system", help="The system's words before the conversation.")]
+Tokens = Annotated[int, typer.Option("--tokens", min=1, help="At most so many tokens an answer.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")]
+TopP = Annotated[float, typer.Option("--top-p", min=0.0001, max=1, help="Of the likeliest with this probability.")]
+Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")]
+Stops = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
+
+
+def generate(
+    where: Asked,
+    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue; with --chat, what the user says.")] = "",
+    chat: Annotated[bool, typer.Option("--chat", help="Answer it as the assistant, by the model's template.")] = False,
+    system: System = "",
+    step: AnyStep = "best",
+    tokens: Tokens = 128,
+    temperature: Temperature = 0.8,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    stop: Stops = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Let a commit, or the model of a folder, continue a text or answer it.
+
+    It runs on this machine's CPU, in fp32, with what an adapter learnt merged into the model.
+    """
+    asked = {"checkpoint": folder_of(where, server), "step": step, "prompt": prompt, "system": system}
+    _run(asked, ["--chat"] if chat else [], tokens, temperature, top_p, seed, stop)
+
+
+def chat(
+    where: Asked,
+    system: System = "",
+    step: AnyStep = "best",
+    tokens: Tokens = 512,
+    temperature: Temperature = 0.8,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    stop: Stops = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Talk with a commit, or with the model of a folder: each line is a turn.
+
+    /reset begins anew, /exit or Ctrl-D ends. It runs on this machine's CPU, as `muster generate` does. With --json each
+    answer is a document on a line of its own.
+    """
+    asked = {"checkpoint": folder_of(where, server), "step": step, "system": system}
+    _run(asked, ["--interactive"], tokens, temperature, top_p, seed, stop)
+
+
+def _run(
+    asked: dict[str, str],
+    how: list[str],
+    tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    stop: list[str] | None,
+) -> None:
+    chosen = {"tokens": tokens, "temperature": temperature, "top-p": top_p, "seed": seed}
+    # With =, so that a text may begin with a dash.
+    words = [*_options(asked), *how, *_options(chosen), *(f"--stop={text}" for text in stop or ())]
+    run_tool("generate", "muster.trainer.convert.generate", *words)
+
+
+def _options(given: Mapping[str, object]) -> list[str]:
+    return [f"--{name}={value}" for name, value in given.items()]

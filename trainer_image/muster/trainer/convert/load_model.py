@@ -1,0 +1,94 @@
+"""A model in memory, to be asked: of a commit, what its adapter learnt merged into it, or of a model's folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from muster.contract.address import parse_address
+from muster.contract.checkpoint import COMMITS
+from muster.storage.errors import NotFound
+from muster.storage.model_folder import CONFIG, open_folder
+from muster.trainer.checkpoint import read_commit
+from muster.trainer.convert.weights import begin_with
+from muster.trainer.data import Tokenizer, tokenizer_from_commit, tokenizer_of_folder
+from muster.trainer.errors import UserError
+from muster.trainer.models.definition import ModelDefinition
+from muster.trainer.models.files import open_files
+from muster.trainer.models.from_commit import definition_of
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in fp32 on the CPU, and the tokenizer that it was trained with."""
+
+    definition: ModelDefinition
+    module: nn.Module
+    tokenizer: Tokenizer
+    name: str  # where it is from, for people
+
+
+def load(where: str, step: int | Literal["best", "last"]) -> LoadedModel:
+    """Load a job's commit of `step`, or the model of a folder in transformers' layout.
+
+    `where` is an address or a path. Raises UserError for what can't be asked, StorageError.
+    """
+    address = parse_address(where)
+    where = Path(address.path).resolve().as_uri() if address.scheme == "file" else where
+    return _of_folder(where) if address.scheme in ("hf", "https") or _has_config(where) else of_commit(where, step)
+
+
+def of_commit(folder: str, step: int | Literal["best", "last"]) -> LoadedModel:
+    """The model of a commit in a job's checkpoint folder."""
+    commit = read_commit(folder, step)
+    definition = definition_of(commit, folder, None)
+    if definition.scores is not None:
+        raise UserError(
+            f"the commit at step {commit.step} in {folder} scores texts (task {commit.config.get('task')}) and writes "
+            "none; export it and open it with AutoModelForSequenceClassification"
+        )
+    model = definition.build(torch.float32, "none")
+    definition.fill(model, CPU, 0, values=False)
+    begin_with(folder, commit.step, model)
+    tokenizer = tokenizer_from_commit(commit.tokenizer)
+    return LoadedModel(definition, model.eval(), tokenizer, f"step {commit.step} of {commit.job}")
+
+
+def _of_folder(where: str) -> LoadedModel:
+    from muster.trainer.models import transformers_model
+
+    folder = open_folder(open_files(where))
+    if folder.tokenizer is None:
+        raise UserError(f"{where}: holds no tokenizer.json, so that nothing can be asked of its model")
+    beside = folder.companions
+    tokenizer = tokenizer_of_folder(
+        folder.tokenizer, beside.get("tokenizer_config.json"), where, beside.get("chat_template.jinja")
+    )
+    definition = transformers_model.from_folder(folder, None)
+    model = definition.build(torch.float32, "none")
+    definition.fill(model, CPU, 0, values=True)
+    return LoadedModel(definition, model.eval(), tokenizer, where)
+
+
+def _has_config(where: str) -> bool:
+    """Whether a folder is a model's. Raises UserError for an exported adapter, which is no model by itself."""
+    files = open_files(where)
+    try:
+        files.read(CONFIG)
+        return True
+    except NotFound:
+        pass
+    try:
+        files.read("adapter_config.json")
+    except NotFound:
+        return False
+    raise UserError(
+        f"{where} holds an adapter without its model: ask the job's commit instead ({COMMITS}/ of its checkpoint "
+        "folder), or export it with --format transformers"
+    )

@@ -1,0 +1,63 @@
+"""Text out of generated tokens, as soon as it is certain, and where an answer ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from muster.trainer.data.chat import parts
+from muster.trainer.data.conversations import Conversation, Turn
+from muster.trainer.data.tokenizer import Tokenizer
+
+# So many tokens before a text tell a tokenizer what it is a continuation of (a space, half a character).
+CONTEXT_TOKENS = 8
+
+
+def ends_of_turn(tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids that end what the assistant says: the end of a document, and the special token behind a turn, as the
+    chat template writes it or the tokenizer's family has it."""
+    found = {tokenizer.eos}
+    if tokenizer.chat is not None:
+        found.add(tokenizer.chat.end_of_turn)
+    try:
+        written = parts(Conversation((Turn("user", "a", False), Turn("assistant", "b", True))), tokenizer)
+    except ValueError:  # a template that refuses so short a conversation
+        return frozenset(found)
+    learnt = [token for part in written if part.loss_mask for token in (part.ids or tokenizer.encode(part.text))]
+    if learnt and not tokenizer.decode(learnt[-1:]):  # special tokens are left out
+        found.add(learnt[-1])
+    return frozenset(found)
+
+
+def text_of(tokens: Iterable[int], before: Sequence[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of tokens that follow `before`, piece by piece, as soon as no later token can change it."""
+    ids = list(before[-CONTEXT_TOKENS:])
+    begin, told = 0, len(ids)
+    for token in tokens:
+        ids.append(token)
+        known, whole = tokenizer.decode(ids[begin:told]), tokenizer.decode(ids[begin:])
+        if whole.endswith("\ufffd"):  # half a character
+            continue
+        if len(whole) > len(known):
+            yield whole[len(known) :]
+        begin, told = told, len(ids)
+    if told < len(ids):
+        yield tokenizer.decode(ids[begin:])[len(tokenizer.decode(ids[begin:told])) :]
+
+
+def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    """The pieces up to the first of `stops` in what they say together. What may be the beginning of one is held back
+    until more is known."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        found = min((at for stop in stops if (at := held.find(stop)) >= 0), default=-1)
+        if found >= 0:
+            if found:
+                yield held[:found]
+            return
+        keep = max((size for stop in stops for size in range(1, len(stop)) if held.endswith(stop[:size])), default=0)
+        if len(held) > keep:
+            yield held[: len(held) - keep]
+            held = held[len(held) - keep :]
+    if held:
+        yield held
