@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from muster.contract.base import Many, Spec
+from muster.contract.curation import Curation
 from muster.contract.data_formats import Format
 from muster.contract.fields import DataAddress, Positive, Text
 
@@ -117,6 +118,9 @@ class DataConfig(Spec):
     the same length, `left` takes equally many tokens from the beginning of both prompts, `drop` leaves the pair out,
     and `error` refuses the data. Documents of other tasks are cut on the right.
     """
+
+    curation: Curation | None = None
+    """Which training documents are left out."""
 
     @field_validator("add_tokens")
     @classmethod

@@ -146,7 +146,24 @@ class TrainingConfig(Spec):
         self._fits_the_task()
         if self.evaluation is not None:
             must_be_reported(self.evaluation, self.task, self.data.train)
+        self._curation_has_what_it_compares_with()
         return self
+
+    def _curation_has_what_it_compares_with(self) -> None:
+        curation, evaluation = self.data.curation, self.evaluation
+        if curation is None:
+            return
+        if curation.decontamination is not None and not (evaluation and (evaluation.data or evaluation.sets)):
+            raise ValueError(
+                "data.curation.decontamination holds the training documents against evaluation.data and "
+                "evaluation.sets, and there is none of them; leave it out, or give evaluation.data"
+            )
+        near = curation.near_duplicates
+        if near is not None and not near.drop and not (evaluation and evaluation.holdout):
+            raise ValueError(
+                "data.curation.nearDuplicates.drop false keeps near duplicates on one side of evaluation.holdout, and "
+                "there is none; leave nearDuplicates out, or give evaluation.holdout"
+            )
 
     def _fits_the_task(self) -> None:
         for _, source in self.sources():

@@ -16,6 +16,8 @@ import numpy as np
 from muster.contract.data_config import Source
 from muster.storage.sources import File, LocalFile
 from muster.trainer.data.documents import Chunk, LeftOut, Reading
+from muster.trainer.data.rules import NO_RULES, Look, Reader, Rules
+from muster.trainer.data.sketches import Grams, Sketches
 from muster.trainer.data.store import FORMAT_VERSION, Array, Meta, sync
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
@@ -35,6 +37,8 @@ class Encoded(NamedTuple):
     hash: int | None
     split: int | None = None  # the offset of a pair's second side
     value: float | None = None  # a pair's margin, or an answer's label
+    place: str = ""
+    look: Look | None = None
 
 
 @dataclass
@@ -52,8 +56,17 @@ class Builder:
     """Memory: a few batches of text, and some 60 bytes per document for the index."""
 
     def __init__(
-        self, folder: Path, source: Source, tokenizer: Tokenizer, key: str, say: Say, train_on: str = "assistant"
+        self,
+        folder: Path,
+        source: Source,
+        tokenizer: Tokenizer,
+        key: str,
+        say: Say,
+        train_on: str = "assistant",
+        rules: Rules = NO_RULES,
     ) -> None:
+        self._rules = rules
+        self._length = rules.curation.length if rules.curation else None
         self._train_on = train_on
         self._folder, self._source, self._tokenizer, self._key = folder, source, tokenizer, key
         self._dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
@@ -62,12 +75,16 @@ class Builder:
         self._kinds, self._left_out = Counter[str](), LeftOut()
         self._learnt = 0  # tokens in the loss
         self._first = -1  # the first scored token of the document that is being written; -1: it is still to come
+        self._learning = 0  # tokens in the loss of that document
         self._written = self._read = 0
+        self._sketches: Sketches | None = None
+        self._grams = Grams() if rules.collect else None
         self._progress = Progress(source.source, say)
 
     def build(self, files: Sequence[File], digests: Sequence[str]) -> None:
         """Write the whole store; meta.json comes last. Raises UserError for bad input, OSError for a bad disk."""
         self._folder.mkdir()
+        self._sketches = Sketches(self._folder) if self._rules.shingle_words else None
         self._progress.total = sum(file.size for file in files)
         with open(self._folder / "tokens.bin", "wb") as tokens, open(self._folder / "scored.bin", "wb") as scored:
             for batch in batches(self._chunks(files, digests)):
@@ -90,8 +107,9 @@ class Builder:
         self._progress.done(meta.documents, meta.tokens)
 
     def _chunks(self, files: Sequence[File], digests: Sequence[str]) -> Iterator[Chunk]:
+        rules = Reader(self._rules) if self._rules else None
         for file, digest in zip(files, digests, strict=True):
-            reading = Reading(file, self._advance, self._left_out)
+            reading = Reading(file, self._advance, self._left_out, rules=rules)
             yield from reading.chunks(self._source, self._tokenizer, self._train_on)
             self._kinds += reading.kinds
             if isinstance(file, LocalFile) and reading.digest() != digest:
@@ -107,20 +125,53 @@ class Builder:
         tokens.write(encoded.ids.astype(self._dtype).data)
         if self._scored:
             loss_mask.write(encoded.loss_mask.data)
-            self._learnt += int(np.count_nonzero(encoded.loss_mask))
+            self._learning += int(np.count_nonzero(encoded.loss_mask))
             if self._first < 0 and encoded.loss_mask.any():
                 self._first = self._written + int(encoded.loss_mask.argmax())
         self._written += len(encoded.ids)
         if encoded.hash is not None:
+            start = self._index.ends[-1] if self._index.ends else 0
+            if reason := self._why_dropped(encoded, self._written - start):
+                seen = f": {encoded.look.beginning}" if encoded.look else ""
+                self._left_out.add(reason, encoded.place + seen)
+                self._forget(start, tokens, loss_mask)
+                return
+            if encoded.look is not None:
+                if self._sketches is not None:
+                    shingles = encoded.look.shingles()  # a text without words is like its equals alone
+                    self._sketches.add(shingles if len(shingles) else np.array([encoded.hash], np.uint64))
+                if self._grams is not None:
+                    self._grams.add(encoded.look.grams())
             if self._scored:
-                self._index.firsts.append(self._first - (self._index.ends[-1] if self._index.ends else 0))
+                self._index.firsts.append(self._first - start)
                 self._first = -1  # every conversation has a scored token
+            self._learnt, self._learning = self._learnt + self._learning, 0
             if encoded.value is not None:
                 self._index.values.append(encoded.value)
             if encoded.split is not None:
                 self._index.splits.append(encoded.split)
             self._index.hashes.append(encoded.hash)
             self._index.ends.append(self._written)
+
+    def _why_dropped(self, encoded: Encoded, size: int) -> str | None:
+        """Of a document of `size` tokens that has been written."""
+        if encoded.look is not None and (reason := encoded.look.verdict()):
+            return reason
+        least, most = (self._length.min_tokens, self._length.max_tokens) if self._length else (None, None)
+        if least is not None and size < least:
+            return f"has fewer tokens than length.minTokens {least}"
+        if most is not None and size > most:
+            return f"has more tokens than length.maxTokens {most}"
+        return None
+
+    def _forget(self, start: int, tokens: BinaryIO, loss_mask: BinaryIO) -> None:
+        """Take back the document that was written from token `start` on."""
+        tokens.seek(start * self._dtype.itemsize)
+        tokens.truncate()
+        if self._scored:
+            loss_mask.seek(start)
+            loss_mask.truncate()
+        self._written, self._first, self._learning = start, -1, 0
 
     def _write_index(self) -> Meta:
         hashes, ends = np.frombuffer(self._index.hashes, np.uint64), np.frombuffer(self._index.ends, np.int64)
@@ -135,6 +186,10 @@ class Builder:
             index["values"] = np.frombuffer(self._index.values, np.float32)[order]
         if self._index.splits:
             index["splits"] = np.frombuffer(self._index.splits, np.int64)[order]
+        if self._sketches is not None:
+            self._sketches.finish(order)
+        if self._grams is not None:
+            index["grams"] = self._grams.kept()
         for name, values in index.items():
             values.tofile(self._folder / f"{name}.bin")
         return Meta(
@@ -152,6 +207,8 @@ class Builder:
             kinds=dict(self._kinds),
             left_out=dict(self._left_out.counts),
             examples=self._left_out.examples,
+            sketched=self._sketches is not None,
+            grams=len(index["grams"]) if self._grams is not None else None,
             learnt=self._learnt if self._scored else self._written,
         )
 
@@ -178,7 +235,8 @@ def encode(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[Encoded]:
         flags = np.array([part.loss_mask for part in chunk.parts], np.uint8)
         lengths = [len(each) for each in ids]
         split = None if chunk.split is None else sum(lengths[: chunk.split])
-        yield Encoded(np.concatenate(ids), np.repeat(flags, lengths), chunk.hash, split, chunk.value)
+        mask = np.repeat(flags, lengths)
+        yield Encoded(np.concatenate(ids), mask, chunk.hash, split, chunk.value, chunk.place, chunk.look)
 
 
 class Progress:

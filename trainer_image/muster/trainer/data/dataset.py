@@ -17,6 +17,7 @@ from muster.contract.objectives import PREFERENCE_TASKS
 from muster.contract.training import TrainingConfig
 from muster.trainer.data import store as stores
 from muster.trainer.data.comparisons import must_have_both_labels, packed_pairs
+from muster.trainer.data.duplicates import without_duplicates
 from muster.trainer.data.mixture import Mixture
 from muster.trainer.data.packing import (
     ConcatPacking,
@@ -29,6 +30,7 @@ from muster.trainer.data.packing import (
     one_each,
 )
 from muster.trainer.data.prepare import prepared, with_formats
+from muster.trainer.data.rules import NO_RULES, Rules
 from muster.trainer.data.store import Documents, TokenStore
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
@@ -111,7 +113,16 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     _must_fit(tokenizer, config)
     config = with_formats(config, report)
     evaluation, train_on = config.evaluation, config.data.train_on
-    opened = [prepared(source, tokenizer, cache_dir, report, train_on) for source in config.data.train]
+    curation = config.data.curation
+    collect = Rules(collect=curation.decontamination.ngram) if curation and curation.decontamination else NO_RULES
+    evaluation_stores = [
+        prepared(source, tokenizer, cache_dir, report, train_on, collect)
+        for _, source in (evaluation.sources() if evaluation else ())
+    ]
+    rules = Rules(curation, tuple(evaluation_stores) if collect else ())
+    whole = [prepared(source, tokenizer, cache_dir, report, train_on, rules) for source in config.data.train]
+    opened = without_duplicates(whole, curation, tokenizer, cache_dir, report)
+    _tell_what_is_dropped(opened, report)
     threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0, report)
     training, held_out = zip(*(stores.split(store, threshold) for store in opened), strict=True)
     maker = _Maker(config, tokenizer.eos, report)
@@ -123,12 +134,13 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     evaluated: list[Packed] = []
 
     def apart(sources: Sequence[Source], name: str) -> Dataset:
-        found = [prepared(source, tokenizer, cache_dir, report, train_on) for source in sources]
+        found = [next(held_apart) for _ in sources]
         _tell_overlap(opened, found, report)
         held, parts = maker.evaluation(sources, [stores.split(store, 0)[0] for store in found], name)
         evaluated.extend(parts)
         return held
 
+    held_apart = iter(evaluation_stores)
     main = apart(evaluation.data, "evaluation") if evaluation.data else None
     if evaluation.holdout:
         main, parts = maker.evaluation(config.data.train, held_out)
@@ -234,6 +246,13 @@ class _Maker:
 def _those_with_samples(packed: Sequence[Packed]) -> dict[int, Packing]:
     """By the source's number."""
     return {number: each.packing for number, each in enumerate(packed) if each.packing is not None}
+
+
+def _tell_what_is_dropped(opened: Sequence[TokenStore], report: Report) -> None:
+    for store in opened:
+        if not store.meta.compares:  # what is left out of preferences is told with the rest that becomes of them
+            for reason, count in store.meta.left_out.items():
+                report(f"data: {store.meta.source}: {count:,} documents are left out: {reason}")
 
 
 def _tell_of_small_data(config: TrainingConfig, train: Dataset, report: Report) -> None:

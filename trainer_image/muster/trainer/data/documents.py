@@ -17,11 +17,12 @@ from muster.contract.data_formats import columns_of
 from muster.contract.data_report import EXAMPLES_MAX
 from muster.storage import sources
 from muster.storage.data_format import of_another_format, renamed_columns
-from muster.storage.records import broken, is_table, not_utf8, open_bytes, read_records
+from muster.storage.records import Record, broken, is_table, not_utf8, open_bytes, read_records
 from muster.storage.sources import File
 from muster.trainer.data import chat, conversations, preference
 from muster.trainer.data.chat import Part
 from muster.trainer.data.preference import Comparison
+from muster.trainer.data.rules import Look, Reader
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
 
@@ -44,6 +45,8 @@ class Chunk(NamedTuple):
     hash: int | None  # 64 bits of the whole content, with the last chunk; None where more of the document follows
     split: int | None = None  # the part with which a pair's second side begins
     value: float | None = None  # a pair's margin, or an answer's label
+    place: str = ""  # with the last chunk: where the document is
+    look: Look | None = None  # with the last chunk: what was seen of its text, where rules ask for that
 
 
 class LeftOut:
@@ -73,8 +76,10 @@ class Reading:
         advance: Callable[[int], None],
         left_out: LeftOut | None = None,
         faults: list[str] | None = None,
+        rules: Reader | None = None,
     ) -> None:
         self.file = file
+        self._rules = rules
         self._advance, self._faults = advance, faults
         self.kinds = Counter[str]()  # of preferences, in words
         self._left_out = LeftOut() if left_out is None else left_out
@@ -84,14 +89,14 @@ class Reading:
         """The file's documents in order; empty ones are passed over. Raises UserError, StorageError."""
         if source.format == "text":
             with open_bytes(self.file, self._saw) as stream:
-                yield from _text(stream, self.file.address, tokenizer)
+                yield from _text(stream, self.file.address, tokenizer, self._rules)
             return
         for record in read_records(self.file, renamed_columns(source), self._saw):
             try:
                 if source.format in COMPARISONS:
                     yield from self._comparison(COMPARISONS[source.format](record.value), record.place, tokenizer)
                 else:
-                    yield from _in_pieces(_of_record(record.value, source, tokenizer, train_on))
+                    yield from self._document(record, source, tokenizer, train_on)
             except ValueError as error:  # UnicodeEncodeError is one
                 words = f"{record.place}: {_reason(error)}{of_another_format(record.value, source)}"
                 if self._faults is None:
@@ -106,11 +111,44 @@ class Reading:
             self._left_out.add(one.fault, place)
             return
         self.kinds[one.kind] += 1
+        if not (look := self._looked_at(preference.words(one), place))[0]:
+            return
         first, *second = preference.parts(one, tokenizer)
         split = len(first) if second else None
         yield Chunk(
-            (*first, *(part for side in second for part in side)), preference.content_hash(one), split, one.value
+            (*first, *(part for side in second for part in side)),
+            preference.content_hash(one),
+            split,
+            one.value,
+            place,
+            look[1],
         )
+
+    def _document(self, record: Record, source: Source, tokenizer: Tokenizer, train_on: str) -> Iterator[Chunk]:
+        """The document of a record in chunks, or none where it is empty or a rule drops it. Raises ValueError saying
+        what is wrong and where in the record."""
+        if source.format == "jsonl":
+            text = _text_of(record.value, source.field)
+            kept, look = self._looked_at(text, record.place)
+            if kept:
+                yield from _in_pieces(_document(text, tokenizer)._replace(place=record.place, look=look))
+            return
+        given = conversations.conversation(record.value, source.format, train_on)
+        words = "\n".join(turn.content for turn in given.turns if turn.role != "system")
+        kept, look = self._looked_at(words, record.place)
+        if kept:
+            parts = chat.parts(given, tokenizer)
+            yield from _in_pieces(Chunk(parts, given.hash(), place=record.place, look=look))
+
+    def _looked_at(self, text: str, place: str) -> tuple[bool, Look | None]:
+        """Whether a document is kept, and what was seen of it."""
+        if self._rules is None or not text:
+            return True, None
+        look = self._rules.look()
+        look.add(text)
+        if reason := look.verdict():
+            self._left_out.add(reason, f"{place}: {look.beginning}")
+        return not reason, look
 
     def digest(self) -> str:
         """BLAKE2b of the bytes read so far, in hex, as `sources.digest` makes it of a whole local file. A file that is
@@ -122,20 +160,12 @@ class Reading:
         self._advance(len(block))
 
 
-def _of_record(record: Any, source: Source, tokenizer: Tokenizer, train_on: str) -> Chunk:
-    """Raises ValueError saying what is wrong and where in the record."""
-    if source.format == "jsonl":
-        return _document(_text_of(record, source.field), tokenizer)
-    given = conversations.conversation(record, source.format, train_on)
-    return Chunk(chat.parts(given, tokenizer), given.hash())
-
-
-def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer) -> Iterator[Chunk]:
+def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer, rules: Reader | None) -> Iterator[Chunk]:
     """One document. A chunk is given out only when the next piece is there, so that the last one is known as such."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     state = hashlib.blake2b(digest_size=8)
     opening: tuple[Part, ...] = (Part(ids=tokenizer.bos),) if tokenizer.bos else ()
-    held, offset = "", 0
+    held, offset, look = "", 0, rules.look() if rules else None
     for block in _pieces(stream, address):
         text = _decode(decoder, block, offset, address)
         text = text.removeprefix("\ufeff") if offset == 0 else text
@@ -143,13 +173,18 @@ def _text(stream: BinaryIO, address: str, tokenizer: Tokenizer) -> Iterator[Chun
         state.update(text.encode())
         if held:
             cut = held.rfind("\n") + 1 or len(held)
+            if look:
+                look.add(held[:cut])
             yield Chunk((*opening, Part(held[:cut])), None)
             opening, held = (), held[cut:]
         held += text
     _decode(decoder, b"", offset, address, final=True)
     if held:
+        if look:
+            look.add(held)
         eos = Part(ids=(tokenizer.eos,))
-        yield Chunk((*opening, Part(held), eos), int.from_bytes(state.digest(), "little"))
+        parts = (*opening, Part(held), eos)
+        yield Chunk(parts, int.from_bytes(state.digest(), "little"), place=address, look=look)
 
 
 def _pieces(stream: BinaryIO, address: str) -> Iterator[bytes]:
@@ -206,7 +241,7 @@ def _in_pieces(document: Chunk) -> Iterator[Chunk]:
             waiting, start, room = [], cut, PIECE_BYTES
         waiting.append(part._replace(text=part.text[start:]) if start else part)
         room -= len(part.text) - start
-    yield Chunk(tuple(waiting), document.hash)
+    yield document._replace(parts=tuple(waiting))
 
 
 def _hash(content: bytes) -> int:

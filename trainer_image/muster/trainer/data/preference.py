@@ -77,6 +77,15 @@ def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]
     return tuple(chat.parts(Conversation((*before, *_turns(side))), tokenizer) for side in one.sides)
 
 
+def words(one: Comparison) -> str:
+    """All that is said, but for the system's words."""
+    texts = (
+        [side] if isinstance(side, str) else [turn.content for turn in side if turn.role != "system"]
+        for side in (one.prompt, *one.sides)
+    )
+    return "\n".join(text for some in texts for text in some)
+
+
 def content_hash(one: Comparison) -> int:
     """64 bits of BLAKE2b over prompt, sides and value, whatever the tokenizer. Raises ValueError for half a
     character."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
-import os
 import shutil
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from muster.contract.data_config import Source
@@ -21,13 +18,14 @@ from muster.storage import sources
 from muster.storage.data_format import of_known_format
 from muster.storage.sources import File
 from muster.trainer.data.build import Builder
+from muster.trainer.data.lock import locked
+from muster.trainer.data.rules import NO_RULES, Rules
 from muster.trainer.data.store import FORMAT_VERSION, TokenStore, sync
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
 
 Report = Callable[[str], None]
 
-WAIT_REPORT_SECONDS = 10.0
 TRUST_STAMP_BYTES = 1 << 20  # below this, reading a file again is cheaper than remembering it
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
@@ -35,19 +33,27 @@ NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR,
 
 @final_errors_are_the_users()
 def prepared(
-    source: Source, tokenizer: Tokenizer, cache: Path, report: Report, train_on: str = "assistant"
+    source: Source,
+    tokenizer: Tokenizer,
+    cache: Path,
+    report: Report,
+    train_on: str = "assistant",
+    rules: Rules = NO_RULES,
 ) -> TokenStore:
-    """The token store of a source, made now if there is none. Blocks while another process makes it.
+    """The token store of a source, made now if there is none. Blocks while another process makes it. `rules` say what
+    becomes of a document by its text.
 
     Raises UserError for bad input or a cache that can't be written, StorageError when the disk is full or fails.
     """
     try:
-        return _prepared(source, tokenizer, cache, report, train_on)
+        return _prepared(source, tokenizer, cache, report, train_on, rules)
     except OSError as error:
         raise _disk_error(cache, error) from error
 
 
-def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report, train_on: str) -> TokenStore:
+def _prepared(
+    source: Source, tokenizer: Tokenizer, cache: Path, report: Report, train_on: str, rules: Rules
+) -> TokenStore:
     source, _ = _found(source, report)
     recipe = {
         "version": FORMAT_VERSION,
@@ -56,11 +62,12 @@ def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report,
         "tokenizer": _digest_of(tokenizer.describe()),
         **({"trainOn": train_on} if source.format in CONVERSATIONS and train_on != "assistant" else {}),
         **({"columns": source.columns.renamed()} if source.columns else {}),
+        **rules.recipe(),
     }
     for place in ("tokens", "locks", "digests"):
         (cache / place).mkdir(parents=True, exist_ok=True)
     name = _digest_of({"source": source.source, **recipe})[:32]
-    with _locked(cache / "locks" / name, source.source, report) as say:
+    with locked(cache / "locks" / name, source.source, report) as say:
         for left in cache.glob(f"tokens/.building-{name}-*"):  # of a starter that died
             shutil.rmtree(left, ignore_errors=True)
         _, files = _found(source, say)
@@ -71,7 +78,7 @@ def _prepared(source: Source, tokenizer: Tokenizer, cache: Path, report: Report,
         if store is None:
             building = cache / "tokens" / f".building-{name}-{uuid.uuid4().hex}"
             try:
-                Builder(building, source, tokenizer, key, say, train_on).build(files, digests)
+                Builder(building, source, tokenizer, key, say, train_on, rules).build(files, digests)
                 _publish(building, folder)
             finally:
                 shutil.rmtree(building, ignore_errors=True)
@@ -118,38 +125,6 @@ def _found(source: Source, report: Report) -> tuple[Source, tuple[File, ...]]:
 
 def _digest_of(document: object) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def _locked(path: Path, source: str, report: Report) -> Iterator[Report]:
-    """Hold the lock; yield a `report` whose last line those who wait for the lock can see too.
-
-    The kernel takes the lock back when its holder dies, so a crash blocks nobody.
-    """
-    with open(path, "a+") as file:
-        _wait_for(file.fileno(), path, source, report)
-
-        def say(line: str) -> None:
-            with contextlib.suppress(OSError):  # only news for others
-                file.truncate(0)
-                file.write(f"process {os.getpid()}: {line}")
-                file.flush()
-            report(line)
-
-        yield say
-
-
-def _wait_for(descriptor: int, path: Path, source: str, report: Report) -> None:
-    told = float("-inf")
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() - told >= WAIT_REPORT_SECONDS:
-                told = time.monotonic()
-                report(f"data: waiting for another process to prepare {source} ({path.read_text() or 'just begun'})")
-            time.sleep(0.1)
 
 
 def _remembered_digest(file: File, folder: Path) -> str:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 
 from muster.trainer.data.packing import IGNORED, PADDING, Sample
+from muster.trainer.data.store import TokenStore
 from muster.trainer.data.tokenizer import Tokenizer
+
+EXCERPT_TOKENS: Final = 40
+EXCERPT_CHARACTERS: Final = 80
 
 # Brackets of the golden files of templates; in colour the learnt text is green, and what is only read is dim.
 OPEN, CLOSE = "⟦", "⟧"
@@ -77,3 +82,11 @@ def _painted(stretch: Stretch, colour: bool) -> str:
 def _safe(text: str) -> str:
     """The text without control characters, which would speak to the terminal."""
     return "".join(letter if letter >= " " or letter in "\n\t" else f"\\x{ord(letter):02x}" for letter in text)
+
+
+def excerpt(store: TokenStore, number: int, tokenizer: Tokenizer) -> str:
+    """How a document of a store begins, by its number in the index."""
+    start, size = int(store.starts[number]), int(store.bounds[number + 1] - store.bounds[number])
+    text = tokenizer.spell(store.tokens[start : start + min(size, EXCERPT_TOKENS)].tolist())
+    words = " ".join(text.split())
+    return words if len(words) <= EXCERPT_CHARACTERS else words[: EXCERPT_CHARACTERS - 1] + "…"

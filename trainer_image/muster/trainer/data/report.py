@@ -10,12 +10,11 @@ from muster.contract.data_config import Source
 from muster.contract.data_report import EXAMPLES_MAX, DataReport, LeftOut, LengthCount, SourceReport
 from muster.trainer.data.dataset import Data
 from muster.trainer.data.packing import Packed
+from muster.trainer.data.rendering import excerpt
 from muster.trainer.data.store import Documents
 from muster.trainer.data.tokenizer import Tokenizer
 
 AT_ONCE: Final = 1 << 20  # documents whose lengths are counted at a time: 8 MB
-EXCERPT_TOKENS: Final = 40
-EXCERPT_CHARACTERS: Final = 80
 
 
 def data_report(data: Data, tokenizer: Tokenizer) -> DataReport:
@@ -46,9 +45,15 @@ def _of_source(
     documents, packing = packed.documents, packed.packing
     meta = documents.store.meta
     whole = len(documents) == meta.documents  # else a part of it is held out, and the store counts both
-    lost = [LeftOut(reason=each.reason, documents=len(each.documents), examples=()) for each in packed.lost]
-    examples = [
-        tuple(_excerpt(documents, int(number), tokenizer) for number in each.documents[:EXAMPLES_MAX])
+    lost = [
+        LeftOut(
+            reason=each.reason,
+            documents=len(each.documents),
+            examples=tuple(
+                excerpt(documents.store, documents.first + int(number), tokenizer)
+                for number in each.documents[:EXAMPLES_MAX]
+            ),
+        )
         for each in packed.lost
     ]
     read = [
@@ -68,10 +73,7 @@ def _of_source(
         samples=packing.samples if packing else 0,
         filled=packing.tokens / (packing.samples * length) if packing else 0.0,
         looks=meta.kinds,
-        left_out=(
-            *read,
-            *(each.model_copy(update={"examples": some}) for each, some in zip(lost, examples, strict=True)),
-        ),
+        left_out=(*read, *lost),
     )
 
 
@@ -86,12 +88,3 @@ def _lengths(documents: Documents) -> tuple[LengthCount, ...]:
         for power in np.flatnonzero(counts).tolist()
         if power
     )
-
-
-def _excerpt(documents: Documents, number: int, tokenizer: Tokenizer) -> str:
-    """How a document begins."""
-    start = int(documents.store.starts[documents.first + number])
-    size = int(documents.bounds[number + 1] - documents.bounds[number])
-    text = tokenizer.spell(documents.store.tokens[start : start + min(size, EXCERPT_TOKENS)].tolist())
-    words = " ".join(text.split())
-    return words if len(words) <= EXCERPT_CHARACTERS else words[: EXCERPT_CHARACTERS - 1] + "…"

@@ -8,6 +8,8 @@
                          firsts.bin       int64 per document, where scored.bin is: offset of its first scored token
                          splits.bin       int64 per document, pairs only: offset of its second side
                          values.bin       float32 per document, preferences only: a pair's margin, an answer's label
+                         sketches.bin     uint32 [documents, 128], where near duplicates are looked for: MinHash
+                         grams.bin        uint64, ascending, of evaluation data: hashes of n-grams of words
                          meta.json        written last
 
 Index order is hash order: it depends neither on the names, the number nor the order of the files, it is random with
@@ -31,6 +33,7 @@ from muster.trainer.errors import StorageError
 
 FORMAT_VERSION = 1
 META = "meta.json"
+SKETCH_VALUES = 128  # of a MinHash: similarities are estimated to within 0.044 (one standard deviation at 0.5)
 Array = npt.NDArray[Any]
 
 
@@ -53,6 +56,8 @@ class Meta:
     left_out: dict[str, int] = field(default_factory=dict)  # why lines were left out, and how many were
     examples: dict[str, list[str]] = field(default_factory=dict)  # the places of some of them, by the same reason
     learnt: int | None = None  # tokens in the loss; None: unknown, for an older Muster made the store
+    sketched: bool = False  # whether it has sketches
+    grams: int | None = None  # how many n-grams of words it has; None: they were not asked for
 
     def write(self, folder: Path) -> None:
         (folder / META).write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -69,6 +74,10 @@ class Meta:
             sizes |= {"scored.bin": self.tokens, "firsts.bin": self.documents * 8}
         if self.compares:
             sizes |= {"values.bin": self.documents * 4}
+        if self.sketched:
+            sizes |= {"sketches.bin": self.documents * SKETCH_VALUES * 4}
+        if self.grams is not None:
+            sizes |= {"grams.bin": self.grams * 8}
         return sizes | ({"splits.bin": self.documents * 8} if self.compares == "pairs" else {})
 
 
@@ -86,6 +95,8 @@ class TokenStore:
     folder: Path | None = None  # None for arrays in memory
     splits: Array | None = None  # None but for pairs
     values: Array | None = None  # None but for preferences
+    sketches: Array | None = None  # None but where near duplicates are looked for
+    grams: Array | None = None  # None but for evaluation data that training data are held against
 
     def must_be_sound(self, ids: Array) -> None:
         """Raises StorageError for ids of this store that its tokenizer doesn't have: the file was damaged since it was
@@ -126,6 +137,8 @@ class TokenStore:
             folder=folder,
             splits=array("splits", "int64") if meta.compares == "pairs" else None,
             values=array("values", "float32") if meta.compares else None,
+            sketches=array("sketches", "uint32").reshape(-1, SKETCH_VALUES) if meta.sketched else None,
+            grams=array("grams", "uint64") if meta.grams else None if meta.grams is None else np.zeros(0, np.uint64),
         )
 
 
@@ -164,8 +177,8 @@ def hold_out(stores: Sequence[TokenStore], share: float) -> int:
     """
     if share == 0:
         return 0
-    smallest = min(int(store.hashes[0]) for store in stores)
-    largest = max(int(store.hashes[-1]) for store in stores)
+    smallest = min(int(store.hashes[0]) for store in stores if store.meta.documents)
+    largest = max(int(store.hashes[-1]) for store in stores if store.meta.documents)
     if smallest == largest:
         raise ValueError("all documents have the same content")
     return min(max(int(share * 2**64), smallest + 1), largest)
