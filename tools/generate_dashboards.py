@@ -276,10 +276,47 @@ CONTROL_PLANE = (
         (("sum by (outcome) (increase(muster_operator_alerts_total[1h]))", "{{outcome}}"),), stacked=True,
     ),
 )  # fmt: skip
+
+
+# Each replica of the API counts the same.
+def of_projects(metric: str) -> str:
+    return f"max by (project) (muster_api_project_{metric})"
+
+
+USAGE = (
+    Panel("GPU-hours", "Of this month (UTC), by project.", ((of_projects("gpu_hours"), "{{project}}"),)),
+    Panel(
+        "Cost", "Of this month, where prices are known; and the node-hours that have none.",
+        (
+            (of_projects("cost"), "{{project}}"),
+            (of_projects("unpriced_hours") + " > 0", "{{project}}: node-hours without a price"),
+        ),
+    ),
+    Panel(
+        "Budgets", "How much of a month's budget is used: the project's, or of its person who used most of theirs.",
+        (("max by (project, whose, unit) (muster_api_project_budget_ratio)", "{{project}} {{unit}} ({{whose}})"),),
+        "percentunit",
+    ),
+    Panel("Saved by spot", "Of this month.", ((of_projects("saved"), "{{project}}"),)),
+    Panel(
+        "Lost to failures", "GPU-hours of this month: steps trained again, and ranks that stood still.",
+        ((of_projects("lost_gpu_hours"), "{{project}}"),),
+    ),
+    Panel("CPU-hours", "Of gangs without GPUs, of this month.", ((of_projects("cpu_hours"), "{{project}}"),)),
+    Panel(
+        "Workers that run", "Now.",
+        (("sum by (job_project) (muster_operator_job_workers_ready)", "{{job_project}}"),), stacked=True,
+    ),
+    Panel(
+        "Jobs that wait", "Now.",
+        (('sum by (job_project) (muster_operator_job_phase{phase="Queued"})', "{{job_project}}"),), stacked=True,
+    ),
+)  # fmt: skip
 DASHBOARDS = {
     "fleet": ("Muster / Fleet", FLEET),
     "job": ("Muster / Job", JOB),
     "spot": ("Muster / Spot", SPOT),
+    "usage": ("Muster / Usage", USAGE),
     "control-plane": ("Muster / Control plane", CONTROL_PLANE),
 }
 

@@ -39,6 +39,7 @@ WELL = {
     CALLS: "0+20x120",
     'muster_operator_jobs{phase="Running"}': "3x120",
 }
+BUDGET = 'muster_api_project_budget_ratio{project="nlp",whose="project",unit="gpu_hours"}'
 API_WELL = {'muster_api_requests_total{status="200"}': "0+60x120"}
 
 
@@ -88,6 +89,8 @@ FIRES: dict[str, Case] = {
         "60m",
     ),
     "MusterAlertsNotUnderstood": Case({'muster_operator_alerts_total{outcome="unknown_action"}': "0x5 1x60"}, "10m"),
+    "MusterBudgetNearlyUsed": Case({BUDGET: "0.5x5 0.85x30"}, "20m"),
+    "MusterBudgetUsed": Case({BUDGET: "0.9x5 1.02x30"}, "20m"),
     "MusterApiErrors": Case(API_WELL | {'muster_api_requests_total{status="503"}': "0+60x120"}, "60m"),
     "MusterApiSlow": Case(
         {
@@ -165,6 +168,9 @@ QUIET: dict[str, Case] = {
         "60m",
     ),
     "MusterAlertsNotUnderstood": Case({'muster_operator_alerts_total{outcome="job_gone"}': "0+1x60"}, "10m"),
+    # Used up is told by the other alert; and a moment above is a raised budget's.
+    "MusterBudgetNearlyUsed": Case({BUDGET: "0.79x5 1.01x30"}, "20m"),
+    "MusterBudgetUsed": Case({BUDGET: "0.99x5 1.01x2 0.4x30"}, "20m"),
     "MusterApiErrors": Case(API_WELL | {'muster_api_requests_total{status="503"}': "0+1x120"}, "60m"),
     "MusterApiSlow": Case(
         {

@@ -15,7 +15,7 @@ from muster.operator.core.fleet import JobSummary
 FINISHED_SECONDS = 900.0  # an ended job is still told, so that its last values are scraped
 PREFIX = "muster_operator_job_"
 
-# Beside these, every series has job_uid, job_name and job_namespace.
+# Beside these, every series has job_uid, job_name, job_namespace and job_project.
 FAMILIES: dict[str, tuple[str, str]] = {
     "phase": ("gauge", "1 for the job's phase"),
     "attempt": ("gauge", "The current or last attempt"),
@@ -47,7 +47,9 @@ def job_page(jobs: Iterable[JobSummary], prices: Prices, now: float) -> str:
         if job.status.phase.terminal and (ended is None or now - ended >= FINISHED_SECONDS):
             continue
         # Kubernetes allows nothing in these that would have to be escaped.
-        place = f'job_uid="{job.uid}",job_name="{job.name}",job_namespace="{job.namespace}"}}'
+        place = (
+            f'job_uid="{job.uid}",job_name="{job.name}",job_namespace="{job.namespace}",job_project="{job.project}"}}'
+        )
         for name, own, value in _samples(job, prices, now):
             lines[name].append(f"{PREFIX}{name}{{{own}{place} {float(value)!r}\n")
     heads = {

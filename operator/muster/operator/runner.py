@@ -67,6 +67,7 @@ class Runner:
         self.queue = WorkQueue()
         self.queue.prefer(FLEET, True)
         self._waits: dict[str, Wait] = {}
+        self._budgets: dict[str, Wait] = {}  # who must stop for a month's budget, or may go on again
         self._told: dict[str, tuple[Wait, float]] = {}  # what each queued job was last told, and when (ticks)
         self._wrote: dict[str, float] = {}  # when a job's status was last written, or the job first seen (ticks)
         self._passing: dict[str, float] = {}  # since when a job has words that wait (ticks)
@@ -165,8 +166,12 @@ class Runner:
             self.listener.reserved(held.entries, plan.entries)
             for entry in set(plan.entries) - set(held.entries):
                 self.queue.enqueue(entry.uid, ticks)
+        for uid in {uid for uid, told in plan.budgets.items() if self._budgets.get(uid) != told}:
+            self.queue.enqueue(uid, ticks)
+        self._budgets = plan.budgets
         self._tell_waits(plan.waits, ticks)
-        return ADMISSION_SECONDS if plan.waits else IDLE_ADMISSION_SECONDS
+        pause = ADMISSION_SECONDS if plan.waits else IDLE_ADMISSION_SECONDS
+        return pause if plan.look_after is None else min(pause, plan.look_after)
 
     async def resync(self, ticks: float) -> None:
         """Look at everything, but at jobs that rest only now and then: ten thousand of them would keep a core busy."""
@@ -191,8 +196,8 @@ class Runner:
 
     async def _observe(self, uid: str, fresh: bool) -> Observed | None:
         seen = await self.world.observe(uid, fresh)
-        wait = self._waits.get(uid)
-        return replace(seen, wait=wait) if seen and wait else seen
+        wait, budget = self._waits.get(uid), self._budgets.get(uid)
+        return replace(seen, wait=wait, budget=budget) if seen and (wait or budget) else seen
 
     def _tell_waits(self, waits: dict[str, Wait], ticks: float) -> None:
         """Let the queued jobs whose reason changed say so."""
@@ -233,6 +238,7 @@ class Runner:
         self._wrote.pop(uid, None)
         self._passing.pop(uid, None)
         self._waits.pop(uid, None)
+        self._budgets.pop(uid, None)
         self._failures.pop(uid, None)
         self._told.pop(uid, None)
 

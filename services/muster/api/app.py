@@ -41,6 +41,7 @@ from muster.api.openapi import describe
 from muster.api.parameters import known_parameters_only
 from muster.api.people import routes as people
 from muster.api.projects import routes as projects
+from muster.api.projects.accounting import ACCOUNTING_SECONDS, Accounting, spent_of
 from muster.api.projects.quotas import QUOTA_SECONDS, QuotaWriter
 from muster.api.rates import RateLimits
 from muster.api.relay import Relay
@@ -175,11 +176,17 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     uses: dict[str, float] = {}
     callers = Callers()
     callers.watch(database.sessions)
+    prices = load_prices(settings.prices_file)
     works = [
         Work("mirror", mirror.step, settings.mirror_seconds),
         Work("relay", relay.step, settings.relay_seconds, RELAY_SECONDS_MIN),
         Work("housekeeping", lambda: _keep_house(settings, database, uses), HOUSEKEEPING_SECONDS),
-        Work("quotas", QuotaWriter(database, cluster).step, QUOTA_SECONDS),
+    ]
+    accounting = Accounting(database, prices, counted, lambda: works[0].healthy and mirror.caught_up.is_set())
+    quotas = QuotaWriter(database, cluster, lambda: spent_of(accounting.counted))
+    works += [
+        Work("accounting", accounting.step, ACCOUNTING_SECONDS),
+        Work("quotas", quotas.step, QUOTA_SECONDS),
     ]
     return Services(
         settings=settings,
@@ -191,7 +198,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         mirror=works[0],
         relay=works[1],
         background=Background(works),
-        prices=load_prices(settings.prices_file),
+        prices=prices,
         commits=CommitListing(),
         rates=RateLimits(settings.requests_per_second, settings.requests_burst),
         callers=callers,

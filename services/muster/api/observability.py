@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from muster.contract.usage import Amounts
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter that nobody reads
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+_USAGE = {
+    "gpu_hours": "GPU-hours that the project used",
+    "cpu_hours": "CPU-hours of its gangs without GPUs",
+    "cost": "What it cost, in the currency of the table of prices, as far as prices are known,",
+    "saved": "What spot nodes saved it",
+    "lost_gpu_hours": "GPU-hours that failures lost it",
+    "unpriced_hours": "Node-hours without a price",
+}
 
 
 class Metrics:
@@ -39,6 +52,29 @@ class Metrics:
         self.mirror_lag = Gauge(
             "muster_api_mirror_lag_versions", "Versions that the cluster is ahead of the rows.", registry=self.registry
         )
+
+        self._usage = {
+            name: Gauge(
+                f"muster_api_project_{name}", f"{words} this month (UTC).", ("project",), registry=self.registry
+            )
+            for name, words in _USAGE.items()
+        }
+        self._budgets = Gauge(
+            "muster_api_project_budget_ratio",
+            "Of a month's budget, what is used: the project's, or that of its person who used most of theirs.",
+            ("project", "whose", "unit"),
+            registry=self.registry,
+        )
+
+    def show_usage(self, usage: Mapping[str, Amounts], budgets: Mapping[tuple[str, str, str], float]) -> None:
+        """By project; and by project, whose budget it is and what it counts."""
+        for name, gauge in self._usage.items():
+            gauge.clear()
+            for project, amounts in usage.items():
+                gauge.labels(project).set(getattr(amounts, name))
+        self._budgets.clear()
+        for labels, ratio in budgets.items():
+            self._budgets.labels(*labels).set(ratio)
 
     def request(self, method: str, route: str, status: int, seconds: float | None) -> None:
         """Count a request. `seconds` is None for a stream, whose length says nothing about the API."""

@@ -54,6 +54,10 @@ _BY_CODE: Mapping[str, tuple[str, ...]] = {
     "NamespaceLimit": ("Wait until another job of the namespace ends, or ask for a higher limit.",),
     "ProjectLimit": ("Wait until a job that the reason names ends, or ask an admin for a higher quota.",),
     "PersonLimit": ("Wait until a job of yours ends, or ask a maintainer of the project for a higher quota.",),
+    "MonthLimit": (
+        "Ask an admin to raise the budget that the reason names (`muster projects set PROJECT --set NAME=VALUE`).",
+        "Or wait: a new month (UTC) begins with nothing used. It goes on by itself, from its last commit.",
+    ),
     "ExceedsLimit": ("Clone the job with a smaller gang, or ask an admin for a higher limit.",),
     "AwaitingScheduler": ("Look at the queue of the scheduler that spec.gang.scheduler names: it admits the gang.",),
     "CrashLoop": (
@@ -86,6 +90,8 @@ def advice(
         return ["Nothing: the job is being cancelled and ends when its last worker is gone."]
     if not handed_over and not status.phase.terminal:
         return ["Nothing yet: the job is stored and is being handed to the operator. If this stays, look at /readyz."]
+    if status.code == "MonthLimit" and not suspend:
+        return list(_BY_CODE[status.code])
     if status.phase == Phase.SUSPENDED or suspend:
         return ["Resume the job when it should go on: POST /api/v1/jobs/{id}:resume (`muster resume`)."]
     if status.code == "NodeTooSmall" and (fields := _LIMITS.findall(status.because)):

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Many, Problem, Spec
@@ -70,6 +70,13 @@ class ProjectLimits(Spec):
     """What its gangs may hold together at a time, and each person of it."""
     images: Many[Text] | None = None
     """The trainer's images; one that ends with * means all that begin so. The platform's default always is."""
+
+    @field_validator("quota")
+    @classmethod
+    def _nobody_says_what_was_spent(cls, quota: ProjectQuota) -> ProjectQuota:
+        if quota.spent is not None:
+            raise ValueError("spent is counted by the API: leave it out")
+        return quota
 
 
 def with_defaults(spec: JobSpec, limits: ProjectLimits) -> JobSpec:

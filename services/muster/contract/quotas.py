@@ -14,6 +14,7 @@ QUOTAS = "muster-project-quotas"
 """The ConfigMap in the operator's namespace that has a key per project: ProjectQuota as JSON (`dump_json`)."""
 
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
+Amount = Annotated[float, Field(ge=0, le=1_000_000_000)]
 
 
 class Quota(Spec):
@@ -26,6 +27,29 @@ class Quota(Spec):
     """Gangs that hold nodes."""
     queued_jobs: Count | None = None
     """Jobs in the queue; a further one is refused at submission."""
+    gpu_hours_per_month: Amount | None = None
+    """GPU-hours in a month of the calendar, in UTC. Once they are used up running jobs commit and are suspended, and
+    nothing begins that uses GPUs; with 0, nothing begins at all."""
+    money_per_month: Amount | None = None
+    """The same in the currency of the table of prices. Nothing begins on nodes whose price is not known."""
+
+
+class Spent(Spec):
+    """What was used in a month so far."""
+
+    gpu_hours: float = 0.0
+    money: float = 0.0
+
+
+class MonthSpent(Spec):
+    """What a project used in a month, as the API counted it: from the month's beginning until `as_of`."""
+
+    month: str
+    as_of: float
+    """In seconds since the epoch."""
+    total: Spent = Spent()
+    people: dict[str, Spent] = {}
+    """By person; those who used nothing are left out."""
 
 
 class ProjectQuota(Quota):
@@ -33,6 +57,16 @@ class ProjectQuota(Quota):
 
     person: Quota = Quota()
     """What the jobs of any one person may hold of it."""
+    spent: MonthSpent | None = None
+    """Written by the API beside a budget, for the operator; nobody else sets it."""
+
+    @property
+    def has_month_budget(self) -> bool:
+        return any(
+            limit is not None
+            for quota in (self, self.person)
+            for limit in (quota.gpu_hours_per_month, quota.money_per_month)
+        )
 
 
 NOTHING = ProjectQuota(gangs=0)

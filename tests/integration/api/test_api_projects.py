@@ -276,7 +276,7 @@ async def test_what_a_project_may_hold_reaches_the_operator_also_when_it_is_gone
     def told() -> dict[str, ProjectQuota]:
         return read_quotas(people.here.cluster.quotas(), {})[0]
 
-    writer = QuotaWriter(people.here.services.database, people.here.services.cluster)
+    writer = QuotaWriter(people.here.services.database, people.here.services.cluster, dict)
     quota = {"gpus": 8, "queuedJobs": 5, "person": {"gangs": 1}}
     assert (await put({"quota": quota}))["quota"] == quota
     await writer.step()
@@ -285,7 +285,7 @@ async def test_what_a_project_may_hold_reaches_the_operator_also_when_it_is_gone
     await writer.step()
     assert told() == {}
     await put({"quota": {"gangs": 0}})
-    await QuotaWriter(people.here.services.database, people.here.services.cluster).step()  # of another process
+    await QuotaWriter(people.here.services.database, people.here.services.cluster, dict).step()  # of another process
     assert told() == {"nlp": ProjectQuota(gangs=0)}
     refused = await people.ask("admin", "PUT", "/projects/nlp", json={"limits": {"quota": {"gpus": -1, "gpu": 1}}})
     assert [fault["path"] for fault in refused.json()["errors"]] == ["limits.quota.gpus", "limits.quota.gpu"]

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from tests.integration.api.platform import Platform, platform, until
 
+from muster.api.projects.accounting import Accounting, spent_of
+from muster.api.projects.quotas import QuotaWriter
+from muster.contract.quotas import ProjectQuota, read_quotas
 from muster.contract.status import Attempt, Phase
 from muster.contract.usage import month_of, month_range
 
@@ -139,3 +142,56 @@ async def test_a_range_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
             assert fault in reply.text, asked
         this_month = await here.get("/projects/default/usage")
         assert this_month["since"] == (await here.get("/projects/default/usage", month=month_of(time.time())))["since"]
+
+
+async def test_a_budget_goes_to_the_operator_with_what_was_used_and_nobody_else_says_that(used: Platform) -> None:
+    services, now = used.services, time.time()
+    current, told = [False], Accounting(services.database, services.prices, services.metrics, lambda: current[0])
+    writer = QuotaWriter(services.database, used.services.cluster, lambda: spent_of(told.counted))
+
+    def kept() -> ProjectQuota | None:
+        return read_quotas(used.cluster.quotas(), {})[0].get("default")
+
+    uid = (await used.submit("sft"))["id"]
+    await used.handed_over(uid)
+    began = max(now - HOUR, month_range(month_of(now))[0])
+    known = {"workers": 2, "gpus_per_worker": 8, "instance_type": "big", "outcome": "failed"}
+    used.operate(uid, phase=Phase.RUNNING, attempts=(Attempt(number=1, created_at=began, ended_at=now, **known),))
+
+    async def counted() -> Any:
+        return (await usage(used, month=month_of(now)))["lines"]
+
+    (line,) = await until(counted, "its usage")
+    budget = {"gpuHoursPerMonth": 2 * line["gpuHours"], "person": {"moneyPerMonth": 0}}
+    put = await used.client.put("/api/v1/projects/default", json={"limits": {"quota": budget}})
+    assert put.status_code == 200, put.text
+    await told.step()
+    await writer.step()
+    assert kept() is None, "a budget is not handed over before anything was counted"
+    current[0] = True
+    await told.step()
+    await writer.step()
+    quota = kept()
+    assert quota is not None
+    assert quota.spent is not None
+    assert quota.gpu_hours_per_month == budget["gpuHoursPerMonth"]
+    assert quota.spent.month == month_of(now)
+    assert now <= quota.spent.as_of <= time.time()
+    for amounts in (quota.spent.total, quota.spent.people["admin"]):
+        assert (amounts.gpu_hours, amounts.money) == pytest.approx((line["gpuHours"], line["cost"]), rel=1e-4)
+    page = (await used.client.get("/metrics")).text
+    assert f'muster_api_project_cost{{project="default"}} {line["cost"]}'[:50] in page
+    ratio = 'muster_api_project_budget_ratio{project="default",unit="gpu_hours",whose="project"} 0.5'
+    assert ratio in page
+    assert "admin" not in page, "who uses what is for those who see the project"
+    as_of = quota.spent.as_of
+    current[0] = False
+    await told.step()
+    await writer.step()
+    quota = kept()
+    assert quota is not None
+    assert quota.spent is not None
+    assert quota.spent.as_of == as_of, "while the cluster is not heard of, the operator adds what runs"
+    made_up = {"spent": {"month": "2026-11", "asOf": 1.0}}
+    put = await used.client.put("/api/v1/projects/default", json={"limits": {"quota": budget | made_up}})
+    assert (put.status_code, put.json()["errors"][0]["message"]) == (422, "spent is counted by the API: leave it out")

@@ -151,9 +151,10 @@ def waits() -> dict[str, str]:
         summary("mine", spec(gang={"nodes": 1, "gpusPerNode": 8}), project="nlp", owner="ada"),
         summary("bens", spec(gang={"nodes": 2, "gpusPerNode": 8}), project="nlp", owner="ben"),
         summary("dense", spec(gang={"nodes": 1, "gpusPerNode": 80})),
+        summary("spent", project="cv"),
         summary("kueue", spec(gang={"nodes": 2, "gpusPerNode": 8, "scheduler": {"kind": "kueue"}})),
     ]
-    quotas = {"nlp": ProjectQuota(gpus=16, person=Quota(gangs=1))}
+    quotas = {"nlp": ProjectQuota(gpus=16, person=Quota(gangs=1)), "cv": ProjectQuota(gpu_hours_per_month=0)}
     held = (entry("there", "a", "b"), entry("rich", "e"), entry("tts", "f"))
     plan = admit(fleet([*four(), node("e"), node("f")], jobs, limits={"poor": 8}, quotas=quotas), held)
     return {wait.code: wait.because for wait in plan.waits.values()}

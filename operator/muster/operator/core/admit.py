@@ -16,7 +16,7 @@ it from the notice on, so that it goes on at once when its last worker is gone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from muster.contract.spec import JobSpec
 from muster.contract.status import STATUS_VERSION, Phase
@@ -25,6 +25,7 @@ from muster.operator.core.budgets import capacity_order, is_excluded, remaining_
 from muster.operator.core.codes import Code
 from muster.operator.core.explain_wait import Holders, limits_hit, need
 from muster.operator.core.fleet import Fleet, JobSummary, Node
+from muster.operator.core.month_budgets import MonthBudgets
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
 from muster.operator.core.quotas import Quotas
@@ -50,13 +51,18 @@ class Plan:
     """The reservations as they should be."""
     waits: dict[str, Wait]
     """Why a queued job got nothing, by its uid."""
+    budgets: dict[str, Wait] = field(default_factory=dict)
+    """Who must stop because a month's budget is used up, and who of those may go on again (Observed.budget)."""
+    look_after: float | None = None
+    """Seconds until a budget will be used up; None where there is none."""
 
 
 def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     entries = list(_still_held(fleet, reservations))
     queue, elastic = _queue(fleet, entries), [job for job in fleet.jobs if _may_grow(fleet, job, entries)]
+    months = MonthBudgets(fleet)
     if not queue and not elastic:
-        return Plan(tuple(entries), {})
+        return Plan(tuple(entries), {}, budgets=months.told(), look_after=months.look_after())
     space = Space(fleet.nodes, (*_ours(fleet, entries), *fleet.others))
     quotas = Quotas(fleet, entries)
     waits: dict[str, Wait] = {}
@@ -67,6 +73,9 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
             if (place := _replacement(fleet, job, space, quotas)) is not None:
                 entries.append(_reservation(fleet, job, place, job.status.reservation + 1))
             continue
+        if (spent := months.wait(job)) is not None:
+            waits[job.uid] = spent
+            continue
         if job.spec.gang.scheduler.kind != "builtin":
             waits[job.uid] = Wait(
                 Code.AWAITING_SCHEDULER, f"waiting for {job.spec.gang.scheduler.kind} to admit the gang"
@@ -76,6 +85,11 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
         allowed = quotas.allowed(job, ask)
         place = space.place(allowed) if allowed.sizes else None
         if place is not None:
+            kind = (len(place.nodes), place.instance_type, place.capacity)
+            if (short := months.short(job, *kind)) is not None:
+                waits[job.uid] = short
+                continue
+            months.hold(job, *kind)
             space.take(place, ask.shape)
             entries.append(_reservation(fleet, job, place, job.status.reservation))
             quotas.hold(job, len(place.nodes))
@@ -93,8 +107,9 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
             if starves and claims < CLAIMS_MAX:
                 space.set_aside(allowed)
                 claims += 1
+    elastic = [job for job in elastic if months.wait(job) is None]
     entries += _growth(fleet, elastic, space, quotas, starving)
-    return Plan(tuple(entries), waits)
+    return Plan(tuple(entries), waits, budgets=months.told(), look_after=months.look_after())
 
 
 def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:

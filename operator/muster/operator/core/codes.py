@@ -21,6 +21,7 @@ class Code(StrEnum):
     NAMESPACE_LIMIT = "NamespaceLimit"  # the namespace's accelerators are all in use
     PROJECT_LIMIT = "ProjectLimit"  # what the project may hold is in use
     PERSON_LIMIT = "PersonLimit"  # what its owner may hold of the project is in use
+    MONTH_LIMIT = "MonthLimit"  # what its project or owner may use in a month is used up (also Stopping, Suspended)
     EXCEEDS_LIMIT = "ExceedsLimit"  # more than its namespace, project or owner may ever hold
     BEHIND_EARLIER_GANG = "BehindEarlierGang"  # would fit, but the nodes are kept for a gang that has waited long
     AWAITING_SCHEDULER = "AwaitingScheduler"  # another scheduler (Kueue …) admits it

@@ -88,6 +88,9 @@ def finished(summary: WorkerSummary) -> Decision | None:
     return write_or_act(summary, summary.status, (RemoveJob(),), LOOK_SECONDS, trusts_absence=True)
 
 
+_HOLDING = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
+
+
 def done(summary: WorkerSummary) -> Decision | None:
     """All workers ended well: that counts, whatever else was asked for meanwhile."""
     if not summary.all_done or summary.older or between_attempts(summary.status) or summary.seen.deleting:
@@ -119,6 +122,8 @@ def user_request(summary: WorkerSummary) -> Decision | None:
         )
     elif seen.spec.suspend and status.phase is not Phase.SUSPENDED:
         wanted = (Phase.SUSPENDED, Code.SUSPENDING, "the user suspended the job")
+    elif seen.budget is not None and seen.budget.code == Code.MONTH_LIMIT and status.phase in _HOLDING:
+        wanted = (Phase.SUSPENDED, Code.MONTH_LIMIT, seen.budget.because)
     else:
         return None
     if (ends_as, code) == wanted[:2]:
@@ -149,6 +154,10 @@ def suspended(summary: WorkerSummary) -> Decision | None:
     if summary.seen.spec.suspend:
         return write_or_act(summary, summary.status)
     because = "the user resumed the job; asking for nodes"
+    if summary.status.code == Code.MONTH_LIMIT:
+        if summary.seen.budget is None or summary.seen.budget.code != Code.AWAITING_ADMISSION:
+            return write_or_act(summary, summary.status)
+        because = summary.seen.budget.because
     return write_or_act(
         summary,
         transition(summary, Code.AWAITING_ADMISSION, because, Phase.QUEUED, queued_at=summary.seen.now, retry_at=None),
@@ -166,7 +175,8 @@ def queued(summary: WorkerSummary) -> Decision | None:
     if pause > 0:
         return write_or_act(summary, summary.status, wake_after=pause)
     granted = seen.reservation(status.reservation)
-    if granted is not None:
+    spent = seen.wait is not None and seen.wait.code == Code.MONTH_LIMIT  # another scheduler grants all the same
+    if granted is not None and not spent:
         gang = GangStatus(
             wanted=len(granted.nodes),
             nodes=granted.nodes,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from muster.contract.names import DEFAULT_PROJECT
+from muster.contract.prices import Prices
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
 from muster.contract.status import JobStatus
@@ -69,6 +70,8 @@ class Fleet:
     """What is in use on the nodes and was not placed by Muster; it will be free some time."""
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Values of the priority classes that jobs may name."""
+    prices: Prices = field(default_factory=Prices)
+    """For budgets in money."""
     grow_after_seconds: float = GROW_AFTER_START_SECONDS
     """An elastic gang that has run for so long may be offered more nodes."""
 

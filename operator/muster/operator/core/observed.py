@@ -127,6 +127,8 @@ class Observed:
     """The reservations of this job."""
     wait: Wait | None = None
     """What the last pass of admission said, if it gave the job nothing."""
+    budget: Wait | None = None
+    """What the last pass of admission said of its month's budget: MonthLimit, stop; AwaitingAdmission, go on again."""
     notes: tuple[str, ...] = ()
     """What the next attempt's words should say beside its nodes."""
     trouble: str = ""

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from muster.contract.fleet import NodeReport
+from muster.contract.prices import Prices
 from muster.operator.core.fleet import Fleet, Node
 from muster.operator.kubernetes.change_queue import ChangeQueue
 from muster.operator.kubernetes.jobs import Jobs
@@ -33,7 +34,9 @@ class FleetView:
         changes: ChangeQueue,
         limits: dict[str, int],
         quotas: QuotaReader,
+        prices: Prices,
     ) -> None:
+        self._prices = prices
         self._jobs, self._nodes, self._reads, self._limits, self._quotas = jobs, nodes, reads, limits, quotas
         self.others = Others(lambda: changes.enqueue(FLEET))
         self.priorities = Priorities(lambda: changes.enqueue(FLEET))
@@ -65,4 +68,4 @@ class FleetView:
         )
         summaries = tuple(job.summary for job in jobs)
         nodes, others = self._usable(), self.others.held()
-        return Fleet(now, fresh, nodes, summaries, self._limits, quotas, others, self.priorities.values)
+        return Fleet(now, fresh, nodes, summaries, self._limits, quotas, others, self.priorities.values, self._prices)

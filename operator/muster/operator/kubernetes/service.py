@@ -123,7 +123,7 @@ async def _lead(
     server: ThreadingHTTPServer,
 ) -> None:
     """Until told to stop. Raises LeadershipLost, and whatever ends the watch."""
-    events = Events(client, identity)
+    events, prices = Events(client, identity), load_prices(settings.prices_file)
     world = KubernetesWorld(
         client,
         namespace,
@@ -133,8 +133,9 @@ async def _lead(
         settings.silence_seconds,
         settings.report_port,
         events.refused,
+        prices,
     )
-    metrics.show_jobs(world.phases, world.known, load_prices(settings.prices_file))
+    metrics.show_jobs(world.phases, world.known, prices)
     metrics.registry.register(_Agents(world.nodes.agents))
     port = server.server_address[1]
     log.info("operator leads", identity=identity, server=client.connection.server, pid=os.getpid(), port=port)

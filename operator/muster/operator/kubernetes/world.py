@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 from muster.contract.fleet import NodeReport
+from muster.contract.prices import Prices
 from muster.contract.status import JobStatus, Phase
 from muster.kube import paths
 from muster.kube.client import Client
@@ -54,6 +55,7 @@ class KubernetesWorld:
         silence_seconds: float = SILENCE_SECONDS,
         report_port: int = REPORT_PORT,
         on_refusal: Callable[[Job, str, str], None] = lambda job, code, because: None,
+        prices: Prices = Prices(),
     ) -> None:
         self._site, self._changes = site, ChangeQueue()
         changes = self._changes.enqueue, self._changes.enqueue_later
@@ -65,7 +67,7 @@ class KubernetesWorld:
         only = site.watch_namespace
         self._reads = FreshReads(client, self.job_cache, self.pods, paths.jobs(only) if only else paths.JOBS)
         quotas = QuotaReader(client, namespace, on_error)
-        self._fleet = FleetView(self.job_cache, self.nodes, self._reads, self._changes, limits or {}, quotas)
+        self._fleet = FleetView(self.job_cache, self.nodes, self._reads, self._changes, limits or {}, quotas, prices)
         self._watches = Watches(
             client, only, self.job_cache, self.pods, self.nodes, self._fleet, on_error, silence_seconds
         )

@@ -65,6 +65,7 @@ async def _operate(
     sources: SignalSources,
     port: int | str,
 ) -> None:
+    prices = load_prices(settings.prices_file)
     world = LocalWorld(
         settings.folder,
         VirtualNodes(settings.nodes, settings.gpus_per_node),
@@ -72,11 +73,12 @@ async def _operate(
         settings.poll_seconds,
         on_error=lambda error: log.warning("poll failed", error=f"{type(error).__name__}: {error}"),
         worker_env=settings.worker_env,
+        prices=prices,
         secret_key=settings.secret_key_file,
     )
     url = f"http://{settings.host}:{port}"
     claim.tell(url, settings.nodes, settings.gpus_per_node)
-    metrics.show_jobs(world.phases, world.known, load_prices(settings.prices_file))
+    metrics.show_jobs(world.phases, world.known, prices)
     pages["/metrics/ranks"] = lambda: Page(CONTENT_TYPE, world.rank_pages().encode())
     log.info("operator started", state=str(settings.folder), pid=os.getpid(), metrics=f"{url}/metrics")
     async with sources.opened(world, world.current_attempt, world.enqueue) as heard:

@@ -19,6 +19,7 @@ from muster.contract.base import InvalidDocument, parse
 from muster.contract.fleet import NodeReport
 from muster.contract.layout import State
 from muster.contract.names import DEFAULT_PROJECT, Label
+from muster.contract.prices import Prices
 from muster.contract.spec import JobSpec, TrainingJob
 from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster, NotFound
@@ -71,7 +72,9 @@ class LocalWorld:
         on_error: Callable[[Exception], None] = lambda error: None,
         worker_env: tuple[str, ...] = (),
         secret_key: Path | None = None,
+        prices: Prices = Prices(),
     ) -> None:
+        self._prices = prices
         self.state = State(root)
         self.cluster = LocalCluster(self.state.cluster)
         self._nodes, self._reads_only = nodes, reads_only
@@ -301,7 +304,9 @@ class LocalWorld:
     def _fleet(self, fresh: bool) -> Fleet:
         jobs = self._jobs.refresh()
         nodes = self._nodes.all(self._notices.unfit(self._nodes.names()))
-        return Fleet(now=self.now(), fresh=fresh, nodes=nodes, jobs=jobs, quotas=self._quotas.read())
+        return Fleet(
+            now=self.now(), fresh=fresh, nodes=nodes, jobs=jobs, quotas=self._quotas.read(), prices=self._prices
+        )
 
     def _follow(self, key: WorkerKey) -> None:
         if not self._watch.follows(key) and (record := processes.read_record(self.state, key)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -10,7 +12,7 @@ from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.tables import JobRow, ProjectRow
 from muster.contract.projects import ProjectLimits
-from muster.contract.quotas import ProjectQuota
+from muster.contract.quotas import MonthSpent, ProjectQuota
 from muster.contract.status import Phase
 from muster.contract.text import plural
 
@@ -20,15 +22,26 @@ QUOTA_SECONDS = 5.0  # admission, which looks every 15 s, hears of a changed quo
 class QuotaWriter:
     """Hands the quotas of all projects over to the cluster, whose operator keeps them: the rows are the outbox."""
 
-    def __init__(self, database: Database, cluster: Cluster) -> None:
-        self._database, self._cluster = database, cluster
+    def __init__(
+        self, database: Database, cluster: Cluster, spent: Callable[[], Mapping[str, MonthSpent] | None]
+    ) -> None:
+        """`spent` gives what each project used this month, None before it has been counted: what the cluster knows of
+        a budget is left as it is until then."""
+        self._database, self._cluster, self._spent = database, cluster, spent
         self._written: dict[str, ProjectQuota | None] = {}
 
     async def step(self) -> bool:
         """Write what changed since the last round, in the first one everything; False: there is no more to do."""
         async with self._database.read() as session:
             rows = (await session.scalars(select(ProjectRow))).all()
-        wanted = dict.fromkeys(self._written) | {row.name: _for_the_operator(quota_of(row)) for row in rows}
+        spent = self._spent()
+        quotas = {row.name: quota_of(row) for row in rows}
+        wanted = dict.fromkeys(self._written.keys() - quotas.keys())
+        for name, quota in quotas.items():
+            if not quota.has_month_budget:
+                wanted[name] = _for_the_operator(quota)
+            elif spent is not None:
+                wanted[name] = _for_the_operator(quota.model_copy(update={"spent": spent.get(name)}))
         changed = {
             name: quota for name, quota in wanted.items() if name not in self._written or self._written[name] != quota
         }

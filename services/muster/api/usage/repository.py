@@ -44,6 +44,16 @@ async def held_by(session: AsyncSession, project: str, since: float, until: floa
     return list(_read(await session.scalars(query.order_by(UsageRow.since))))
 
 
+async def held_by_project(session: AsyncSession, since: float, until: float) -> dict[str, list[Held]]:
+    """The same of every project that held anything."""
+    query = select(UsageRow).where(UsageRow.since < until, or_(UsageRow.until.is_(None), UsageRow.until > since))
+    rows = (await session.scalars(query)).all()
+    found: dict[str, list[Held]] = {}
+    for row, held in zip(rows, _read(rows), strict=True):
+        found.setdefault(row.project, []).append(held)
+    return found
+
+
 def _read(rows: Any) -> Iterator[Held]:
     for row in rows:
         yield Held(
