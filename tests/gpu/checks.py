@@ -177,6 +177,32 @@ def four_bits(device: str) -> str:
     return f"{apart:.1e} from the CPU's, {error:.3f} from the values"
 
 
+def float8(device: str) -> str:
+    """Linear layers in float8 are near those in bf16, and on a GPU what torchao's emulation gives."""
+    from muster.trainer.models.float8 import CAPABILITY_MIN, use_float8
+
+    if device == "cuda" and torch.cuda.get_device_capability() < CAPABILITY_MIN:
+        raise NotHere("the GPU has no float8: it needs compute capability 8.9 or more")
+
+    def passed(multiply: bool, emulate: bool) -> tuple[float, Tensor]:
+        model = _model(torch.bfloat16, device).to(torch.bfloat16)
+        if multiply:
+            assert len(use_float8(model, emulate)) == 14, "seven linear layers in each of two layers"
+        return _pass(model, device)
+
+    expected, reference = passed(multiply=False, emulate=False)
+    emulated, by_emulation = passed(multiply=True, emulate=True)
+    loss, gradients = passed(multiply=True, emulate=False) if device == "cuda" else (emulated, by_emulation)
+    cosine = float(torch.nn.functional.cosine_similarity(gradients, reference, dim=0))
+    assert abs(loss / expected - 1) < 1e-2, (loss, expected)
+    assert 0.98 < cosine < 1 - 1e-6, cosine
+    alike = float(torch.nn.functional.cosine_similarity(gradients, by_emulation, dim=0))
+    assert alike > 0.999, alike
+    return (
+        f"loss {abs(loss / expected - 1):.1e} from bf16's, gradients' cosine {cosine:.5f}, {alike:.5f} to the emulation"
+    )
+
+
 class NotHere(Exception):
     """A check that can't be made on this machine, and why."""
 
@@ -189,4 +215,5 @@ CHECKS: tuple[Callable[[str], str], ...] = (
     fused_update,
     small_state,
     four_bits,
+    float8,
 )

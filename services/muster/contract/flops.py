@@ -22,16 +22,17 @@ from muster.contract.training import Precision
 REPEATED = {"none": 0.0, "selective": 0.5, "full": 1.0}
 
 # Dense peak per second by precision, from NVIDIA's data sheets of each product: where a sheet gives a figure with
-# sparsity, half of it. fp32 counts TF32 as off. The A10G is AWS' own variant, as its product page has it.
+# sparsity, half of it. fp32 counts TF32 as off; fp8 is that of the linear layers alone. The A10G is AWS' own
+# variant, as its product page has it.
 PEAKS: dict[str, dict[Precision, float]] = {
-    "B200": {"bf16": 2250e12, "fp16": 2250e12, "fp32": 75e12},
-    "H200": {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
-    "H100 NVL": {"bf16": 835e12, "fp16": 835e12, "fp32": 60e12},
-    "H100 PCIe": {"bf16": 756e12, "fp16": 756e12, "fp32": 51e12},
-    "H100": {"bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
+    "B200": {"fp8": 4500e12, "bf16": 2250e12, "fp16": 2250e12, "fp32": 75e12},
+    "H200": {"fp8": 1979e12, "bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
+    "H100 NVL": {"fp8": 1671e12, "bf16": 835e12, "fp16": 835e12, "fp32": 60e12},
+    "H100 PCIe": {"fp8": 1513e12, "bf16": 756e12, "fp16": 756e12, "fp32": 51e12},
+    "H100": {"fp8": 1979e12, "bf16": 989e12, "fp16": 989e12, "fp32": 67e12},
     "A100": {"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12},
-    "L40S": {"bf16": 362e12, "fp16": 362e12, "fp32": 91.6e12},
-    "L4": {"bf16": 121e12, "fp16": 121e12, "fp32": 30.3e12},
+    "L40S": {"fp8": 733e12, "bf16": 362e12, "fp16": 362e12, "fp32": 91.6e12},
+    "L4": {"fp8": 242e12, "bf16": 121e12, "fp16": 121e12, "fp32": 30.3e12},
     "A10G": {"bf16": 70e12, "fp16": 70e12, "fp32": 31.5e12},
     "A10": {"bf16": 125e12, "fp16": 125e12, "fp32": 31.2e12},
     "V100": {"fp16": 125e12, "fp32": 15.7e12},

@@ -132,6 +132,7 @@ def _moments(
     """The head at the end of the forward pass, the last layer's backward pass, the first layer's, and the update."""
     width, masters = _width(training), training.optimizer.master_weights
     by_fsdp = shard != "ddp" or (not casts_itself and (width == 2 or size.frozen_bytes != width))
+    by_fsdp = by_fsdp or training.precision == "fp8"  # whose layers cast no weights
     if not masters and shard == "ddp":
         by_fsdp = False  # nothing is to be cast
     gathered, layer_gathered, gathered_at_the_end = _gathered(size, shard, width, by_fsdp, cast=masters)
@@ -219,8 +220,10 @@ def _activations(
     again = layer if repeats else 0
     last = size.dim * (2 * normed + width)  # the last norm, and what the head reads
     held = (size.layers * kept + last) * tokens + summed * (1 if repeats else size.layers)
+    # In float8 the operands of one product are cast for it, at most those between the residual stream and the widest.
+    cast = (tokens * (size.dim + size.ffn_dim) + size.dim * size.ffn_dim) if training.precision == "fp8" else 0
     # The derivative of a sum is as large as the sum.
-    return held, (again + 2 * (size.ffn_dim + size.dim) * width) * tokens + summed * (2 if repeats else 1)
+    return held, (again + 2 * (size.ffn_dim + size.dim) * width) * tokens + summed * (2 if repeats else 1) + cast
 
 
 def _layer_inputs(size: ModelSize, training: TrainingConfig, width: int) -> int:

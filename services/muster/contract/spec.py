@@ -156,6 +156,15 @@ class JobSpec(Spec):
     """Seconds after its end when the job's object is deleted; left out, never."""
 
     @model_validator(mode="after")
+    def _float8_needs_gpus(self) -> Self:
+        if self.training.precision == "fp8" and not self.gang.gpus_per_node:
+            raise ValueError(
+                "training.precision fp8 is for GPUs of compute capability 8.9 or more, and gang.gpusPerNode 0 trains "
+                "on CPUs, which have no float8; ask for GPUs, or take bf16"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _batch_divides(self) -> Self:
         """Every gang size from min to max must be able to divide the batch, or elasticity would change the result."""
         for nodes in range(self.gang.nodes.min, self.gang.nodes.max + 1):

@@ -86,7 +86,7 @@ def from_records(
 def from_literature(size: ModelSize, training: TrainingConfig, ranks: int, gpu: str) -> Throughput | None:
     """None where the device's peak is not known, or not in the job's precision."""
     peak = flops.peak(gpu, training.precision)
-    if peak is None or training.precision == "fp32":
+    if peak is None or training.precision in ("fp32", "fp8"):  # what is published was done in bf16
         return None
     beside = size.frozen_total > 0
     known = [p for p in PUBLISHED if p.adapter == beside]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from muster.contract.adapter_config import Adapter
 from muster.contract.base import Spec
@@ -18,7 +18,8 @@ from muster.contract.model_config import ModelConfig
 from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Kto, Orpo, Reward, Simpo, Task
 from muster.contract.optimizer_config import OptimizerConfig
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+FP8_MULTIPLE = 16  # of the rows of a product, which float8 kernels take
 Shard = Literal["auto", "ddp", "zero2", "fsdp", "hsdp"]
 
 
@@ -96,13 +97,18 @@ class TrainingConfig(Spec):
     batch: BatchConfig
     precision: Precision = "fp32"
     """The arithmetic of forward and backward pass; in bf16 and fp16 the optimizer keeps weights in fp32, unless
-    optimizer.masterWeights says otherwise.
+    optimizer.masterWeights says otherwise. `fp8` is bf16 whose linear layers multiply in float8, with a scale for each
+    row: only whole models, on GPUs of compute capability 8.9 or more.
     """
     parallel: ParallelConfig = ParallelConfig()
     length: Length
     evaluation: Evaluation | None = None
     label_smoothing: Fraction = 0.0
     """The share of each target that is spread over the whole vocabulary, while training only."""
+    router_aux_loss_coef: Annotated[float, Field(ge=0, le=100)] | None = None
+    """The weight of the loss that keeps the experts of a mixture equally busy; 0 trains without it. Left out, it is
+    that of the model's config.json where that says output_router_logits, else 0.
+    """
     seed: Seed = 0
     """Decides new weights, the order of the data and dropout."""
     deterministic: bool = False
@@ -121,6 +127,7 @@ class TrainingConfig(Spec):
                 f"batch.tokensPerStep {self.batch.tokens_per_step} is not a multiple of sequenceLength × microBatch "
                 f"= {length} × {self.batch.micro_batch} = {length * self.batch.micro_batch}"
             )
+        self._fits_the_precision()
         if self.data.add_tokens and self.model.source is None:
             raise ValueError(
                 "data.addTokens adds to the tokenizer of a model's folder while it is read: give model.source "
@@ -164,6 +171,21 @@ class TrainingConfig(Spec):
                 "data.curation.nearDuplicates.drop false keeps near duplicates on one side of evaluation.holdout, and "
                 "there is none; leave nearDuplicates out, or give evaluation.holdout"
             )
+
+    def _fits_the_precision(self) -> None:
+        rows = self.data.sequence_length * self.batch.micro_batch
+        if self.precision == "fp8" and self.adapter is not None:
+            raise ValueError(
+                f"precision fp8 multiplies in float8 where the whole model is trained, not beside an adapter of "
+                f"{self.adapter.kind}; use bf16"
+            )
+        if self.precision == "fp8" and rows % FP8_MULTIPLE:
+            raise ValueError(
+                f"precision fp8 multiplies {FP8_MULTIPLE} rows at a time: sequenceLength × microBatch = {rows} must be "
+                f"a multiple of {FP8_MULTIPLE}"
+            )
+        if self.router_aux_loss_coef is not None and self.task not in ("pretrain", "sft"):
+            raise ValueError(f"routerAuxLossCoef is for pretrain and sft; task {self.task} has no load-balancing loss")
 
     def _fits_the_task(self) -> None:
         for _, source in self.sources():

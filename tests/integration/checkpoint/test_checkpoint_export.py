@@ -23,8 +23,9 @@ from muster.contract.spec import Keep
 from muster.storage.file_store import FileStore
 from muster.trainer.checkpoint import Saver
 from muster.trainer.convert import hugging_face
-from muster.trainer.convert.export import export, main, to_bf16
+from muster.trainer.convert.export import export, main
 from muster.trainer.convert.pieces import runs_of
+from muster.trainer.convert.tensor_files import to_bf16
 from muster.trainer.errors import UserError
 from muster.trainer.models.decoder import Decoder, build
 

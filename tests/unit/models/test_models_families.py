@@ -11,6 +11,7 @@ from tests.model_families import FAMILIES, config_of, write_model
 
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
+from muster.trainer.errors import UserError
 from muster.trainer.models import load_balancing, self_test
 from muster.trainer.models.transformers_model import TransformersModel, from_commit, from_folder
 
@@ -201,3 +202,16 @@ def test_the_load_balancing_loss_is_that_of_transformers(family: str, tmp_path: 
     documents, again = pad(torch.zeros_like(tokens), (0, 6), value=-1), pad(positions, (0, 6))
     behind = model.train()(pad(tokens, (0, 6)), again, documents, pad(labels, (0, 6), value=-100)) / scored
     assert behind.item() == pytest.approx(expected.loss.item(), abs=1e-5)
+
+
+def test_a_job_s_own_weight_of_the_balance_comes_first(tmp_path: Path) -> None:
+    write_model(tmp_path / "mixtral", "mixtral", output_router_logits=True, router_aux_loss_coef=0.5)
+    model = opened(tmp_path / "mixtral").build(torch.float32, "none")
+    assert load_balancing.weight_of(model) == 0.5
+    load_balancing.set_weight(model, 0.25)
+    assert load_balancing.weight_of(model) == 0.25
+    load_balancing.set_weight(model, 0.0)
+    assert load_balancing.weight_of(model) == 0.0
+    write_model(tmp_path / "llama", "llama-2")
+    with pytest.raises(UserError, match=r"routerAuxLossCoef 0.1: a LlamaForCausalLM has no load-balancing loss"):
+        load_balancing.set_weight(opened(tmp_path / "llama").build(torch.float32, "none"), 0.1)

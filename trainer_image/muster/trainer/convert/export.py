@@ -15,14 +15,10 @@ import json
 import os
 import shutil
 import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from muster.contract.adapter_config import Adapter
 from muster.contract.checkpoint import ITEM_BYTES, Commit, TensorEntry
@@ -32,44 +28,18 @@ from muster.storage.store import Store, open_store
 from muster.trainer.arguments import Arguments
 from muster.trainer.checkpoint.commits import commit_in
 from muster.trainer.checkpoint.readers import reading
-from muster.trainer.checkpoint.shard_file import Slot, lay_out
 from muster.trainer.convert import byte_tokenizer, hugging_face, peft, transformers_names
 from muster.trainer.convert.merge import Delta, deltas
-from muster.trainer.convert.pieces import stream, whole
+from muster.trainer.convert.tensor_files import MODEL, Output, write_files
 from muster.trainer.convert.transformers_names import Conversion, Names
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.models.adapter import adapter_of, is_part
-from muster.trainer.models.nf4_format import absmax_name, decode, packed_name, weights_among
+from muster.trainer.models.nf4_format import absmax_name, packed_name, weights_among
 
 Format = Literal["transformers", "peft"]
 FORMATS: dict[str, Format] = {"transformers": "transformers", "hf": "transformers", "peft": "peft"}
 BASE = "base"  # beside an adapter: the model that it belongs to, where it can't be had elsewhere
-_MODEL = "model/"
 _EMA = "/ema"
-_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a tensor goes: an open file, its slot in it; and on the way, what is added to it and whether fp32 becomes
-    bf16."""
-
-    file: int
-    path: Path
-    slot: Slot
-    narrow: bool
-    delta: Delta | None
-
-
-@dataclass(frozen=True)
-class Output:
-    """A tensor to be written."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str  # in the file
-    stored: str  # its dtype in the commit
-    ours: str | None  # our name of it, where it is one of ours as it is; None where a conversion makes it
 
 
 def export(
@@ -126,7 +96,7 @@ def with_mean_weights(commit: Commit, where: str) -> Commit:
     """The same commit, with the mean of each trained weight in its place. `where` names the folder in messages. Raises
     UserError where the job kept no mean."""
     means = {
-        f"{_MODEL}{name.split('/', 1)[1].removesuffix(_EMA)}": e for name, e in commit.tensors.items() if _is_mean(name)
+        f"{MODEL}{name.split('/', 1)[1].removesuffix(_EMA)}": e for name, e in commit.tensors.items() if _is_mean(name)
     }
     if not means:
         raise UserError(
@@ -176,7 +146,7 @@ def _write_model(
     outputs = _outputs(weights, names, dtype)
     groups = hugging_face.files({o.name: prod(o.shape) * ITEM_BYTES[o.dtype] for o in outputs.values()})
     files = {hugging_face.file_name(number, len(groups)): group for number, group in enumerate(groups)}
-    report = _write_files(store, commit, directory, files, outputs, names.conversions, added, progress)
+    report = write_files(store, commit, directory, files, outputs, names.conversions, added, progress)
     if len(groups) > 1:
         index = {name: file for file, group in files.items() for name in group}
         listing = {"metadata": {"total_size": report["bytes"]}, "weight_map": index}
@@ -195,12 +165,12 @@ def _write_adapter(
     direct = {name: theirs for name, theirs in names.items() if name not in twice}
     tied = [peft.tied(name, names[name], parts[name], transformers_names.tied_to(commit)) for name in twice]
     outputs = _outputs(parts, Names(direct, tuple(tied)), dtype)
-    report = _write_files(store, commit, directory, {peft.FILE: list(outputs)}, outputs, tied, {}, progress)
+    report = write_files(store, commit, directory, {peft.FILE: list(outputs)}, outputs, tied, {}, progress)
     return report | {"adapter": "alone", "names": sorted(outputs)}
 
 
 def _weights(commit: Commit) -> dict[str, TensorEntry]:
-    return {n.removeprefix(_MODEL): entry for n, entry in commit.tensors.items() if n.startswith(_MODEL)}
+    return {n.removeprefix(MODEL): entry for n, entry in commit.tensors.items() if n.startswith(MODEL)}
 
 
 def _decoded(commit: Commit, weights: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
@@ -220,7 +190,7 @@ def _with_conversions(commit: Commit, names: Names, weights: dict[str, TensorEnt
     apart = [
         name
         for name in names.direct
-        if _MODEL + name not in commit.tensors or (_MODEL + name in added and not added[_MODEL + name].streams)
+        if MODEL + name not in commit.tensors or (MODEL + name in added and not added[MODEL + name].streams)
     ]
 
     def renamed(values: dict[str, Any]) -> dict[str, Any]:
@@ -242,120 +212,6 @@ def _outputs(weights: dict[str, TensorEntry], names: Names, dtype: str) -> dict[
         stored = weights[conversion.ours[0]].dtype
         found += [output(name, shape, stored, None) for name, shape in conversion.shapes.items()]
     return {entry.name: entry for entry in found}
-
-
-def _write_files(
-    store: Store,
-    commit: Commit,
-    directory: Path,
-    files: dict[str, list[str]],
-    outputs: dict[str, Output],
-    conversions: Iterable[Conversion],
-    added: dict[str, Delta],
-    progress: Callable[[int, int], None],
-) -> dict[str, Any]:
-    """Write the outputs into files, piece by piece.
-
-    `files` holds the names of the outputs in each file. `added` is what is added to some of our tensors, by their full
-    names.
-    """
-    targets: dict[str, Target] = {}
-    with contextlib.ExitStack() as open_files:
-        for file_name, group in files.items():
-            path = directory / file_name
-            layout = lay_out((name, outputs[name].dtype, outputs[name].shape) for name in group)
-            file = open_files.enter_context(path.open("w+b", buffering=0)).fileno()
-            os.truncate(file, layout.size)
-            os.pwrite(file, layout.header, 0)
-            for name in group:
-                output = outputs[name]
-                delta = added.get(f"{_MODEL}{output.ours}")
-                targets[name] = Target(file, path, layout.slots[name], output.dtype != output.stored, delta)
-        direct = {f"{_MODEL}{o.ours}": targets[o.name] for o in outputs.values() if o.ours is not None}
-        written = stream(store, commit, direct, lambda name, at, data: _put(direct[name], at, data), progress)
-        for conversion in conversions:
-            written += _write_converted(store, commit, conversion, targets, added)
-        for target in {target.file: target for target in targets.values()}.values():
-            os.fsync(target.file)
-        _compare(written)
-    sizes = {name: target.slot.end - target.slot.start for name, target in targets.items()}
-    dominant = targets[max(sizes, key=lambda n: sizes[n])].slot.dtype
-    return {
-        "files": sorted(files),
-        "bytes": sum(sizes.values()),
-        "tensors": len(sizes),
-        "dtype": _TORCH_NAMES.get(dominant, dominant),
-    }
-
-
-def _write_converted(
-    store: Store, commit: Commit, conversion: Conversion, targets: dict[str, Target], added: dict[str, Delta]
-) -> list[Written]:
-    """Tensors that change their layout on the way out: these few are in memory together, and no others."""
-    import torch
-
-    values = {}
-    for name in conversion.ours:
-        full_name = _MODEL + name
-        value, dtype = _value(store, commit, full_name)
-        if full_name in added:
-            value = torch.from_numpy(added[full_name].merged(value.float().numpy()))
-        values[name] = value.to(dtype)
-    return [
-        _put(targets[name], 0, memoryview(tensor.contiguous().view(torch.uint8).reshape(-1).numpy().data))
-        for name, tensor in conversion.revert(values).items()
-    ]
-
-
-def _value(store: Store, commit: Commit, name: str) -> tuple[Any, Any]:
-    """A tensor of the commit, and the torch dtype that it is written in; in fp32 where it is held in four bits."""
-    import torch
-
-    from muster.trainer.models.loading import TORCH_DTYPES
-
-    if name in commit.tensors:
-        entry = commit.tensors[name]
-        dtype = TORCH_DTYPES[entry.dtype]
-        return torch.frombuffer(whole(store, commit, [name])[name], dtype=dtype).view(tuple(entry.shape)), dtype
-    held = packed_name(name), absmax_name(name)
-    data = whole(store, commit, held)
-    packed, absmax = (np.frombuffer(data[each], np.uint8).reshape(commit.tensors[each].shape) for each in held)
-    return torch.from_numpy(decode(packed, absmax)), TORCH_DTYPES[commit.architecture["storedDtype"]]
-
-
-Written = tuple[Target, int, int, int]  # (where, byte of the file, length, CRC-32)
-
-
-def _put(target: Target, at: int, data: memoryview) -> Written:
-    """Write bytes of a tensor, from its byte `at` on, to their place. What is added to them, is added in `data`."""
-    found: memoryview | bytes = data
-    if target.delta is not None:
-        target.delta.add_to(data, at)
-    if target.narrow:
-        found, at = to_bf16(found), at // 2
-    position = target.slot.start + at
-    view = memoryview(found)
-    while len(view):
-        count = os.pwrite(target.file, view, position)
-        view, position = view[count:], position + count
-    return target, target.slot.start + at, len(found), zlib.crc32(found)
-
-
-def to_bf16(data: memoryview | bytes) -> bytes:
-    """fp32 to bf16, rounded to nearest even; NaN stays NaN. Little-endian, as safetensors is."""
-    bits = np.frombuffer(data, "<u4")
-    rounded = ((bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16).astype("<u2")
-    nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    return np.where(nan, np.uint16(0x7FC0), rounded).astype("<u2").tobytes()
-
-
-def _compare(written: list[Written]) -> None:
-    """Read all back. Raises StorageError where the disk has something else than what was verified at the source."""
-    for target, position, length, checksum in written:
-        if zlib.crc32(os.pread(target.file, length, position)) != checksum:
-            raise StorageError(
-                f"{target.path}: bytes {position} to {position + length} read back differently; check the disk"
-            )
 
 
 def _config(commit: Commit, dtype: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The loss that keeps the experts of a mixture equally busy (Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6).
 
 It is transformers' own function, over the router's logits of all layers of one pass, and is added to the training loss
-where the model's config.json says `output_router_logits`, with its `router_aux_loss_coef`, as the class itself does.
+with the weight that the job gives (`routerAuxLossCoef`); else, where the model's config.json says
+`output_router_logits`, with its `router_aux_loss_coef`, as the class itself does.
 """
 
 from __future__ import annotations
@@ -11,11 +12,26 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from muster.trainer.errors import UserError
 from muster.trainer.models.head import IGNORED
 
 
+def set_weight(model: Any, weight: float) -> None:
+    """What the loss is to be multiplied by, whatever the model's config.json says. Raises UserError where the model has
+    no such loss."""
+    if weight and _function(model) is None:
+        raise UserError(
+            f"routerAuxLossCoef {weight:g}: a {type(model).__name__} has no load-balancing loss: it is no mixture of "
+            "experts, or transformers has none for it; leave it out"
+        )
+    model.router_aux_loss_coef = weight
+
+
 def weight_of(model: Any) -> float:
-    """What the loss is multiplied by; 0 where the model has none, or its config.json does not ask for it."""
+    """What the loss is multiplied by; 0 where the model has none, or neither job nor config.json asks for it."""
+    given: float | None = getattr(model, "router_aux_loss_coef", None)
+    if given is not None:
+        return given
     config = model.config
     asked = bool(getattr(config, "output_router_logits", False)) and _function(model) is not None
     return float(getattr(config, "router_aux_loss_coef", None) or 0.0) if asked else 0.0

@@ -20,12 +20,19 @@ from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
 from muster.trainer.config import DataParallel, Ranks, data_parallel
 from muster.trainer.errors import OutOfMemory, UserError
+from muster.trainer.models import load_balancing
 from muster.trainer.models.definition import ModelDefinition
+from muster.trainer.models.float8 import use_float8
 from muster.trainer.models.shards import local
 
 # Long enough for a slow peer that prepares data or loads a commit; a dead one breaks the connection at once.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,  # but in the products of linear layers
+}
 
 
 def choose_device(ranks: Ranks, environ: Mapping[str, str] = os.environ) -> torch.device:
@@ -169,9 +176,15 @@ class ParallelModel:
         if not training.optimizer.master_weights:
             for parameter in self.module.parameters():
                 parameter.data = parameter.data.to(dtype)
+        if training.router_aux_loss_coef is not None:
+            load_balancing.set_weight(self.module, training.router_aux_loss_coef)
+        if training.precision == "fp8":
+            use_float8(self.module)
         # the repeated blocks, first to last, which are sharded, compiled and timed one by one
         self.layers = definition.layers(self.module)
-        self._by_fsdp = layout.shard != "ddp" or _needs_casting(definition, self.module, dtype)
+        # FSDP casts weights for layers that do not: those of transformers, and all that multiply in float8.
+        uncast = training.precision == "fp8" or _needs_casting(definition, self.module, dtype)
+        self._by_fsdp = layout.shard != "ddp" or uncast
         if self._by_fsdp:
             _shard(self.module, definition, layout, device, dtype)
         definition.fill(self.module, device, training.seed, values)

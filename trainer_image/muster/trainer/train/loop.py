@@ -20,6 +20,7 @@ from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, mus
 from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, UserError, is_out_of_memory
 from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import load_balancing, sharding
+from muster.trainer.models.float8 import must_compute_float8
 from muster.trainer.train import assembly, randomness
 from muster.trainer.train.best import Best
 from muster.trainer.train.data_report import keep_report
@@ -41,6 +42,8 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
     division = data_parallel(run.training, ranks)
     origin = find_origin(run, say if ranks.rank == 0 else _say_nothing)
     device = sharding.choose_device(ranks)
+    if run.training.precision == "fp8":
+        must_compute_float8(device)
     if run.training.deterministic:
         randomness.make_deterministic(device)
     randomness.seed(run.training.seed, division.shares[0])
