@@ -45,6 +45,7 @@ from muster.api.projects.accounting import ACCOUNTING_SECONDS, Accounting, spent
 from muster.api.projects.quotas import QUOTA_SECONDS, QuotaWriter
 from muster.api.rates import RateLimits
 from muster.api.relay import Relay
+from muster.api.samples import routes as samples
 from muster.api.secrets import routes as secrets
 from muster.api.services import Services
 from muster.api.settings import Settings
@@ -108,7 +109,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
-    of_jobs = (jobs, attempts, events, checkpoints, data, metrics, logs, why)
+    of_jobs = (jobs, attempts, events, checkpoints, data, metrics, samples, logs, why)
     for room in (estimates, *of_jobs, projects, secrets, usage, fleet, people, tokens, audit):
         api.include_router(room.router)
     return api

@@ -59,6 +59,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         watch.logs,
         watch.events,
         watch.metrics,
+        watch.samples,
         watch.why,
         checkpoints.export,
         generation.generate,

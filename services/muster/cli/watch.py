@@ -141,6 +141,28 @@ def metrics(
             answers().print(named, soft_wrap=True)
 
 
+def samples(
+    job: Job,
+    limit: Annotated[int, typer.Option("--last", min=1, max=100, help="So many evaluations, the newest.")] = 1,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show what the model wrote at its evaluations (evaluation.generate)."""
+    with connect(server) as client:
+        document = client.get(f"jobs/{client.job_id(job)}/samples", limit=limit)
+    if json:
+        print_json(document)
+        return
+    if not document["items"]:
+        say("Nothing is written yet: evaluation.generate names the prompts.")
+    for entry in document["items"]:
+        say(f"step {entry['step']:,}, attempt {entry['attempt']}, {formatting.clock(entry['at'])}", "dim")
+        for sample in entry["samples"]:
+            answers().print(f"> {sample['prompt']}", markup=False, soft_wrap=True)
+            ending = "" if sample["finished"] else " …"
+            answers().print(f"{sample['text']}{ending}\n", markup=False, soft_wrap=True)
+
+
 def why(job: Job, server: Server = None, json: Json = False) -> None:
     """Say why a job is where it is: waiting for what, failed by what, and what to do."""
     from muster.cli.render import phase_cell, show_failure

@@ -44,6 +44,15 @@ class EvaluationSet(Spec):
     """The most samples that are scored each time; left out, evaluation.samples."""
 
 
+class Generation(Spec):
+    """Prompts that the model answers at each evaluation, always by its likeliest tokens."""
+
+    prompts: Annotated[Many[Text], Field(min_length=1, max_length=32)]
+    """In task `pretrain` texts to continue, else what a user says, where the tokenizer has a chat template or marks."""
+    max_tokens: Annotated[int, Field(gt=0, le=4096)] = 64
+    """At most so many tokens an answer."""
+
+
 class Evaluation(Spec):
     """How well the model does on what it was not trained on: `data` or `holdout`, named `sets`, or both."""
 
@@ -67,6 +76,8 @@ class Evaluation(Spec):
     """Whether a lower or a higher value of evaluation.metric is better, where its name does not say so."""
     early_stopping: EarlyStopping | None = None
     """When to stop before the length is reached; left out, never."""
+    generate: Generation | None = None
+    """What the model writes at each evaluation, for people to read; left out, nothing."""
 
     @model_validator(mode="after")
     def _has_data(self) -> Self:

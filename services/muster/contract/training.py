@@ -153,8 +153,18 @@ class TrainingConfig(Spec):
         self._fits_the_task()
         if self.evaluation is not None:
             must_be_reported(self.evaluation, self.task, self.data.train)
+            self._can_write(self.evaluation)
         self._curation_has_what_it_compares_with()
         return self
+
+    def _can_write(self, evaluation: Evaluation) -> None:
+        if evaluation.generate is not None and self.scores is not None:
+            raise ValueError(f"evaluation.generate: a model of task {self.task} scores texts and writes none")
+        if evaluation.generate is not None and self.parallel.compile:
+            raise ValueError(
+                "evaluation.generate grows by a token a pass, and parallel.compile would compile for each length; "
+                "leave one of them out"
+            )
 
     def _curation_has_what_it_compares_with(self) -> None:
         curation, evaluation = self.data.curation, self.evaluation

@@ -49,6 +49,7 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "list_attempts": SEES,
     "list_events": SEES,
     "get_data_report": SEES,
+    "list_samples": SEES,
     "list_checkpoints": SEES,
     "get_checkpoint": SEES,
     "pin_checkpoint": ACTS,

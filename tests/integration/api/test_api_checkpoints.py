@@ -13,6 +13,7 @@ from tests.s3_servers import Missing, S3Server, moto_server, rclone_server
 
 from muster.contract.address import parse_address
 from muster.contract.data_report import DATA_REPORT_KEY
+from muster.contract.samples import samples_key
 from muster.storage.pins import pinned
 
 
@@ -124,3 +125,19 @@ async def test_the_report_of_the_data_is_shown_once_it_is_there(here: Platform) 
     assert await here.get(f"/jobs/{uid}/data") == report
     (folder / DATA_REPORT_KEY).write_text("{")
     assert "is damaged" in (await here.client.get(f"/api/v1/jobs/{uid}/data")).json()["detail"]
+
+
+async def test_what_the_model_wrote_is_shown_newest_last(here: Platform) -> None:
+    uid = (await here.submit("writes"))["id"]
+    assert await here.get(f"/jobs/{uid}/samples") == {"items": [], "total": 0}
+    folder = here.state.checkpoints / uid / "samples"
+    folder.mkdir(parents=True)
+    for step in (0, 200, 400):
+        kept = {"step": step, "attempt": 1, "at": 1.8e9, "samples": [{"prompt": "a", "text": "b", "finished": True}]}
+        (folder.parent / samples_key(step)).write_text(json.dumps(kept))
+    (folder / "notes.txt").write_text("no samples")
+    found = await here.get(f"/jobs/{uid}/samples", limit=2)
+    assert ([each["step"] for each in found["items"]], found["total"]) == ([200, 400], 3)
+    assert found["items"][0]["samples"] == [{"prompt": "a", "text": "b", "finished": True}]
+    (folder.parent / samples_key(400)).write_text("{")
+    assert [each["step"] for each in (await here.get(f"/jobs/{uid}/samples"))["items"]] == [0, 200]

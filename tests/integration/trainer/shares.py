@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,17 @@ from tests.integration.trainer.gangs import ARCHITECTURE, training
 
 from muster.contract.base import parse
 from muster.contract.checkpoint import DataCursor
+from muster.contract.evaluation_config import Generation
 from muster.contract.training import TrainingConfig
 from muster.trainer.config import DataParallel, Ranks, read_ranks
-from muster.trainer.data import Loader, Sample
+from muster.trainer.data import Loader, Sample, load_tokenizer
 from muster.trainer.models import sharding
 from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.train import randomness
 from muster.trainer.train.evaluation import Evaluator, HeldOutSet
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.reduction import Requests, all_reduce_sum
+from muster.trainer.train.samples import SampleMaker
 from muster.trainer.train.step import TrainStep
 
 LENGTH, STEPS, SEED, HELD_OUT = 32, 4, 3, 7
@@ -75,7 +78,14 @@ def trained(config: TrainingConfig, ranks: Ranks, division: DataParallel, direct
     sets = [HeldOutSet("", Numbered(), HELD_OUT), HeldOutSet("few", Numbered(), 1)]
     evaluator = Evaluator(sets, 2, division, step.objective, device, by_token=True)
     held_out = evaluator.run(model.model, all_reduce_sum, lambda: False)
+    asked = Generation(prompts=("abc", "a longer one"), max_tokens=8)
+    made = SimpleNamespace(task="pretrain", evaluation=SimpleNamespace(generate=asked))
+    run: Any = SimpleNamespace(training=made, folder=directory.as_uri(), attempt=1)
+    maker = SampleMaker(run, ranks, model_of, model.module, load_tokenizer("bytes"), device)
+    samples = maker.make(STEPS)
+    maker.close()
     return {
+        "samples": [sample.text for sample in samples],
         "losses": [outcome.loss for outcome in outcomes],
         "norms": [outcome.grad_norm for outcome in outcomes],
         "tokens": [outcome.tokens for outcome in outcomes],

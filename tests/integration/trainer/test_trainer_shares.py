@@ -45,6 +45,8 @@ def test_the_numbers_do_not_depend_on_who_computes_a_share(seen: list[dict[str, 
     assert found["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert found["norms"] == pytest.approx(plain["norms"], rel=1e-4)
     assert found["evaluation"] == pytest.approx(plain["evaluation"], rel=1e-5)
+    assert found["samples"] == plain["samples"]
+    assert all(found["samples"])
     assert found["metrics"] == pytest.approx(plain["metrics"], rel=1e-5)
     assert {"sources/even/loss", "sources/odd/loss", "few/loss", "few/perplexity"} <= found["metrics"].keys()
     assert (found["tokens"], found["cursor"]) == (plain["tokens"], plain["cursor"])

@@ -25,7 +25,7 @@ def muster(*words: str, tmp_path: Path, stdin: str = "", **environ: str) -> subp
 
 
 COMMANDS = ["up", "down", "demo", "submit", "ls", "get", "cancel", "suspend", "resume", "clone"]
-COMMANDS += ["logs", "events", "metrics", "why", "export", "generate", "chat", "checkpoints"]
+COMMANDS += ["logs", "events", "metrics", "why", "export", "generate", "chat", "samples", "checkpoints"]
 
 
 def test_help_names_every_command_and_the_exit_codes(tmp_path: Path) -> None:

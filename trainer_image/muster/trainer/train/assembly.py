@@ -16,6 +16,7 @@ from muster.trainer.train.metrics import CommitMetrics, Metrics
 from muster.trainer.train.origin import Origin
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.records import RecordMaker
+from muster.trainer.train.samples import SampleMaker
 from muster.trainer.train.step import TrainStep
 
 # A second copy of this rank's part of the state is kept where it takes at most this part of the host's spare memory.
@@ -91,3 +92,10 @@ def evaluator(run: Run, origin: Origin, data: Data, step: TrainStep) -> Evaluato
         by_token,
         origin.tokenizer.text_bytes() if by_token else None,
     )
+
+
+def sample_maker(run: Run, origin: Origin, ranks: Ranks, step: TrainStep) -> SampleMaker | None:
+    """None where the configuration names no prompts."""
+    if run.training.evaluation is None or run.training.evaluation.generate is None:
+        return None
+    return SampleMaker(run, ranks, origin.model, step.model.module, origin.tokenizer, step.model.device)

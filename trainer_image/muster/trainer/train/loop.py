@@ -112,6 +112,7 @@ class Trainer:
         self.records = assembly.record_maker(run, origin, ranks, self.progress.steps, device)
         self.checkpoints = assembly.checkpoint_scheduler(run, origin, ranks, rank_state, self.step, metrics.commits)
         self.evaluator = assembly.evaluator(run, origin, data, self.step)
+        self.samples = assembly.sample_maker(run, origin, ranks, self.step)
         if ranks.rank == 0:
             say(
                 f"model of {origin.model.size().parameters:,} parameters{_beside(run, origin)}, "
@@ -122,6 +123,8 @@ class Trainer:
     def close(self) -> None:
         """Write what is not written yet."""
         self.reporter.close()
+        if self.samples is not None:
+            self.samples.close()
 
     def open_loader(self) -> Loader:
         """Open the training data where this run stands in it."""
@@ -285,6 +288,8 @@ class Trainer:
     def _evaluate(self, evaluator: Evaluator) -> HeldOutResult:
         with self.rank_state.activity.during(TrainerPhase.EVALUATION):
             found = evaluator.run(self.step.model.model, all_reduce_sum, lambda: self.rank_state.stop_wanted)
+            if self.samples is not None and not found.stop:
+                self.samples.make(self.progress.step)
         if not math.isfinite(found.loss):
             raise NumericError(f"the evaluation loss is {found.loss} after step {self.progress.step}")
         self.reporter.metrics.learning.evaluated(found.loss, found.values)

@@ -1,0 +1,1 @@
+"""What jobs wrote at their evaluations."""

@@ -1,0 +1,87 @@
+"""`/jobs/{id}/samples`: what the model wrote at its evaluations."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from muster.api.auth import Caller
+from muster.api.errors import ApiError
+from muster.api.jobs import service
+from muster.api.jobs.examples import AT
+from muster.api.jobs.routes import JobId, reads
+from muster.api.jobs.submission import folder_of
+from muster.api.openapi import problems, shown
+from muster.api.reply import Reply
+from muster.api.services import ServicesDependency
+from muster.contract.address import Address
+from muster.contract.base import UserError
+from muster.contract.samples import SAMPLES, Samples, samples_key, step_of_samples
+from muster.contract.times import rfc3339
+from muster.storage.errors import NotFound, StorageError
+from muster.storage.listing import CommitListing
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+SAMPLES_BYTES_MAX = 4 << 20  # 32 prompts with their answers, several times
+
+_EXAMPLE: dict[str, Any] = {
+    "items": [
+        {
+            "step": 200,
+            "attempt": 1,
+            "at": rfc3339(AT),
+            "samples": [{"prompt": "What is a gang?", "text": "Workers that run together.", "finished": True}],
+        }
+    ],
+    "total": 6,
+}
+
+
+class SamplesReply(Reply):
+    """`total` evaluations have samples; `items` holds the newest of them, oldest first."""
+
+    items: list[Samples]
+    total: int
+
+
+@router.get(
+    "/{job_id}/samples",
+    response_model=SamplesReply,
+    dependencies=[reads],
+    summary="Read what a job's model wrote",
+    responses={200: shown(_EXAMPLE, "The samples"), **problems("job_not_found", "storage_unavailable")},
+)
+async def list_samples(
+    services: ServicesDependency,
+    caller: Caller,
+    job_id: JobId,
+    limit: Annotated[int, Query(ge=1, le=100, description="At most so many evaluations, the newest.")] = 10,
+) -> JSONResponse:
+    """What followed each of evaluation.generate's prompts, at the newest evaluations. It lies in the job's checkpoint
+    folder."""
+    row = await service.find(services, caller, job_id)
+    folder = folder_of(row)
+    if folder is None:
+        return JSONResponse({"items": [], "total": 0})
+    return JSONResponse(await asyncio.to_thread(_read, services.commits, folder, limit))
+
+
+def _read(commits: CommitListing, folder: Address, limit: int) -> dict[str, Any]:
+    try:
+        store = commits.store(folder)
+        steps = sorted(step for entry in store.objects(SAMPLES) if (step := step_of_samples(entry.key)) is not None)
+        items = []
+        for step in steps[-limit:]:
+            try:
+                found = Samples.model_validate_json(store.read(samples_key(step), SAMPLES_BYTES_MAX))
+            except (NotFound, ValidationError):  # removed since then, or damaged: the others are still worth showing
+                continue
+            items.append(found.model_dump(mode="json", by_alias=True))
+        return {"items": items, "total": len(steps)}
+    except (StorageError, UserError) as error:
+        raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error

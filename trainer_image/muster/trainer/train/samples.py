@@ -1,0 +1,116 @@
+"""What the model writes at each evaluation, for people to see: kept in the job's checkpoint folder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from muster.contract.samples import Sample, Samples, samples_key
+from muster.storage.store import open_store
+from muster.trainer.config import Ranks, Run
+from muster.trainer.data import Tokenizer, chat_prompt
+from muster.trainer.data.answers import ends_of_turn
+from muster.trainer.errors import StorageError, UserError
+from muster.trainer.models.definition import ModelDefinition
+from muster.trainer.models.generation import Continuation
+from muster.trainer.train.records import say
+
+WRITE_SECONDS_MAX = 30.0  # that the end of a job waits for its last samples
+
+
+class SampleMaker:
+    """Lets the model answer the prompts of evaluation.generate, always by its likeliest tokens: nothing is drawn, so
+    training goes on as if nobody had asked.
+
+    Every rank makes every pass, for a sharded model needs all of them, and takes the tokens that rank 0 chose, so that
+    all make equally many. `module` is the model without DDP's wrapper.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        ranks: Ranks,
+        definition: ModelDefinition,
+        module: nn.Module,
+        tokenizer: Tokenizer,
+        device: torch.device,
+    ) -> None:
+        assert run.training.evaluation is not None
+        assert run.training.evaluation.generate is not None, "there is something to be asked"
+        self._run, self._ranks, self._device = run, ranks, device
+        self._definition, self._module, self._tokenizer = definition, module, tokenizer
+        self._config = run.training.evaluation.generate
+        answers = run.training.task != "pretrain" and bool(tokenizer.template or tokenizer.chat)
+        self._ends = ends_of_turn(tokenizer) if answers else frozenset({tokenizer.eos})
+        self._prompts = [_ids(prompt, tokenizer, answers) for prompt in self._config.prompts]
+        self._writing: threading.Thread | None = None
+
+    def make(self, step: int) -> tuple[Sample, ...]:
+        """Let the model write, and keep it as the samples of `step`. Collective."""
+        self._module.eval()
+        # Rows of different lengths are padded, which only models that keep documents apart are sure to bear.
+        groups = [self._prompts] if self._definition.packs else [[prompt] for prompt in self._prompts]
+        found = [row for group in groups for row in self._written(group)]
+        self._module.train()
+        samples = tuple(
+            Sample(prompt=prompt, text=self._tokenizer.decode(tokens), finished=finished)
+            for prompt, (tokens, finished) in zip(self._config.prompts, found, strict=True)
+        )
+        if self._ranks.rank == 0:
+            self._keep(Samples(step=step, attempt=self._run.attempt, at=time.time(), samples=samples))
+        return samples
+
+    def close(self) -> None:
+        """Wait for what is not written yet, for a while."""
+        if self._writing is not None:
+            self._writing.join(WRITE_SECONDS_MAX)
+
+    @torch.no_grad()
+    def _written(self, prompts: Sequence[Sequence[int]]) -> list[tuple[list[int], bool]]:
+        """For each prompt, the tokens that follow it, and whether they came to an end."""
+        rows = Continuation(self._module, prompts, 0, self._definition.position_limit, self._device)
+        known = min(self._tokenizer.vocab_size, self._definition.vocab_size)
+        tokens, finished = [list[int]() for _ in prompts], [False for _ in prompts]
+        for _ in range(self._config.max_tokens):
+            chosen = self._agreed(rows.next_logits()[:, :known].argmax(dim=-1))
+            for number, token in enumerate(chosen):
+                finished[number] = finished[number] or token in self._ends
+                if not finished[number]:
+                    tokens[number].append(token)
+            if all(finished):
+                break
+            rows.append(chosen)
+        return list(zip(tokens, finished, strict=True))
+
+    def _agreed(self, chosen: Tensor) -> list[int]:
+        if self._ranks.world > 1:
+            dist.broadcast(chosen, src=0)
+        return [int(token) for token in chosen.tolist()]
+
+    def _keep(self, samples: Samples) -> None:
+        """Write them from a thread of its own: a slow store does not hold up the training."""
+        self.close()
+        self._writing = threading.Thread(target=_write, args=(self._run.folder, samples), name="samples", daemon=True)
+        self._writing.start()
+
+
+def _ids(prompt: str, tokenizer: Tokenizer, answers: bool) -> list[int]:
+    if not answers:
+        return [*tokenizer.bos, *tokenizer.encode(prompt)]
+    try:
+        return chat_prompt(tokenizer, [{"role": "user", "content": prompt}])
+    except UserError as error:
+        raise UserError(f"evaluation.generate.prompts: {prompt[:60]!r}: {error}") from None
+
+
+def _write(folder: str, samples: Samples) -> None:
+    document = samples.model_dump_json(by_alias=True, indent=1)
+    try:
+        open_store(folder).replace(samples_key(samples.step), document.encode())
+    except StorageError as error:
+        say(f"evaluation: warning: the samples of step {samples.step} could not be kept: {error}")
