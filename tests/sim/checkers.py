@@ -289,6 +289,7 @@ class Checkers:
                     f"{namespace}: {by_namespace}",
                 )
         self._quotas_kept(before, after)
+        self._put_out_rightly(before, after)
         self._first_in_line_first(set(after) - set(before))
         dropped = {(e.uid, e.number) for e in before} - {(e.uid, e.number) for e in after}
         for uid, number in dropped:
@@ -320,6 +321,42 @@ class Checkers:
                 what = f"that of {job.name} holds {gpus} GPUs with {gangs} gangs: {limit!r}"
                 self.require(fits, f"a {whose} keeps its quota", what)
 
+    def _put_out_rightly(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+        """Whoever is told to make room is told so for somebody who may ask for that, and for no more than is asked."""
+        known = {(entry.uid, entry.number) for entry in before if entry.yields_to}
+        kept = {(entry.uid, entry.number - 1): len(entry.nodes) for entry in after}
+        freed: dict[str, int] = {}
+        for entry in after:
+            if not entry.yields_to or (entry.uid, entry.number) in known:
+                continue
+            job, victim = self.world.jobs[entry.yields_to], self.world.jobs[entry.uid]
+            victim.allow(victim.status.attempt, Cause.EVICTION)
+            nodes = len(entry.nodes) - kept.get((entry.uid, entry.number), 0)
+            freed[job.uid] = freed.get(job.uid, 0) + nodes * entry.gpus
+            if self.world.t < self.world.quotas_changed_at + QUOTA_SEEN_SECONDS:
+                continue
+            quota, what = self.world.quotas.get(job.project, ProjectQuota()), f"{victim.name} for {job.name}"
+            self.require(quota.preempts, "only who may preempt does", what)
+            if "priority" not in job.requested | victim.requested:
+                higher = job.spec.priority > victim.spec.priority
+                shared = job.spec.priority == victim.spec.priority and job.project != victim.project
+                self.require(higher or (shared and self._shares()), "nobody is put out by their equal", what)
+        for uid, gpus in freed.items():
+            gang = self.world.jobs[uid].spec.gang
+            asked = gang.nodes.min * gang.gpus_per_node
+            self.require(gpus <= 1.25 * asked, "not much more is put out than is asked for", f"{gpus} for {asked}")
+
+    def asked_to_stop(self, job: SimJob, grace: float) -> None:
+        """A worker that lives is told to go, for the first time."""
+        failure = job.status.last_failure
+        preempted = failure is not None and failure.message.startswith("preempted by")
+        if preempted and job.status.code == Code.EVICTED:
+            self.require(grace >= 60.0, "whoever makes room may commit", f"{job.name} has {grace} s")
+
+    def _shares(self) -> bool:
+        quotas = self.world.quotas.values()
+        return any(quota.weight is not None or quota.guaranteed_gpus is not None for quota in quotas)
+
     def _first_in_line_first(self, granted: set[Reservation]) -> None:
         """Whoever asks for no more, and is ahead, would have fit where a later one was put."""
         for entry in granted:
@@ -330,6 +367,7 @@ class Checkers:
                 ahead = (-other.spec.priority, other.created_at) < (-job.spec.priority, job.created_at)
                 if (
                     ahead
+                    and (other.project == job.project or not self._shares())
                     and self._could_take(other, entry)
                     and not any(e.uid == other.uid for e in self.world.reservations)
                 ):

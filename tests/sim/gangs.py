@@ -291,6 +291,8 @@ class Gangs(Store):
         if process.removing and process.kill_at is not None and self.t < process.kill_at <= kill_at:
             return
         first = not process.removing
+        if first:
+            self.check.asked_to_stop(job, action.grace_seconds)
         process.removing, process.kill_at = True, kill_at
         self.at(kill_at, lambda: self._kill_if_due(process))
         if first and action.grace_seconds > 0:

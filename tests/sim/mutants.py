@@ -30,6 +30,7 @@ from muster.operator.core import (
     gang_rules,
     goodput,
     placement,
+    preemption,
     quotas,
     shutdown,
     stalls,
@@ -41,6 +42,7 @@ from muster.operator.core.decision import CreateWorker, Decision, RemoveJob
 from muster.operator.core.observed import Observed, WorkerState
 from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
 from tests.sim.swarm import run_seed
+from tests.sim.walks import walk
 
 Plant = Callable[[], None]
 
@@ -284,6 +286,44 @@ def believed_at_once(seen: Observed, evidence: Any, progressed_at: float) -> Any
     return replace(ORIGINAL_WEIGH(seen, evidence, progressed_at), confirmed=True)
 
 
+def any_equal(self: preemption.Preemptor, job: Any, victim: Any, priority: int) -> bool:
+    return self._fleet.priority(victim) == priority and victim.uid != job.uid
+
+
+def judged_by_what_it_gains(self: preemption.Preemptor, job: Any, ask: Any, evictions: Any) -> bool:
+    """What the others lose of their shares does not count."""
+    priority, gpus = self._fleet.priority(job), ask.sizes[-1] * ask.shape.gpus
+    if all(self._fleet.priority(eviction.job) < priority for eviction in evictions):
+        return True
+    within = self._shares.within
+    return within(job.project, priority, gpus) > within(job.project, priority)
+
+
+def before_whoever_waits(self: preemption.Preemptor, job: Any, ask: Any, evictions: Any) -> bool:
+    """Whoever is put out may come before the gang that it was put out for: as in Kueue #14543."""
+    turn = self._shares.turn
+    self._shares.turn = lambda project, change=0: float(project != job.project)  # type: ignore[method-assign,assignment,return-value]
+    try:
+        return ORIGINAL_FAIR(self, job, ask, evictions)
+    finally:
+        self._shares.turn = turn  # type: ignore[method-assign]
+
+
+def a_fault_of_the_platform(summary: WorkerSummary, granted: Any) -> Any:
+    found = ORIGINAL_PREEMPTED(summary, granted)
+    return replace(found, failure=found.failure.model_copy(update={"cause": causes.Cause.INFRASTRUCTURE}))
+
+
+def shrunk_to_all_it_had(self: preemption.Preemptor, entries: Any, waiting: Any) -> Any:
+    had = {entry.uid: entry.nodes for entry in entries}
+    return tuple(replace(entry, nodes=had[entry.uid]) for entry in ORIGINAL_PUT_OUT(self, entries, waiting))
+
+
+ORIGINAL_FAIR = preemption.Preemptor._fair
+ORIGINAL_PREEMPTED = gang_rules.diagnose_preemption
+ORIGINAL_PUT_OUT = preemption.Preemptor.put_out
+
+
 MUTANTS = (
     Mutant("the attempt is closed before its gang is gone", replace_rule("stopping", stopping_without_waiting)),
     Mutant("terminal before cleanup", replace_rule("stopping", terminal_before_cleanup)),
@@ -344,6 +384,21 @@ MUTANTS = (
     Mutant("a rejection that never passes is the platform's", patch(causes, _rejections=lambda summary: iter(()))),
     Mutant("a gang that is refused keeps its nodes", patch(gang_rules, rejected=lambda summary: "")),
     Mutant("acting before the status is written", patch(runner.Runner, look=acting_before_writing)),
+    Mutant("anybody may preempt", patch(preemption, may_preempt=lambda fleet, job: job.spec.gang.gpus_per_node > 0)),
+    Mutant(
+        "equals are put out whatever the shares",
+        lambda: patch(preemption.Preemptor, _may_reclaim=any_equal, _fair=lambda *args: True)(),
+    ),
+    Mutant(
+        "what others lose of their shares does not count", patch(preemption.Preemptor, _fair=judged_by_what_it_gains)
+    ),
+    Mutant("whoever is put out comes first again", patch(preemption.Preemptor, _fair=before_whoever_waits)),
+    Mutant("much more is put out than is asked for", patch(preemption, EVICTED_PER_REQUESTED_MAX=100.0)),
+    Mutant("nodes are not kept for whom others are put out", patch(placement.Space, keep=lambda self, names: None)),
+    Mutant("whoever makes room has no time to commit", lambda: shutdown._GRACE.update({Code.EVICTED: 5.0})),
+    Mutant("to be put out is a fault", patch(gang_rules, diagnose_preemption=a_fault_of_the_platform)),
+    Mutant("nobody does as the reservation says", replace_rule("preempted", None)),
+    Mutant("a gang that is made smaller keeps its nodes", patch(preemption.Preemptor, put_out=shrunk_to_all_it_had)),
     Mutant("a paused restart is never resumed", replace_rule("restart_pending", never_retry)),
 )
 
@@ -353,9 +408,8 @@ def hunt(mutant: Mutant, seeds: int) -> tuple[str, int, str]:
     patch(runner, audit=lambda seen, decision: ())()
     mutant.plant()
     for count, seed in enumerate(range(seeds), 1):
-        result = run_seed(seed)
-        if result.failure:
-            return mutant.name, count, result.failure
+        if broken := walk(seed).fault or run_seed(seed).failure:
+            return mutant.name, count, broken
     return mutant.name, 0, ""
 
 

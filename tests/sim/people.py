@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from typing import Any
 
 from muster.contract.gang import CapacityPreference, Gang, Nodes, Topology
 from muster.contract.quotas import ProjectQuota, Quota
@@ -94,12 +95,13 @@ def settle_nodes(world: SimWorld) -> None:
 def _settle_quotas(world: SimWorld) -> None:
     """By dice of their own, so that worlds without them are what they were before there were any. Some are lowered and
     raised again while gangs run."""
-    dice = random.Random(repr(world.weather) + "quotas")
+    dice, shares = random.Random(repr(world.weather) + "quotas"), _shares(world)
     if dice.random() < 0.7:
+        world.quotas = {project: ProjectQuota(**share) for project, share in shares.items()}
         return
 
     def choose() -> None:
-        world.quotas = {
+        limits = {
             project: dice.choice(
                 (
                     ProjectQuota(gpus=dice.choice((0, 4, 8, 16))),
@@ -111,12 +113,32 @@ def _settle_quotas(world: SimWorld) -> None:
             )
             for project in dice.sample(PROJECTS, dice.randint(1, len(PROJECTS)))
         }
+        world.quotas = {
+            project: limits.get(project, ProjectQuota()).model_copy(update=shares.get(project, {}))
+            for project in sorted(limits.keys() | shares.keys())
+        }
         world.quotas_changed_at = world.t
         world.log(lambda: f"quotas: {world.quotas}")
 
     choose()
     for _ in range(dice.choice((0, 0, 2))):
         world.at(dice.uniform(0.0, world.weather.seconds), choose)
+
+
+def _shares(world: SimWorld) -> dict[str, dict[str, Any]]:
+    """Weights and guarantees, and who may preempt, by project: in a third of all worlds."""
+    dice = random.Random(repr(world.weather) + "shares")
+    if dice.random() < 0.67:
+        return {}
+    weighted = dice.random() < 0.7
+    return {
+        project: {
+            "weight": dice.choice((None, 0.5, 1.0, 1.0, 3.0)) if weighted else None,
+            "guaranteed_gpus": dice.choice((None, None, 4, 8)) if weighted else None,
+            "preempts": dice.random() < 0.8,
+        }
+        for project in (*PROJECTS, "default")
+    }
 
 
 def settle_jobs(world: SimWorld) -> None:
@@ -167,7 +189,13 @@ def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
     )
     dice = random.Random(uid + repr(world.weather))
     job.project, job.owner = dice.choice((*PROJECTS, PROJECTS[0], "default")), dice.choice(PEOPLE)
-    if kind and world.quotas:  # as much as the large gang needs, and the small ones want it too
+    if kind and any(quota.preempts for quota in world.quotas.values()):  # of two projects that contend
+        job.project = PROJECTS[kind == "small"]
+        if kind == "large":  # a guarantee of others would rightly keep a part of the fleet from it
+            world.quotas = {
+                name: quota.model_copy(update={"guaranteed_gpus": None}) for name, quota in world.quotas.items()
+            }
+    elif kind and world.quotas:  # as much as the large gang needs, and the small ones want it too
         job.project = PROJECTS[0]
         if kind == "large":
             world.quotas = {job.project: ProjectQuota(gpus=low * spec.gang.gpus_per_node)}

@@ -59,6 +59,9 @@ _BY_CODE: Mapping[str, tuple[str, ...]] = {
         "Or wait: a new month (UTC) begins with nothing used. It goes on by itself, from its last commit.",
     ),
     "ExceedsLimit": ("Clone the job with a smaller gang, or ask an admin for a higher limit.",),
+    "AwaitingPreemption": (
+        "Nothing to do: the jobs that the reason names commit, and then this one gets their nodes.",
+    ),
     "AwaitingScheduler": ("Look at the queue of the scheduler that spec.gang.scheduler names: it admits the gang.",),
     "CrashLoop": (
         "Look at the attempts: they end before a new commit. Read the end of the last log.",

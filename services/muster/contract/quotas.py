@@ -53,8 +53,17 @@ class MonthSpent(Spec):
 
 
 class ProjectQuota(Quota):
-    """What the jobs of a project may hold together."""
+    """What the jobs of a project may hold together, and how much of the fleet is theirs where others want it too."""
 
+    weight: Annotated[float, Field(gt=0, le=1_000)] | None = None
+    """The project's share beside others', where any project names a weight or a guarantee: among jobs of one priority
+    whoever holds least for its weight comes first. 1 if it is left out. It is never 0: who has no share would wait for
+    ever where the others always ask."""
+    guaranteed_gpus: Count | None = None
+    """Accelerators that are its share before the rest is divided by weight; others may borrow them while they idle."""
+    preempts: bool = False
+    """Its jobs may have running gangs of a lower priority, and those that others hold beyond their share, commit and
+    make room."""
     person: Quota = Quota()
     """What the jobs of any one person may hold of it."""
     spent: MonthSpent | None = None

@@ -157,7 +157,10 @@ def waits() -> dict[str, str]:
     quotas = {"nlp": ProjectQuota(gpus=16, person=Quota(gangs=1)), "cv": ProjectQuota(gpu_hours_per_month=0)}
     held = (entry("there", "a", "b"), entry("rich", "e"), entry("tts", "f"))
     plan = admit(fleet([*four(), node("e"), node("f")], jobs, limits={"poor": 8}, quotas=quotas), held)
-    return {wait.code: wait.because for wait in plan.waits.values()}
+    urgent = summary("urgent", spec(priority=1, gang={"nodes": 2, "gpusPerNode": 8}))
+    may = {"default": ProjectQuota(preempts=True)}
+    preempting = admit(fleet([node("a"), node("b")], [holding("there", "a", "b"), urgent], quotas=may), held[:1])
+    return {wait.code: wait.because for each in (plan, preempting) for wait in each.waits.values()}
 
 
 def test_every_code_is_reached_and_every_reason_is_in_words() -> None:

@@ -4,8 +4,12 @@ come out.
 The reservations are written whole, by compare-and-swap, so two operators can't give one node away twice,
 however stale the jobs and nodes that they see (docs/decisions/0004).
 
-Order: priority, then age. A later job may pass one that does not fit, but only for BACKFILL_SECONDS: from then on every
-node that the waiting gang could use is kept for it as it becomes free, so no stream of small jobs starves a large gang.
+Order: priority, then whose project holds least for its share (fair_share.py), then age. A later job may pass one that
+does not fit, but only for BACKFILL_SECONDS: from then on every node that the waiting gang could use is kept for it as
+it becomes free, so no stream of small jobs starves a large gang.
+
+A gang whose project may preempt has others put out for it (preemption.py). Whoever is put out is told so by its own
+reservation, which says whom it yields to; the nodes are kept for that gang from then on.
 
 What a namespace, a project or a person may hold is kept here as well (quotas.py).
 
@@ -28,6 +32,7 @@ from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.month_budgets import MonthBudgets
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
+from muster.operator.core.preemption import Eviction, Preemption, Preemptor
 from muster.operator.core.quotas import Quotas
 from muster.operator.core.transitions import replace_last
 
@@ -40,6 +45,7 @@ CLAIMS_MAX = 4
 # What a gang waits for passes by itself, as others end.
 _PASSING = frozenset({
     Code.AWAITING_CAPACITY, Code.BEHIND_EARLIER_GANG, Code.NAMESPACE_LIMIT, Code.PROJECT_LIMIT, Code.PERSON_LIMIT,
+    Code.AWAITING_PREEMPTION,
 })  # fmt: skip
 
 
@@ -55,20 +61,30 @@ class Plan:
     """Who must stop because a month's budget is used up, and who of those may go on again (Observed.budget)."""
     look_after: float | None = None
     """Seconds until a budget will be used up; None where there is none."""
+    preemptions: tuple[Preemption, ...] = ()
+    """What is put out from now on."""
+
+
+def would_preempt(fleet: Fleet, reservations: tuple[Reservation, ...], job: JobSummary) -> tuple[Eviction, ...]:
+    """What would be put out if this job were in the queue as well; nothing is changed."""
+    others = tuple(other for other in fleet.jobs if other.uid != job.uid)
+    plan = admit(replace(fleet, jobs=(*others, job)), reservations)
+    return tuple(e for preemption in plan.preemptions if preemption.job.uid == job.uid for e in preemption.evictions)
 
 
 def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     entries = list(_still_held(fleet, reservations))
     queue, elastic = _queue(fleet, entries), [job for job in fleet.jobs if _may_grow(fleet, job, entries)]
     months = MonthBudgets(fleet)
-    if not queue and not elastic:
+    if not queue and not elastic and not any(entry.yields_to for entry in entries):
         return Plan(tuple(entries), {}, budgets=months.told(), look_after=months.look_after())
     space = Space(fleet.nodes, (*_ours(fleet, entries), *fleet.others))
     quotas = Quotas(fleet, entries)
+    preemptor = Preemptor(fleet, entries, space, quotas.shares)
     waits: dict[str, Wait] = {}
     starving: list[Ask] = []
     explained, claims = _Explained(fleet, entries), 0
-    for job in queue:
+    for job in quotas.shares.in_turn(queue):
         if job.status.phase is Phase.RESTARTING:
             if (place := _replacement(fleet, job, space, quotas)) is not None:
                 entries.append(_reservation(fleet, job, place, job.status.reservation + 1))
@@ -96,6 +112,11 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
             continue
         # What no waiting helps comes first: room that is kept for a gang that can never begin is kept for nothing.
         wait = _impossible(ask, explained) or quotas.wait(job, ask) or _wait(ask, allowed, space, explained)
+        paid = wait.code == Code.AWAITING_CAPACITY and months.short(job, ask.sizes[-1], "", "on-demand") is None
+        if paid and preemptor.plan(job, allowed) is not None:
+            wait = Wait(Code.AWAITING_PREEMPTION, preemptor.words(job, ask))
+        elif wait.code == Code.AWAITING_CAPACITY and (share := quotas.shares.words(job.project)):
+            wait = replace(wait, because=f"{wait.because}; {share}")
         waits[job.uid] = wait
         if wait.code not in _PASSING:
             continue
@@ -109,7 +130,8 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
                 claims += 1
     elastic = [job for job in elastic if months.wait(job) is None]
     entries += _growth(fleet, elastic, space, quotas, starving)
-    return Plan(tuple(entries), waits, budgets=months.told(), look_after=months.look_after())
+    waiting = {uid for uid, wait in waits.items() if wait.code == Code.AWAITING_PREEMPTION}
+    return Plan(preemptor.put_out(entries, waiting), waits, months.told(), months.look_after(), tuple(preemptor.made))
 
 
 def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
@@ -141,7 +163,12 @@ def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
     """Those that ask for nodes and have none, or must leave those they have; the first in line first."""
     granted = {(entry.uid, entry.number) for entry in entries}
     ready = {node.name: node for node in fleet.nodes if node.ready}
-    leaving = [job for job in fleet.jobs if _must_leave(job, ready, granted)]
+    yielding = {(entry.uid, entry.number) for entry in entries if entry.yields_to}
+    leaving = [
+        job
+        for job in fleet.jobs
+        if _must_leave(job, ready, granted) and (job.uid, job.status.reservation) not in yielding
+    ]
     asking = [
         job
         for job in fleet.jobs

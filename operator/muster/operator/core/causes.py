@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, SignalKind
 from muster.contract.status import Failure, JobStatus, Phase, Suspicion
-from muster.operator.core.observed import Observed, Rejection, Worker, WorkerState
+from muster.operator.core.observed import Observed, Rejection, Reservation, Worker, WorkerState
 from muster.operator.core.rank_reports import describe_positions, rank_reports
 from muster.operator.core.worker_summary import WorkerSummary
 
@@ -292,6 +292,14 @@ def diagnose_missing_workers(summary: WorkerSummary) -> FailureDiagnosis:
         node=node if node in summary.seen.nodes_unfit else None,
     )
     return FailureDiagnosis(failure, strength(failure))
+
+
+def diagnose_preemption(summary: WorkerSummary, granted: Reservation) -> FailureDiagnosis:
+    """Its nodes go to another job (preemption.py). That is nobody's failure and speaks against no node."""
+    failure = Failure.model_construct(
+        cause=Cause.EVICTION, attempt=summary.status.attempt, at=summary.seen.now, message=granted.yields_because
+    )
+    return FailureDiagnosis(failure, strength(failure), notice=True, alive=True)
 
 
 def diagnose_hang(summary: WorkerSummary, suspicion: Suspicion) -> FailureDiagnosis:

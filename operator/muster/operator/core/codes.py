@@ -24,6 +24,7 @@ class Code(StrEnum):
     MONTH_LIMIT = "MonthLimit"  # what its project or owner may use in a month is used up (also Stopping, Suspended)
     EXCEEDS_LIMIT = "ExceedsLimit"  # more than its namespace, project or owner may ever hold
     BEHIND_EARLIER_GANG = "BehindEarlierGang"  # would fit, but the nodes are kept for a gang that has waited long
+    AWAITING_PREEMPTION = "AwaitingPreemption"  # others were asked to commit and make room for it
     AWAITING_SCHEDULER = "AwaitingScheduler"  # another scheduler (Kueue …) admits it
     AWAITING_COMMITS = "AwaitingCommits"  # from which commit to resume can't be told; nothing begins anew instead
     BACKING_OFF = "BackingOff"  # a pause before the next attempt (also in Restarting, where the nodes are kept)

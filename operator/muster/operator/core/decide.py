@@ -11,7 +11,14 @@ from muster.operator.core.causes import seconds_until_peer_report
 from muster.operator.core.codes import GIVEN_UP, Code, code_of
 from muster.operator.core.data_skips import data_skip
 from muster.operator.core.decision import Decision, RemoveJob
-from muster.operator.core.gang_rules import deadline_left, failed, inconsistent_status, running, starting
+from muster.operator.core.gang_rules import (
+    deadline_left,
+    failed,
+    inconsistent_status,
+    preempted,
+    running,
+    starting,
+)
 from muster.operator.core.observed import Observed
 from muster.operator.core.shutdown import (
     AWAIT_COMMITS_SECONDS,
@@ -227,6 +234,7 @@ RULES: tuple[Rule, ...] = (
     restart_pending,
     inconsistent_status,
     failed,
+    preempted,
     starting,
     running,
 )

@@ -53,6 +53,10 @@ class JobSummary:
     owner: str = ""
     """Who submitted it; empty where nobody said."""
 
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
@@ -75,7 +79,10 @@ class Fleet:
     grow_after_seconds: float = GROW_AFTER_START_SECONDS
     """An elastic gang that has run for so long may be offered more nodes."""
 
+    def priority(self, job: JobSummary) -> int:
+        """The job's own, else its class's."""
+        return job.spec.priority or self.priorities.get(job.spec.priority_class_name or "", 0)
+
     def line(self, job: JobSummary) -> tuple[int, float, str]:
-        """For sorting, the first in line first: by the job's own priority, else its class's, then by age."""
-        priority = job.spec.priority or self.priorities.get(job.spec.priority_class_name or "", 0)
-        return -priority, job.created_at, job.uid
+        """For sorting, the first in line first: by priority, then by age."""
+        return -self.priority(job), job.created_at, job.uid

@@ -14,6 +14,7 @@ from muster.operator.core.causes import (
     diagnose_hang,
     diagnose_inconsistent_status,
     diagnose_missing_workers,
+    diagnose_preemption,
 )
 from muster.operator.core.codes import Code
 from muster.operator.core.conditions import training_conditions
@@ -59,6 +60,15 @@ def failed(summary: WorkerSummary) -> Decision | None:
     if status.phase is Phase.RUNNING and summary.missing:
         return write_or_act(summary, fail(summary, diagnose_missing_workers(summary)), trusts_absence=True)
     return None
+
+
+def preempted(summary: WorkerSummary) -> Decision | None:
+    """STARTING or RUNNING, and its nodes go to another job: it is asked to commit, and goes back into the queue."""
+    granted = summary.seen.reservation(summary.status.reservation)
+    if granted is None or not granted.yields_to or summary.status.phase not in (Phase.STARTING, Phase.RUNNING):
+        return None
+    # An old read may show an order that was taken back since.
+    return write_or_act(summary, fail(summary, diagnose_preemption(summary, granted)), trusts_absence=True)
 
 
 def starting(summary: WorkerSummary) -> Decision | None:

@@ -86,6 +86,10 @@ class Reservation:
     """When it was made."""
     instance_type: str = ""
     """Of the nodes, where all are of one type."""
+    yields_to: str = ""
+    """The uid of the job that it makes room for: it is asked to commit and to stop. Empty for nobody."""
+    yields_because: str = ""
+    """Whom it makes room for and why, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Room:
+class Room:
     """What is left on one node."""
 
     node: Node
@@ -104,9 +104,17 @@ class _Room:
     memory_bytes: int
     slots: int
 
-    def carries(self, shape: Shape) -> int:
-        """How many workers of one gang find room here."""
-        count = shape.count(self.gpus, self.cpus, self.memory_bytes, self.slots)
+    def carries(self, shape: Shape, freed: Iterable[Shape] = ()) -> int:
+        """How many workers of one gang find room here, once workers of the shapes `freed` are gone."""
+        gpus, cpus, memory_bytes, slots = self.gpus, self.cpus, self.memory_bytes, self.slots
+        for gone in freed:
+            gpus, cpus, memory_bytes, slots = (
+                gpus + gone.gpus,
+                cpus + gone.cpus,
+                memory_bytes + gone.memory_bytes,
+                slots + 1,
+            )
+        count = shape.count(gpus, cpus, memory_bytes, slots)
         return count if count and shape.allows(self.node) else 0
 
     def freedom(self, shape: Shape) -> tuple[bool, int, float, int, str]:
@@ -126,7 +134,7 @@ class Space:
 
     nodes: Iterable[Node]
     held: Iterable[Reservation]
-    _rooms: dict[str, _Room] = field(init=False)
+    _rooms: dict[str, Room] = field(init=False)
     _fitting: dict[Shape, _Candidates] = field(init=False, default_factory=dict)
     _set_aside: set[str] = field(init=False, default_factory=set)
     _kept: dict[Shape, dict[str, int]] = field(init=False, default_factory=dict)  # see kept_back
@@ -134,7 +142,7 @@ class Space:
 
     def __post_init__(self) -> None:
         ready = sorted((node for node in self.nodes if node.ready), key=lambda node: node.name)
-        self._rooms = {n.name: _Room(n, n.gpus, n.cpus, n.memory_bytes, n.slots) for n in ready}
+        self._rooms = {n.name: Room(n, n.gpus, n.cpus, n.memory_bytes, n.slots) for n in ready}
         for name, need in needs_by_node(self.held):
             if (room := self._rooms.get(name)) is not None:
                 _take(room, need)
@@ -162,7 +170,18 @@ class Space:
         """Keep as many nodes as the smallest gang needs from those who come after it, whether they are free yet or not:
         the freest of one pool (and topology domain). What is kept only gets freer, so the gang's turn comes.
         """
-        groups: dict[tuple[str, str, str], list[_Room]] = {}
+        size = ask.sizes[-1]
+        freest = [sorted(rooms, key=lambda room: room.freedom(ask.shape)) for rooms in self.groups(ask).values()]
+        chosen = min(
+            (enough for rooms in freest if (enough := _enough(rooms, ask.shape, size))),
+            key=lambda rooms: sorted((room.freedom(ask.shape) for room in rooms), reverse=True),
+            default=[],
+        )
+        self.keep(room.node.name for room in chosen)
+
+    def groups(self, ask: Ask) -> dict[tuple[str, str, str], list[Room]]:
+        """The nodes that could carry a worker of it, free or not, by pool, capacity and required topology domain."""
+        found: dict[tuple[str, str, str], list[Room]] = {}
         for room in self._rooms.values():
             node = room.node
             domain = node.labels.get(ask.required, "") if ask.required else "-"
@@ -172,19 +191,17 @@ class Space:
                 and node.name not in self._set_aside
                 and ask.shape.carried_by(node)
             ):
-                groups.setdefault((node.pool, node.capacity, domain), []).append(room)
-        size = ask.sizes[-1]
-        freest = [sorted(rooms, key=lambda room: room.freedom(ask.shape)) for rooms in groups.values()]
-        chosen = min(
-            (enough for rooms in freest if (enough := _enough(rooms, ask.shape, size))),
-            key=lambda rooms: sorted((room.freedom(ask.shape) for room in rooms), reverse=True),
-            default=[],
-        )
+                found.setdefault((node.pool, node.capacity, domain), []).append(room)
+        return found
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Give these nodes to nobody who comes after."""
         self._kept.clear()
-        for room in chosen:
-            self._set_aside.add(room.node.name)
+        for name in names:
+            room = self._rooms[name]
+            self._set_aside.add(name)
             for pools in self._fitting.values():
-                pools.get(_pool(room.node), {}).get(room.gpus, {}).pop(room.node.name, None)
+                pools.get(_pool(room.node), {}).get(room.gpus, {}).pop(name, None)
 
     def free(self, ask: Ask) -> tuple[int, str]:
         """The most nodes that any one pool has free for it, and that pool's name."""
@@ -263,7 +280,7 @@ class Space:
             self._fitting[shape] = pools
         return self._fitting[shape]
 
-    def _refile(self, pools: _Candidates, shape: Shape, room: _Room, gpus_before: int) -> None:
+    def _refile(self, pools: _Candidates, shape: Shape, room: Room, gpus_before: int) -> None:
         name, buckets = room.node.name, pools.get(_pool(room.node), {})
         if name in buckets.get(gpus_before, {}):
             del buckets[gpus_before][name]
@@ -298,7 +315,7 @@ def needs_by_node(held: Iterable[Reservation]) -> Iterator[tuple[str, Shape]]:
             seen[key] = max(seen[key], count)
 
 
-def _take(room: _Room, shape: Shape) -> None:
+def _take(room: Room, shape: Shape) -> None:
     room.gpus -= shape.gpus
     room.cpus -= shape.cpus
     room.memory_bytes -= shape.memory_bytes
@@ -322,7 +339,7 @@ def _tightest(buckets: _Buckets) -> Iterator[str]:
             yield from repeat(name, count)
 
 
-def _enough(rooms: list[_Room], shape: Shape, size: int) -> list[_Room]:
+def _enough(rooms: list[Room], shape: Shape, size: int) -> list[Room]:
     """The first of them that carry so many workers when nothing else is there; none if all of them do not."""
     carried = 0
     for index, room in enumerate(rooms):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from muster.contract.text import plural
 from muster.operator.core.codes import Code
+from muster.operator.core.fair_share import Shares
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask
@@ -68,10 +69,11 @@ class _Limit:
 
 
 class Quotas:
-    """Every limit of a fleet, and what the reservations `entries` hold of it."""
+    """Every limit and share of a fleet, and what the reservations `entries` hold of it."""
 
     def __init__(self, fleet: Fleet, entries: Iterable[Reservation]) -> None:
         self._fleet = fleet
+        self.shares = Shares(fleet)
         self._jobs = {job.uid: job for job in fleet.jobs}
         self._limits: dict[tuple[str, ...], _Limit | None] = {}
         self._of: dict[tuple[str, str, str], tuple[_Limit, ...]] = {}
@@ -79,8 +81,7 @@ class Quotas:
         for entry in entries:
             new = [node for node in entry.nodes if (entry.uid, node) not in counted]
             counted.update((entry.uid, node) for node in new)
-            for limit in self._concerning(self._jobs[entry.uid]):
-                limit.add(entry.uid, entry.gpus * len(new))
+            self._add(self._jobs[entry.uid], entry.gpus * len(new))
 
     def allowed(self, job: JobSummary, ask: Ask) -> Ask:
         """The ask with only those sizes that there is room for."""
@@ -97,8 +98,8 @@ class Quotas:
         return all(limit.has_room(job.uid, gpus) for limit in self._concerning(job))
 
     def hold(self, job: JobSummary, nodes: int) -> None:
-        for limit in self._concerning(job):
-            limit.add(job.uid, job.spec.gang.gpus_per_node * nodes)
+        """It is given so many more nodes."""
+        self._add(job, job.spec.gang.gpus_per_node * nodes)
 
     def keep(self, job: JobSummary, ask: Ask) -> None:
         """Let later jobs not take the room that this one has waited for: up to the first limit that it waits at."""
@@ -117,6 +118,11 @@ class Quotas:
             if not limit.has_room(job.uid, gpus):
                 return Wait(limit.code, self._words(limit, job, gpus))
         return None
+
+    def _add(self, job: JobSummary, gpus: int) -> None:
+        self.shares.hold(job, gpus)
+        for limit in self._concerning(job):
+            limit.add(job.uid, gpus)
 
     def _words(self, limit: _Limit, job: JobSummary, gpus: int) -> str:
         left = limit.gpus_left(job.uid)

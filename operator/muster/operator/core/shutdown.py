@@ -221,6 +221,9 @@ def reason_to_release(summary: WorkerSummary, pause_seconds: float) -> str | Non
     status = summary.status
     if any(entry.number > status.reservation for entry in summary.seen.reservations):
         return f"{status.because}; moving to the nodes that are held for it"
+    mine = summary.seen.reservation(status.reservation)
+    if mine is not None and mine.yields_to:
+        return f"{status.because}; its nodes go to another job"
     if status.code == Code.REGROWING:
         return f"{status.because}; asking for nodes again"
     if status.code == Code.WORKERS_REJECTED:

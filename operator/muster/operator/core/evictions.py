@@ -1,0 +1,114 @@
+"""What it costs to put a gang out, and the cheapest set of gangs that makes enough room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from muster.contract.text import plural
+from muster.operator.core.fleet import JobSummary
+
+# From the start of an attempt to its first step, where the last one did not say.
+RESTART_SECONDS = 120.0
+# What a stopped gang loses besides: its place. It waits again, for nobody knows how long. So a smaller gang costs less.
+REQUEUE_SECONDS = 600.0
+# Work that is not committed for longer protects nobody: else whoever never commits would never be put out.
+UNCOMMITTED_SECONDS_MAX = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A gang that is stopped, or made smaller."""
+
+    job: JobSummary
+    freed: tuple[str, ...]
+    """The nodes that it gives up."""
+    kept: tuple[str, ...]
+    """Those that it goes on with; empty where it is stopped."""
+    cost: float
+    """GPU-seconds that this is expected to lose."""
+
+    @property
+    def gpus(self) -> int:
+        return len(self.freed) * self.job.spec.gang.gpus_per_node
+
+    def __str__(self) -> str:
+        return f"{self.job.full_name} ({plural(self.gpus, 'GPU')}{' of more' if self.kept else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What could be put out together, and how many more workers then find room."""
+
+    evictions: tuple[Eviction, ...]
+    workers: int
+    cost: float
+    gpus: int
+
+
+def restart_seconds(job: JobSummary) -> float:
+    """From the start of an attempt to its first step, as the newest attempt that came so far took."""
+    for attempt in reversed(job.status.attempts):
+        if attempt.first_step_at is not None and attempt.first_step_at >= attempt.created_at:
+            return attempt.first_step_at - attempt.created_at
+    return RESTART_SECONDS
+
+
+def cheapest_set(options: list[list[Option]], missing: int, gpus_max: int) -> Option | None:
+    """One or no option of each unit, together for as many workers as are missing: the cheapest; where those would be
+    too many GPUs, the fewest GPUs. None where even these are too many.
+    """
+    by_cost = _knapsack(options, missing, gpus_max, lambda option: option.cost)
+    return by_cost or _knapsack(options, missing, gpus_max, lambda option: float(option.gpus))
+
+
+def _knapsack(
+    options: list[list[Option]], missing: int, gpus_max: int, price: Callable[[Option], float]
+) -> Option | None:
+    """The least sum of prices for so many workers; within `gpus_max` GPUs as far as each step can tell."""
+    best: list[Option | None] = [Option((), 0, 0.0, 0), *[None] * missing]
+    for unit in _worth_trying(options, missing, price):
+        after = list(best)
+        for so_far in best:
+            if so_far is None:
+                continue
+            for option in unit:
+                workers = min(missing, so_far.workers + option.workers)
+                known, gpus = after[workers], so_far.gpus + option.gpus
+                if gpus > gpus_max or (known is not None and price(known) <= price(so_far) + price(option)):
+                    continue
+                evictions = (*so_far.evictions, *option.evictions)
+                after[workers] = Option(evictions, workers, so_far.cost + option.cost, gpus)
+        best = after
+    return best[missing]
+
+
+def _worth_trying(
+    options: list[list[Option]], missing: int, price: Callable[[Option], float]
+) -> Iterator[list[Option]]:
+    """Of units that are alike but for their price, no more than could be needed: the cheapest."""
+    alike: dict[tuple[tuple[int, int], ...], list[list[Option]]] = {}
+    for unit in options:
+        useful = [option for option in unit if option.workers]
+        if useful:
+            alike.setdefault(tuple((option.workers, option.gpus) for option in useful), []).append(useful)
+    for kind, units in alike.items():
+        fewest = min(workers for workers, _ in kind)
+        units.sort(key=lambda unit: sum(price(option) for option in unit))
+        yield from units[: -(-missing // fewest)]
+
+
+def cost(job: JobSummary, now: float, requeued: bool = True) -> float:
+    """GPU-seconds that putting it out is expected to lose: its work since its last commit, should the one that it is
+    asked for fail, its restart, and its place.
+    """
+    status = job.status
+    since = max(status.checkpoint.committed_at if status.checkpoint else 0.0, began(job))
+    work = min(UNCOMMITTED_SECONDS_MAX, max(0.0, now - since))
+    gpus = len(status.gang.nodes) * job.spec.gang.gpus_per_node
+    return gpus * (work + restart_seconds(job) + (REQUEUE_SECONDS if requeued else 0.0))
+
+
+def began(job: JobSummary) -> float:
+    status = job.status
+    return status.attempts[-1].created_at if status.attempts else status.since

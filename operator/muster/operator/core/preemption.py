@@ -1,0 +1,344 @@
+"""Whom a gang that finds no room may put out: the cheapest set of gangs whose nodes it could go on with.
+
+A gang may put out others if its project's quota says so (`preempts`): gangs of a lower priority; and, where projects
+have shares, gangs of the same priority that others hold beyond theirs. Whoever is put out is asked to commit, pays with
+no restart budget, and goes back into the queue; its nodes are kept for the gang that it made room for. An elastic gang
+may be made smaller instead.
+
+**No cycle.** Let U(p) be the GPUs that projects hold by gangs of priority p or higher as far as they are entitled to
+them, and H(p) all GPUs held by such gangs. Compare states by (U(p), H(p)), from the highest p down. Giving idle nodes
+to a gang of priority p lowers nothing and raises H(p). Putting out gangs of lower priorities for it changes nothing
+above p, and raises H(p). Putting out others of its own priority is done only if it raises U(p) (`_fair`), judged for
+the set that is truly put out (what Kueue #14543 does for another set). Each step goes up, and there are finitely many
+states; so while nobody submits, ends or changes a quota, preemption comes to an end. It also asks that the gang then
+stands in line before whoever was put out for it, which else would take the nodes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from muster.contract.status import STATUS_VERSION, Phase
+from muster.operator.core.evictions import Eviction, Option, began, cheapest_set, cost, restart_seconds
+from muster.operator.core.explain_wait import need
+from muster.operator.core.fair_share import Shares, gpus_by_project
+from muster.operator.core.fleet import Fleet, JobSummary
+from muster.operator.core.observed import Reservation
+from muster.operator.core.placement import Ask, Room, Shape, Space, needs_by_node
+
+# GPUs put out for each that is asked for. At 1, a gang of 8 could never have one of 9 stopped; without a limit a
+# request for 48 GPUs once put out 376 (KAI, PR 1565).
+EVICTED_PER_REQUESTED_MAX = 1.25
+# A gang has so many times its restart's cost before one of its own priority may put it out; else two thrash.
+RESTARTS_BEFORE = 3.0
+# In one pass so many gangs have others put out, and of so many it is tried. The first in line suffices for progress.
+PREEMPTIONS_MAX, TRIES_MAX = 4, 8
+NAMED_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """What is put out for one gang, and which nodes are kept for it meanwhile."""
+
+    job: JobSummary
+    evictions: tuple[Eviction, ...]
+    nodes: tuple[str, ...]
+
+    @property
+    def cost(self) -> float:
+        return sum(eviction.cost for eviction in self.evictions)
+
+
+@dataclass(slots=True)
+class _Unit:
+    """Gangs of which some share a node that only all of them together would free."""
+
+    uids: set[str]
+    gains: dict[str, int] = field(default_factory=dict)
+    """How many more workers each node carries without them."""
+
+
+class Preemptor:
+    """Plans preemptions over one pass of admission. `entries` is its list of reservations, `space` what is free."""
+
+    def __init__(self, fleet: Fleet, entries: list[Reservation], space: Space, shares: Shares) -> None:
+        self._fleet, self._entries, self._space, self._shares = fleet, entries, space, shares
+        self._jobs = {job.uid: job for job in fleet.jobs}
+        self.yielding: dict[str, str] = {entry.uid: entry.yields_to for entry in entries if entry.yields_to}
+        for holders in self._on.values() if self.yielding else ():
+            for uid in holders.keys() & self.yielding.keys():
+                shares.hold(self._jobs[uid], -sum(shape.gpus for shape in holders[uid]))
+        self._costs: dict[str, float] = {}
+        self._told: dict[str, str] = {}
+        self._failed: set[tuple[object, ...]] = set()
+        self._tries = 0
+        self.made: list[Preemption] = []
+
+    @cached_property
+    def _on(self) -> dict[str, dict[str, list[Shape]]]:
+        """The workers that each job takes from each node once it is put out; by node, then by uid. Worked out only when
+        somebody has to be put out: in a large fleet it takes as long as all the rest.
+        """
+        by_job: dict[str, list[Reservation]] = {}
+        for entry in self._entries:
+            by_job.setdefault(entry.uid, []).append(entry)
+        found: dict[str, dict[str, list[Shape]]] = {}
+        for uid, mine in by_job.items():
+            stays = {name for entry in mine[1:] for name in entry.nodes} if mine[0].yields_to else set()
+            for name, shape in needs_by_node(mine):
+                if name not in stays:
+                    found.setdefault(name, {}).setdefault(uid, []).append(shape)
+        return found
+
+    @cached_property
+    def _victims(self) -> dict[str, JobSummary]:
+        newest: dict[str, int] = {}
+        for entry in self._entries:
+            newest[entry.uid] = max(newest.get(entry.uid, 0), entry.number)
+        return {
+            job.uid: job
+            for job in self._fleet.jobs
+            if job.uid not in self.yielding and newest.get(job.uid) == job.status.reservation and _may_be_put_out(job)
+        }
+
+    def plan(self, job: JobSummary, ask: Ask) -> Preemption | None:
+        """What to put out so that the smallest gang of the ask finds room; no evictions where what already yields to it
+        will do. None if nothing helps.
+        """
+        if not may_preempt(self._fleet, job):
+            return None
+        mine = {uid for uid, other in self.yielding.items() if other == job.uid}
+        priority = self._fleet.priority(job)
+        if not mine and (self._tries >= TRIES_MAX or len(self.made) >= PREEMPTIONS_MAX):
+            return None
+        lower = {uid for uid, victim in self._victims.items() if self._fleet.priority(victim) < priority}
+        equal = {uid for uid, victim in self._victims.items() if self._may_reclaim(job, victim, priority)}
+        key = (ask.shape, ask.sizes[-1], priority, job.project if equal else "", ask.avoid, ask.required)
+        if not mine and key in self._failed:
+            return None
+        self._tries += not mine
+        for allowed in (lower | equal, lower) if equal else (lower,):
+            found = self._cheapest_of_all(job, ask, allowed, mine)
+            if found is not None and self._fair(job, ask, found.evictions):
+                self._keep(found, ask)
+                return found
+        self._failed.add(key)
+        return None
+
+    def words(self, job: JobSummary, ask: Ask) -> str:
+        """What a gang is told that others make room for."""
+        asked = sorted(self._jobs[uid].full_name for uid, other in self.yielding.items() if other == job.uid)
+        more = f" and {len(asked) - NAMED_MAX} more" if len(asked) > NAMED_MAX else ""
+        whom = (
+            f"{', '.join(asked[:NAMED_MAX])}{more} {'is' if len(asked) == 1 else 'are'} asked to commit and make room"
+        )
+        return f"{need(ask.shape, ask.sizes[-1])}; {whom if asked else 'others are about to end and make room'}"
+
+    def put_out(self, entries: list[Reservation], waiting: set[str]) -> tuple[Reservation, ...]:
+        """The reservations with whom each yields to. One that yields to a job that is not `waiting` for it any more is
+        as before, unless the smaller gang that it becomes has its reservation already: whoever moves there may have
+        begun.
+        """
+        orders = {e.job.uid: (found.job, e) for found in self.made for e in found.evictions}
+        later = {(entry.uid, entry.number - 1) for entry in entries}
+        after = []
+        for entry in entries:
+            job, eviction = orders.get(entry.uid, (None, None))
+            if job is not None and eviction is not None:
+                after.append(replace(entry, yields_to=job.uid, yields_because=self._told[entry.uid]))
+                if eviction.kept:
+                    after.append(replace(entry, number=entry.number + 1, nodes=eviction.kept, at=self._fleet.now))
+            elif entry.yields_to and entry.yields_to not in waiting and (entry.uid, entry.number) not in later:
+                after.append(replace(entry, yields_to="", yields_because=""))
+            else:
+                after.append(entry)
+        return tuple(after)
+
+    def _cost(self, uid: str) -> float:
+        if uid not in self._costs:
+            self._costs[uid] = cost(self._victims[uid], self._fleet.now)
+        return self._costs[uid]
+
+    def _keep(self, found: Preemption, ask: Ask) -> None:
+        """From here on the nodes count as the gang's: for whose turn it is, and for what is fair."""
+        job, shares = found.job, self._shares
+        self._space.keep(found.nodes)
+        for eviction in found.evictions:
+            uid = eviction.job.uid
+            self._victims.pop(uid)
+            self.yielding[uid] = job.uid
+            self._told[uid] = self._because(job, eviction.job)
+        for eviction in found.evictions:
+            shares.hold(eviction.job, -eviction.gpus)
+        shares.hold(job, ask.sizes[-1] * ask.shape.gpus)
+        if found.evictions:
+            self.made.append(found)
+
+    def _because(self, job: JobSummary, victim: JobSummary) -> str:
+        mine, other = self._fleet.priority(job), self._fleet.priority(victim)
+        why = f"which has priority {mine} where this job has {other}"
+        if mine == other:
+            why = f"for {self._shares.words(job.project)}, and {self._shares.words(victim.project)}"
+        return f"preempted by {job.full_name}, {why}"
+
+    def _may_reclaim(self, job: JobSummary, victim: JobSummary, priority: int) -> bool:
+        """Another project holds it beyond its share, and it has run for long enough."""
+        shares, project = self._shares, victim.project
+        return (
+            shares.active
+            and self._fleet.priority(victim) == priority
+            and project != job.project
+            and shares.held(project) > shares.entitled.get(project, 0.0)
+            and self._fleet.now - began(victim) >= RESTARTS_BEFORE * restart_seconds(victim)
+        )
+
+    def _fair(self, job: JobSummary, ask: Ask, evictions: tuple[Eviction, ...]) -> bool:
+        """See `No cycle` above."""
+        priority, shares = self._fleet.priority(job), self._shares
+        equals = [(e.job, e.gpus) for e in evictions if self._fleet.priority(e.job) == priority]
+        if not equals:
+            return True
+        taken = gpus_by_project(equals)
+        gpus = ask.sizes[-1] * ask.shape.gpus
+        gain = shares.within(job.project, priority, gpus) - shares.within(job.project, priority)
+        loss = sum(shares.within(name, priority) - shares.within(name, priority, -less) for name, less in taken.items())
+        first = all(shares.turn(job.project) < shares.turn(name, -less) for name, less in taken.items())
+        return first and gain > loss + 1e-9
+
+    def _cheapest_of_all(self, job: JobSummary, ask: Ask, allowed: set[str], mine: set[str]) -> Preemption | None:
+        """The cheapest over all pools (and topology domains)."""
+        size = ask.sizes[-1]
+        already = sum(shape.gpus for held in self._on.values() for uid in held.keys() & mine for shape in held[uid])
+        gpus_max = int(EVICTED_PER_REQUESTED_MAX * size * ask.shape.gpus) - already
+        gone = mine | {other.uid for other in self._fleet.jobs if _is_leaving(other)}
+        best: Preemption | None = None
+        for rooms in self._space.groups(ask).values():
+            if sum(ask.shape.carried_by(room.node) for room in rooms) < size:
+                continue
+            found = self._cheapest_here(job, ask, rooms, allowed, gone, gpus_max)
+            if found is not None and (best is None or found.cost < best.cost):
+                best = found
+        return best
+
+    def _cheapest_here(
+        self, job: JobSummary, ask: Ask, rooms: list[Room], allowed: set[str], gone: set[str], gpus_max: int
+    ) -> Preemption | None:
+        shape, size = ask.shape, ask.sizes[-1]
+        there = {room.node.name: self._carries(room, shape, gone) for room in rooms}
+        missing = size - sum(there.values())
+        chosen: tuple[Eviction, ...] = ()
+        if missing > 0:
+            options = [list(self._options(unit, missing)) for unit in self._units(rooms, shape, allowed, gone, there)]
+            option = cheapest_set(options, missing, gpus_max)
+            if option is None:
+                return None
+            chosen = option.evictions
+        freed: dict[str, set[str]] = {}
+        for eviction in chosen:
+            for name in eviction.freed:
+                freed.setdefault(name, set()).add(eviction.job.uid)
+        useful = sorted(
+            (r for r in rooms if there[r.node.name] or r.node.name in freed), key=lambda r: r.freedom(shape)
+        )
+        counts = {r.node.name: self._carries(r, shape, gone | freed.get(r.node.name, set())) for r in useful}
+        return Preemption(job, chosen, tuple(_enough(counts, size))) if sum(counts.values()) >= size else None
+
+    def _carries(self, room: Room, shape: Shape, without: set[str]) -> int:
+        """Workers that the node has room for once these jobs are gone from it."""
+        held = self._on.get(room.node.name, {})
+        return room.carries(shape, [each for uid in held.keys() & without for each in held[uid]])
+
+    def _units(
+        self, rooms: list[Room], shape: Shape, allowed: set[str], gone: set[str], there: dict[str, int]
+    ) -> Iterable[_Unit]:
+        """What could be put out, so that no two units gain by the same node: a node that one gang alone would free is
+        the cheapest such gang's, and one that only several together would free makes them one unit.
+        """
+        units: dict[str, _Unit] = {}
+        together: list[tuple[str, list[str], int]] = []
+        for room in rooms:
+            name = room.node.name
+            holders = sorted(self._on.get(name, {}).keys() & allowed)
+            for uid in holders:
+                units.setdefault(uid, _Unit({uid}))
+            alone = {uid: self._carries(room, shape, gone | {uid}) - there[name] for uid in holders}
+            if useful := [uid for uid in holders if alone[uid] > 0]:
+                uid = min(useful, key=lambda uid: (self._cost(uid), uid))
+                units[uid].gains[name] = alone[uid]
+            elif len(holders) > 1 and (gain := self._carries(room, shape, gone | set(holders)) - there[name]) > 0:
+                together.append((name, holders, gain))
+        for name, holders, gain in together:
+            joined = units[holders[0]]
+            for other in (units[uid] for uid in holders):
+                if other is not joined:
+                    joined.uids |= other.uids
+                    joined.gains |= other.gains
+                    for uid in other.uids:
+                        units[uid] = joined
+            joined.gains[name] = gain
+        found = {id(unit): unit for unit in units.values() if unit.gains}
+        return found.values()
+
+    def _options(self, unit: _Unit, missing: int) -> Iterator[Option]:
+        jobs = [self._victims[uid] for uid in sorted(unit.uids)]
+        stopped = tuple(Eviction(job, job.status.gang.nodes, (), self._cost(job.uid)) for job in jobs)
+        workers = sum(unit.gains.values())
+        yield Option(stopped, workers, sum(e.cost for e in stopped), sum(e.gpus for e in stopped))
+        if len(jobs) > 1:
+            return
+        job, nodes = jobs[0], jobs[0].status.gang.nodes
+        if len(set(nodes)) < len(nodes):
+            return
+        useful = sorted((name for name in nodes if name in unit.gains), key=lambda name: (-unit.gains[name], name))
+        others = [name for name in nodes if name not in unit.gains]
+        for size in sorted(job.spec.gang_sizes(), reverse=True) if job.spec.gang.nodes.min < len(nodes) else ():
+            if size >= len(nodes):
+                continue
+            freed = set((useful + others)[: len(nodes) - size])
+            shrunk = Eviction(
+                job,
+                tuple(name for name in nodes if name in freed),
+                tuple(name for name in nodes if name not in freed),
+                cost(job, self._fleet.now, requeued=False),
+            )
+            workers = sum(unit.gains.get(name, 0) for name in freed)
+            yield Option((shrunk,), workers, shrunk.cost, shrunk.gpus)
+            if workers >= missing:
+                return
+
+
+def may_preempt(fleet: Fleet, job: JobSummary) -> bool:
+    quota = fleet.quotas.get(job.project)
+    return quota is not None and quota.preempts and job.spec.gang.gpus_per_node > 0
+
+
+def _may_be_put_out(job: JobSummary) -> bool:
+    status, spec = job.status, job.spec
+    return (
+        status.phase in (Phase.STARTING, Phase.RUNNING)
+        and bool(status.gang.nodes)
+        and spec.gang.gpus_per_node > 0
+        and spec.gang.scheduler.kind == "builtin"
+        and not spec.recovery.dry_run
+        and status.schema_version <= STATUS_VERSION
+        and not _is_leaving(job)
+    )
+
+
+def _is_leaving(job: JobSummary) -> bool:
+    """It gives its nodes back by itself."""
+    return bool(job.status.gang.nodes) and (
+        job.status.phase is Phase.STOPPING or job.deleting or job.spec.cancel or job.spec.suspend
+    )
+
+
+def _enough(counts: Mapping[str, int], size: int) -> Iterator[str]:
+    """The first nodes that carry so many workers together."""
+    for name, count in counts.items():
+        if size <= 0:
+            return
+        if count:
+            yield name
+            size -= count

@@ -1,0 +1,170 @@
+"""Random fleets whose jobs all want in: whatever admission decides happens at once, until it decides nothing more.
+
+Nobody submits, nobody ends, time stands still (so no gang is spared for being young): if preemption could go round in
+a circle, it would here, for ever. Every state on the way is checked.
+
+    python tests/sim/walks.py --states 1000000 [--first 0] [--processes 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from muster.contract.quotas import ProjectQuota
+from muster.contract.status import CheckpointStatus, GangStatus, JobStatus, Phase
+from muster.operator.core.admit import admit
+from muster.operator.core.codes import Code
+from muster.operator.core.fleet import Fleet, JobSummary, Node
+from muster.operator.core.observed import Reservation
+from tests.sim.people import make_spec
+
+NOW = 1_700_000_000.0
+GPUS = 4
+PASSES_MAX = 200  # a fleet of 12 nodes and 14 jobs is at rest after a dozen
+PROJECTS = ("vision", "speech", "text")
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How many states were seen, how many gangs were put out, and what was wrong; empty if nothing was."""
+
+    states: int
+    evictions: int
+    fault: str
+
+
+def draw(dice: random.Random) -> Fleet:
+    """A fleet whose jobs are all in the queue; some begin to ask only once others run (see `walk`)."""
+    nodes = tuple(
+        Node(f"n{i:02d}", f"pool-{i % dice.choice((1, 1, 2))}", gpus=GPUS, cpus=64.0, memory_bytes=2**40)
+        for i in range(dice.randint(2, 12))
+    )
+    shared = dice.random() < 0.7
+    quotas = {
+        project: ProjectQuota(
+            weight=dice.choice((None, 0.5, 1, 1, 2, 5)) if shared else None,
+            guaranteed_gpus=dice.choice((None, None, 4, 8, 40)) if shared else None,
+            preempts=dice.random() < 0.9,
+        )
+        for project in PROJECTS
+    }
+    jobs = []
+    for index in range(dice.randint(2, 14)):
+        low = dice.choice((1, 1, 1, 2, 2, 3, 4))
+        high = low if dice.random() < 0.7 else low + dice.choice((1, 2))
+        spec = make_spec(
+            low, high, dice.choice((2, 4, 4, 4)), "any", "", dice.choice((0, 0, 0, 1, 5)), "default", None, None
+        )
+        committed = CheckpointStatus(step=1, committed_at=NOW - dice.choice((10.0, 300.0, 9000.0)), uri="s3://c")
+        status = JobStatus(queued_at=NOW - index, since=NOW - 10_000, checkpoint=dice.choice((None, committed)))
+        uid = f"job{index:02d}"
+        jobs.append(JobSummary(uid, "team", uid, NOW - dice.randint(0, 5), False, spec, status, dice.choice(PROJECTS)))
+    return Fleet(NOW, True, nodes, tuple(jobs), quotas=quotas)
+
+
+def walk(seed: int) -> Walk:
+    """First half of the jobs, until nothing changes; then all of them."""
+    dice = random.Random(seed)
+    whole = draw(dice)
+    states = evictions = 0
+    entries: tuple[Reservation, ...] = ()
+    fleet = replace(whole, jobs=whole.jobs[: len(whole.jobs) // 2])
+    for jobs in (fleet.jobs, whole.jobs[len(whole.jobs) // 2 :]):
+        fleet = replace(fleet, jobs=fleet.jobs if jobs is fleet.jobs else (*fleet.jobs, *jobs))
+        for _ in range(PASSES_MAX):
+            plan = admit(fleet, entries)
+            states += 1
+            if fault := _fault(fleet, plan.entries):
+                return Walk(states, evictions, f"seed {seed}: {fault}")
+            for preemption in plan.preemptions:
+                evictions += len(preemption.evictions)
+                put_out = sum(eviction.gpus for eviction in preemption.evictions)
+                gang = preemption.job.spec.gang
+                if put_out > 1.25 * gang.nodes.min * gang.gpus_per_node:
+                    return Walk(states, evictions, f"seed {seed}: {put_out} GPUs are put out for {preemption.job.uid}")
+            if plan.entries == entries:
+                if hoping := [uid for uid, wait in plan.waits.items() if wait.code == Code.AWAITING_PREEMPTION]:
+                    return Walk(states, evictions, f"seed {seed}: nobody makes room for {hoping}")
+                break
+            fleet, entries = _happen(fleet, plan.entries)
+        else:
+            return Walk(states, evictions, f"seed {seed}: still preempting after {PASSES_MAX} passes")
+    return Walk(states, evictions, "")
+
+
+def _fault(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:
+    room = {node.name: node.gpus for node in fleet.nodes}
+    held = {(entry.uid, name): entry.gpus for entry in entries for name in entry.nodes}
+    used = Counter[str]()
+    for (_, name), gpus in held.items():
+        used[name] += gpus
+    over = [name for name, gpus in used.items() if gpus > room[name]]
+    if over:
+        return f"{over} hold more than they have"
+    return next((f"{entry.uid} yields to {entry.yields_to}" for entry in entries if not _may_yield(fleet, entry)), "")
+
+
+def _may_yield(fleet: Fleet, entry: Reservation) -> bool:
+    jobs = {job.uid: job for job in fleet.jobs}
+    if not entry.yields_to:
+        return True
+    job, victim = jobs[entry.yields_to], jobs[entry.uid]
+    if not fleet.quotas[job.project].preempts or job.spec.priority < victim.spec.priority:
+        return False
+    shared = any(quota.weight is not None or quota.guaranteed_gpus is not None for quota in fleet.quotas.values())
+    return job.spec.priority > victim.spec.priority or (shared and job.project != victim.project)
+
+
+def _happen(fleet: Fleet, entries: tuple[Reservation, ...]) -> tuple[Fleet, tuple[Reservation, ...]]:
+    """Whoever was given nodes runs; whoever yields is gone from its nodes, and is in the queue or goes on smaller."""
+    jobs = []
+    for job in fleet.jobs:
+        mine = [entry for entry in entries if entry.uid == job.uid]
+        status = job.status
+        number = status.reservation + any(entry.yields_to for entry in mine)
+        granted = next((entry for entry in mine if entry.number == number), None)
+        if granted is None:
+            status = JobStatus(
+                reservation=number, queued_at=status.queued_at, since=status.since, checkpoint=status.checkpoint
+            )
+        elif status.gang.nodes != granted.nodes or status.reservation != number:
+            gang = GangStatus(wanted=len(granted.nodes), nodes=granted.nodes, pool=granted.pool, capacity="on-demand")
+            status = status.model_copy(update={"phase": Phase.RUNNING, "gang": gang, "reservation": number})
+        jobs.append(replace(job, status=status))
+    numbers = {job.uid: job.status.reservation for job in jobs}
+    return replace(fleet, jobs=tuple(jobs)), tuple(e for e in entries if e.number >= numbers[e.uid])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--states", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    began, total, faults = time.monotonic(), Walk(0, 0, ""), 0
+    with multiprocessing.get_context("fork").Pool(arguments.processes) as pool:
+        for seen in pool.imap_unordered(
+            walk, range(arguments.first, arguments.first + arguments.states), chunksize=100
+        ):
+            total = Walk(total.states + seen.states, total.evictions + seen.evictions, "")
+            if seen.fault:
+                faults += 1
+                print(seen.fault, flush=True)
+            if total.states >= arguments.states or faults >= 5:
+                break
+        pool.terminate()
+    print(f"{total.states} states, {total.evictions} gangs put out, {faults} faults, {time.monotonic() - began:.0f} s")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
