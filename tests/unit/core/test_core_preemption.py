@@ -260,9 +260,9 @@ def test_a_gang_that_makes_room_commits_goes_back_into_the_queue_and_pays_nothin
 def test_preemption_goes_round_in_no_circle_whatever_the_fleet() -> None:
     """More of them: python tests/sim/walks.py."""
     states = put_out = 0
-    for seed in range(600):
+    for seed in range(400):
         seen_ = walk(seed)
         assert not seen_.fault
         states, put_out = states + seen_.states, put_out + seen_.evictions
-    assert states > 2000
-    assert put_out > 300
+    assert states > 1300
+    assert put_out > 200

@@ -27,12 +27,13 @@ from muster.contract.status import STATUS_VERSION, Phase
 from muster.contract.text import plural
 from muster.operator.core.budgets import capacity_order, is_excluded, remaining_backoff_seconds
 from muster.operator.core.codes import Code
+from muster.operator.core.evictions import Eviction
 from muster.operator.core.explain_wait import Holders, limits_hit, need
 from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.month_budgets import MonthBudgets
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
-from muster.operator.core.preemption import Eviction, Preemption, Preemptor
+from muster.operator.core.preemption import Preemption, Preemptor
 from muster.operator.core.quotas import Quotas
 from muster.operator.core.transitions import replace_last
 
