@@ -148,16 +148,15 @@ class ClusterClient:
 
     def _with_folder(self, submission: Submission) -> Submission:
         """`from: {job: NAME}` as the folder of that job's commits, as the API does it."""
-        source = submission.spec.training.model.from_
-        if source is None or source.job is None or source.uri is not None:
-            return submission
-        checkpoint = status_of(self._objects.job(source.job)).get("checkpoint")
-        if not checkpoint:
-            problem = Problem("spec.training.model.from.job", f"job {source.job!r} has no commit yet")
-            raise CliError(str(problem), Exit.USAGE, "invalid_job", faults=(Fault(problem),))
-        model = submission.spec.training.model
-        model = model.model_copy(update={"from_": source.model_copy(update={"uri": checkpoint["uri"]})})
-        training = submission.spec.training.model_copy(update={"model": model})
+        training = submission.spec.training
+        for path, source in training.commits_read().items():
+            if source.job is None or source.uri is not None:
+                continue
+            checkpoint = status_of(self._objects.job(source.job)).get("checkpoint")
+            if not checkpoint:
+                problem = Problem(f"spec.training.{path}.job", f"job {source.job!r} has no commit yet")
+                raise CliError(str(problem), Exit.USAGE, "invalid_job", faults=(Fault(problem),))
+            training = training.with_folder(path, checkpoint["uri"])
         return submission.model_copy(update={"spec": submission.spec.model_copy(update={"training": training})})
 
     # --- events and logs ---

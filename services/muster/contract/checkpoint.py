@@ -179,6 +179,7 @@ class RunState(Record):
     steps: Count  # of the whole run
     data: str  # the fingerprint of the training data
     reference: str | None = None  # the SHA-256 of the stored log-probabilities of the reference; None: there are none
+    teacher: dict[str, Any] | None = None  # which weights a teacher has: address, revision, checksums; None: no teacher
 
 
 class Commit(Record):

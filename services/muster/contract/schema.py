@@ -53,6 +53,12 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     ("training.model.from", "has(self.job) || has(self.uri)", "name the source: job or uri"),
     (
+        "training.distillation.teacher",
+        "has(self.source) != has(self.from)",
+        "name the teacher by exactly one of source (a model's folder) and from (a commit)",
+    ),
+    ("training.distillation.teacher.from", "has(self.job) || has(self.uri)", "name the source: job or uri"),
+    (
         "checkpoint",
         r"!has(self.uri) || self.uri.matches('^(/|file:///|file://localhost/|[sS]3://[A-Za-z0-9][A-Za-z0-9._-]+(/|$))')",
         "uri must be file:///an/absolute/path or s3://bucket/folder",
@@ -127,6 +133,7 @@ INT_OR_STRING = {
     "gang.resources.memory": QUANTITY,
     "checkpoint.every": f"auto|{DURATION}",
     "training.model.from.step": "best|last",
+    "training.distillation.teacher.from.step": "best|last",
 }
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (

@@ -66,7 +66,8 @@ def setup_of(training: TrainingConfig) -> str:
     adapter = f"{beside.kind}:{beside.rank}:{','.join(targets)}" if beside else "whole"
     how = training.parallel
     parts = (origin, adapter, training.precision, training.data.sequence_length, how.activation_checkpointing)
-    return "|".join(map(str, (*parts, how.compile)))
+    taught = () if training.distillation is None else (training.distillation.teacher.words,)
+    return "|".join(map(str, (*parts, how.compile, *taught)))
 
 
 def from_records(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from muster.contract.adapter_config import Adapter
@@ -35,8 +35,21 @@ class ModelFacts:
 
 
 def model_facts(training: TrainingConfig) -> ModelFacts:
-    """Of the model that a job starts from. Raises UserError where it can't be trained, StorageError where it can't be
-    read now; both name the place."""
+    """Of the model that a job starts from, and of its teacher. Raises UserError where it can't be trained, StorageError
+    where it can't be read now; both name the place."""
+    found = _own_facts(training)
+    if training.distillation is None:
+        return found
+    teacher = training.distillation.teacher
+    if teacher.source is not None:
+        size = _of_folder(teacher.source, None, None).size
+    else:
+        assert teacher.from_ is not None, "a teacher is a folder or a commit"
+        size = _of_commit(teacher.from_, None, None).size
+    return replace(found, size=replace(found.size, teacher=size))
+
+
+def _own_facts(training: TrainingConfig) -> ModelFacts:
     model, adapter, scores = training.model, training.whole_adapter, training.scores
     if model.shape is not None:
         return ModelFacts(decoder_size(model.shape, adapter, scores), True, model.shape.max_positions)

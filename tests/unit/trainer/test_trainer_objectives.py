@@ -211,6 +211,13 @@ SAME = [
     ("dpo", {"beta": 0.3, "loss": "ipo"}, {"loss_type": ["ipo"], "beta": 0.3}, False),
     ("dpo", {"lengthNormalized": True, "beta": 0.7}, {"loss_type": ["sigmoid_norm"], "beta": 0.7}, False),
     ("dpo", {"sftWeight": 0.4}, {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.4]}, True),
+    # Of a single pair, there is nothing to sort: TRL's aot is then its sigmoid with smoothed labels.
+    (
+        "dpo",
+        {"beta": 0.4, "labelSmoothing": 0.2},
+        {"loss_type": ["aot"], "beta": 0.4, "label_smoothing": 0.2},
+        True,
+    ),
     ("orpo", {"beta": 0.2}, {"beta": 0.2}, True),
     (
         "simpo",
@@ -223,6 +230,12 @@ SAME = [
         {"beta": 1.5, "gamma": 0.8, "labelSmoothing": 0.1},
         {"loss_type": "simpo", "beta": 1.5, "simpo_gamma": 0.8, "cpo_alpha": 0.0, "label_smoothing": 0.1},
         False,
+    ),
+    (
+        "simpo",
+        {"beta": 1.5, "gamma": 0.8, "sftWeight": 0.3},
+        {"loss_type": "simpo", "beta": 1.5, "simpo_gamma": 0.8, "cpo_alpha": 0.3},
+        True,
     ),
     ("kto", {"beta": 0.3, "undesirableWeight": 1.5}, {"beta": 0.3, "undesirable_weight": 1.5}, False),
 ]
@@ -312,7 +325,7 @@ def scoring_model() -> Any:
 
 
 def test_smoothed_dpo_mixes_both_ways_round(models: tuple[Any, Any]) -> None:
-    """cDPO is not TRL's `sigmoid`, so it is held against its formula."""
+    """cDPO against its formula, and the values that are reported."""
     plain, _, values = ours(models, config("dpo", beta=0.4))
     smoothed, _, _ = ours(models, config("dpo", beta=0.4, labelSmoothing=0.2))
     reference, policy = (dress(copy.deepcopy(each), "none", "positions") for each in models)

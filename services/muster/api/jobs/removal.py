@@ -60,7 +60,7 @@ async def _refuse_dependents(services: Services, caller: Principal, row: JobRow)
     """A job that has not ended may still begin from these commits."""
     named = select(JobRow).where(JobRow.live.is_(True), type_coerce(JobRow.spec, Text).contains(row.id))
     async with services.database.read() as session:
-        others = [each for each in await session.scalars(named) if row.id in _origin(each.spec)]
+        others = [each for each in await session.scalars(named) if row.id in _origins(each.spec)]
     if others:
         seen = [each.name for each in others if caller.role_in(each.project) is not None]
         shown = ", ".join(seen[:5]) or "a job of another project"
@@ -69,9 +69,12 @@ async def _refuse_dependents(services: Services, caller: Principal, row: JobRow)
         )
 
 
-def _origin(spec: dict[str, Any]) -> str:
-    source = ((spec.get("training") or {}).get("model") or {}).get("from") or {}
-    return str(source.get("uri") or "")
+def _origins(spec: dict[str, Any]) -> str:
+    """The folders of commits that a job reads: those that it starts from, and its teacher's."""
+    training = spec.get("training") or {}
+    teacher = (training.get("distillation") or {}).get("teacher") or {}
+    sources = ((training.get("model") or {}).get("from") or {}, teacher.get("from") or {})
+    return " ".join(str(source.get("uri") or "") for source in sources)
 
 
 def _refuse_pins(commits: CommitListing, row: JobRow, folder: Address) -> None:

@@ -82,14 +82,14 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
     known = await _secrets_of(services, project.name, spec)
     faults += tuple(secrets.problems(spec, project.name, known, containers))
     warnings = tuple(secrets.unseen(spec, project.name, known)) if containers else ()
-    source = spec.training.model.from_
-    if source is not None and source.job is not None and source.uri is None:
+    for path, source in spec.training.commits_read().items():
+        if source.job is None or source.uri is not None:
+            continue
         found = await _resolve(services, project.name, namespace, source.job, source)
         if isinstance(found, Problem):
-            faults = (*faults, found)
+            faults = (*faults, replace(found, path=found.path.replace("model.from", path)))
         else:
-            model = _with(spec.training.model, from_=_with(source, uri=found))
-            spec = _with(spec, training=_with(spec.training, model=model))
+            spec = _with(spec, training=spec.training.with_folder(path, found))
     return Draft(submission.name, namespace, project.name, labels, spec, faults, (*await _warnings(spec), *warnings))
 
 

@@ -13,8 +13,9 @@ from muster.trainer.models.attention import Attention, AttentionContext, attenti
 from muster.trainer.models.head import Head, Reduction
 from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.layers import Embedding, FeedForward, RMSNorm
+from muster.trainer.models.pooling import document_scores
 from muster.trainer.models.recompute import keep_expensive
-from muster.trainer.models.scoring import ScoreHead, document_scores
+from muster.trainer.models.scoring import ScoreHead
 
 Recompute = Literal["none", "selective", "full"]
 

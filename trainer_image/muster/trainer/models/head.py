@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from muster.contract.memory import LOGIT_CHUNK_BYTES
 
+if TYPE_CHECKING:
+    from muster.trainer.models.distillation import TeacherPredictions
+
 IGNORED = -100  # labels that are not scored
-Reduction = Literal["sum", "none"]  # of the loss: over all scored tokens, or of each token by itself
+# Of the loss: over all scored tokens, of each token by itself, or over all with what a teacher predicts for them.
+Reduction: TypeAlias = "Literal['sum', 'none'] | TeacherPredictions"
 
 # Derivatives by the logits are at most 1 and mostly tiny; in fp16 they would vanish before the loss scale reaches them.
 HALF_BOOST = 1024.0
@@ -74,9 +78,12 @@ def cross_entropy(
     bias: Tensor | None = None,
     transform: LogitTransform = PLAIN,
 ) -> Tensor:
-    """Of hidden [B, T, dim] against labels [B, T]: an fp32 scalar, or with reduction `none` fp32 [B, T]."""
-    if reduction == "sum":
-        return summed_cross_entropy(hidden.flatten(0, 1), weight, labels.flatten(), smoothing, bias, transform)
+    """Of hidden [B, T, dim] against labels [B, T]: an fp32 scalar, or with reduction `none` fp32 [B, T]. With what a
+    teacher predicts it is fp32 [3], as `summed_cross_entropy` says.
+    """
+    if reduction != "none":
+        teacher = None if reduction == "sum" else reduction
+        return summed_cross_entropy(hidden.flatten(0, 1), weight, labels.flatten(), smoothing, bias, transform, teacher)
     from muster.trainer.models.token_losses import token_cross_entropies
 
     assert smoothing == 0.0, "what is compared by tokens is not smoothed"
@@ -90,6 +97,7 @@ def summed_cross_entropy(
     smoothing: float = 0.0,
     bias: Tensor | None = None,
     transform: LogitTransform = PLAIN,
+    teacher: TeacherPredictions | None = None,
 ) -> Tensor:
     """Cross-entropy of transform(hidden @ weightᵀ + bias) against labels, summed over labels that are not IGNORED; an
     fp32 scalar.
@@ -97,8 +105,12 @@ def summed_cross_entropy(
     The shapes are hidden [N, dim], weight [vocab, dim], labels [N] and bias [vocab]. Gradients are made chunk by chunk
     in the forward pass, so that at most LOGIT_CHUNK_BYTES of logits exist at any time and nothing is computed twice
     (see Liger, arXiv 2410.10989).
+
+    With a teacher it returns fp32 [3]: the loss that mixes both, which alone has a gradient, the cross-entropy, and the
+    divergence from the teacher.
     """
-    loss: Tensor = _SummedCrossEntropy.apply(hidden, weight, bias, labels, smoothing, transform)  # type: ignore[no-untyped-call]
+    assert teacher is None or smoothing == 0.0, "what a teacher predicts is not smoothed"
+    loss: Tensor = _SummedCrossEntropy.apply(hidden, weight, bias, labels, smoothing, transform, teacher)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -112,20 +124,29 @@ class _SummedCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         smoothing: float,
         transform: LogitTransform,
+        teacher: TeacherPredictions | None,
     ) -> Tensor:
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         cast = weight.to(hidden.dtype)
-        rows = max(1, LOGIT_CHUNK_BYTES // (4 * weight.shape[0]))
+        tables = 1 if teacher is None else 2
+        rows = max(1, LOGIT_CHUNK_BYTES // (tables * 4 * weight.shape[0]))
+        wants_grad = wants_hidden or wants_weight or wants_bias
         boost = HALF_BOOST if hidden.dtype == torch.float16 else 1.0
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grads: list[Tensor] = []
         weight_grad: Tensor | None = None
         bias_grad = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
-        for h, y in zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True):
+        for number, (h, y) in enumerate(zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True)):
             logits = (h @ cast.t()).float()
             if bias is not None:
                 logits = logits.add_(bias.float())
-            loss, grad_logits = _chunk(logits, y, smoothing, wants_hidden or wants_weight or wants_bias, transform)
+            if teacher is None:
+                loss, grad_logits = _chunk(logits, y, smoothing, wants_grad, transform)
+            else:
+                from muster.trainer.models.distillation import distilled_chunk
+
+                here = slice(number * rows, number * rows + len(y))
+                loss, grad_logits = distilled_chunk(logits, y, teacher, here, wants_grad, transform)
             total = total + loss
             if grad_logits is None:
                 continue
@@ -145,14 +166,14 @@ class _SummedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, weight_grad, bias_grad = ctx.grads
         ctx.grads = (None, None, None)
-        scale = upstream[0]
+        scale = upstream[0].flatten()[0]  # of the loss; what a teacher's divergence is told beside it has none
         if hidden_grad is not None:
             hidden_grad = hidden_grad * (scale / ctx.boost)
         if weight_grad is not None:
             weight_grad = weight_grad.mul_(scale).to(ctx.weight_dtype)
         if bias_grad is not None:
             bias_grad = bias_grad.mul_(scale).to(ctx.weight_dtype)
-        return hidden_grad, weight_grad, bias_grad, None, None, None
+        return hidden_grad, weight_grad, bias_grad, None, None, None, None
 
 
 def _chunk(

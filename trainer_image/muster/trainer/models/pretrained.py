@@ -21,8 +21,8 @@ from muster.trainer.models import load_balancing
 from muster.trainer.models.decoder import Recompute
 from muster.trainer.models.head import LogitTransform, Reduction, cross_entropy
 from muster.trainer.models.key_value_cache import KeyValueCache
+from muster.trainer.models.pooling import document_scores
 from muster.trainer.models.recompute import keep_expensive
-from muster.trainer.models.scoring import document_scores
 
 MaskStyle = Literal["positions", "by_layer_type"]
 
@@ -146,12 +146,14 @@ def _forward(
     """
     if cache is not None:
         return _next_logits(model, tokens, positions, documents, cache)
-    balances = labels is not None and reduction == "sum" and model.training and load_balancing.weight_of(model) > 0
+    balances = labels is not None and reduction != "none" and model.training and load_balancing.weight_of(model) > 0
     more = {"output_router_logits": True} if balances else {}
     found = _backbone(model, masks, tokens, positions, **more)
     out: Tensor = model.get_output_embeddings()(found.last_hidden_state, labels, smoothing, reduction)
     if balances and labels is not None:
-        out = out + load_balancing.weighted(model, found.router_logits, documents, labels)
+        balance = load_balancing.weighted(model, found.router_logits, documents, labels)
+        # With a teacher the loss is the first of three.
+        out = out + (balance if out.dim() == 0 else balance * torch.eye(len(out), device=out.device)[0])
     return out
 
 

@@ -2,7 +2,7 @@
 
 A text is scored at its last token that is not the padding token, as transformers' ForSequenceClassification classes do
 it; so an exported model gives the same scores there. Where the padding token is the one that ends documents, that is
-the token before it.
+the token before it. Without torch, for exporting needs none.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-
-import torch
-from torch import Tensor
 
 from muster.contract.adapter_config import SCORE
 from muster.trainer.errors import UserError
@@ -54,15 +51,3 @@ def chosen_head(asked: ScoreHead | None, own: ScoreHead | None, where: str) -> S
             f"{where} gives a text {own.count} scores, and this task needs {asked.count}; start from another"
         )
     return own
-
-
-def document_scores(scores: Tensor, tokens: Tensor, documents: Tensor, pad: int) -> Tensor:
-    """The scores of whole documents, of those at each token.
-
-    The shapes are scores [B, T, N], tokens and documents [B, T]. Returns [B, T, N], where [b, d] are the scores of the
-    document d of row b, as far as there is one.
-    """
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    counted = (documents >= 0) & (tokens != pad)
-    last = torch.zeros_like(tokens).scatter_reduce(1, documents.clamp_min(0), places * counted, "amax")
-    return scores.gather(1, last[..., None].expand(-1, -1, scores.shape[-1]))

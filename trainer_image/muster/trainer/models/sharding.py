@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from muster.contract import fitting
 from muster.contract.memory import USABLE, Device, Need
+from muster.contract.model_size import ModelSize
 from muster.contract.names import Env
 from muster.contract.training import Precision, Shard, TrainingConfig
 from muster.trainer.config import DataParallel, Ranks, data_parallel
@@ -124,9 +125,14 @@ def plan(
     ranks: Ranks,
     capacity: int,
     device: torch.device = torch.device("cpu"),
+    teacher: ModelSize | None = None,
 ) -> Layout:
-    """Decide the sharding. Raises UserError for an impossible hsdp, OutOfMemory when `auto` finds nothing that fits."""
-    division, size, host = data_parallel(training, ranks), model.size(), host_of(model, capacity, device)
+    """Decide the sharding, of a model and of its teacher where it has one.
+
+    Raises UserError for an impossible hsdp, OutOfMemory when `auto` finds nothing that fits.
+    """
+    division, host = data_parallel(training, ranks), host_of(model, capacity, device)
+    size = replace(model.size(), teacher=teacher)
     count, shard = division.size, training.parallel.shard
     if shard == "auto":
         found = fitting.lowest_that_fits(size, training, count, ranks.nodes, host)
@@ -186,7 +192,7 @@ class ParallelModel:
         uncast = training.precision == "fp8" or _needs_casting(definition, self.module, dtype)
         self._by_fsdp = layout.shard != "ddp" or uncast
         if self._by_fsdp:
-            _shard(self.module, definition, layout, device, dtype)
+            shard(self.module, definition, layout, device, dtype)
         definition.fill(self.module, device, training.seed, values)
         if training.parallel.compile:
             for layer in self.layers:
@@ -226,7 +232,7 @@ def _needs_casting(definition: ModelDefinition, model: nn.Module, dtype: torch.d
     return not definition.casts_weights and any(p.dtype not in (dtype, torch.uint8) for p in model.parameters())
 
 
-def _shard(
+def shard(
     model: nn.Module,
     definition: ModelDefinition,
     layout: Layout,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import torch
 
@@ -33,6 +34,7 @@ from muster.trainer.train.reduction import Requests, all_reduce_sum
 from muster.trainer.train.reference import compute_reference, read_reference
 from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.step import TrainStep
+from muster.trainer.train.teaching import Taught, TeacherOrigin, find_teacher
 
 INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
 
@@ -56,12 +58,14 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
         if ranks.rank == 0:
             keep_report(run.folder, data, origin.tokenizer)
     capacity = sharding.capacity(device, ranks)
-    layout = sharding.plan(origin.model, run.training, ranks, capacity, device)
+    teacher = find_teacher(run.training, origin)
+    taught = None if teacher is None else teacher.model.size()
+    layout = sharding.plan(origin.model, run.training, ranks, capacity, device, taught)
     host = sharding.host_of(origin.model, capacity, device)
-    size, count = origin.model.size(), layout.division.size
+    size, count = replace(origin.model.size(), teacher=taught), layout.division.size
     rank_state.memory = fitting.advice(size, run.training, layout.need, count, ranks.nodes, host)
     try:
-        trainer = Trainer(run, ranks, rank_state, origin, data, device, layout)
+        trainer = Trainer(run, ranks, rank_state, origin, data, device, layout, teacher)
         trainer.load()
         try:
             return trainer.run_to_the_end()
@@ -90,6 +94,7 @@ class Trainer:
         data: Data,
         device: torch.device,
         layout: sharding.Layout,
+        teacher: TeacherOrigin | None = None,
     ) -> None:
         config = run.training
         self.run, self.ranks, self.rank_state, self.data, self.origin = run, ranks, rank_state, data, origin
@@ -102,7 +107,10 @@ class Trainer:
         fresh = origin.resume is None and origin.weights is None
         values = fresh or config.adapter is not None or config.scores is not None
         model = sharding.ParallelModel(origin.model, config, layout, ranks, device, values)
-        self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state)
+        self.teacher: Taught | None = None if teacher is None else Taught.by(teacher, config, layout, device)
+        self.step = TrainStep(
+            config, self.progress.steps, model, ranks, rank_state, self.teacher.model if self.teacher else None
+        )
         self.best = Best.of(config.evaluation)
         self.reference: str | None = None  # the digest of what the reference model says of the data
         self.save_owed = False  # a save that waits until the weights have learnt again
@@ -159,6 +167,8 @@ class Trainer:
         check = functools.partial(randomness.must_be_restorable, rank=self.ranks.rank, world=self.ranks.world)
         commit = resume(self.run.folder, self.origin.resume.step, module, self.step.optimizer, say, check)
         must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
+        if self.teacher is not None:
+            self.teacher.must_be(commit.state.get("teacher"))
         self.reference = commit.state.get("reference")
         if self.reference is not None:
             read_reference(self.reference, self.data, self.run.folder)
@@ -210,6 +220,7 @@ class Trainer:
                 "best": self.best.state(),
                 "data": self.data.fingerprint,
                 **({} if self.reference is None else {"reference": self.reference}),
+                **({} if self.teacher is None else {"teacher": self.teacher.described}),
             },
             rng=randomness.state(),
             metrics={"loss": record.loss} | record.values | evaluated,

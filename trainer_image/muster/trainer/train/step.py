@@ -18,6 +18,7 @@ from muster.trainer.config import Ranks
 from muster.trainer.data import Loader, StepBatch
 from muster.trainer.errors import NumericError
 from muster.trainer.models.sharding import ParallelModel
+from muster.trainer.models.teacher import TeacherModel
 from muster.trainer.train.loss_spike_guard import LossSpikeGuard
 from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, set_rate, squared_norm
 from muster.trainer.train.rank_state import RankState
@@ -59,11 +60,17 @@ class TrainStep:
     """
 
     def __init__(
-        self, config: TrainingConfig, steps: int, model: ParallelModel, ranks: Ranks, rank_state: RankState
+        self,
+        config: TrainingConfig,
+        steps: int,
+        model: ParallelModel,
+        ranks: Ranks,
+        rank_state: RankState,
+        teacher: TeacherModel | None = None,
     ) -> None:
         self.model, self.steps = model, steps
         self.optimizer = make_optimizer(model.module, config.optimizer, config.seed)
-        self.objective = objective_of(config)
+        self.objective = objective_of(config, teacher)
         self.guard = LossSpikeGuard()
         self.last_seconds = 0.0
         self._config, self._ranks, self._rank_state = config, ranks, rank_state

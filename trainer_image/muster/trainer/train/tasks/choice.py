@@ -7,7 +7,9 @@ from typing import Final
 
 from muster.contract.objectives import Task
 from muster.contract.training import TrainingConfig
+from muster.trainer.models.teacher import TeacherModel
 from muster.trainer.train.tasks import dpo, kto, next_token, orpo, reward, simpo
+from muster.trainer.train.tasks.distilled import Distilled
 from muster.trainer.train.tasks.objective import Objective
 
 MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
@@ -21,6 +23,9 @@ MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
 }
 
 
-def objective_of(training: TrainingConfig) -> Objective:
-    """The objective of the configuration's task."""
+def objective_of(training: TrainingConfig, teacher: TeacherModel | None = None) -> Objective:
+    """The objective of the configuration's task, with the teacher that it asks for."""
+    if training.distillation is not None:
+        assert teacher is not None, "distillation has a teacher"
+        return Distilled(teacher)
     return MAKERS[training.task](training)
