@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from muster.contract.base import Spec
 from muster.contract.fields import Count, Fraction
 
 
 class Schedule(Spec):
-    """Warm-up, then `cosine`, `linear`, `wsd` (constant, then linear over the last decayFraction) or `constant`."""
+    """Warm-up, then a decay."""
 
-    name: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """What the learning rate does after the warm-up."""
+    name: Literal["cosine", "linear", "wsd", "constant", "inverse_sqrt", "cosine_with_restarts"] = "cosine"
+    """What the learning rate does after the warm-up. `wsd` is constant, then linear over the last decayFraction.
+    `inverse_sqrt` falls with the root of the step, counted from the warm-up's length (10,000 without one), and never
+    below minRatio. `cosine_with_restarts` is as many cosines as there are cycles.
+    """
     warmup_steps: Count = 0
     """Steps in which the learning rate rises from zero."""
     min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """The learning rate of the last step, as a share of the highest."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """The share of all steps in which `wsd` falls."""
+    cycles: Annotated[int, Field(gt=0, le=1_000_000)] = 1
+    """How often `cosine_with_restarts` falls."""
+
+    @model_validator(mode="after")
+    def _cycles_are_of_restarts(self) -> Self:
+        if self.cycles > 1 and self.name != "cosine_with_restarts":
+            raise ValueError(f"cycles is for name: cosine_with_restarts, not {self.name}")
+        return self
 
 
 class Ema(Spec):

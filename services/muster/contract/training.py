@@ -289,7 +289,7 @@ class TrainingConfig(Spec):
                     f"rate ends at {self.optimizer.lr * steps / schedule.warmup_steps:.3g} and never decays",
                 )
             )
-        elif steps == 1 and schedule.name != "constant" and schedule.min_ratio < 1:
+        elif steps == 1 and schedule.name not in ("constant", "inverse_sqrt") and schedule.min_ratio < 1:
             found.append(
                 (
                     "length",

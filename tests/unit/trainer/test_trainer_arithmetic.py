@@ -281,3 +281,38 @@ def test_ranks_have_different_random_numbers() -> None:
     first = torch.rand(3).tolist()
     randomness.seed(5, 1)
     assert torch.rand(3).tolist() != first
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "cycles"),
+    [
+        ("inverse_sqrt", 10, 1),
+        ("inverse_sqrt", 0, 1),
+        ("cosine_with_restarts", 10, 1),
+        ("cosine_with_restarts", 5, 4),
+        ("cosine_with_restarts", 0, 3),
+    ],
+)
+def test_schedules_are_those_of_transformers(name: str, warmup: int, cycles: int) -> None:
+    from transformers import get_scheduler
+
+    config = OptimizerConfig(
+        lr=0.5,
+        schedule=Schedule.model_validate({"name": name, "warmupSteps": warmup, "minRatio": 0.0, "cycles": cycles}),
+    )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    more = {"num_cycles": cycles} if name == "cosine_with_restarts" else {}
+    steps = None if name == "inverse_sqrt" else 60
+    theirs = get_scheduler(name, optimizer, warmup, steps, scheduler_specific_kwargs=more)
+    for step in range(1, 61):
+        optimizer.step()
+        theirs.step()  # of which the first step is number 0
+        assert learning_rate(config, step, 60) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12), step
+
+
+def test_a_decay_by_the_root_stops_at_the_smallest_share_and_cycles_belong_to_restarts() -> None:
+    config = OptimizerConfig(lr=1.0, schedule=Schedule(name="inverse_sqrt", warmup_steps=2, min_ratio=0.1))
+    assert learning_rate(config, 100, 10_000) == pytest.approx(math.sqrt(2 / 100))
+    assert learning_rate(config, 5_000, 10_000) == 0.1
+    with pytest.raises(ValueError, match="cycles is for name: cosine_with_restarts, not cosine"):
+        Schedule(name="cosine", cycles=2)

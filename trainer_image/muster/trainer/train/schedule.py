@@ -7,23 +7,31 @@ import math
 from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.training import Length, TrainingConfig
 
+INVERSE_SQRT_STEPS = 10_000  # that the root counts from where there is no warm-up, as in transformers
+
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """The rate of optimizer step `step` (1 is the first) of `steps`.
 
     Linear warm-up reaches the peak at step warmup_steps; then the decay ends at min_ratio x peak on the last step
-    (`constant` does not decay; `wsd` decays linearly over the last decay_fraction of all steps, arXiv 2404.06395).
+    (`constant` does not decay; `wsd` decays linearly over the last decay_fraction of all steps, arXiv 2404.06395;
+    `inverse_sqrt` and `cosine_with_restarts` are those of transformers, but for min_ratio).
     """
     schedule = config.schedule
     if step <= schedule.warmup_steps:
         return config.lr * step / schedule.warmup_steps
     start = schedule.warmup_steps
+    if schedule.name == "inverse_sqrt":
+        scale = start or INVERSE_SQRT_STEPS
+        return config.lr * max(schedule.min_ratio, math.sqrt(scale / (step - start + scale)))
     if schedule.name == "wsd":
         start = max(start, steps - round(steps * schedule.decay_fraction))
     done = min(1.0, max(0.0, (step - start) / max(1, steps - start)))
     if schedule.name == "constant":
         return config.lr
-    left = 0.5 * (1.0 + math.cos(math.pi * done)) if schedule.name == "cosine" else 1.0 - done
+    if schedule.name == "cosine_with_restarts" and done < 1.0:
+        done = schedule.cycles * done % 1.0
+    left = 0.5 * (1.0 + math.cos(math.pi * done)) if schedule.name.startswith("cosine") else 1.0 - done
     return config.lr * (schedule.min_ratio + (1.0 - schedule.min_ratio) * left)
 
 
