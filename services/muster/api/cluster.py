@@ -105,6 +105,10 @@ class Cluster(Protocol):
         """Say what these projects may hold from now on; None for no limit. Repeating it changes nothing."""
         ...
 
+    async def write_limits(self, entries: Mapping[str, str]) -> None:
+        """Let who goes round the API meet these limits (contract.admission), in place of those before."""
+        ...
+
     async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:
         """Keep these entries under that name in place of those before. Raises SecretRefused."""
         ...
@@ -170,6 +174,9 @@ class Local:
     async def write_quotas(self, quotas: Mapping[str, ProjectQuota | None]) -> None:
         for project, quota in quotas.items():
             await asyncio.to_thread(self._cluster.write_quota, project, quota)
+
+    async def write_limits(self, entries: Mapping[str, str]) -> None:
+        """Nothing: on one machine nobody goes round the API but who owns its files."""
 
     async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:
         def write() -> None:

@@ -16,6 +16,7 @@ import structlog
 
 from muster.api import kubernetes_secrets
 from muster.api.cluster import ApplyResult, DesiredJob, FoundJob, Outcome, Secret, shown_spec
+from muster.api.kubernetes_limits import write_limits
 from muster.api.kubernetes_nodes import read_nodes
 from muster.api.kubernetes_quotas import write_quotas
 from muster.api.pod_logs import PodLogs
@@ -98,6 +99,9 @@ class KubernetesCluster:
 
     async def write_quotas(self, quotas: Mapping[str, ProjectQuota | None]) -> None:
         await write_quotas(self._client, self._client.connection.namespace, quotas)
+
+    async def write_limits(self, entries: Mapping[str, str]) -> None:
+        await write_limits(self._client, self._client.connection.namespace, entries)
 
     async def write_secret(self, secret: Secret, data: Mapping[str, str]) -> None:
         await kubernetes_secrets.write(self._client, secret, data)

@@ -267,6 +267,25 @@ async def _all(reply: Any) -> list[str]:
     return [frame.event async for frame in frames(reply)]
 
 
+async def test_limits_are_written_down_for_who_goes_round_the_api_once_they_change(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[dict[str, str]] = []
+
+    async def write_limits(entries: dict[str, str]) -> None:
+        written.append(entries)
+
+    services = people.here.services
+    monkeypatch.setattr(services.cluster, "write_limits", write_limits)
+    writer = QuotaWriter(services.database, services.cluster, dict)
+    await writer.step()
+    await people.ask("admin", "PUT", "/projects/nlp", json={"limits": {"gangSizes": [1, 2]}})
+    for _ in range(2):
+        await writer.step()
+    first = {"_default.project": "default", "cv.project": "cv", "nlp.project": "nlp"}
+    assert [each for each in written if each] == [first, first | {"nlp.gangSizes": "1\n2"}]
+
+
 async def test_what_a_project_may_hold_reaches_the_operator_also_when_it_is_gone(people: People) -> None:
     async def put(limits: dict[str, Any]) -> dict[str, Any]:
         reply = await people.ask("admin", "PUT", "/projects/nlp", json={"limits": limits})

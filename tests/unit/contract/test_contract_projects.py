@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from muster.contract.admission import LimitedProject, limit_entries
 from muster.contract.projects import ProjectLimits, Role, limit_problems, with_defaults
 from muster.contract.spec import JobSpec, parse_job
 
@@ -60,3 +61,18 @@ def test_every_size_of_an_elastic_gang_is_allowed_or_none() -> None:
 
 def test_roles_include_those_before_them() -> None:
     assert [Role.MAINTAINER.covers(role) for role in Role] == [True, True, True, False]
+
+
+def test_limits_are_written_for_the_admission_policy_only_where_they_are() -> None:
+    limits = ProjectLimits(
+        gang_sizes=(1, 2), checkpoint_prefix="s3://checkpoints/nlp/", data_prefixes=("s3://data/nlp/",), images=()
+    )
+    projects = [LimitedProject("nlp", "team-nlp", limits), LimitedProject("default", None, ProjectLimits())]
+    assert limit_entries(projects) == {
+        "team-nlp.project": "nlp",
+        "team-nlp.gangSizes": "1\n2",
+        "team-nlp.images": "",
+        "team-nlp.checkpointPrefix": "s3://checkpoints/nlp",
+        "team-nlp.dataPrefixes": "s3://data/nlp\ns3://checkpoints/nlp",
+        "_default.project": "default",
+    }

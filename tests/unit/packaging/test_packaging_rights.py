@@ -6,11 +6,46 @@ import pytest
 from tests.unit.packaging.chart import Chart, environment, pod_specs
 from tests.unit.packaging.value_sets import EVERYTHING
 
+from muster.contract.admission import LIMITS, LimitedProject, limit_entries
+from muster.contract.projects import ProjectLimits
+
+EVERY_LIMIT = ProjectLimits(
+    service_account="nlp",
+    checkpoint_prefix="s3://checkpoints/nlp/",
+    data_prefixes=("s3://data/nlp",),
+    endpoints=("https://wandb.example.com",),
+    gang_sizes=(1, 2),
+    instance_types=("p5.48xlarge",),
+    images=("registry.example.com/team/*",),
+)
+
 
 @pytest.mark.parametrize(("version", "there"), [("1.29.0", False), ("1.30.0", True)])
 def test_the_admission_policy_is_installed_where_it_is_served(chart: Chart, version: str, there: bool) -> None:
     kinds = {item["kind"] for item in chart.objects({}, "--kube-version", version)}
     assert ({"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} <= kinds) is there
+
+
+def test_projects_limits_are_kept_where_there_is_an_api_that_writes_them(chart: Chart) -> None:
+    api = {"api": {"enabled": True, "persistence": {"enabled": False}}}
+    policy = chart.find(api, "ValidatingAdmissionPolicy", "project-limits.muster.dev")["spec"]
+    binding = chart.find(api, "ValidatingAdmissionPolicyBinding", "project-limits.muster.dev")["spec"]
+    assert policy["failurePolicy"] == "Fail", "a rule that can't be judged must not let anything in"
+    assert policy["matchConditions"][0]["expression"].endswith('!= "system:serviceaccount:muster-system:muster-api"')
+    written = {"name": LIMITS, "namespace": "muster-system", "parameterNotFoundAction": "Allow"}
+    assert binding["paramRef"] == written
+    may = [
+        rule
+        for rule in chart.find(api, "Role", "muster-api-quotas")["rules"]
+        if LIMITS in rule.get("resourceNames", [])
+    ]
+    assert [rule["verbs"] for rule in may] == [["update"]]
+    judged = json.dumps(policy)
+    for key in limit_entries([LimitedProject("nlp", "nlp", EVERY_LIMIT)]):
+        assert f'\\"{key.removeprefix("nlp")}\\"' in judged, f"the policy does not look at {key}"
+    for off in ({"api": {"enabled": False}}, api | {"crds": {"policy": False}}):
+        kinds = {(item["kind"], item["metadata"]["name"]) for item in chart.objects(off)}
+        assert ("ValidatingAdmissionPolicy", "project-limits.muster.dev") not in kinds
 
 
 def test_an_operator_of_one_namespace_has_rights_in_that_one_only(chart: Chart) -> None:

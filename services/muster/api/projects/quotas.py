@@ -11,6 +11,7 @@ from muster.api.cluster import Cluster
 from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.tables import JobRow, ProjectRow
+from muster.contract.admission import LimitedProject, limit_entries
 from muster.contract.projects import ProjectLimits
 from muster.contract.quotas import MonthSpent, ProjectQuota
 from muster.contract.status import Phase
@@ -20,7 +21,8 @@ QUOTA_SECONDS = 5.0  # admission, which looks every 15 s, hears of a changed quo
 
 
 class QuotaWriter:
-    """Hands the quotas of all projects over to the cluster, whose operator keeps them: the rows are the outbox."""
+    """Hands the quotas and limits of all projects over to the cluster, where operator and admission policy keep them:
+    the rows are the outbox."""
 
     def __init__(
         self, database: Database, cluster: Cluster, spent: Callable[[], Mapping[str, MonthSpent] | None]
@@ -29,6 +31,7 @@ class QuotaWriter:
         a budget is left as it is until then."""
         self._database, self._cluster, self._spent = database, cluster, spent
         self._written: dict[str, ProjectQuota | None] = {}
+        self._limits: dict[str, str] | None = None
 
     async def step(self) -> bool:
         """Write what changed since the last round, in the first one everything; False: there is no more to do."""
@@ -48,6 +51,12 @@ class QuotaWriter:
         if changed:
             await self._cluster.write_quotas(changed)
             self._written |= changed
+        limits = limit_entries(
+            LimitedProject(row.name, row.namespace, ProjectLimits.model_validate(row.limits)) for row in rows
+        )
+        if limits != self._limits:
+            await self._cluster.write_limits(limits)
+            self._limits = limits
         return False
 
 

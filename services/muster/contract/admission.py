@@ -1,0 +1,51 @@
+"""The limits of projects in words of the chart's admission policy: whoever goes round the API meets the same limits.
+
+CEL reads no JSON, so a ConfigMap has an entry per namespace and limit (`nlp.gangSizes`), with a line for each value.
+The entry is there where the limit is. What CEL can't work out is said in docs/sharing.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muster.contract.projects import ProjectLimits
+
+LIMITS = "muster-project-limits"
+"""The ConfigMap in the release's namespace, written by the API."""
+ELSEWHERE = "_default"
+"""Stands for every namespace that is no project's: they are the project `default`'s. No namespace begins so."""
+
+
+@dataclass(frozen=True)
+class LimitedProject:
+    """A project, and its namespace; None for all that are no other project's."""
+
+    name: str
+    namespace: str | None
+    limits: ProjectLimits
+
+
+def limit_entries(projects: Iterable[LimitedProject]) -> dict[str, str]:
+    """The ConfigMap's data."""
+    found: dict[str, str] = {}
+    for project in projects:
+        here = project.namespace or ELSEWHERE
+        found |= {f"{here}.{key}": "\n".join(values) for key, values in _entries(project.limits).items()}
+        found[f"{here}.project"] = project.name
+    return found
+
+
+def _entries(limits: ProjectLimits) -> dict[str, list[str]]:
+    own = [limits.checkpoint_prefix] if limits.checkpoint_prefix else []
+    read = limits.data_prefixes
+    known: dict[str, Iterable[object] | None] = {
+        "gangSizes": limits.gang_sizes,
+        "instanceTypes": limits.instance_types,
+        "images": limits.images,
+        "endpoints": limits.endpoints,
+        "serviceAccount": [limits.service_account] if limits.service_account else None,
+        "checkpointPrefix": [each.rstrip("/") for each in own] or None,
+        "dataPrefixes": None if read is None else [each.rstrip("/") for each in (*read, *own)],
+    }
+    return {key: [str(value) for value in values] for key, values in known.items() if values is not None}
