@@ -49,6 +49,9 @@ from muster.api.samples import routes as samples
 from muster.api.secrets import routes as secrets
 from muster.api.services import Services
 from muster.api.settings import Settings
+from muster.api.signin import routes as signin
+from muster.api.signin.provider import Provider
+from muster.api.signin.service import SignIn
 from muster.api.tokens import routes as tokens
 from muster.api.tokens import service as token_service
 from muster.api.usage import routes as usage
@@ -110,7 +113,8 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
     of_jobs = (jobs, attempts, events, checkpoints, data, metrics, samples, logs, why)
-    for room in (estimates, *of_jobs, projects, secrets, usage, fleet, people, tokens, audit):
+    of_all = (projects, secrets, usage, fleet, signin, people, tokens, audit)
+    for room in (estimates, *of_jobs, *of_all):
         api.include_router(room.router)
     return api
 
@@ -203,6 +207,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         commits=CommitListing(),
         rates=RateLimits(settings.requests_per_second, settings.requests_burst),
         callers=callers,
+        sign_in=SignIn(settings, database, Provider(settings)) if settings.oidc_issuer else None,
         token_uses=uses,
     )
 

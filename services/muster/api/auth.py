@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.errors import ApiError
 from muster.api.services import Services, ServicesDependency
+from muster.api.signin.provider import SignedIn
 from muster.api.tables import MemberRow, PersonRow, TokenRow
 from muster.contract.names import DEFAULT_PROJECT, FIRST_PERSON
 from muster.contract.projects import Role
@@ -51,6 +52,7 @@ class Principal:
     roles: Mapping[str, Role] = field(default_factory=dict)
     address: str = ""  # of the peer, for the audit
     expires_at: float | None = None
+    signed_in: SignedIn | None = None  # by whom no token of ours is held
 
     def may(self, scope: Scope) -> bool:
         order = list(Scope)
@@ -111,13 +113,14 @@ async def principal(
     if not services.settings.auth:
         return replace(ANONYMOUS, address=address)
     if given is None:
-        raise _unauthorized("This address needs a token: send `Authorization: Bearer muster_…`.")
+        raise unauthorized("This address needs a token: send `Authorization: Bearer muster_…`.")
     caller = await _known(services, given.credentials)
     if caller is None:
-        raise _unauthorized(
+        raise unauthorized(
             "The token is unknown, revoked or expired; an admin makes a new one with POST /api/v1/tokens."
         )
-    services.token_uses[caller.token] = time.time()
+    if caller.signed_in is None:
+        services.token_uses[caller.token] = time.time()
     if wait := services.rates.take(caller.token):
         detail = f"This token asks too often; it may again in {wait:.2g} s. Ask less often, or follow a stream."
         raise ApiError("rate_limited", detail, headers={"Retry-After": str(math.ceil(wait))})
@@ -129,8 +132,11 @@ async def _known(services: Services, token: str) -> Principal | None:
     if (caller := callers.get(wanted)) is not None:
         return caller if caller.expires_at is None or caller.expires_at > time.time() else None
     changes = callers.changes
-    async with services.database.read() as session:
-        caller = await _look_up(session, TokenRow.hash == wanted, wanted)
+    if services.sign_in is not None and not token.startswith(PREFIX) and token.count(".") == 2:  # a JSON Web Token
+        caller = await services.sign_in.caller(token)
+    else:
+        async with services.database.read() as session:
+            caller = await _look_up(session, TokenRow.hash == wanted, wanted)
     if caller is not None:
         callers.keep(wanted, caller, changes)
     return caller
@@ -140,6 +146,8 @@ async def renewed(services: Services, caller: Principal) -> Principal | None:
     """The caller as they are now; None if the token opens nothing any more."""
     if not services.settings.auth:
         return caller
+    if caller.signed_in is not None:
+        return await services.sign_in.renewed(caller.signed_in) if services.sign_in is not None else None
     async with services.database.read() as session:
         return await _look_up(session, TokenRow.id == caller.token)
 
@@ -189,5 +197,5 @@ def needs(scope: Scope) -> Callable[[Request, Principal], Awaitable[None]]:
     return check
 
 
-def _unauthorized(detail: str) -> ApiError:
+def unauthorized(detail: str) -> ApiError:
     return ApiError("unauthorized", detail, headers={"WWW-Authenticate": 'Bearer realm="muster"'})

@@ -103,6 +103,9 @@ KINDS: dict[str, Kind] = {
     "secrets_unavailable": Kind(
         503, "Secrets can't be kept", "The detail says why and what to do; nothing was changed."
     ),
+    "sign_in_unavailable": Kind(
+        503, "The sign-in's provider does not answer", "Retry after `Retry-After` seconds, or use a token."
+    ),
     "storage_unavailable": Kind(
         503, "The checkpoint folder can't be used", "The detail names the place and the next step; nothing was changed."
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 from fastapi import Depends, Request
 
@@ -18,6 +18,9 @@ from muster.api.rates import RateLimits
 from muster.api.settings import Settings
 from muster.contract.prices import Prices
 from muster.storage.listing import CommitListing
+
+if TYPE_CHECKING:  # it makes what auth.py defines, which stands on this
+    from muster.api.signin.service import SignIn
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Services:
     commits: CommitListing
     rates: RateLimits
     callers: Callers
+    sign_in: SignIn | None  # None: tokens alone
     token_uses: dict[str, float]  # token id → when it was last used, until housekeeping writes it down
 
 

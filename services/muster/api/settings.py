@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -33,6 +34,18 @@ class Settings(BaseSettings):
     # The keys of secrets on one machine, a line each, of which the first seals; None: `<state>/secret-key`, made at the
     # first use. The operator reads the same variable.
     secret_key_file: Path | None = None
+    # Sign-in by OpenID Connect: the provider's address as it calls itself, and the public client there that
+    # `muster login` is; None: tokens alone.
+    oidc_issuer: str | None = None
+    oidc_client_id: str | None = None
+    oidc_audience: str | None = None  # for whom tokens must be; None: the client
+    oidc_scopes: tuple[str, ...] = ("openid", "profile", "email", "offline_access")
+    oidc_person_claim: str = "preferred_username"  # of an address the part before the @
+    oidc_groups_claim: str = "groups"  # or a path: `realm_access.roles`
+    # What groups let people do: {"ml": {"nlp": "member"}, "platform": "admin"}; all others: nothing.
+    oidc_roles: dict[str, Literal["admin"] | dict[str, Literal["viewer", "member", "maintainer"]]] = Field(
+        default_factory=dict
+    )
     # `sqlite:///path` or `postgresql://user:password@host/db`; None: a SQLite file in the state folder.
     database_url: SecretStr | None = None
     database_timeout_seconds: Seconds = (
@@ -63,6 +76,16 @@ class Settings(BaseSettings):
                 f"authentication is off, and {self.host} can be reached from other machines: "
                 "listen on 127.0.0.1, or leave authentication on"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sign_in_is_whole(self) -> Self:
+        if (self.oidc_issuer is None) != (self.oidc_client_id is None):
+            raise ValueError("sign-in needs both the issuer and the client: set oidc_issuer and oidc_client_id")
+        parts = urlsplit(self.oidc_issuer or "https://none")
+        if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
+            words = f"the issuer must be an https:// address, not {self.oidc_issuer!r}"
+            raise ValueError(f"{words}: its keys decide who is who")
         return self
 
     @property

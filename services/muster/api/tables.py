@@ -193,6 +193,9 @@ class PersonRow(Table):
     admin: Mapped[bool] = mapped_column(Boolean)
     disabled: Mapped[bool] = mapped_column(Boolean)  # no token of theirs opens anything
     created_at: Mapped[float]
+    identity: Mapped[str | None] = mapped_column(String(512))  # who they are to the sign-in's provider
+
+    __table_args__ = (Index("uq_people_identity", "identity", unique=True),)
 
 
 class MemberRow(Table):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from muster.cli import running
 from muster.cli.errors import CliError, Exit, usage
+from muster.cli.signed_in import token_for
 from muster.contract.layout import State
 
 ENV_SERVER = "MUSTER_SERVER"
@@ -25,6 +26,7 @@ class Server:
     url: str
     source: str
     token: str | None = None
+    signed_in: bool = False  # by `muster login`: the token is short-lived and renewed
 
     @property
     def local(self) -> bool:
@@ -42,17 +44,17 @@ def state_folder(given: Path | None, environ: Mapping[str, str] = os.environ) ->
     return State(chosen.expanduser().absolute())
 
 
-def find_server(given: str | None, environ: Mapping[str, str] = os.environ) -> Server:
+def find_server(given: str | None, environ: Mapping[str, str] = os.environ, signing_in: bool = False) -> Server:
     """--server, else MUSTER_SERVER, else the `muster up` that runs on this machine. Raises CliError (exit 3).
 
-    The token of that `muster up` is sent to no other server.
+    The token of that `muster up` is sent to no other server, and no token by whoever is `signing_in` anew.
     """
-    token, state = find_token(environ), state_folder(None, environ)
+    state = state_folder(None, environ)
     here = running.who(state)
     for named, source in ((given, "--server"), (environ.get(ENV_SERVER), ENV_SERVER)):
         if named:
             url = _checked(named)
-            return Server(url, source, token or (own_token(state) if here and here.url == url else None))
+            return _opened(url, source, state if here and here.url == url else None, environ, signing_in)
     if here is None or not here.url:
         raise CliError(
             what="no Muster server is named, and none runs on this machine",
@@ -60,7 +62,16 @@ def find_server(given: str | None, environ: Mapping[str, str] = os.environ) -> S
             code="no-server",
             next_step="start one with `muster up`, or name one with --server or MUSTER_SERVER",
         )
-    return Server(here.url, f"`muster up` on {state.root}", token or own_token(state))
+    return _opened(here.url, f"`muster up` on {state.root}", state, environ, signing_in)
+
+
+def _opened(url: str, source: str, own: State | None, environ: Mapping[str, str], signing_in: bool) -> Server:
+    """With MUSTER_TOKEN, else the sign-in to this server, else the token's file, else one's own platform's."""
+    if signing_in:
+        return Server(url, source)
+    if not environ.get(ENV_TOKEN) and (token := token_for(url, environ)):
+        return Server(url, source, token, signed_in=True)
+    return Server(url, source, find_token(environ) or (own_token(own) if own else None))
 
 
 def own_token(state: State) -> str | None:

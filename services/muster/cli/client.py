@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from muster.cli.address import Server
 from muster.cli.errors import CliError, Exit, Fault, Unreachable
+from muster.cli.signed_in import token_for
 from muster.contract.base import Problem
 from muster.contract.text import plural
 
@@ -45,14 +46,13 @@ class Client:
         import httpx2
 
         headers = {"user-agent": "muster-cli", "accept": "application/json"}
-        if server.token:
-            headers["authorization"] = f"Bearer {server.token}"
         self.server = server
         self.patience_seconds = patience_seconds
         self.waiting = waiting
         self._http = httpx2.Client(
             base_url=f"{server.url}/api/v1/",
             headers=headers,
+            auth=self._authorised,
             timeout=httpx2.Timeout(ANSWER_SECONDS_MAX + 5.0, connect=5.0),  # `_answer` ends it before
             transport=transport,
             trust_env=not server.local,  # a proxy never knows this machine's loopback
@@ -83,6 +83,13 @@ class Client:
 
     def delete(self, path: str, **params: Any) -> None:
         self._ask("DELETE", path, params=_known(params))
+
+    def _authorised(self, request: httpx2.Request) -> httpx2.Request:
+        """With a token of now: a stream that is taken up again may outlive a sign-in's first one."""
+        token = token_for(self.server.url) if self.server.signed_in else self.server.token
+        if token:
+            request.headers["authorization"] = f"Bearer {token}"
+        return request
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -233,10 +240,13 @@ def problem_error(status: int, body: dict[str, Any], server: Server) -> CliError
         what, faults = "; ".join(str(fault.problem).replace("query.", "--", 1) for fault in faults), ()
     details = {"status": status} | ({"requestId": body["requestId"]} if body.get("requestId") else {})
     exit_code = Exit.UNREACHABLE if status in _BUSY else Exit.USAGE if status in (400, 413, 415, 422) else Exit.FAILED
-    return CliError(what, exit_code, code, faults=faults, next_step=_next_step(status, code, body), details=details)
+    next_step = _next_step(status, code, body, server)
+    return CliError(what, exit_code, code, faults=faults, next_step=next_step, details=details)
 
 
-def _next_step(status: int, code: str, body: dict[str, Any]) -> str:
+def _next_step(status: int, code: str, body: dict[str, Any], server: Server) -> str:
+    if status == 401 and server.signed_in:
+        return "`muster login` signs in anew"
     if status == 401:
         return "set MUSTER_TOKEN, or put the token into ~/.config/muster/token (mode 600)"
     if code == "job_not_found":

@@ -18,6 +18,7 @@ from muster.cli import (
     fleet,
     generation,
     jobs,
+    login,
     people,
     platform,
     projects,
@@ -43,7 +44,16 @@ app = typer.Typer(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "This machine": (platform.up, platform.down, platform.demo),
-    "Platform": (doctor.doctor, people.whoami, fleet.queue, fleet.nodes, usage.usage, audit.audit),
+    "Platform": (
+        doctor.doctor,
+        login.login,
+        login.logout,
+        people.whoami,
+        fleet.queue,
+        fleet.nodes,
+        usage.usage,
+        audit.audit,
+    ),
     "Jobs": (
         jobs.submit,
         jobs.estimate,

@@ -51,11 +51,15 @@ def set_person(
     service: Annotated[bool, typer.Option("--service", help="A service account.")] = False,
     admin: Annotated[bool, typer.Option("--admin", help="May do everything in every project.")] = False,
     disabled: Annotated[bool, typer.Option("--disabled", help="None of their tokens opens anything.")] = False,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="Who they are to the sign-in's provider; left out: as it was.")
+    ] = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
     """Make a person or a service account, or change one: what is not said is no."""
-    wanted = {"kind": "service" if service else "person", "admin": admin, "disabled": disabled}
+    wanted: dict[str, object] = {"kind": "service" if service else "person", "admin": admin, "disabled": disabled}
+    wanted |= {"subject": subject} if subject else {}
     with connect(server) as client:
         made = client.put(f"people/{name}", wanted)
     if json:

@@ -36,6 +36,7 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "check_readiness": OPEN,
     "scrape_metrics": OPEN,
     "explain_problem": OPEN,
+    "get_sign_in": OPEN,
     "get_me": ANYBODY,
     "list_jobs": ANYBODY,
     "submit_job": SUBMITS,

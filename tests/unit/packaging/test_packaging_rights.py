@@ -108,3 +108,22 @@ def test_permissions_hold_no_wildcard_and_no_secret(chart: Chart) -> None:
     for rule in rules:
         assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]], rule
         assert "secrets" not in rule["resources"], rule
+
+
+def test_the_settings_of_the_sign_in_are_those_that_the_api_reads(
+    chart: Chart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from muster.api.settings import Settings
+
+    (container,) = pod_specs(chart.objects(EVERYTHING))["muster-api"]["containers"]
+    for name, value in environment(container).items():
+        if name.startswith("MUSTER_API_OIDC_"):
+            monkeypatch.setenv(name, value)
+    found = Settings()
+    assert (found.oidc_issuer, found.oidc_client_id, found.oidc_audience) == (
+        "https://id.example.com", "muster", "muster-api",
+    )  # fmt: skip
+    assert (found.oidc_scopes, found.oidc_person_claim, found.oidc_groups_claim) == (
+        ("openid", "groups"), "email", "realm_access.roles",
+    )  # fmt: skip
+    assert found.oidc_roles == {"ml": {"nlp": "member"}, "platform": "admin"}

@@ -134,7 +134,7 @@ async def put_person(
     admins_only(caller)
     wanted = await read_body(request, parsed(PersonRequest, "invalid_person", "The person is not valid"))
     async with services.database.write() as session:
-        before, row = await service.put(session, caller, person, wanted)
+        before, row = await service.put(session, caller, person, wanted, services.settings.oidc_issuer)
         record(session, caller, Act("person.changed", person, None, before, dump(wanted)))
     return JSONResponse(_document(row))
 

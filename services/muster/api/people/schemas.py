@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from muster.contract.base import Spec
 
@@ -15,3 +17,5 @@ class PersonRequest(Spec):
     """Whether they may do everything in every project."""
     disabled: bool = False
     """Whether none of their tokens opens anything. Their name and their jobs stay."""
+    subject: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    """Who they are to the provider of the sign-in; left out, as it was."""

@@ -19,7 +19,7 @@ async def list_all(session: AsyncSession) -> list[PersonRow]:
 
 
 async def put(
-    session: AsyncSession, caller: Principal, name: str, wanted: PersonRequest
+    session: AsyncSession, caller: Principal, name: str, wanted: PersonRequest, issuer: str | None = None
 ) -> tuple[dict[str, Any] | None, PersonRow]:
     """What the person was, None for a new one, and is.
 
@@ -31,8 +31,25 @@ async def put(
     before = {"kind": known.kind, "admin": known.admin, "disabled": known.disabled} if known is not None else None
     row = await ensure(session, name)
     row.kind, row.admin, row.disabled = wanted.kind, wanted.admin, wanted.disabled
+    if wanted.subject is not None:
+        row.identity = await _identity(session, name, wanted.subject, issuer)
     await session.flush()
     return before, row
+
+
+def identity_of(issuer: str, subject: str) -> str:
+    """What a person is known by to the sign-in's provider: a subject is unique within its issuer alone."""
+    return f"{issuer} {subject}"
+
+
+async def _identity(session: AsyncSession, name: str, subject: str, issuer: str | None) -> str:
+    if issuer is None:
+        raise ApiError("invalid_person", "There is no sign-in here (MUSTER_API_OIDC_ISSUER), so nobody has a subject.")
+    identity = identity_of(issuer, subject)
+    taken = (await session.scalars(select(PersonRow.name).where(PersonRow.identity == identity))).one_or_none()
+    if taken not in (None, name):
+        raise ApiError("invalid_person", f"The subject is {taken!r}: a person has one name, and a name one person.")
+    return identity
 
 
 async def ensure(session: AsyncSession, name: str, admin: bool = False) -> PersonRow:
