@@ -114,9 +114,14 @@ class DataConfig(Spec):
     after the user's last words), or `all` tokens.
     """
     truncation: Truncation = "right"
-    """What becomes of a pair of answers that is longer than a sample, which holds both: `right` cuts both answers at
-    the same length, `left` takes equally many tokens from the beginning of both prompts, `drop` leaves the pair out,
-    and `error` refuses the data. Documents of other tasks are cut on the right.
+    """What becomes of what is longer than a sample: `right` cuts its end, `left` its beginning, `drop` leaves it out,
+    and `error` refuses the data. Of a pair of answers, both of which a sample holds, `right` cuts both answers at the
+    same length and `left` takes equally many tokens from the beginning of both prompts. Packed documents of task
+    pretrain are never too long: they go on in the next sample.
+    """
+    temperature: Annotated[float, Field(gt=0, le=100)] | None = None
+    """Mixes the sources by weight × samples^(1/temperature): 1 takes all in proportion to their sizes, and the higher
+    it is, the more often the small ones are seen. Left out, the weights alone decide.
     """
 
     curation: Curation | None = None

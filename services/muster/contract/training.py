@@ -222,10 +222,10 @@ class TrainingConfig(Spec):
                 f"distillation learns what a teacher predicts for each token, in pretrain and sft; not with {what}: "
                 "leave one of them out"
             )
-        if self.task not in PREFERENCE_TASKS and self.data.truncation != "right":
+        if self.task == "pretrain" and self.data.packing and self.data.truncation != "right":
             raise ValueError(
-                f"data.truncation {self.data.truncation} is for pairs of answers; documents of task {self.task} are "
-                "cut on the right"
+                f"data.truncation {self.data.truncation} has nothing to cut: packed documents of task pretrain go on "
+                "in the next sample; leave it out, or set data.packing to false"
             )
         if self.task in REFERENCE_TASKS and self.model.from_ is None and self.model.source is None:
             raise ValueError(

@@ -22,7 +22,6 @@ from muster.trainer.data.mixture import Mixture
 from muster.trainer.data.packing import (
     ConcatPacking,
     DocumentPacking,
-    Lost,
     Packed,
     Packing,
     Sample,
@@ -33,6 +32,7 @@ from muster.trainer.data.prepare import prepared, with_formats
 from muster.trainer.data.rules import NO_RULES, Rules
 from muster.trainer.data.store import Documents, TokenStore
 from muster.trainer.data.tokenizer import Tokenizer
+from muster.trainer.data.truncation import cut_documents
 from muster.trainer.errors import UserError
 
 Report = Callable[[str], None]
@@ -161,7 +161,11 @@ class _Maker:
         every = self._packed(self.config.data.train, documents)
         packed = _those_with_samples(every)
         # A weight is written in decimals: 0.1 means a tenth, not the nearest double.
-        weights = [Fraction(repr(self.config.data.train[number].weight)) for number in packed]
+        temperature = self.config.data.temperature
+        weights = [
+            Fraction(repr(self.config.data.train[number].weight)) * _by_size(packing.samples, temperature)
+            for number, packing in packed.items()
+        ]
         for number, source in enumerate(self.config.data.train):
             if number not in packed:
                 self.report(f"{WARNING}nothing of {source.source} is left to train on; its weight has no effect")
@@ -214,33 +218,25 @@ class _Maker:
             return packed_pairs(self.config, source, documents, self.pad, stream, self.report)
         if self.config.data.packing and not chat:
             return Packed(documents, ConcatPacking(documents, length, self.pad, seed, stream))
-        sizes = np.diff(documents.bounds)
-        learnt = documents.firsts <= length if chat else np.ones(len(documents), np.bool_)
-        usable, silent = np.flatnonzero(learnt), np.flatnonzero(~learnt)
-        # The last token of a document that is one longer than a sample is still a label.
-        truncated = int(np.count_nonzero(sizes[usable] > length + 1))
-        self._say_what_is_lost(source, len(silent), truncated)
-        lost = (
-            (Lost(f"the assistant does not speak within their first {length} tokens", silent),) if len(silent) else ()
-        )
-        if not len(usable):
-            return Packed(documents, None, lost=lost)
-        clipped = np.minimum(sizes[usable], length)
-        members, edges = best_fit(clipped, length) if self.config.data.packing else one_each(len(usable))
-        packing = DocumentPacking(documents, usable[members], edges, length, self.pad, seed, stream)
-        return Packed(documents, packing, truncated, lost)
+        cut = cut_documents(documents, length, self.config.data.truncation, chat, source.source)
+        if cut.truncated:
+            self.report(
+                f"data: {source.source}: {cut.truncated:,} documents are longer than {length} tokens and are truncated"
+            )
+        for lost in cut.lost:
+            what = "conversations" if chat else "documents"
+            self.report(f"data: {source.source}: {len(lost.documents):,} {what} are left out: {lost.reason}")
+        if not len(cut.usable):
+            return Packed(documents, None, lost=cut.lost)
+        clipped = np.minimum(np.diff(documents.bounds)[cut.usable], length)
+        members, edges = best_fit(clipped, length) if self.config.data.packing else one_each(len(clipped))
+        packing = DocumentPacking(documents, cut.usable[members], edges, length, self.pad, seed, stream, cut.begins)
+        return Packed(documents, packing, cut.truncated, cut.lost)
 
-    def _say_what_is_lost(self, source: Source, silent: int, truncated: int) -> None:
-        length = self.config.data.sequence_length
-        if truncated:
-            self.report(
-                f"data: {source.source}: {truncated:,} documents are longer than {length} tokens and are truncated"
-            )
-        if silent:
-            self.report(
-                f"data: {source.source}: {silent:,} conversations are left out: the assistant does not speak within "
-                f"their first {length} tokens"
-            )
+
+def _by_size(samples: int, temperature: float | None) -> Fraction:
+    """What a source's weight is multiplied by. Rounded, for the last digits of a power differ between machines."""
+    return Fraction(1) if temperature is None else Fraction(f"{samples ** (1 / temperature):.6g}")
 
 
 def _those_with_samples(packed: Sequence[Packed]) -> dict[int, Packing]:
@@ -304,7 +300,8 @@ def _fingerprint(config: TrainingConfig, tokenizer: Tokenizer, opened: Sequence[
         for store, source in zip(opened, config.data.train, strict=True)
     ]
     settings: list[object] = [config.data.sequence_length, config.data.packing, config.seed, ORDER_VERSION]
-    settings += [config.data.truncation] if config.task in PREFERENCE_TASKS else []
+    settings += [config.data.truncation] if config.task in PREFERENCE_TASKS or config.data.truncation != "right" else []
+    settings += [{"temperature": config.data.temperature}] if config.data.temperature is not None else []
     holdout = config.evaluation.holdout if config.evaluation else 0.0
     document = json.dumps([sources, settings, holdout, tokenizer.describe()], sort_keys=True)
     return hashlib.sha256(document.encode()).hexdigest()

@@ -6,7 +6,7 @@ one sample of an epoch; the last sample is padded.
 
 DocumentPacking (sft, and `packing: false`): a document is never cut in two. With packing, best fit puts as many as
 possible into each sample, once for all epochs; the epoch decides the order of the samples. Without, each document has
-its own. What is longer than a sample is truncated. Padding has label -100 and document -1.
+its own. What is longer than a sample is truncated (truncation.py). Padding has label -100 and document -1.
 """
 
 from __future__ import annotations
@@ -82,12 +82,22 @@ class ConcatPacking:
 
 
 class DocumentPacking:
-    """Whole documents; those of sample i are members[edges[i] : edges[i + 1]], before the epoch shuffles them."""
+    """Whole documents; those of sample i are members[edges[i] : edges[i + 1]], before the epoch shuffles them. Document
+    n is taken from its token begins[n] on, or from its first."""
 
     def __init__(
-        self, documents: Documents, members: Int64s, edges: Int64s, length: int, pad: int, seed: int, stream: int
+        self,
+        documents: Documents,
+        members: Int64s,
+        edges: Int64s,
+        length: int,
+        pad: int,
+        seed: int,
+        stream: int,
+        begins: Int64s | None = None,
     ) -> None:
         self._documents, self._members, self._edges = documents, members, edges
+        self._begins = np.zeros(len(documents), np.int64) if begins is None else begins
         self._length, self._pad = length, pad
         self.samples = len(edges) - 1
         self._shuffle = Shuffle(np.arange(len(edges), dtype=np.int64), seed, stream)
@@ -101,8 +111,9 @@ class DocumentPacking:
         (bin_,), _, _ = self._shuffle.window(epoch, index, index + 1)
         items = self._members[self._edges[bin_] : self._edges[bin_ + 1]]
         bounds = self._documents.bounds
-        sizes = np.minimum(bounds[items + 1] - bounds[items], self._length)
-        return _gathered(self._documents, items, np.zeros_like(sizes), sizes, self._length, self._pad)
+        begins = self._begins[items]
+        ends = begins + np.minimum(bounds[items + 1] - bounds[items], self._length)
+        return _gathered(self._documents, items, begins, ends, self._length, self._pad)
 
 
 def _gathered(documents: Documents, items: Int64s, first: Int64s, last: Int64s, length: int, pad: int) -> Sample:
