@@ -82,7 +82,7 @@ class Bench:
         with open(root / "operator.log", "wb") as log:
             command = [sys.executable, "-m", "muster.operator", "--state", str(root), "--parent-pid", str(os.getpid())]
             self.operator = subprocess.Popen(command, stdout=log, stderr=log)
-        (root / "text.txt").write_text(
+        text_beside(root).write_text(
             "".join(path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py")))
         )
         self.uid = self.cluster.create("recovery", "default", parse_job(document(root)).spec, {}).metadata.uid
@@ -181,13 +181,18 @@ class Bench:
         return recoveries
 
 
+def text_beside(root: Path) -> Path:
+    """The training data: not in the state folder, which no job may read."""
+    return root.parent / "text.txt"
+
+
 def document(root: Path) -> dict[str, object]:
     return {
         "metadata": {"name": "recovery"},
         "spec": {
             "training": {
                 "model": {"preset": "muster-1m"},
-                "data": {"train": [{"source": str(root / "text.txt")}], "sequenceLength": 128},
+                "data": {"train": [{"source": str(text_beside(root))}], "sequenceLength": 128},
                 "batch": {"tokensPerStep": 1024, "microBatch": 2},
                 "parallel": {"shard": "fsdp"},
                 "length": {"steps": 1_000_000},
@@ -241,7 +246,9 @@ def main() -> int:
         assert name not in vars(Env).values(), f"{name} is set: this must not run inside a worker"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whoever ends us early gets a clean machine too
     with tempfile.TemporaryDirectory(prefix="muster-recovery-") as folder:
-        bench = Bench(Path(os.path.realpath(folder)), given.seed)
+        state = Path(os.path.realpath(folder)) / "state"
+        state.mkdir()
+        bench = Bench(state, given.seed)
         try:
             recoveries = bench.run(given.kills)
             judged = bench.status().restarts.by_cause

@@ -36,6 +36,8 @@ class Settings(SourceSettings):
         Path | None,
         Field(validation_alias=AliasChoices("MUSTER_OPERATOR_SECRET_KEY_FILE", "MUSTER_API_SECRET_KEY_FILE")),
     ] = None
+    # Files and folders that workers may read beside what they need and what their jobs name; a JSON list.
+    worker_paths: tuple[str, ...] = ()
     poll_seconds: Seconds = 0.1  # between looks at heartbeats; a death is noticed at once where the system can tell
     passes_at_once: Annotated[int, Field(ge=1)] = 8
     host: str = "127.0.0.1"

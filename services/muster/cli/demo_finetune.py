@@ -69,13 +69,15 @@ def run(examples: Path, state: Path | None, keep: bool, steps: tuple[int, int]) 
     """
     demo.end_on_signals()
     folder = demo.state_folder(state)
+    own = folder / "state"  # beside the models and the conversations: no job reads what lies in the state folder
+    own.mkdir()
     left: list[processes.Found] = []
     try:
         try:
-            with demo.platform(folder) as running:
+            with demo.platform(own) as running:
                 gathered = _story(running, examples, folder / "finetune", steps)
         finally:
-            left = demo.sweep(folder)
+            left = demo.sweep(own)
         told = tuple(f"{found.pid} {found.what}" for found in left)
         return replace(gathered, tuning=replace(gathered.tuning, left_running=told))
     finally:

@@ -25,6 +25,7 @@ from muster.cli.output import json_wanted, print_json_line, say
 from muster.cli.supervise import Child, how_it_ended
 from muster.contract.layout import State
 from muster.contract.notices import MACHINE
+from muster.local import sandbox
 
 READY_SECONDS_MAX = 30.0
 ORPHAN_SECONDS_MAX = 5.0
@@ -217,11 +218,20 @@ def _welcome(options: PlatformOptions) -> None:
         print_json_line({"url": options.url, "pid": os.getpid(), "state": str(options.state.root)})
     say(f"Muster is up at {options.url} (state: {options.state.root})", "bold green")
     say(f"  Every request needs a token: yours is in {options.state.admin_token}, where `muster` finds it")
-    say("  A job is code that runs as you, and can read what you can: let only people submit whom you trust so far")
+    say(f"  {_what_jobs_reach()}")
     say("  muster submit examples/pretrain-stdlib.yaml --follow    train something, in another terminal")
     say("  muster ls                                               what is here")
     say(f"  {options.url + '/docs':<56}the API")
     say("  Ctrl-C stops the platform; jobs go on and are adopted by the next `muster up` (--stop-jobs stops them too)")
+
+
+def _what_jobs_reach() -> str:
+    if sandbox.available():
+        return "A job is code that runs as you; Landlock keeps it to its own folders and to what it names"
+    return (
+        "A job is code that runs as you, and can read what you can, for this kernel has no Landlock: "
+        "let only people submit whom you trust so far"
+    )
 
 
 def _watch(children: tuple[Child, ...], stop: _Stop) -> None:

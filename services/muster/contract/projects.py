@@ -112,7 +112,7 @@ def _found(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple
     if limits.data_prefixes is not None:
         allowed = ", ".join(limits.data_prefixes) or "builtin:// alone"
         own = (below,) if below else ()
-        for path, address in _read_addresses(spec):
+        for path, address in read_addresses(spec):
             if not any(_is_under(address, each) for each in (*limits.data_prefixes, *own)):
                 yield path, f"{project} reads from {allowed}; copy it there, or ask an admin for another prefix"
     yield from _endpoint_problems(spec, limits, project)
@@ -137,13 +137,14 @@ def _endpoint_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> It
             yield f"runtime.env[{index}].value", f"names another server than those of {project}: {allowed}"
 
 
-def _read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
+def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Every address that the job reads, with its path; what needs no permission is left out."""
     training = spec.training
     named = [
         ("training.model.source", training.model.source),
-        ("training.model.from.uri", training.model.from_.uri if training.model.from_ else None),
+        *((f"training.{path}.uri", origin.uri) for path, origin in training.commits_read().items()),
         ("training.data.tokenizer", training.data.tokenizer if training.data.tokenizer != "bytes" else None),
+        ("training.data.chatTemplate", training.data.chat_template),
         *((f"training.{path}.source", source.source) for path, source in training.sources()),
     ]
     return ((path, text) for path, text in named if text is not None and parse_address(text).scheme != "builtin")

@@ -1,4 +1,4 @@
-"""TrainingJobs in one SQLite file: the local stand-in for the Kubernetes API, shared by API, operator and fence.
+"""TrainingJobs in one SQLite file: the local stand-in for the Kubernetes API, shared by API and operator.
 
 The same habits as the real one: every write moves `resourceVersion`, a status write is a compare-and-swap, deletion
 first marks the object and the operator removes it when the last worker is gone. Each version of a job is also kept in
@@ -125,11 +125,6 @@ class LocalCluster:
         db.executescript(_SCHEMA)
         if version < _SCHEMA_VERSION:
             db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-
-    @property
-    def fence(self) -> str:
-        """For MUSTER_FENCE."""
-        return f"sqlite://{self.path.resolve()}"
 
     def create(
         self, name: str, namespace: str, spec: JobSpec, labels: dict[str, str], uid: str | None = None

@@ -4,9 +4,7 @@ Training is deterministic, so the state after step n is known beforehand (the tr
 anything else is a lie, and so is a save that claims success without a commit that loads.
 """
 
-import contextlib
 import random
-import sqlite3
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,6 +20,7 @@ from muster.contract.checkpoint import QUARANTINE, commit_key, step_name
 from muster.storage.listing import steps_in
 from muster.storage.s3_store import S3Store
 from muster.storage.settings import S3Settings
+from muster.storage.small_files import write_whole
 from muster.storage.store import Store, open_store
 
 REFUSALS = (
@@ -199,21 +198,16 @@ class Drill:
     def duel(self, folder: str) -> None:
         """An old attempt does not know that it is over, and commits the same steps as the new one."""
         with self.nursery.folder() as place:
-            fence = Path(place) / "cluster.db"
-            with contextlib.closing(sqlite3.connect(fence)) as db:
-                db.execute("CREATE TABLE jobs (uid TEXT, status TEXT)")
-                db.execute("INSERT INTO jobs VALUES ('uid', '{\"attempt\": 1}')")
-                db.commit()
+            fence = Path(place) / "fence.json"
+            fence.write_text('{"status": {"attempt": 1}}')
 
             def depose(meeting: Meeting) -> None:
                 meeting.wait_for("saving", 0, 2)
-                with contextlib.closing(sqlite3.connect(fence, timeout=10)) as db:
-                    db.execute("UPDATE jobs SET status = '{\"attempt\": 2}'")
-                    db.commit()
+                write_whole(fence, '{"status": {"attempt": 2}}')
 
-            old = self.train(folder, 3, depose, fence=f"sqlite://{fence}", world=1)
-            new = self.train(folder, 3, attempt=2, fence=f"sqlite://{fence}", world=1)
-            late = self.train(folder, 2, attempt=1, fence=f"sqlite://{fence}", world=1)
+            old = self.train(folder, 3, depose, fence=fence.as_uri(), world=1)
+            new = self.train(folder, 3, attempt=2, fence=fence.as_uri(), world=1)
+            late = self.train(folder, 2, attempt=1, fence=fence.as_uri(), world=1)
         self.score.faults["stale attempt"] += 2
         if any(note["committed"] for note in late.said("outcome")):
             self.score.lies.append(f"{folder}: a stale attempt committed")

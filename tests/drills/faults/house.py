@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -45,10 +47,10 @@ class Platform:
     def __init__(self, root: Path, environment: dict[str, str]) -> None:
         self.state = State(Path(os.path.realpath(root)))
         self.environment = dict(environment)
-        self.orders = self.state.root / "orders"
-        self.orders.mkdir(parents=True)
-        self.texts = self.state.root / "texts"  # several documents, so that some can be held out
-        self.texts.mkdir()
+        self.state.root.mkdir(parents=True, exist_ok=True)
+        self.orders = Path(tempfile.mkdtemp(prefix="muster-drill-", dir="/dev/shm"))  # ranks rename the orders in it
+        self.texts = self.state.root.parent / "texts"  # several documents, so that some can be held out
+        self.texts.mkdir(exist_ok=True)
         for path in sorted(Path(json.__file__).parent.glob("*.py")):
             (self.texts / f"{path.stem}.txt").write_text(path.read_text() * 4)
         self.process: subprocess.Popen[bytes] | None = None
@@ -104,6 +106,7 @@ class Platform:
         while (left := platform_processes.of_state(self.state.root)) and time.monotonic() < deadline:
             time.sleep(0.1)
         platform_processes.end(left)
+        shutil.rmtree(self.orders, ignore_errors=True)
         return [found.what for found in left]
 
     def agent(self, node: str) -> Agent:

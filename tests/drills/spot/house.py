@@ -39,7 +39,7 @@ class Market:
     environment: dict[str, str]
 
     def submit(self, name: str, workers: int) -> str:
-        text = self.house.state.root / "text.txt"
+        text = self.house.state.root.parent / "text.txt"
         if not text.exists():
             text.write_text("".join(path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py"))))
         training = {

@@ -110,7 +110,7 @@ def test_the_next_attempt_names_the_same_files(tmp_path: Path) -> None:
 
 def test_one_that_began_anew_writes_its_own_and_sweeps_the_remnant(tmp_path: Path) -> None:
     folder, model = tmp_path / "uid", gang.build("none", seed=0, frozen=True)
-    with saver(folder.as_uri(), fence="sqlite:///nowhere/at/all") as saving:
+    with saver(folder.as_uri(), fence="file:///nowhere/at/all") as saving:
         gang.step_once(*model, 1)
         saving.save(state(*model, 1), emergency=True)
         ((_, committed, _),) = outcomes(saving)
@@ -126,7 +126,7 @@ def test_one_that_began_anew_writes_its_own_and_sweeps_the_remnant(tmp_path: Pat
 def test_what_a_save_wrote_that_was_not_committed_is_named_by_the_next(tmp_path: Path) -> None:
     folder, model = tmp_path / "uid", gang.build("none", seed=0, frozen=True)
     status = tmp_path / "status.db"
-    with saver(folder.as_uri(), fence=f"sqlite://{status}") as saving:
+    with saver(folder.as_uri(), fence=status.as_uri()) as saving:
         gang.step_once(*model, 1)
         saving.save(state(*model, 1), emergency=True)
         assert not outcomes(saving)[0][1]

@@ -235,7 +235,7 @@ def test_a_stale_attempt_neither_commits_nor_goes_on(tmp_path: Path) -> None:
 def test_a_fence_that_can_not_be_read_commits_nothing(tmp_path: Path) -> None:
     folder = (tmp_path / "uid").as_uri()
     model, optimizer = gang.build("none", seed=0)
-    with saver(folder, fence=f"sqlite://{tmp_path}/nothing.db") as saving:
+    with saver(folder, fence=f"file://{tmp_path}/nothing.json") as saving:
         saving.save(state(model, optimizer, 1))
         ((_, committed, error),) = outcomes(saving)
     assert not committed

@@ -23,13 +23,13 @@ STEPS = 60
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path, worker_command=None)
+    house = House(tmp_path / "state", worker_command=None)
     yield house
     house.close()
 
 
 def submit(house: House, every: int = 5, evaluate_every: int = 0, **spec: Any) -> str:
-    text = house.state.root / "text.txt"
+    text = house.state.root.parent / "text.txt"
     text.write_text("".join(path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py"))))
     shape = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 64, "vocabSize": 260, "maxPositions": 256}
     training: dict[str, Any] = {

@@ -16,9 +16,7 @@ from tests.polling import eventually
 
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, RankFailure
-from muster.contract.spec import JobSpec
-from muster.contract.status import JobStatus
-from muster.local.cluster import LocalCluster
+from muster.storage.small_files import write_whole
 from muster.trainer.convert import generate
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
@@ -86,12 +84,14 @@ def run_alone(job: Job, resume_step: int = 0, attempt: int = 1) -> Gang:
     return job.start(attempt=attempt, resume_step=resume_step)
 
 
+def tell(path: Path, attempt: int) -> str:
+    """The fence, as the operator of one machine writes it."""
+    write_whole(path, json.dumps({"metadata": {"uid": "job-uid"}, "status": {"attempt": attempt}}))
+    return path.as_uri()
+
+
 def test_a_stale_attempt_ends_before_torch_is_loaded(tmp_path: Path, source: str) -> None:
-    cluster = LocalCluster(tmp_path / "cluster.db")
-    document = training(source)
-    created = cluster.create("job", "default", JobSpec.model_validate({"training": document}), {}, uid="job-uid")
-    cluster.write_status("job-uid", JobStatus(attempt=2), created.metadata.resource_version)
-    job = Job(tmp_path / "job", document, fence=cluster.fence)
+    job = Job(tmp_path / "job", training(source), fence=tell(tmp_path / "fence.json", 2))
     (end,) = run_alone(job, attempt=1).ends()
     assert end.exit_code == ExitCode.STALE_ATTEMPT
     assert end.message == "attempt 1 of job job-uid is not current: attempt 2 is"
@@ -100,14 +100,11 @@ def test_a_stale_attempt_ends_before_torch_is_loaded(tmp_path: Path, source: str
 
 
 def test_a_fence_that_is_passed_by_while_training_ends_the_worker(tmp_path: Path, source: str) -> None:
-    cluster = LocalCluster(tmp_path / "cluster.db")
-    document = training(source, length={"steps": 100_000})
-    created = cluster.create("job", "default", JobSpec.model_validate({"training": document}), {}, uid="job-uid")
-    version = cluster.write_status("job-uid", JobStatus(attempt=1), created.metadata.resource_version)
-    job = Job(tmp_path / "job", document, {"every": 20}, fence=cluster.fence)
+    document, path = training(source, length={"steps": 100_000}), tmp_path / "fence.json"
+    job = Job(tmp_path / "job", document, {"every": 20}, fence=tell(path, 1))
     gang = run_alone(job)
     eventually(lambda: gang.reaches(1).last_commit_step, "a commit of attempt 1")
-    cluster.write_status("job-uid", JobStatus(attempt=2), version)
+    tell(path, 2)
     (end,) = gang.ends()
     assert end.exit_code == ExitCode.STALE_ATTEMPT, gang.log()
     assert "attempt 2 is" in end.message

@@ -26,9 +26,19 @@ def test_the_address_as_seen_from_here(host: str, url: str) -> None:
     assert "--no-auth" not in up._children(options)[0].arguments, "the machine has other users"
 
 
-def test_who_starts_it_hears_what_jobs_may_do(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("landlock", "words"),
+    [
+        (0, "A job is code that runs as you, and can read what you can, for this kernel has no Landlock"),
+        (7, "A job is code that runs as you; Landlock keeps it to its own folders and to what it names"),
+    ],
+)
+def test_who_starts_it_hears_what_jobs_may_do(
+    landlock: int, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.local.sandbox.version", lambda: landlock)
     up._welcome(up.PlatformOptions(State(Path("/s")), "127.0.0.1", 7))
-    assert "A job is code that runs as you, and can read what you can" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 def test_children_are_told_what_was_asked_for() -> None:

@@ -12,7 +12,6 @@ import pytest
 from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import Phase
 from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound
-from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm, current_attempt
 
 DOCUMENT = {
     "metadata": {"name": "tiny"},
@@ -127,23 +126,3 @@ def test_of_many_writers_at_one_version_one_wins(cluster: LocalCluster, spec: Jo
         thread.join()
     assert outcomes.count("lost") == 7
     assert f"won {cluster.get(job.metadata.uid).status.attempt}" in outcomes
-
-
-def test_the_fence_lets_only_the_current_attempt_pass(cluster: LocalCluster, spec: JobSpec) -> None:
-    job = cluster.create("a", "default", spec, {})
-    uid = job.metadata.uid
-    cluster.write_status(uid, job.status.model_copy(update={"attempt": 7}), job.metadata.resource_version)
-    confirm(cluster.fence, uid, 7)
-    for stale in (6, 8):
-        with pytest.raises(StaleAttempt, match="attempt 7 is"):
-            confirm(cluster.fence, uid, stale)
-    cluster.remove(uid)
-    with pytest.raises(StaleAttempt, match="no longer exists"):
-        confirm(cluster.fence, uid, 7)
-
-
-def test_an_unreadable_fence_is_not_a_stale_attempt(tmp_path: Path) -> None:
-    with pytest.raises(FenceUnreachable):
-        current_attempt(f"sqlite://{tmp_path}/absent.db", "u")
-    with pytest.raises(FenceUnreachable):
-        current_attempt("http://127.0.0.1:9/none", "u")

@@ -159,9 +159,10 @@ async def test_a_worker_is_told_all_it_needs_and_nothing_of_ours(house: House, m
         Env.CHECKPOINT_URI: f"file://{state.checkpoints}/{house.uid}",
         Env.CONFIG: dump_json(WorkerConfig(training=house.job.spec.training, checkpoint=house.job.spec.checkpoint)),
         Env.WORKER_DIR: str(state.worker(house.uid, 1, 0)),
-        Env.CACHE_DIR: str(state.cache),
+        Env.CACHE_DIR: str(state.cache / "default"),
         Env.DEVICE: "cpu",
-        Env.FENCE: house.world.cluster.fence,
+        Env.FENCE: f"file://{state.jobs}/{house.uid}/fence.json",
+        Env.SANDBOX: first[Env.SANDBOX],
         NOTICES_ENV: str(state.notices / "local-0.json"),
         "MUSTER_NODE": "local-0",
         "PET_NNODES": "2",
@@ -171,7 +172,7 @@ async def test_a_worker_is_told_all_it_needs_and_nothing_of_ours(house: House, m
         "PET_MASTER_PORT": str(port),
     }
     differing = {name for name in first if first[name] != second[name]}
-    assert differing == {Env.WORKER, Env.WORKER_DIR, NOTICES_ENV, "MUSTER_NODE", "PET_NODE_RANK"}
+    assert differing == {Env.WORKER, Env.WORKER_DIR, Env.SANDBOX, NOTICES_ENV, "MUSTER_NODE", "PET_NODE_RANK"}
     assert (first["HF_TOKEN"], first["MODE"], first["OMP_NUM_THREADS"]) == (
         "hunter2-hunter2",
         "fast",

@@ -1,20 +1,21 @@
 """The fence: a worker asks whether its attempt is still the current one, before rendezvous and before each commit.
 
-MUSTER_FENCE names where the job's status lives: `sqlite:///path` (the local cluster) or `http(s)://…` (an address that
-answers the TrainingJob as JSON; a bearer token is read from MUSTER_FENCE_TOKEN_FILE, a CA from MUSTER_FENCE_CA_FILE).
+MUSTER_FENCE names where the job's status is told, as a TrainingJob in JSON (`null` for a job that is gone): a file on
+this machine (`file:///path`), or `http(s)://…`, where a bearer token is read from MUSTER_FENCE_TOKEN_FILE and a CA from
+MUSTER_FENCE_CA_FILE.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sqlite3
 import ssl
 import urllib.request
 from typing import Any
 
+from muster.contract.address import parse_address
 from muster.contract.names import Env
+from muster.storage.small_files import read_regular
 
 
 class StaleAttempt(Exception):
@@ -44,13 +45,11 @@ def current_attempt(fence: str, uid: str) -> int | None:
     Raises FenceUnreachable.
     """
     try:
-        document = (
-            _from_sqlite(fence.removeprefix("sqlite://"), uid) if fence.startswith("sqlite://") else _from_http(fence)
-        )
+        document = _from_file(fence) if fence.startswith("file://") else _from_http(fence)
         if document is None or document.get("metadata", {}).get("uid", uid) != uid:
             return None
         return _living(document.get("status", {}))
-    except (OSError, sqlite3.Error, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise FenceUnreachable(f"can't read the job's status at {fence}: {error}") from error
 
 
@@ -62,10 +61,9 @@ def _living(status: dict[str, Any]) -> int:
     return 0 if over else attempt
 
 
-def _from_sqlite(path: str, uid: str) -> dict[str, dict[str, Any]] | None:
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as db:
-        row = db.execute("SELECT status FROM jobs WHERE uid = ?", (uid,)).fetchone()
-    return {"status": json.loads(row[0])} if row else None
+def _from_file(address: str) -> dict[str, dict[str, Any]] | None:
+    document: dict[str, dict[str, Any]] | None = json.loads(read_regular(parse_address(address).local))
+    return document
 
 
 def _from_http(url: str) -> dict[str, dict[str, Any]] | None:

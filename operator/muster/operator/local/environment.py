@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 
-from muster.contract.address import job_folder
+from muster.contract.address import job_folder, parse_address
 from muster.contract.base import dump_json
+from muster.contract.checkpoint import READERS
 from muster.contract.layout import State
-from muster.contract.names import Env, Rendezvous
+from muster.contract.names import DEFAULT_PROJECT, Env, Label, Rendezvous
 from muster.contract.notices import NOTICES_ENV
 from muster.contract.spec import JobSpec, Runtime, TrainingJob, worker_config
-from muster.local.cluster import LocalCluster
+from muster.local.sandbox import Sandbox, named_paths, state_problems
 from muster.operator.core.decision import CreateWorker
 from muster.operator.local.processes import WorkerKey, marks
 from muster.operator.settings import cores
@@ -32,6 +35,8 @@ _INHERITED_PREFIXES = (
     "LC_", "XDG_", "PYTHON", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_",
     "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_", "AWS_",
 )  # fmt: skip
+# Of these variables the paths are no leave to read there.
+_NO_PATHS = ("HOME", "TMPDIR", "SHELL", "XDG_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +47,12 @@ class WorkerStart:
     command: tuple[str, ...]
     inherited: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)
+    readable: tuple[str, ...] = ()  # files and folders that every worker may read
 
 
 def worker_environment(
     state: State,
-    cluster: LocalCluster,
+    fence: str,
     job: TrainingJob,
     action: CreateWorker,
     port: int,
@@ -65,8 +71,11 @@ def worker_environment(
     threads = {"OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", str(max(1, cores() // ranks)))}
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus or not gang.gpus_per_node else {}
     device = {} if gang.gpus_per_node else {Env.DEVICE: "cpu"}
+    temporary = str(state.jobs / meta.uid / "tmp")
+    caches = {"TRITON_CACHE_DIR": f"{temporary}/triton", "CUDA_CACHE_PATH": f"{temporary}/cuda"}
     return (
-        inherited
+        caches
+        | inherited
         | threads
         | {"PYTHONUNBUFFERED": "1"}
         | _own(job.spec.runtime, start.secrets)
@@ -79,8 +88,10 @@ def worker_environment(
             Env.RESUME_STEP: str(action.resume_step),
             Env.CHECKPOINT_URI: checkpoint_folder(state, job.spec, meta.uid),
             Env.CONFIG: dump_json(worker_config(job.spec, job.status)),
-            Env.CACHE_DIR: str(state.cache),
-            Env.FENCE: cluster.fence,
+            Env.CACHE_DIR: str(cache_folder(state, job)),
+            Env.FENCE: fence,
+            Env.SANDBOX: dump_json(_sandbox(state, job, key, inherited, start)),
+            "TMPDIR": temporary,  # of the job's attempts, so that what they compile there is compiled once
             NOTICES_ENV: str(state.notices / f"{action.node}.json"),
             Rendezvous.NODES: str(len(action.nodes)),
             Rendezvous.RANKS_PER_NODE: str(gang.ranks_per_node),
@@ -112,3 +123,34 @@ def ignored(runtime: Runtime) -> tuple[str, ...]:
 def checkpoint_folder(state: State, spec: JobSpec, uid: str) -> str:
     """The job's own folder under its checkpoint address, or under the state folder's where it names none."""
     return str(job_folder(spec.checkpoint.uri or str(state.checkpoints), uid))
+
+
+def cache_folder(state: State, job: TrainingJob) -> Path:
+    """Where prepared data is kept: of the jobs of one project together, for these may read one another's data."""
+    return state.cache / (job.metadata.labels.get(Label.PROJECT) or DEFAULT_PROJECT)
+
+
+def _sandbox(
+    state: State, job: TrainingJob, key: WorkerKey, inherited: Mapping[str, str], start: WorkerStart
+) -> Sandbox:
+    """What the worker may reach. `inherited` is what it has of our own environment, where paths are ours to give."""
+    spec, uid = job.spec, job.metadata.uid
+    home = Path.home()
+    hub = inherited.get("HF_HOME") or home / ".cache" / "huggingface"
+    # AWS libraries find credentials there, and a store is reached with them, as with the AWS_* variables.
+    shared = (str(hub), str(home / ".aws"))
+    given = (value.split(":") for name, value in inherited.items() if not name.startswith(_NO_PATHS))
+    named = (origin.uri for origin in spec.training.commits_read().values() if origin.uri)
+    commits = [address.local for address in map(parse_address, named) if address.scheme == "file"]
+    ours = parse_address(checkpoint_folder(state, spec, uid))
+    temporary = state.jobs / uid / "tmp"
+    write = [key.folder(state), temporary, cache_folder(state, job)]
+    write += [ours.local] if ours.scheme == "file" else []
+    write += [folder / READERS for folder in commits if folder.is_dir()]  # whoever reads a commit leaves a mark there
+    return Sandbox(
+        state=str(state.root),
+        read=(*named_paths(spec), *start.readable, *shared, *(path for path in chain(*given) if os.path.isabs(path))),
+        own_read=tuple(map(str, (state.jobs / uid, state.notices, *commits))),
+        own_write=tuple(map(str, write)),
+        refused="; ".join(map(str, state_problems(spec, state))),
+    )

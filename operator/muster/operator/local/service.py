@@ -75,6 +75,7 @@ async def _operate(
         worker_env=settings.worker_env,
         prices=prices,
         secret_key=settings.secret_key_file,
+        worker_paths=settings.worker_paths,
     )
     url = f"http://{settings.host}:{port}"
     claim.tell(url, settings.nodes, settings.gpus_per_node)

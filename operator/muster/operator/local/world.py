@@ -31,6 +31,7 @@ from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Observed, Reservation, WorkerState
 from muster.operator.local import processes
 from muster.operator.local.environment import WorkerStart, checkpoint_folder, ignored, worker_environment
+from muster.operator.local.fences import Fences
 from muster.operator.local.node_reports import node_reports
 from muster.operator.local.nodes import VirtualNodes, rendezvous_port
 from muster.operator.local.notices import Notices
@@ -56,9 +57,10 @@ class LocalWorld:
     """Jobs as processes of this machine, in the state folder `root` (an absolute path).
 
     `worker_command` runs as each worker, which inherits the variables that `worker_env` names beside those that every
-    worker needs. `secret_key` has the keys of secrets; None for the file in `root`. `on_error` is told of a poll that
-    failed. With `reads_only`, for somebody who looks while the operator works, nothing is written and nothing may be
-    applied. Only one operator may act on a state folder; its process sees to that (`claim.py`).
+    worker needs, and may read the files and folders of `worker_paths`. `secret_key` has the keys of secrets; None for
+    the file in `root`. `on_error` is told of a poll that failed. With `reads_only`, for somebody who looks while the
+    operator works, nothing is written and nothing may be applied. Only one operator may act on a state folder; its
+    process sees to that (`claim.py`).
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class LocalWorld:
         worker_env: tuple[str, ...] = (),
         secret_key: Path | None = None,
         prices: Prices = Prices(),
+        worker_paths: tuple[str, ...] = (),
     ) -> None:
         self._prices = prices
         self.state = State(root)
         self.cluster = LocalCluster(self.state.cluster)
         self._nodes, self._reads_only = nodes, reads_only
-        self._worker = WorkerStart(worker_command, worker_env)
+        self._worker = WorkerStart(worker_command, worker_env, readable=worker_paths)
+        self._fences = Fences(self.state, self.cluster)
         self._commits = CommitLookup(CommitListing().read_at)
         self._clock = clock
         heartbeats = self._heartbeats = Heartbeats(self.state, clock)
@@ -118,7 +122,7 @@ class LocalWorld:
         return seen
 
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
-        await asyncio.to_thread(self.cluster.write_status, uid, status, version)
+        await asyncio.to_thread(self._write_status, uid, status, version)
 
     async def apply(self, uid: str, action: Action) -> None:
         match action:
@@ -135,7 +139,7 @@ class LocalWorld:
                     self._removals.remove(key, action.grace_seconds)
             case RemoveJob():
                 self._refused.forget(uid)
-                await asyncio.to_thread(self.cluster.remove, uid)
+                await asyncio.to_thread(self._remove_job, uid)
 
     async def fleet(self, fresh: bool = False) -> Fleet:
         return await asyncio.to_thread(self._fleet, fresh)
@@ -196,6 +200,7 @@ class LocalWorld:
             self._removals.remove(key, 0.0)
         ours = tuple(record for record in living if record.job_uid in known)
         for record in ours:
+            await asyncio.to_thread(self._fences.tell_as_written, record.job_uid)
             self._watch.follow(record)
         return ours, strays
 
@@ -277,6 +282,19 @@ class LocalWorld:
             refused = refused_status(status, because, self.now(), raw.metadata.generation)
             self.cluster.write_status(uid, refused, raw.metadata.resource_version)
 
+    def _write_status(self, uid: str, status: JobStatus, version: str) -> None:
+        """The fence first: should we die in between it is too narrow for a moment, never too wide."""
+        self._fences.tell(uid, status)
+        try:
+            self.cluster.write_status(uid, status, version)
+        except BaseException:
+            self._fences.tell_as_written(uid)
+            raise
+
+    def _remove_job(self, uid: str) -> None:
+        self._fences.end(uid)
+        self.cluster.remove(uid)
+
     def _create(self, uid: str, action: CreateWorker) -> WorkerRecord | None:
         job = self._read(uid)
         if (job.status.attempt, job.status.phase) != (action.attempt, Phase.STARTING):
@@ -295,7 +313,9 @@ class LocalWorld:
             return None
         self._refused.drop(key)
         start = replace(self._worker, secrets=secrets)
-        environment = worker_environment(self.state, self.cluster, job, action, port, gpus, start)
+        self._fences.tell(uid, job.status)
+        fence = self._fences.address(uid)
+        environment = worker_environment(self.state, fence, job, action, port, gpus, start)
         self._workers.reopen(key)
         if words := ignored(job.spec.runtime):
             note(self.state, key, f"muster: runtime.{', runtime.'.join(words)} mean nothing on this machine: ignored")

@@ -24,6 +24,7 @@ from muster.contract.projects import ProjectLimits, Role, limit_problems, with_d
 from muster.contract.redaction import redact, redact_values, secrets_in
 from muster.contract.spec import JobSpec, Submission, parse_job
 from muster.documents.document import Document
+from muster.local.sandbox import commits_of, state_problems
 from muster.storage.errors import StoreError
 from muster.storage.listing import CommitListing
 
@@ -76,13 +77,14 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
     if spec.checkpoint.uri is None and default_checkpoint_uri is not None:
         spec = _with(spec, checkpoint=_with(spec.checkpoint, uri=default_checkpoint_uri))
     containers = services.settings.cluster != "local"
-    faults = () if containers else _outside_of_containers(spec)
+    faults = () if containers else (*_outside_of_containers(spec), *state_problems(spec, services.settings.layout))
     faults += await _namespace_problems(services, project, namespace)
     faults += limit_problems(submission.spec, limits, project.name)
     known = await _secrets_of(services, project.name, spec)
     faults += tuple(secrets.problems(spec, project.name, known, containers))
     warnings = tuple(secrets.unseen(spec, project.name, known)) if containers else ()
     for path, source in spec.training.commits_read().items():
+        faults += await _commits_of_others(services, project.name, path, source)
         if source.job is None or source.uri is not None:
             continue
         found = await _resolve(services, project.name, namespace, source.job, source)
@@ -137,6 +139,18 @@ def _outside_of_containers(spec: JobSpec) -> tuple[Problem, ...]:
             words = "there are no ConfigMaps on this machine; give a value, or a secretKeyRef"
             found.append(Problem(f"{at}.valueFrom.configMapKeyRef", words))
     return tuple(found)
+
+
+async def _commits_of_others(services: Services, project: str, path: str, source: FromCommit) -> tuple[Problem, ...]:
+    """Refuse the folder of a job that people of the project do not see, where the platform keeps the commits itself.
+    `path` is that of the field, as of `TrainingConfig.commits_read`."""
+    if source.uri is None or (uid := commits_of(source.uri, services.settings.layout)) is None:
+        return ()
+    async with services.database.read() as session:
+        if await repository.named(session, project, "", uid):
+            return ()
+    words = f"is the folder of no job of project {project!r}; name the job by `job`"
+    return (Problem(f"spec.training.{path}.uri", words),)
 
 
 async def _resolve(

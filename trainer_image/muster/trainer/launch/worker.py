@@ -21,6 +21,7 @@ from typing import Any
 from muster.contract.base import dump_json
 from muster.contract.names import EXIT_RECORD, Env, ExitCode, Rendezvous
 from muster.contract.signals import WorkerExit
+from muster.local.sandbox import ADVICE, Sandbox, enter
 from muster.storage.small_files import write_whole
 from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
@@ -44,10 +45,14 @@ def main() -> int:
     started = time.time()
     directory = Path(os.environ.get(Env.WORKER_DIR) or ".")
     directory.mkdir(parents=True, exist_ok=True)
+    sandbox = read_sandbox()
+    kept_apart = sandbox is not None and enter(sandbox)  # first of all: only threads that start later are held to it
     stop = Stop(directory, started)
     serve_reports(directory)
     watch_notices()
     try:
+        if sandbox is not None and sandbox.refused:
+            raise UserError(sandbox.refused)
         run = read_run()
         pass_fence(run)
         end = launch(run, stop, started)
@@ -63,12 +68,20 @@ def main() -> int:
         traceback.print_exc()
         message = f"the ranks could not be started or watched: {type(error).__name__}: {error}"
         end = _before_ranks(ExitCode.PREFLIGHT_FAILED, message)
+    if kept_apart and "Permission denied" in end.message:
+        end = end.model_copy(update={"message": f"{end.message} ({ADVICE})"})
     if end.exit_code and end.message:
         print(f"worker ends with exit code {end.exit_code}: {end.message}", file=sys.stderr, flush=True)
     end = end.model_copy(update={"log_tail": log_tail(directory) if end.exit_code else ""})
     write_whole(directory / EXIT_RECORD, dump_json(end))
     leave_word(end)
     return end.exit_code
+
+
+def read_sandbox() -> Sandbox | None:
+    """What this worker may reach; None where nobody says so (a pod, a run by hand)."""
+    text = os.environ.get(Env.SANDBOX)
+    return Sandbox.model_validate_json(text) if text else None
 
 
 def pass_fence(run: Run) -> None:

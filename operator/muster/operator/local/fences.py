@@ -1,0 +1,68 @@
+"""The fence of each job on this machine: a file of its own that says which attempt lives, and nothing of other jobs.
+
+It holds what the Kubernetes API would answer, cut down to what the fence asks (trainer/fence.py). It is written before
+the status that it tells of: whoever commits after an attempt was closed, or after the next one was made, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from muster.contract.address import parse_address
+from muster.contract.base import dump
+from muster.contract.layout import State
+from muster.contract.status import JobStatus
+from muster.local.cluster import LocalCluster, NotFound
+from muster.storage.small_files import read_regular, write_whole
+
+_GONE = "null"
+
+
+class Fences:
+    """The fences of the jobs in `cluster`, whose state folder is `state`."""
+
+    def __init__(self, state: State, cluster: LocalCluster) -> None:
+        self._state, self._cluster = state, cluster
+
+    def address(self, uid: str) -> str:
+        """For MUSTER_FENCE."""
+        return str(parse_address(str(self._path(uid))))
+
+    def tell(self, uid: str, status: JobStatus) -> None:
+        """From now on the attempt that lives by this status passes, and no other. Raises OSError."""
+        path = self._path(uid)
+        if not status.attempt and not path.exists():
+            return  # it never ran: nobody asks
+        told = dump(status.model_copy(update={"attempts": status.attempts[-1:]}))
+        about = {"attempt": status.attempt, "attempts": told.get("attempts") or []}
+        self._write(path, json.dumps({"metadata": {"uid": uid}, "status": about}))
+
+    def tell_as_written(self, uid: str) -> None:
+        """As `tell`, by the status that is written. A job that is gone lets nobody pass. Raises OSError."""
+        try:
+            status = JobStatus.model_validate_json(self._cluster.raw(uid).status)
+        except NotFound:
+            return self.end(uid)
+        except ValidationError:  # whoever observes it says so; meanwhile the fence stays as it is
+            return
+        self.tell(uid, status)
+
+    def end(self, uid: str) -> None:
+        """The job is no more. Raises OSError."""
+        path = self._path(uid)
+        if path.parent.is_dir():
+            self._write(path, _GONE)
+
+    def _path(self, uid: str) -> Path:
+        return self._state.jobs / uid / "fence.json"
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            if read_regular(path) == text.encode():
+                return
+        except OSError:  # not there yet, or not ours
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(path, text)

@@ -1,0 +1,171 @@
+"""What a worker on this machine may reach: its own folders, what its job names, and the system it runs on.
+
+The operator says it in the worker's environment (MUSTER_SANDBOX), and the launcher gives up all the rest before it does
+anything else. What lies in the state folder is never reached by way of a folder around it, nor by a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from glob import has_magic, iglob
+from pathlib import Path
+
+from muster.contract.address import AddressError, parse_address
+from muster.contract.base import Many, Problem, Record, dump
+from muster.contract.layout import State
+from muster.contract.spec import JobSpec
+from muster.local.landlock import READ, WRITE, Access, Ruleset, version
+
+# Programs, libraries, certificates, name resolution, and what the kernel tells of processes and devices.
+_SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/nix/store", "/snap", "/proc", "/sys",
+    "/run/systemd/resolve", "/run/resolvconf", "/run/nscd",
+)  # fmt: skip
+# GPUs and fast networks are driven through device files; /dev/shm is the machine's shared memory.
+_DEVICES = (
+    "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/shm",  # noqa: S108
+    "/dev/nvidia*", "/dev/dri", "/dev/kfd", "/dev/infiniband", "/dev/gdrdrv",
+)  # fmt: skip
+ADVICE = (
+    "a worker on this machine reads the system, its own folders and what its job names; MUSTER_OPERATOR_WORKER_PATHS "
+    "of `muster up` names more"
+)
+
+
+class Sandbox(Record):
+    """What one worker may reach beside the system, as absolute paths. What is not there is passed over."""
+
+    state: str  # the state folder, out of reach but for `own`
+    read: Many[str]  # named by the job or by who runs the platform: whatever of it lies in the state folder is left out
+    own_read: Many[str]  # the job's, also in the state folder
+    own_write: Many[str]  # made where they are not there
+    refused: str = ""  # why the job may not run at all: it names what lies in the state folder
+
+
+def available() -> bool:
+    """Whether this kernel can keep workers apart."""
+    return version() > 0
+
+
+def enter(sandbox: Sandbox) -> bool:
+    """Give up all but what the sandbox names, for good. False where the kernel can't: then nothing is given up."""
+    for own in map(Path, sandbox.own_write):
+        with contextlib.suppress(OSError):  # who writes there says what is wrong
+            own.mkdir(parents=True, exist_ok=True)
+    if not available():
+        return False
+    rules, state = Ruleset(), Path(sandbox.state)
+    for path in (*_SYSTEM, *_interpreter(), *sandbox.read):
+        for outside in _around(Path(path), state):
+            _allow(rules, outside, READ, state)
+    for named in map(Path, sandbox.read):
+        # A glob beside the state folder must be able to list. What names lie in the state folder shows then, no more.
+        if named != state and state.is_relative_to(named):
+            _allow(rules, named, Access.READ_DIR, state, beside=True)
+    for pattern in _DEVICES:
+        for device in iglob(pattern):
+            _allow(rules, Path(device), WRITE, state)
+    for own in map(Path, sandbox.own_read):
+        _allow(rules, own, READ, state, inside=True)
+    for own in map(Path, sandbox.own_write):
+        _allow(rules, own, WRITE, state, inside=True)
+    rules.enter()
+    return True
+
+
+def state_problems(spec: JobSpec, state: State) -> tuple[Problem, ...]:
+    """The addresses of the job that lie in the platform's state folder, where only commits may be named."""
+    root = _commits(state).parent
+    found = []
+    for place, text in _texts("training", dump(spec.training)):
+        path = _named(text)
+        is_commit = place.endswith(".from.uri") and commits_of(text, state) is not None
+        if path is not None and path.is_relative_to(root) and not is_commit:
+            found.append(Problem(f"spec.{place}", "lies in Muster's own state folder, which no job may read; copy it"))
+    path = _named(spec.checkpoint.uri) if spec.checkpoint.uri else None
+    if path is not None and path.is_relative_to(root) and path != _commits(state):
+        why = "lies in Muster's own state folder; leave it out, or name a folder elsewhere"
+        found.append(Problem("spec.checkpoint.uri", why))
+    return tuple(found)
+
+
+def commits_of(uri: str, state: State) -> str | None:
+    """The uid of the job whose commits lie at this address, among those in the state folder; None for another place."""
+    path = _named(uri)
+    return path.name if path is not None and path.parent == _commits(state) else None
+
+
+def named_paths(spec: JobSpec) -> tuple[str, ...]:
+    """The files and folders of this machine that the job names; for a glob, the folder that it begins in."""
+    paths = (_named(text) for _, text in _texts("training", dump(spec.training)))
+    return tuple(str(path) for path in paths if path is not None)
+
+
+def _texts(place: str, value: object) -> Iterator[tuple[str, str]]:
+    """Every text of a document with its path: whatever field names an address, today's or a later one's."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _texts(f"{place}.{key}", each)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _texts(f"{place}[{index}]", each)
+
+
+def _commits(state: State) -> Path:
+    return Path(os.path.realpath(state.root)) / state.checkpoints.name
+
+
+def _named(text: str) -> Path | None:
+    if not text.lower().startswith(("/", "~", "file:")):  # what is relative lies in the worker's own folder
+        return None
+    try:
+        path = parse_address(text).local
+    except AddressError:  # no address, or the home of nobody: whoever opens it says so
+        return None
+    while has_magic(str(path)) and not path.exists():
+        path = path.parent
+    return Path(os.path.realpath(path))
+
+
+def _interpreter() -> Iterator[str]:
+    """Where this Python and what it imports lie."""
+    yield from {sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.path.realpath(sys.executable))}
+    yield from (path for path in sys.path if os.path.isabs(path))
+
+
+def _around(folder: Path, state: Path) -> Iterator[Path]:
+    """The folder; where the state folder lies in it, all that lies beside the way there, links left out."""
+    folder = Path(os.path.realpath(folder))
+    if not state.is_relative_to(folder):
+        yield folder
+    elif folder != state:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_symlink():
+                    yield from _around(Path(entry.path), state)
+
+
+def _allow(rules: Ruleset, path: Path, access: Access, state: Path, inside: bool = False, beside: bool = False) -> None:
+    """Allow what is opened, not what was named: a link may have been put there meanwhile. `inside` is for the job's own
+    folders, `beside` for a folder that the state folder lies in."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if inside else 0))
+    except OSError:
+        return
+    try:
+        real = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        is_own = inside and path.is_relative_to(state)
+        is_meant = real == path if is_own or beside else not _touches(real, state)
+        if is_meant:
+            rules.allow(descriptor, access)
+    finally:
+        os.close(descriptor)
+
+
+def _touches(path: Path, state: Path) -> bool:
+    return path.is_relative_to(state) or state.is_relative_to(path)

@@ -1,0 +1,263 @@
+"""What a worker can reach of this machine, tried as a hostile job would, in a process that gave up the rest."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.local.test_local_world import House, spec
+
+from muster.contract.base import dump_json
+from muster.contract.layout import State
+from muster.contract.names import Env, ExitCode
+from muster.contract.spec import JobSpec, parse_job
+from muster.local.sandbox import Sandbox, available, enter, state_problems
+from muster.storage.records import read_records
+from muster.storage.sources import LocalFile
+
+needs_landlock = pytest.mark.skipif(not available(), reason="this kernel has no Landlock")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The platform's state, another job's folders, and data beside them."""
+    for name in ("state/admin-token", "state/muster.db", "state/cluster.db", "state/checkpoints/other/commit",
+                 "state/jobs/other/attempt-1/worker-0/log", "state/cache/theirs/tokens", "state/jobs/own/fence.json",
+                 "data/a.txt", "secret.txt", "elsewhere/b.txt"):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("token")
+    return tmp_path
+
+
+def sandbox(home: Path, *read: Path) -> Sandbox:
+    state = home / "state"
+    own = (state / "jobs/own/attempt-1/worker-0", state / "jobs/own/tmp", state / "checkpoints/own")
+    return Sandbox(
+        state=str(state),
+        read=tuple(map(str, read)),
+        own_read=(str(state / "jobs/own"),),
+        own_write=tuple(map(str, own)),
+    )
+
+
+def tried(box: Sandbox, attempts: dict[str, Callable[[], object]]) -> dict[str, str]:
+    """What came of each attempt in a process of its own that entered the sandbox: `done`, or the error's name."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        found = {}
+        try:
+            assert enter(box)
+            for name, attempt in attempts.items():
+                try:
+                    attempt()
+                    found[name] = "done"
+                except (OSError, subprocess.CalledProcessError) as error:
+                    found[name] = type(error).__name__
+            os.write(writer, json.dumps(found).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    result: dict[str, str] = json.loads(told)
+    return result
+
+
+DENIED = "PermissionError"
+
+
+@needs_landlock
+def test_the_platforms_state_and_other_jobs_are_out_of_reach(home: Path) -> None:
+    state, data = home / "state", home / "data"
+    (data / "link").symlink_to(state / "admin-token")
+    (data / "folder").symlink_to(state, target_is_directory=True)
+    here = os.open("/", os.O_PATH)
+    found = tried(sandbox(home, data), {
+        "token": (state / "admin-token").read_text,
+        "database": (state / "muster.db").read_text,
+        "cluster": (state / "cluster.db").read_text,
+        "another's log": (state / "jobs/other/attempt-1/worker-0/log").read_text,
+        "another's commit": (state / "checkpoints/other/commit").read_text,
+        "another project's data": (state / "cache/theirs/tokens").read_text,
+        "a link in the data": (data / "link").read_text,
+        "a linked folder in the data": (data / "folder" / "admin-token").read_text,
+        "a way round": (data / ".." / "state" / "admin-token").read_text,
+        "by a descriptor": lambda: os.open(str(state / "admin-token").lstrip("/"), os.O_RDONLY, dir_fd=here),
+        "which jobs there are": lambda: os.listdir(state / "jobs"),
+        "what nobody named": (home / "secret.txt").read_text,
+        "its own fence": lambda: (state / "jobs/own/fence.json").write_text("{}"),
+        "a fence in its place": lambda: (state / "jobs/own/beside").write_text("{}"),
+        "the data": lambda: (data / "a.txt").write_text("poison"),
+    })  # fmt: skip
+    os.close(here)
+    assert found == dict.fromkeys(found, DENIED)
+    linked = {"token": lambda: os.link(state / "admin-token", state / "jobs/own/tmp/token")}
+    assert tried(sandbox(home, data), linked) == {"token": "OSError"}, "EXDEV: nothing moves between folders"
+    by_a_program = {"cat": lambda: subprocess.run(["/bin/cat", state / "admin-token"], check=True, stderr=-3)}
+    assert tried(sandbox(home, data), by_a_program) == {"cat": "CalledProcessError"}
+
+
+@needs_landlock
+def test_what_a_worker_needs_is_within_reach(home: Path) -> None:
+    state, data = home / "state", home / "data"
+    worker_folder = state / "jobs/own/attempt-1/worker-0"
+
+    def renamed() -> None:
+        (worker_folder / "beside").write_text("x")
+        (worker_folder / "beside").replace(worker_folder / "rank-0.json")
+
+    def shared() -> None:
+        Path("/dev/shm/muster-test").write_text("x")
+        Path("/dev/shm/muster-test").unlink()
+
+    found = tried(sandbox(home, data), {
+        "the data": (data / "a.txt").read_text,
+        "its own fence": (state / "jobs/own/fence.json").read_text,
+        "its own folder": renamed,
+        "its own checkpoints": lambda: (state / "checkpoints/own/shard").write_text("x"),
+        "temporary files": lambda: (state / "jobs/own/tmp/x").write_text("x"),
+        "shared memory": shared,
+        "the interpreter": lambda: subprocess.run([sys.executable, "-c", "import json, muster.contract"], check=True),
+        "libraries": lambda: os.listdir("/usr/lib"),
+        "what the kernel tells": Path("/proc/meminfo").read_text,
+        "randomness": lambda: Path("/dev/urandom").open("rb").close(),
+    })  # fmt: skip
+    assert found == dict.fromkeys(found, "done")
+
+
+@needs_landlock
+def test_a_folder_around_the_state_folder_opens_all_but_that(home: Path) -> None:
+    """Somebody names a glob in his home, where `~/.muster` is."""
+    (home / "shortcut").symlink_to(home / "state")
+    found = tried(sandbox(home, home), {
+        "a file": (home / "secret.txt").read_text,
+        "a folder": (home / "elsewhere/b.txt").read_text,
+        "the list": lambda: os.listdir(home),
+        "state": (home / "state/admin-token").read_text,
+        "by a link": (home / "shortcut/admin-token").read_text,
+    })  # fmt: skip
+    assert found == {"a file": "done", "a folder": "done", "the list": "done", "state": DENIED, "by a link": DENIED}
+
+
+@needs_landlock
+def test_a_path_that_leads_into_the_state_folder_is_left_out(home: Path) -> None:
+    """A link may have been put there between the operator's look and ours, also in place of the job's own folder."""
+    state = home / "state"
+    (home / "alias").symlink_to(state)
+    (state / "jobs/own/tmp").symlink_to(state)
+    found = tried(sandbox(home, home / "alias", state / "muster.db"), {
+        "alias": (home / "alias/admin-token").read_text,
+        "named itself": (state / "muster.db").read_text,
+        "own folder": (state / "jobs/own/tmp/admin-token").read_text,
+    })  # fmt: skip
+    assert found == dict.fromkeys(found, DENIED)
+
+
+@needs_landlock
+def test_processes_outside_are_neither_read_nor_ended(home: Path) -> None:
+    outside = os.getpid()
+    found = tried(sandbox(home), {
+        "environment": Path(f"/proc/{outside}/environ").read_bytes,
+        "memory": lambda: os.open(f"/proc/{outside}/mem", os.O_RDONLY),
+        "its files": lambda: os.readlink(f"/proc/{outside}/fd/0"),
+        "its folder": lambda: os.listdir(f"/proc/{outside}/root/"),
+        "end it": lambda: os.kill(outside, signal.SIGURG),
+    })  # fmt: skip
+    assert found == dict.fromkeys(found, DENIED)
+
+
+def of(**changes: Any) -> JobSpec:
+    document = spec()
+    for path, value in changes.items():
+        place = document
+        *way, last = path.split("__")
+        for key in way:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return parse_job({"metadata": {"name": "tiny"}, "spec": document}).spec
+
+
+def test_a_job_that_names_what_lies_in_the_state_folder_is_refused(home: Path) -> None:
+    state = State(home / "state")
+    (home / "link").symlink_to(state.root)
+
+    def places(**changes: Any) -> list[str]:
+        return [problem.path for problem in state_problems(of(**changes), state)]
+
+    for source in ("state/admin-token", "state/muster.db", "link/muster.db", "state/*.db", "state/checkpoints/other"):
+        found = places(training__data__train=[{"source": f"file://{home}/{source}"}])
+        assert found == ["spec.training.data.train[0].source"], source
+    assert places(training__data__tokenizer=f"{state.root}/x.json") == ["spec.training.data.tokenizer"]
+    assert places(training__model={"source": f"file://{state.checkpoints}/other"}) == ["spec.training.model.source"]
+    assert places(training__model={"from": {"uri": f"file://{state.jobs}/other"}}) == ["spec.training.model.from.uri"]
+    for uri in (state.checkpoints / "other", state.jobs, state.root, home / "link" / "checkpoints" / "other"):
+        assert places(checkpoint={"uri": f"file://{uri}"}) == ["spec.checkpoint.uri"], uri
+    assert not places(training__model={"from": {"uri": f"file://{state.checkpoints}/other"}})
+    assert not places(checkpoint={"uri": f"file://{state.checkpoints}"})
+    assert not places(training__data__train=[{"source": f"{home}/*.txt"}], checkpoint={"uri": f"file://{home}/ckpt"})
+
+
+async def test_the_operator_gives_a_worker_its_own_places_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/modules:relative")
+    house = House(tmp_path / "state")
+    house.world._worker = replace(house.world._worker, readable=("/srv/models",))
+    await house.create(0)
+    try:
+        box = Sandbox.model_validate_json(house.environment(0)[Env.SANDBOX])
+        temporary = house.environment(0)["TMPDIR"]
+    finally:
+        await house.world.stop_workers(0.0)
+    root, job = tmp_path / "state", tmp_path / "state" / "jobs" / house.uid
+    assert (box.state, temporary) == (str(root), str(job / "tmp"))
+    assert box.own_read == (str(job), str(root / "notices"))
+    folders = (job / "attempt-1/worker-0", job / "tmp", root / "cache/default", root / "checkpoints" / house.uid)
+    assert box.own_write == tuple(map(str, folders))
+    assert {"/srv/models", f"{tmp_path}/modules"} <= set(box.read)
+    assert not {"relative", str(Path.home()), ""} & set(box.read)
+
+
+def test_a_refused_address_ends_the_worker_before_its_ranks(tmp_path: Path) -> None:
+    """Whoever goes round the API meets the launcher."""
+    folder, why = tmp_path / "worker", "spec.checkpoint.uri: lies in Muster's own state folder"
+    box = Sandbox(state=str(tmp_path / "state"), read=(), own_read=(), own_write=(str(folder),), refused=why)
+    ended = subprocess.run(
+        [sys.executable, "-m", "muster.trainer.launch"],
+        env={**os.environ, Env.SANDBOX: dump_json(box), Env.WORKER_DIR: str(folder)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == ExitCode.USER_ERROR, ended.stderr
+    assert json.loads((folder / "exit.json").read_text())["message"] == why
+
+
+@needs_landlock
+def test_a_name_inside_an_archive_is_no_path(home: Path) -> None:
+    """gzip keeps a file's name, and this one says where another job's would be."""
+    data, goal = home / "data" / "x.jsonl.gz", home / "state/jobs/own/tmp/planted"
+    with data.open("wb") as raw, gzip.GzipFile(f"../../{goal.relative_to(home)}", "wb", fileobj=raw) as packed:
+        packed.write(b'{"text": "hello"}\n')
+    records = lambda: list(read_records(LocalFile(data, data.stat().st_size, ""), {}))  # noqa: E731
+    assert tried(sandbox(home, home / "data"), {"read": records}) == {"read": "done"}
+    (record,) = records()
+    assert record.value == {"text": "hello"}
+    assert not goal.exists()
+
+
+def test_a_kernel_without_landlock_gives_nothing_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.local.sandbox.version", lambda: 0)
+    assert enter(sandbox(home)) is False
+    assert (home / "state/admin-token").read_text() == "token"
+    assert (home / "state/jobs/own/tmp").is_dir(), "TMPDIR is there all the same"
