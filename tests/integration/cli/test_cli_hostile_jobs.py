@@ -69,7 +69,7 @@ def test_what_a_job_names_is_refused_or_out_of_reach(house: House) -> None:
     (data / "b.txt").symlink_to(token)
     house.muster("submit", job(house, "linked", data))
     message = ends(house, "linked", "Failed")["lastFailure"]["message"]
-    assert "Permission denied" in message
+    assert "b.txt: permission denied" in message
     assert "MUSTER_OPERATOR_WORKER_PATHS" in message, "the next step"
     assert token.read_text().strip() not in message
     (data / "b.txt").unlink()

@@ -68,7 +68,7 @@ def main() -> int:
         traceback.print_exc()
         message = f"the ranks could not be started or watched: {type(error).__name__}: {error}"
         end = _before_ranks(ExitCode.PREFLIGHT_FAILED, message)
-    if kept_apart and "Permission denied" in end.message:
+    if kept_apart and "permission denied" in end.message.lower():
         end = end.model_copy(update={"message": f"{end.message} ({ADVICE})"})
     if end.exit_code and end.message:
         print(f"worker ends with exit code {end.exit_code}: {end.message}", file=sys.stderr, flush=True)
