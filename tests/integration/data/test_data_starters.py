@@ -2,9 +2,12 @@
 
 import multiprocessing
 import os
+import random
 import resource
+import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
@@ -13,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.polling import eventually
-from tests.unit.data.making import contents, stored, write_texts
+from tests.unit.data.making import config, contents, opened, stored, write_jsonl, write_texts
 
 from muster.contract.data_config import Source
 from muster.trainer.data import build, load_tokenizer
@@ -122,3 +125,54 @@ def test_a_disk_that_fills_up_is_reported_and_cleaned(tmp_path: Path) -> None:
     assert message.startswith(f"no room for the token store in {tmp_path / 'cache'}: ")
     assert made(tmp_path / "cache") == []
     assert stored(source, tmp_path / "cache").meta.tokens == 200_001
+
+
+def _said(connection: Connection) -> Any:
+    """What came through a connection; None where its other end died before it said anything."""
+    try:
+        return connection.recv()
+    except EOFError:
+        return None
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_preparation_that_is_killed_at_fifty_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """Each starter dies by SIGKILL at a random moment, the last one does not; curation makes an index of its own."""
+    words = random.Random(0)
+    texts = [" ".join(words.choices(["alpha", "beta", "gamma", "delta", "eps"], k=60)) for _ in range(300)]
+    source = write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in (*texts, *texts[:20])])
+    given = config(
+        [{"source": str(source), "format": "jsonl"}], 64, curation={"exactDuplicates": True, "nearDuplicates": {}}
+    )
+
+    def bytes_of(cache: Path) -> dict[str, bytes]:
+        folders = [cache / "tokens", cache / "curated"]
+        paths = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(cache)): path.read_bytes() for path in paths}
+
+    began = time.monotonic()
+    want = opened(given, tmp_path / "whole").fingerprint
+    seconds = time.monotonic() - began
+
+    def work(connection: Connection) -> None:
+        opened(given, tmp_path / "cache")
+        connection.send("done")
+
+    killed, rounds = 0, 0
+    while killed < 50:
+        rounds += 1
+        assert rounds < 500, "hardly any starter was killed before it was done"
+        process, connection = start(work)
+        connection.poll(words.uniform(0, seconds))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(TIMEOUT_SECONDS)
+        done = _said(connection) == "done"
+        connection.close()
+        killed += not done
+        if done and killed < 50:  # the next one shall find work; what a killed one left stays for it
+            shutil.rmtree(tmp_path / "cache")
+    assert opened(given, tmp_path / "cache").fingerprint == want
+    assert bytes_of(tmp_path / "cache") == bytes_of(tmp_path / "whole")
+    assert not list((tmp_path / "cache").rglob(".building-*")), "what the dead began is cleared away"
