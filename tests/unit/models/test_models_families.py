@@ -212,6 +212,9 @@ def test_a_job_s_own_weight_of_the_balance_comes_first(tmp_path: Path) -> None:
     assert load_balancing.weight_of(model) == 0.25
     load_balancing.set_weight(model, 0.0)
     assert load_balancing.weight_of(model) == 0.0
+    for family in ("mixtral", "qwen3-moe", "gpt-oss"):
+        write_model(tmp_path / family, family)  # whose config.json does not ask for it
+        assert load_balancing.weight_of(opened(tmp_path / family).build(torch.float32, "none")) == 0.0, family
     write_model(tmp_path / "llama", "llama-2")
     with pytest.raises(UserError, match=r"routerAuxLossCoef 0.1: a LlamaForCausalLM has no load-balancing loss"):
         load_balancing.set_weight(opened(tmp_path / "llama").build(torch.float32, "none"), 0.1)

@@ -24,12 +24,12 @@ def set_weight(model: Any, weight: float) -> None:
             f"routerAuxLossCoef {weight:g}: a {type(model).__name__} has no load-balancing loss: it is no mixture of "
             "experts, or transformers has none for it; leave it out"
         )
-    model.router_aux_loss_coef = weight
+    model.load_balancing_weight = weight  # a name that no class of transformers has: some keep router_aux_loss_coef
 
 
 def weight_of(model: Any) -> float:
     """What the loss is multiplied by; 0 where the model has none, or neither job nor config.json asks for it."""
-    given: float | None = getattr(model, "router_aux_loss_coef", None)
+    given: float | None = getattr(model, "load_balancing_weight", None)
     if given is not None:
         return given
     config = model.config
