@@ -106,7 +106,7 @@ ORIGINAL_SIGNALS = causes._signals
 ORIGINAL_CHARGE = budgets.charge
 ORIGINAL_MINT = decide._start_attempt
 ORIGINAL_FAIL = shutdown.fail
-ORIGINAL_END = shutdown.end
+ORIGINAL_OVER = shutdown._over
 ORIGINAL_BOOK = goodput.book
 ORIGINAL_STILL_HELD = admit._still_held
 ORIGINAL_QUEUE = admit._queue
@@ -151,8 +151,8 @@ def fail_and_let_go(summary: WorkerSummary, diagnosis: causes.FailureDiagnosis) 
     return status.model_copy(update={"reservation": status.reservation + 1})
 
 
-def end_without_voiding_offers(summary: WorkerSummary) -> Any:
-    status = ORIGINAL_END(summary)
+def over_without_voiding_offers(summary: WorkerSummary, code: Code, because: str, phase: Phase, updates: Any) -> Any:
+    status = ORIGINAL_OVER(summary, code, because, phase, updates)
     return status.model_copy(update={"reservation": status.reservation - 1})
 
 
@@ -338,7 +338,7 @@ MUTANTS = (
     ),
     Mutant("an attempt resumes where the last one did", patch(decide, _start_attempt=resuming_at_the_last_step)),
     Mutant("nodes go back while the gang is on them", patch(gang_rules, fail=fail_and_let_go)),
-    Mutant("offers to grow outlive the job", patch(decide, end=end_without_voiding_offers)),
+    Mutant("offers to grow outlive the job", patch(shutdown, _over=over_without_voiding_offers)),
     Mutant("the reservations drop a gang that restarts", patch(admit, _still_held=dropped_while_restarting)),
     Mutant("held nodes count as free", patch(placement, needs_by_node=lambda held: iter(()))),
     Mutant("a gang gets one node too few", patch(placement.Space, _place=one_node_short)),

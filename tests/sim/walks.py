@@ -20,11 +20,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from muster.contract.quotas import ProjectQuota
-from muster.contract.status import CheckpointStatus, GangStatus, JobStatus, Phase
+from muster.contract.signals import WorkerExit
+from muster.contract.status import Attempt, CheckpointStatus, GangStatus, JobStatus, Phase
 from muster.operator.core.admit import admit
 from muster.operator.core.codes import Code
+from muster.operator.core.decide import decide
 from muster.operator.core.fleet import Fleet, JobSummary, Node
-from muster.operator.core.observed import Reservation
+from muster.operator.core.observed import Observed, Reservation, Worker, WorkerState
 from tests.sim.people import make_spec
 
 NOW = 1_700_000_000.0
@@ -95,6 +97,8 @@ def walk(seed: int) -> Walk:
                 if hoping := [uid for uid, wait in plan.waits.items() if wait.code == Code.AWAITING_PREEMPTION]:
                     return Walk(states, evictions, f"seed {seed}: nobody makes room for {hoping}")
                 break
+            if fault := _outlived(fleet, plan.entries):
+                return Walk(states, evictions, f"seed {seed}: {fault}")
             fleet, entries = _happen(fleet, plan.entries)
         else:
             return Walk(states, evictions, f"seed {seed}: still preempting after {PASSES_MAX} passes")
@@ -111,6 +115,31 @@ def _fault(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:
     if over:
         return f"{over} hold more than they have"
     return next((f"{entry.uid} yields to {entry.yields_to}" for entry in entries if not _may_yield(fleet, entry)), "")
+
+
+def _outlived(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:
+    """If a gang that was offered other nodes ended well at this very moment, it would leave nothing behind."""
+    for offer in entries:
+        job = next(job for job in fleet.jobs if job.uid == offer.uid)
+        nodes, status = job.status.gang.nodes, job.status
+        if not nodes or offer.number <= status.reservation:
+            continue
+        first = Attempt(number=1, created_at=NOW - 10_000)
+        status = status.model_copy(update={"attempt": 1, "attempts": (first,)})
+        workers = tuple(
+            Worker(i, 1, name, WorkerState.EXITED, NOW - 10_000, WorkerExit(exit_code=0, at=NOW))
+            for i, name in enumerate(nodes)
+        )
+        seen = Observed(
+            job.uid, "team", job.name, job.created_at, 1, False, "1", NOW, True, job.spec, status, workers,
+            reservations=tuple(entry for entry in entries if entry.uid == job.uid),
+        )  # fmt: skip
+        ended = replace(job, status=decide(seen).status)
+        assert ended.status.phase is Phase.SUCCEEDED
+        others = tuple(other for other in fleet.jobs if other.uid != job.uid)
+        if any(e.uid == job.uid for e in admit(replace(fleet, jobs=(*others, ended)), entries).entries):
+            return f"what was held for {job.uid} outlives it"
+    return ""
 
 
 def _may_yield(fleet: Fleet, entry: Reservation) -> bool:
