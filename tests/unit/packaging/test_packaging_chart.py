@@ -381,7 +381,11 @@ def test_the_api_reads_its_settings_as_meant(chart: Chart, prices: Path, monkeyp
     told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_API_")}
     assert told == {
         f"MUSTER_API_{name}" for name in
-        ("CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN", "PRICES_FILE")
+        (
+            "CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN", "PRICES_FILE",
+            "OIDC_ISSUER", "OIDC_CLIENT_ID", "OIDC_AUDIENCE", "OIDC_SCOPES", "OIDC_PERSON_CLAIM", "OIDC_GROUPS_CLAIM",
+            "OIDC_ROLES",
+        )
     }  # fmt: skip
     for name, value in environment(container).items():
         monkeypatch.setenv(name, value)
