@@ -176,6 +176,6 @@ def test_the_api_itself_is_not_judged_twice(house: House, limits: None) -> None:
     house.kubectl("create", "clusterrolebinding", "limits-api", "--clusterrole=cluster-admin",
                   "--serviceaccount=muster-system:muster-api", check=False)  # fmt: skip
     document = merged(job("handed-over"), {"gang": {"nodes": {"min": 1, "max": 4}}})
-    house.kubectl("create", "-f", "-", api, given=json.dumps(document))
+    assert "created" in house.kubectl("create", "-f", "-", api, given=json.dumps(document))
     house.kubectl("delete", "tj", "-n", "limited", "handed-over", "--wait=false")
     house.kubectl("delete", "clusterrolebinding", "limits-api")
