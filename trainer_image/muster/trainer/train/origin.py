@@ -95,7 +95,7 @@ def _begun(training: TrainingConfig) -> Origin:
     architecture = training.model.shape
     assert architecture is not None, "a model is a preset, a shape, from a commit, or from a folder"
     tokenizer = load_tokenizer(training.data.tokenizer)
-    model = DecoderModel(architecture, training.whole_adapter, _score_head(training, tokenizer.eos))
+    model = DecoderModel(architecture, training.whole_adapter, _score_head(training, tokenizer))
     _vocabularies_fit(tokenizer, model, f"data.tokenizer {training.data.tokenizer}", "the model")
     return Origin(model, tokenizer)
 
@@ -135,7 +135,7 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
     adapter_of(commit)  # one that is not known here is told now
     where = f"the commit at step {commit.step} in {source.uri}"
     tokenizer = tokenizer_from_commit(commit.tokenizer)
-    asked = _score_head(training, tokenizer.eos, commit.architecture.get("companions", {}).get(CONFIG))
+    asked = _score_head(training, tokenizer, commit.architecture.get("companions", {}).get(CONFIG))
     scores = chosen_head(asked, score_head_of(commit.architecture), where)
     model = definition_of(commit, source.uri, training.whole_adapter, scores)
     _must_be_its_own(training.data.tokenizer, tokenizer, model, where, "the commit's")
@@ -161,7 +161,7 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
     if training.data.add_tokens:
         folder, new = _with_new_tokens(folder, tokenizer, training.data.add_tokens, where)
         tokenizer = _tokenizer_in(folder, source)
-    scores = _score_head(training, tokenizer.eos, folder.companions[CONFIG])
+    scores = _score_head(training, tokenizer, folder.companions[CONFIG])
     model = transformers_model.from_folder(folder, training.whole_adapter, new, scores)
     _must_be_its_own(training.data.tokenizer, own, model, where, "the folder's")
     _vocabularies_fit(tokenizer, model, "its tokenizer", where)
@@ -169,7 +169,7 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
     return Origin(model, tokenizer)
 
 
-def _score_head(training: TrainingConfig, eos: int, config: str | None = None) -> ScoreHead | None:
+def _score_head(training: TrainingConfig, tokenizer: Tokenizer, config: str | None = None) -> ScoreHead | None:
     """The head that a task needs which scores texts; None for one that predicts tokens.
 
     `config` is the model's config.json, which may name a padding token; without one it is the end of a document.
@@ -177,7 +177,7 @@ def _score_head(training: TrainingConfig, eos: int, config: str | None = None) -
     if training.scores is None:
         return None
     pad = json.loads(config).get("pad_token_id") if config else None
-    return ScoreHead(training.scores, pad if isinstance(pad, int) else eos)
+    return ScoreHead(training.scores, pad if isinstance(pad, int) else tokenizer.eos)
 
 
 def _with_new_tokens(
