@@ -16,6 +16,7 @@ from muster.cli.cluster_streams import ENDED, StreamEvent, events_after, follow_
 from muster.cli.cluster_views import id_of, job_view, status_of, summary_of, why_view
 from muster.cli.errors import CliError, Exit, Fault, usage
 from muster.contract.base import InvalidDocument, Problem
+from muster.contract.commits_read import commits_read, with_folder
 from muster.contract.names import Label
 from muster.contract.spec import Submission, parse_job
 from muster.contract.status import Phase
@@ -149,14 +150,14 @@ class ClusterClient:
     def _with_folder(self, submission: Submission) -> Submission:
         """`from: {job: NAME}` as the folder of that job's commits, as the API does it."""
         training = submission.spec.training
-        for path, source in training.commits_read().items():
+        for path, source in commits_read(training).items():
             if source.job is None or source.uri is not None:
                 continue
             checkpoint = status_of(self._objects.job(source.job)).get("checkpoint")
             if not checkpoint:
                 problem = Problem(f"spec.training.{path}.job", f"job {source.job!r} has no commit yet")
                 raise CliError(str(problem), Exit.USAGE, "invalid_job", faults=(Fault(problem),))
-            training = training.with_folder(path, checkpoint["uri"])
+            training = with_folder(training, path, checkpoint["uri"])
         return submission.model_copy(update={"spec": submission.spec.model_copy(update={"training": training})})
 
     # --- events and logs ---

@@ -15,7 +15,7 @@ from muster.contract.data_formats import fits_task, wrong_format
 from muster.contract.distillation import Distillation
 from muster.contract.evaluation_config import Evaluation, must_be_reported
 from muster.contract.fields import Fraction, Positive, Seed
-from muster.contract.model_config import FromCommit, ModelConfig
+from muster.contract.model_config import ModelConfig
 from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Kto, Orpo, Reward, Simpo, Task
 from muster.contract.optimizer_config import OptimizerConfig
 
@@ -248,21 +248,6 @@ class TrainingConfig(Spec):
         yield from ((f"data.train[{number}]", source) for number, source in enumerate(self.data.train))
         if self.evaluation is not None:
             yield from ((f"evaluation.{path}", source) for path, source in self.evaluation.sources())
-
-    def commits_read(self) -> dict[str, FromCommit]:
-        """The commits whose weights the job reads, by the path of the field that names each."""
-        teacher = None if self.distillation is None else self.distillation.teacher.from_
-        named = {"model.from": self.model.from_, "distillation.teacher.from": teacher}
-        return {path: origin for path, origin in named.items() if origin is not None}
-
-    def with_folder(self, path: str, uri: str) -> TrainingConfig:
-        """The same where the commit that the field `path` names lies in the folder `uri`."""
-        origin = self.commits_read()[path].model_copy(update={"uri": uri})
-        if path == "model.from":
-            return self.model_copy(update={"model": self.model.model_copy(update={"from_": origin})})
-        assert self.distillation is not None, "only distillation has a teacher"
-        teacher = self.distillation.teacher.model_copy(update={"from_": origin})
-        return self.model_copy(update={"distillation": self.distillation.model_copy(update={"teacher": teacher})})
 
     def replicas(self, ranks: int, nodes: int) -> int:
         """Copies of the model in hsdp. Raises ValueError where these ranks can't hold so many."""

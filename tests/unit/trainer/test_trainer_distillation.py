@@ -17,6 +17,7 @@ from torch import Tensor
 from muster.contract import fitting
 from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, parse
+from muster.contract.commits_read import commits_read, with_folder
 from muster.contract.memory import estimate
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import Keep
@@ -201,13 +202,13 @@ def test_the_teacher_is_planned_for() -> None:
 
 def test_commits_named_by_job_are_given_their_folders() -> None:
     training = config({"from": {"job": "teacher"}}, model={"from": {"job": "base"}})
-    assert {path: origin.job for path, origin in training.commits_read().items()} == {
+    assert {path: origin.job for path, origin in commits_read(training).items()} == {
         "model.from": "base",
         "distillation.teacher.from": "teacher",
     }
-    for path in training.commits_read():
-        training = training.with_folder(path, f"file:///{path}")
-    assert {path: origin.uri for path, origin in training.commits_read().items()} == {
+    for path in commits_read(training):
+        training = with_folder(training, path, f"file:///{path}")
+    assert {path: origin.uri for path, origin in commits_read(training).items()} == {
         "model.from": "file:///model.from",
         "distillation.teacher.from": "file:///distillation.teacher.from",
     }

@@ -17,6 +17,7 @@ from muster.api.services import Services
 from muster.api.tables import JobRow, ProjectRow
 from muster.contract.address import Address, AddressError, job_folder, parse_address
 from muster.contract.base import InvalidDocument, Problem
+from muster.contract.commits_read import commits_read, with_folder
 from muster.contract.environment import secret_uses, steers_processes
 from muster.contract.model_config import FromCommit
 from muster.contract.names import DEFAULT_PROJECT, Label
@@ -83,7 +84,7 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
     known = await _secrets_of(services, project.name, spec)
     faults += tuple(secrets.problems(spec, project.name, known, containers))
     warnings = tuple(secrets.unseen(spec, project.name, known)) if containers else ()
-    for path, source in spec.training.commits_read().items():
+    for path, source in commits_read(spec.training).items():
         faults += await _commits_of_others(services, project.name, path, source)
         if source.job is None or source.uri is not None:
             continue
@@ -91,7 +92,7 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
         if isinstance(found, Problem):
             faults = (*faults, replace(found, path=found.path.replace("model.from", path)))
         else:
-            spec = _with(spec, training=spec.training.with_folder(path, found))
+            spec = _with(spec, training=with_folder(spec.training, path, found))
     return Draft(submission.name, namespace, project.name, labels, spec, faults, (*await _warnings(spec), *warnings))
 
 
