@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Many, Problem, Spec
+from muster.contract.commits_read import commits_read
 from muster.contract.fields import FolderAddress, Text
 from muster.contract.gang import NODES_MAX
 from muster.contract.quotas import ProjectQuota
@@ -142,7 +143,7 @@ def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
     training = spec.training
     named = [
         ("training.model.source", training.model.source),
-        *((f"training.{path}.uri", origin.uri) for path, origin in training.commits_read().items()),
+        *((f"training.{path}.uri", origin.uri) for path, origin in commits_read(training).items()),
         ("training.data.tokenizer", training.data.tokenizer if training.data.tokenizer != "bytes" else None),
         ("training.data.chatTemplate", training.data.chat_template),
         *((f"training.{path}.source", source.source) for path, source in training.sources()),
