@@ -138,6 +138,19 @@ def must_be_reported(evaluation: Evaluation, task: Task, training: Sequence[Sour
     evaluation.direction()
 
 
+def must_be_able_to_write(evaluation: Evaluation, task: str, predicts_tokens: bool, compiles: bool) -> None:
+    """Raises ValueError where the model that is evaluated can't answer prompts."""
+    if evaluation.generate is None:
+        return
+    if not predicts_tokens:
+        raise ValueError(f"evaluation.generate: a model of task {task} scores texts and writes none")
+    if compiles:
+        raise ValueError(
+            "evaluation.generate grows by a token a pass, and parallel.compile would compile for each length; leave "
+            "one of them out"
+        )
+
+
 def reports_tokens(task: str) -> bool:
     """Whether the task's loss is a mean over tokens, so that it has a perplexity."""
     return task in _TOKEN_TASKS

@@ -13,7 +13,7 @@ from muster.contract.base import Spec
 from muster.contract.data_config import WEIGHT_SHARE_ODD, DataConfig, Source
 from muster.contract.data_formats import fits_task, wrong_format
 from muster.contract.distillation import Distillation
-from muster.contract.evaluation_config import Evaluation, must_be_reported
+from muster.contract.evaluation_config import Evaluation, must_be_able_to_write, must_be_reported
 from muster.contract.fields import Fraction, Positive, Seed
 from muster.contract.model_config import ModelConfig
 from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Kto, Orpo, Reward, Simpo, Task
@@ -156,18 +156,9 @@ class TrainingConfig(Spec):
         self._fits_the_task()
         if self.evaluation is not None:
             must_be_reported(self.evaluation, self.task, self.data.train)
-            self._can_write(self.evaluation)
+            must_be_able_to_write(self.evaluation, self.task, self.scores is None, self.parallel.compile)
         self._curation_has_what_it_compares_with()
         return self
-
-    def _can_write(self, evaluation: Evaluation) -> None:
-        if evaluation.generate is not None and self.scores is not None:
-            raise ValueError(f"evaluation.generate: a model of task {self.task} scores texts and writes none")
-        if evaluation.generate is not None and self.parallel.compile:
-            raise ValueError(
-                "evaluation.generate grows by a token a pass, and parallel.compile would compile for each length; "
-                "leave one of them out"
-            )
 
     def _curation_has_what_it_compares_with(self) -> None:
         curation, evaluation = self.data.curation, self.evaluation

@@ -80,9 +80,9 @@ def _answer_once(loaded: LoadedModel, options: argparse.Namespace) -> None:
 def _converse(loaded: LoadedModel, options: argparse.Namespace) -> None:
     """One turn per line of standard input, until it ends."""
     said = _system(options)
-    _tell(f"{loaded.name}; {FORGET} begins anew, {LEAVE} or Ctrl-D ends")
+    _say(f"{loaded.name}; {FORGET} begins anew, {LEAVE} or Ctrl-D ends")
     while True:
-        _tell("> ", end="")
+        _say("> ", end="")
         line = sys.stdin.readline()
         if not line or line.strip() == LEAVE:
             return
@@ -111,7 +111,7 @@ def _one_document(pieces: Iterator[str]) -> str:
     return told
 
 
-def _tell(line: str, end: str = "\n") -> None:
+def _say(line: str, end: str = "\n") -> None:
     """Tell a person who types. What is piped in gets answers alone."""
     if sys.stdin.isatty():
         print(line, end=end, file=sys.stderr, flush=True)
