@@ -50,6 +50,10 @@ class _Index:
     firsts: array[int] = field(default_factory=lambda: array("q"))  # the offset of the first scored token
     splits: array[int] = field(default_factory=lambda: array("q"))  # the offset of a pair's second side
     values: array[float] = field(default_factory=lambda: array("f"))  # a pair's margin, or an answer's label
+    written: int = 0  # tokens
+    learnt: int = 0  # tokens in the loss
+    first: int = -1  # the first scored token of the document that is being written; -1: it is still to come
+    learning: int = 0  # tokens in the loss of that document
 
 
 class Builder:
@@ -66,17 +70,13 @@ class Builder:
         rules: Rules = NO_RULES,
     ) -> None:
         self._rules = rules
-        self._length = rules.curation.length if rules.curation else None
         self._train_on = train_on
         self._folder, self._source, self._tokenizer, self._key = folder, source, tokenizer, key
         self._dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
         self._scored = source.format not in ("text", "jsonl")
         self._index = _Index()
         self._kinds, self._left_out = Counter[str](), LeftOut()
-        self._learnt = 0  # tokens in the loss
-        self._first = -1  # the first scored token of the document that is being written; -1: it is still to come
-        self._learning = 0  # tokens in the loss of that document
-        self._written = self._read = 0
+        self._read = 0
         self._sketches: Sketches | None = None
         self._grams = Grams() if rules.collect else None
         self._progress = Progress(source.source, say)
@@ -119,19 +119,19 @@ class Builder:
 
     def _advance(self, count: int) -> None:
         self._read += count
-        self._progress.at(self._read, self._written)
+        self._progress.at(self._read, self._index.written)
 
     def _write(self, encoded: Encoded, tokens: BinaryIO, loss_mask: BinaryIO) -> None:
         tokens.write(encoded.ids.astype(self._dtype).data)
         if self._scored:
             loss_mask.write(encoded.loss_mask.data)
-            self._learning += int(np.count_nonzero(encoded.loss_mask))
-            if self._first < 0 and encoded.loss_mask.any():
-                self._first = self._written + int(encoded.loss_mask.argmax())
-        self._written += len(encoded.ids)
+            self._index.learning += int(np.count_nonzero(encoded.loss_mask))
+            if self._index.first < 0 and encoded.loss_mask.any():
+                self._index.first = self._index.written + int(encoded.loss_mask.argmax())
+        self._index.written += len(encoded.ids)
         if encoded.hash is not None:
             start = self._index.ends[-1] if self._index.ends else 0
-            if reason := self._why_dropped(encoded, self._written - start):
+            if reason := self._why_dropped(encoded, self._index.written - start):
                 seen = f": {encoded.look.beginning}" if encoded.look else ""
                 self._left_out.add(reason, encoded.place + seen)
                 self._forget(start, tokens, loss_mask)
@@ -143,21 +143,22 @@ class Builder:
                 if self._grams is not None:
                     self._grams.add(encoded.look.grams())
             if self._scored:
-                self._index.firsts.append(self._first - start)
-                self._first = -1  # every conversation has a scored token
-            self._learnt, self._learning = self._learnt + self._learning, 0
+                self._index.firsts.append(self._index.first - start)
+                self._index.first = -1  # every conversation has a scored token
+            self._index.learnt, self._index.learning = self._index.learnt + self._index.learning, 0
             if encoded.value is not None:
                 self._index.values.append(encoded.value)
             if encoded.split is not None:
                 self._index.splits.append(encoded.split)
             self._index.hashes.append(encoded.hash)
-            self._index.ends.append(self._written)
+            self._index.ends.append(self._index.written)
 
     def _why_dropped(self, encoded: Encoded, size: int) -> str | None:
         """Of a document of `size` tokens that has been written."""
         if encoded.look is not None and (reason := encoded.look.verdict()):
             return reason
-        least, most = (self._length.min_tokens, self._length.max_tokens) if self._length else (None, None)
+        given = self._rules.curation.length if self._rules.curation else None
+        least, most = (given.min_tokens, given.max_tokens) if given else (None, None)
         if least is not None and size < least:
             return f"has fewer tokens than length.minTokens {least}"
         if most is not None and size > most:
@@ -171,7 +172,7 @@ class Builder:
         if self._scored:
             loss_mask.seek(start)
             loss_mask.truncate()
-        self._written, self._first, self._learning = start, -1, 0
+        self._index.written, self._index.first, self._index.learning = start, -1, 0
 
     def _write_index(self) -> Meta:
         hashes, ends = np.frombuffer(self._index.hashes, np.uint64), np.frombuffer(self._index.ends, np.int64)
@@ -198,7 +199,7 @@ class Builder:
             contents=hashlib.sha256(index["hashes"].data).hexdigest(),
             source=self._source.source,
             documents=len(hashes),
-            tokens=self._written,
+            tokens=self._index.written,
             dtype=self._dtype.name,
             scored=self._scored,
             bytes_read=self._read,
@@ -209,7 +210,7 @@ class Builder:
             examples=self._left_out.examples,
             sketched=self._sketches is not None,
             grams=len(index["grams"]) if self._grams is not None else None,
-            learnt=self._learnt if self._scored else self._written,
+            learnt=self._index.learnt if self._scored else self._index.written,
         )
 
 
