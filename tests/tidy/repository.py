@@ -13,6 +13,7 @@ SHARED = {
     "kube": ("api", "agent", "operator"),
     "storage": ("api", "operator", "trainer"),
     "local": ("api", "cli", "operator", "trainer"),
+    "secrets": ("api", "operator"),
 }
 ROOMS = ("contract", *SHARED, "api", "cli", "agent", "operator", "trainer")
 CODE_FOLDERS = (*SOURCE_ROOTS, "tests", "tools", "benchmarks", "migrations", "examples")

@@ -28,6 +28,7 @@ FOREIGN = {
     "documents": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2"),
     "kube": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml"),
     "local": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml", "aiohttp"),
+    "secrets": ("torch", "numpy", "fastapi", "sqlalchemy", "uvicorn", "kubernetes", "httpx2", "yaml", "aiohttp"),
     "storage": ("torch", "numpy", "fastapi", "sqlalchemy", "kubernetes", "botocore"),
     "api": ("torch", "numpy", "kubernetes", "typer", "transformers"),
     "cli": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "kubernetes", "transformers"),

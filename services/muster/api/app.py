@@ -60,7 +60,7 @@ from muster.contract.base import Problem
 from muster.documents.prices import load_prices
 from muster.local.cluster import LocalCluster
 from muster.local.private import make_private_database, make_private_folder
-from muster.local.secrets import SecretBox, SecretsLocked
+from muster.secrets.box import SecretBox, SecretsLocked
 from muster.storage.listing import CommitListing
 
 log = structlog.get_logger("muster.api")

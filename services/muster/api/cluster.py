@@ -17,7 +17,7 @@ from muster.contract.layout import State
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
 from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound, RawChange
-from muster.local.secrets import SecretBox, SecretsLocked
+from muster.secrets.box import SecretBox, SecretsLocked
 
 _CONFLICTS_MAX = 20
 

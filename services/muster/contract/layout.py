@@ -29,7 +29,7 @@ class State:
 
     @property
     def secret_key(self) -> Path:
-        """The keys that open the secrets in `cluster` (local.secrets.SecretBox, 0600)."""
+        """The keys that open the secrets in `cluster` (secrets.box.SecretBox, 0600)."""
         return self.root / "secret-key"
 
     @property

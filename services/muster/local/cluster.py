@@ -260,7 +260,7 @@ class LocalCluster:
                 db.execute("INSERT INTO quotas VALUES (?,?)", (project, dump_json(quota)))
 
     def secrets(self) -> dict[tuple[str, str], str]:
-        """The payload of each secret by project and name, as `local.secrets.SecretBox` sealed it."""
+        """The payload of each secret by project and name, as `secrets.box.SecretBox` sealed it."""
         rows = self._connection().execute("SELECT project, name, payload FROM secrets ORDER BY project, name")
         return {(row["project"], row["name"]): row["payload"] for row in rows}
 

@@ -13,7 +13,7 @@ from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform
 
 from muster.api.cluster import Local
-from muster.local.secrets import SecretBox
+from muster.secrets.box import SecretBox
 
 VALUE = "hf_a-value-that-nobody-is-shown"
 TOKEN: dict[str, Any] = {

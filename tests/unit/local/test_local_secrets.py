@@ -11,7 +11,6 @@ from muster.contract.names import Label
 from muster.contract.signals import WorkerExit
 from muster.contract.spec import parse_job
 from muster.contract.status import GangStatus, JobStatus, Phase
-from muster.local.secrets import SecretBox, SecretsLocked
 from muster.operator.core.causes import diagnose
 from muster.operator.core.decision import CreateWorker, RemoveWorker
 from muster.operator.core.observed import Rejection
@@ -21,6 +20,7 @@ from muster.operator.local.processes import WorkerKey
 from muster.operator.local.reading import shown
 from muster.operator.local.secrets import SecretMissing, SecretReader
 from muster.operator.local.world import LocalWorld
+from muster.secrets.box import SecretBox, SecretsLocked
 
 VALUE = "hf_a-value-that-nobody-is-shown"
 HF_TOKEN = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "value"}}}

@@ -95,7 +95,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Room:
+class NodeSpace:
     """What is left on one node."""
 
     node: Node
@@ -134,7 +134,7 @@ class Space:
 
     nodes: Iterable[Node]
     held: Iterable[Reservation]
-    _rooms: dict[str, Room] = field(init=False)
+    _rooms: dict[str, NodeSpace] = field(init=False)
     _fitting: dict[Shape, _Candidates] = field(init=False, default_factory=dict)
     _set_aside: set[str] = field(init=False, default_factory=set)
     _kept: dict[Shape, dict[str, int]] = field(init=False, default_factory=dict)  # see kept_back
@@ -142,7 +142,7 @@ class Space:
 
     def __post_init__(self) -> None:
         ready = sorted((node for node in self.nodes if node.ready), key=lambda node: node.name)
-        self._rooms = {n.name: Room(n, n.gpus, n.cpus, n.memory_bytes, n.slots) for n in ready}
+        self._rooms = {n.name: NodeSpace(n, n.gpus, n.cpus, n.memory_bytes, n.slots) for n in ready}
         for name, need in needs_by_node(self.held):
             if (room := self._rooms.get(name)) is not None:
                 _take(room, need)
@@ -179,9 +179,9 @@ class Space:
         )
         self.keep(room.node.name for room in chosen)
 
-    def groups(self, ask: Ask) -> dict[tuple[str, str, str], list[Room]]:
+    def groups(self, ask: Ask) -> dict[tuple[str, str, str], list[NodeSpace]]:
         """The nodes that could carry a worker of it, free or not, by pool, capacity and required topology domain."""
-        found: dict[tuple[str, str, str], list[Room]] = {}
+        found: dict[tuple[str, str, str], list[NodeSpace]] = {}
         for room in self._rooms.values():
             node = room.node
             domain = node.labels.get(ask.required, "") if ask.required else "-"
@@ -280,7 +280,7 @@ class Space:
             self._fitting[shape] = pools
         return self._fitting[shape]
 
-    def _refile(self, pools: _Candidates, shape: Shape, room: Room, gpus_before: int) -> None:
+    def _refile(self, pools: _Candidates, shape: Shape, room: NodeSpace, gpus_before: int) -> None:
         name, buckets = room.node.name, pools.get(_pool(room.node), {})
         if name in buckets.get(gpus_before, {}):
             del buckets[gpus_before][name]
@@ -315,7 +315,7 @@ def needs_by_node(held: Iterable[Reservation]) -> Iterator[tuple[str, Shape]]:
             seen[key] = max(seen[key], count)
 
 
-def _take(room: Room, shape: Shape) -> None:
+def _take(room: NodeSpace, shape: Shape) -> None:
     room.gpus -= shape.gpus
     room.cpus -= shape.cpus
     room.memory_bytes -= shape.memory_bytes
@@ -339,7 +339,7 @@ def _tightest(buckets: _Buckets) -> Iterator[str]:
             yield from repeat(name, count)
 
 
-def _enough(rooms: list[Room], shape: Shape, size: int) -> list[Room]:
+def _enough(rooms: list[NodeSpace], shape: Shape, size: int) -> list[NodeSpace]:
     """The first of them that carry so many workers when nothing else is there; none if all of them do not."""
     carried = 0
     for index, room in enumerate(rooms):

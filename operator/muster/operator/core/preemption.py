@@ -26,7 +26,7 @@ from muster.operator.core.explain_wait import need
 from muster.operator.core.fair_share import Shares, gpus_by_project
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation
-from muster.operator.core.placement import Ask, Room, Shape, Space, needs_by_node
+from muster.operator.core.placement import Ask, NodeSpace, Shape, Space, needs_by_node
 
 # GPUs put out for each that is asked for. At 1, a gang of 8 could never have one of 9 stopped; without a limit a
 # request for 48 GPUs once put out 376 (KAI, PR 1565).
@@ -225,7 +225,7 @@ class Preemptor:
         return best
 
     def _cheapest_here(
-        self, job: JobSummary, ask: Ask, rooms: list[Room], allowed: set[str], gone: set[str], gpus_max: int
+        self, job: JobSummary, ask: Ask, rooms: list[NodeSpace], allowed: set[str], gone: set[str], gpus_max: int
     ) -> Preemption | None:
         shape, size = ask.shape, ask.sizes[-1]
         there = {room.node.name: self._carries(room, shape, gone) for room in rooms}
@@ -247,13 +247,13 @@ class Preemptor:
         counts = {r.node.name: self._carries(r, shape, gone | freed.get(r.node.name, set())) for r in useful}
         return Preemption(job, chosen, tuple(_enough(counts, size))) if sum(counts.values()) >= size else None
 
-    def _carries(self, room: Room, shape: Shape, without: set[str]) -> int:
+    def _carries(self, room: NodeSpace, shape: Shape, without: set[str]) -> int:
         """Workers that the node has room for once these jobs are gone from it."""
         held = self._on.get(room.node.name, {})
         return room.carries(shape, [each for uid in held.keys() & without for each in held[uid]])
 
     def _units(
-        self, rooms: list[Room], shape: Shape, allowed: set[str], gone: set[str], there: dict[str, int]
+        self, rooms: list[NodeSpace], shape: Shape, allowed: set[str], gone: set[str], there: dict[str, int]
     ) -> Iterable[_Unit]:
         """What could be put out, so that no two units gain by the same node: a node that one gang alone would free is
         the cheapest such gang's, and one that only several together would free makes them one unit.
@@ -280,8 +280,7 @@ class Preemptor:
                     for uid in other.uids:
                         units[uid] = joined
             joined.gains[name] = gain
-        found = {id(unit): unit for unit in units.values() if unit.gains}
-        return found.values()
+        return {min(unit.uids): unit for unit in units.values() if unit.gains}.values()
 
     def _options(self, unit: _Unit, missing: int) -> Iterator[Option]:
         jobs = [self._victims[uid] for uid in sorted(unit.uids)]

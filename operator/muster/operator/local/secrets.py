@@ -10,9 +10,9 @@ from muster.contract.environment import SecretUse, secret_uses, steers_processes
 from muster.contract.names import DEFAULT_PROJECT, Label
 from muster.contract.spec import TrainingJob
 from muster.local.cluster import LocalCluster
-from muster.local.secrets import SecretBox, SecretsLocked
 from muster.operator.core.observed import Rejection, Worker, WorkerState
 from muster.operator.local.processes import WorkerKey
+from muster.secrets.box import SecretBox, SecretsLocked
 
 
 class SecretMissing(Exception):

@@ -6,7 +6,6 @@ Whatever blocks (SQLite, folders, scans, S3) runs in a thread, so a pass over on
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -15,31 +14,27 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from muster.contract.base import InvalidDocument, parse
 from muster.contract.fleet import NodeReport
 from muster.contract.layout import State
-from muster.contract.names import DEFAULT_PROJECT, Label
 from muster.contract.prices import Prices
-from muster.contract.spec import JobSpec, TrainingJob
-from muster.contract.status import JobStatus, Phase
+from muster.contract.status import JobStatus
 from muster.local.cluster import LocalCluster, NotFound
 from muster.local.metric_pages import gathered
 from muster.operator.commit_lookup import CommitLookup
-from muster.operator.core.conditions import refused_status
 from muster.operator.core.decision import Action, CreateWorker, RemoveJob, RemoveWorker
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Observed, Reservation, WorkerState
 from muster.operator.local import processes
-from muster.operator.local.environment import WorkerStart, checkpoint_folder, ignored, worker_environment
+from muster.operator.local.documents import InvalidSpec, JobDocuments
+from muster.operator.local.environment import WorkerStart, checkpoint_folder
 from muster.operator.local.fences import Fences
-from muster.operator.local.node_reports import node_reports
-from muster.operator.local.nodes import VirtualNodes, rendezvous_port
+from muster.operator.local.fleet import LocalFleet
+from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.notices import Notices
 from muster.operator.local.processes import WorkerKey, WorkerRecord
-from muster.operator.local.quotas import QuotaReader
-from muster.operator.local.reading import Heartbeats, note
+from muster.operator.local.reading import Heartbeats
 from muster.operator.local.removal import Removals
-from muster.operator.local.secrets import RefusedWorkers, SecretMissing, SecretReader
+from muster.operator.local.starter import WorkerStarter
 from muster.operator.local.watch import Watch
 from muster.operator.local.workers import Workers
 from muster.operator.world import Conflict, Reservations, Unreadable
@@ -47,10 +42,6 @@ from muster.storage.listing import CommitListing
 from muster.storage.small_files import write_whole
 
 _ENTRIES = TypeAdapter(tuple[Reservation, ...])
-
-
-class InvalidSpec(Exception):
-    """A job's spec can't be read; the message names the faults and their places."""
 
 
 class LocalWorld:
@@ -77,12 +68,11 @@ class LocalWorld:
         prices: Prices = Prices(),
         worker_paths: tuple[str, ...] = (),
     ) -> None:
-        self._prices = prices
         self.state = State(root)
         self.cluster = LocalCluster(self.state.cluster)
-        self._nodes, self._reads_only = nodes, reads_only
-        self._worker = WorkerStart(worker_command, worker_env, readable=worker_paths)
+        self._reads_only = reads_only
         self._fences = Fences(self.state, self.cluster)
+        self._documents = JobDocuments(self.cluster, self._fences, self.now)
         self._commits = CommitLookup(CommitListing().read_at)
         self._clock = clock
         heartbeats = self._heartbeats = Heartbeats(self.state, clock)
@@ -91,10 +81,9 @@ class LocalWorld:
         self._removals = Removals(self.state, self._removed)
         self._watch = Watch(self.state, self.cluster, heartbeats, poll_seconds, on_error)
         self._reservations = ReservationFile(self.state)
-        self._jobs = JobCache(self.cluster)
-        self._quotas = QuotaReader(self.cluster, on_error)
-        self._secrets = SecretReader(self.cluster, secret_key or self.state.secret_key)
-        self._refused = RefusedWorkers()
+        self._fleet = LocalFleet(self.cluster, nodes, self._notices, prices, on_error)
+        how = WorkerStart(worker_command, worker_env, readable=worker_paths)
+        self._starter = WorkerStarter(self.state, self.cluster, nodes, self._workers, self._fences, how, secret_key)
 
     def now(self) -> float:
         return self._clock()
@@ -122,7 +111,7 @@ class LocalWorld:
         return seen
 
     async def write_status(self, uid: str, status: JobStatus, version: str) -> None:
-        await asyncio.to_thread(self._write_status, uid, status, version)
+        await asyncio.to_thread(self._documents.write_status, uid, status, version)
 
     async def apply(self, uid: str, action: Action) -> None:
         match action:
@@ -133,16 +122,16 @@ class LocalWorld:
                 self._watch.enqueue(uid)
             case RemoveWorker():
                 key = WorkerKey(uid, action.attempt, action.worker)
-                if self._refused.drop(key):
+                if self._starter.drop(key):
                     self._watch.enqueue(uid)
                 else:
                     self._removals.remove(key, action.grace_seconds)
             case RemoveJob():
-                self._refused.forget(uid)
-                await asyncio.to_thread(self._remove_job, uid)
+                self._starter.forget(uid)
+                await asyncio.to_thread(self._documents.remove, uid)
 
     async def fleet(self, fresh: bool = False) -> Fleet:
-        return await asyncio.to_thread(self._fleet, fresh)
+        return await asyncio.to_thread(lambda: self._fleet.read(self.now(), fresh))
 
     async def reservations(self) -> Reservations:
         return await asyncio.to_thread(self._reservations.read)
@@ -152,19 +141,19 @@ class LocalWorld:
 
     def summaries(self) -> tuple[JobSummary, ...]:
         """All jobs in short, as of now."""
-        return self._jobs.refresh()
+        return self._fleet.jobs.refresh()
 
     def node_reports(self) -> tuple[NodeReport, ...]:
         """The virtual nodes, each with what its notices say."""
-        return node_reports(self._nodes, self._notices)
+        return self._fleet.reports()
 
     def known(self) -> tuple[JobSummary, ...]:
         """All jobs in short, as of the last admission."""
-        return self._jobs.known()
+        return self._fleet.jobs.known()
 
     def rank_pages(self) -> str:
         """What all ranks on this machine tell Prometheus: their own ports are random, and open to this machine only."""
-        jobs = {job.uid: job for job in self._jobs.known()}
+        jobs = {job.uid: job for job in self._fleet.jobs.known()}
         places = [
             ({
                 "job_name": jobs[key.job_uid].name, "job_namespace": jobs[key.job_uid].namespace,
@@ -189,7 +178,7 @@ class LocalWorld:
 
     def phases(self) -> dict[str, int]:
         """How many jobs are in each phase, as of the last admission."""
-        return Counter(str(job.status.phase) for job in self._jobs.known())
+        return Counter(str(job.status.phase) for job in self._fleet.jobs.known())
 
     async def adopt(self) -> tuple[tuple[WorkerRecord, ...], tuple[WorkerKey, ...]]:
         """Take over what runs here. Returns the gangs' workers, and those of jobs that are no more: these are ended."""
@@ -220,19 +209,16 @@ class LocalWorld:
 
     def _observe(self, uid: str, fresh: bool, removing: frozenset[WorkerKey]) -> Observed | None:
         try:
-            job = self._read(uid)
+            job = self._documents.read(uid)
         except NotFound:
             return None
         except InvalidSpec as invalid:
-            self._refuse(uid, str(invalid))
+            self._documents.refuse(uid, str(invalid), reads_only=self._reads_only)
             return None
         meta, status = job.metadata, job.status
         folder = checkpoint_folder(self.state, job.spec, uid)
-        environment = {variable.name: variable.value for variable in job.spec.runtime.env}
-        environment |= {f"SECRET_{number}": value for number, value in enumerate(self._secrets.values(job))}
-        workers = self._workers.of_job(uid, environment, removing, fresh)
-        workers += tuple(self._refused.of_job(uid))
-        unfit = self._notices.unfit(status.gang.nodes)
+        workers = self._workers.of_job(uid, self._starter.concealed(job), removing, fresh)
+        workers += tuple(self._starter.refused(uid))
         return Observed(
             uid=uid,
             namespace=meta.namespace,
@@ -247,86 +233,13 @@ class LocalWorld:
             workers=workers,
             checkpoint_uri=folder,
             signals=self._notices.signals(status, workers),
-            nodes_unfit=tuple(n for n in status.gang.nodes if n in unfit or n not in self._nodes.names()),
+            nodes_unfit=self._fleet.unfit(status.gang.nodes),
             reservations=tuple(entry for entry in self._reservations.read().entries if entry.uid == uid),
             now=self.now(),
         )
 
-    def _read(self, uid: str) -> TrainingJob:
-        """Raises NotFound, Unreadable for a status that nobody here can read, InvalidSpec for such a spec."""
-        try:
-            return self.cluster.get(uid)
-        except ValidationError:
-            raw = self.cluster.raw(uid)
-        try:
-            status = JobStatus.model_validate_json(raw.status)
-            spec = parse(JobSpec, json.loads(raw.spec), "spec")
-        except ValidationError as error:
-            where = f"job {uid} in {self.state.cluster}"
-            raise Unreadable(f"{where} can't be understood, was it written by a newer Muster? {error}") from error
-        except InvalidDocument as error:
-            raise InvalidSpec("; ".join(str(problem) for problem in error.problems)) from None
-        return TrainingJob(metadata=raw.metadata, spec=spec, status=status)  # written anew between the two looks
-
-    def _refuse(self, uid: str, why: str) -> None:
-        """Say in the status of a job that can't be read what is wrong with it, once."""
-        raw = self.cluster.raw(uid)
-        status, because = JobStatus.model_validate_json(raw.status), f"the spec was refused: {why}"[:4_000]
-        if status.attempt and not status.phase.terminal:  # it ran, under another version of Muster: hands off
-            raise Unreadable(f"job {raw.metadata.namespace}/{raw.metadata.name}: {because}")
-        if self._reads_only:
-            return
-        if raw.metadata.deletion_timestamp is not None:
-            self.cluster.remove(uid)
-        elif not status.phase.terminal:
-            refused = refused_status(status, because, self.now(), raw.metadata.generation)
-            self.cluster.write_status(uid, refused, raw.metadata.resource_version)
-
-    def _write_status(self, uid: str, status: JobStatus, version: str) -> None:
-        """The fence first: should we die in between it is too narrow for a moment, never too wide."""
-        self._fences.tell(uid, status)
-        try:
-            self.cluster.write_status(uid, status, version)
-        except BaseException:
-            self._fences.tell_as_written(uid)
-            raise
-
-    def _remove_job(self, uid: str) -> None:
-        self._fences.end(uid)
-        self.cluster.remove(uid)
-
     def _create(self, uid: str, action: CreateWorker) -> WorkerRecord | None:
-        job = self._read(uid)
-        if (job.status.attempt, job.status.phase) != (action.attempt, Phase.STARTING):
-            now = f"attempt {job.status.attempt} is, and {job.status.phase}"
-            raise Conflict(f"attempt {action.attempt} of job {uid} is not the one that starts: {now}")
-        key = WorkerKey(uid, action.attempt, action.worker)
-        if processes.exists(self.state, key):
-            return None
-        wanted = job.spec.gang.gpus_per_node
-        gpus = self._nodes.gpus(action.node, wanted, self._workers.living()) if wanted else ()
-        port = rendezvous_port(self.state, uid, action.attempt)
-        try:
-            secrets = self._secrets.variables(job)
-        except SecretMissing as missing:
-            self._refused.add(key, action.node, str(missing))
-            return None
-        self._refused.drop(key)
-        start = replace(self._worker, secrets=secrets)
-        self._fences.tell(uid, job.status)
-        fence = self._fences.address(uid)
-        environment = worker_environment(self.state, fence, job, action, port, gpus, start)
-        self._workers.reopen(key)
-        if words := ignored(job.spec.runtime):
-            note(self.state, key, f"muster: runtime.{', runtime.'.join(words)} mean nothing on this machine: ignored")
-        return processes.start(self.state, key, action.node, self._worker.command, environment, gpus)
-
-    def _fleet(self, fresh: bool) -> Fleet:
-        jobs = self._jobs.refresh()
-        nodes = self._nodes.all(self._notices.unfit(self._nodes.names()))
-        return Fleet(
-            now=self.now(), fresh=fresh, nodes=nodes, jobs=jobs, quotas=self._quotas.read(), prices=self._prices
-        )
+        return self._starter.start(self._documents.read(uid), action)
 
     def _follow(self, key: WorkerKey) -> None:
         if not self._watch.follows(key) and (record := processes.read_record(self.state, key)):
@@ -336,36 +249,6 @@ class LocalWorld:
         self._watch.unfollow(key)
         self._workers.close(key)
         self._watch.enqueue(key.job_uid)
-
-
-class JobCache:
-    """Every job in short, kept up by reading only what was written since the last look."""
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self._cluster = cluster
-        self._version = 0
-        self._jobs: dict[str, JobSummary] = {}
-
-    def refresh(self) -> tuple[JobSummary, ...]:
-        """As of now. A job that can't be read stays as it was last understood."""
-        version = self._cluster.version()
-        if version != self._version:
-            for uid in self._cluster.written_after(self._version):
-                self._look(uid)
-            self._version = version
-        return self.known()
-
-    def known(self) -> tuple[JobSummary, ...]:
-        """As of the last look."""
-        return tuple(self._jobs.values())
-
-    def _look(self, uid: str) -> None:
-        try:
-            self._jobs[uid] = _summary(self._cluster.get(uid))
-        except NotFound:
-            self._jobs.pop(uid, None)
-        except ValidationError:
-            pass  # observing it says so
 
 
 class ReservationFile:
@@ -405,18 +288,3 @@ class ReservationFile:
 
 
 _DOCUMENT = TypeAdapter(dict[str, object])
-
-
-def _summary(job: TrainingJob) -> JobSummary:
-    meta = job.metadata
-    return JobSummary(
-        uid=meta.uid,
-        namespace=meta.namespace,
-        name=meta.name,
-        created_at=meta.creation_timestamp,
-        deleting=meta.deletion_timestamp is not None,
-        spec=job.spec,
-        status=job.status,
-        project=meta.labels.get(Label.PROJECT) or DEFAULT_PROJECT,
-        owner=meta.labels.get(Label.OWNER, ""),
-    )

@@ -13,7 +13,7 @@ from muster.trainer.data.store import Documents
 from muster.trainer.errors import UserError
 
 
-class Cut(NamedTuple):
+class Truncated(NamedTuple):
     """The documents that are left, by their number; the first token of each of all documents that a sample begins with;
     how many of them are cut; and those that are not left, and why."""
 
@@ -23,7 +23,7 @@ class Cut(NamedTuple):
     lost: tuple[Lost, ...]
 
 
-def cut_documents(documents: Documents, length: int, how: Truncation, scored: bool, name: str) -> Cut:
+def cut_documents(documents: Documents, length: int, how: Truncation, scored: bool, name: str) -> Truncated:
     """Documents that fit into `length` tokens, the last label beside them. `scored` says that only some of their tokens
     are learnt: what has none of those left is lost. `name` is the source's, for messages. Raises UserError for too long
     ones where `how` is error.
@@ -52,7 +52,7 @@ def cut_documents(documents: Documents, length: int, how: Truncation, scored: bo
         Lost(f"they are longer than {length} tokens", np.flatnonzero(dropped)),
     )
     usable = ~silent & ~dropped
-    return Cut(
+    return Truncated(
         np.flatnonzero(usable), begins, int((long & usable).sum()), tuple(each for each in lost if len(each.documents))
     )
 

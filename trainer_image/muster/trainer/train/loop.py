@@ -34,7 +34,7 @@ from muster.trainer.train.reduction import Requests, all_reduce_sum
 from muster.trainer.train.reference import compute_reference, read_reference
 from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.step import TrainStep
-from muster.trainer.train.teaching import Taught, TeacherOrigin, find_teacher
+from muster.trainer.train.teaching import LoadedTeacher, TeacherOrigin, find_teacher
 
 INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
 
@@ -107,10 +107,8 @@ class Trainer:
         fresh = origin.resume is None and origin.weights is None
         values = fresh or config.adapter is not None or config.scores is not None
         model = sharding.ParallelModel(origin.model, config, layout, ranks, device, values)
-        self.teacher: Taught | None = None if teacher is None else Taught.by(teacher, config, layout, device)
-        self.step = TrainStep(
-            config, self.progress.steps, model, ranks, rank_state, self.teacher.model if self.teacher else None
-        )
+        taught_by = None if teacher is None else LoadedTeacher.load(teacher, config, layout, device)
+        self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state, taught_by)
         self.best = Best.of(config.evaluation)
         self.reference: str | None = None  # the digest of what the reference model says of the data
         self.save_owed = False  # a save that waits until the weights have learnt again
@@ -167,8 +165,8 @@ class Trainer:
         check = functools.partial(randomness.must_be_restorable, rank=self.ranks.rank, world=self.ranks.world)
         commit = resume(self.run.folder, self.origin.resume.step, module, self.step.optimizer, say, check)
         must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
-        if self.teacher is not None:
-            self.teacher.must_be(commit.state.get("teacher"))
+        if self.step.teacher is not None:
+            self.step.teacher.must_be(commit.state.get("teacher"))
         self.reference = commit.state.get("reference")
         if self.reference is not None:
             read_reference(self.reference, self.data, self.run.folder)
@@ -220,7 +218,7 @@ class Trainer:
                 "best": self.best.state(),
                 "data": self.data.fingerprint,
                 **({} if self.reference is None else {"reference": self.reference}),
-                **({} if self.teacher is None else {"teacher": self.teacher.described}),
+                **({} if self.step.teacher is None else {"teacher": self.step.teacher.described}),
             },
             rng=randomness.state(),
             metrics={"loss": record.loss} | record.values | evaluated,

@@ -18,7 +18,6 @@ from muster.trainer.config import Ranks
 from muster.trainer.data import Loader, StepBatch
 from muster.trainer.errors import NumericError
 from muster.trainer.models.sharding import ParallelModel
-from muster.trainer.models.teacher import TeacherModel
 from muster.trainer.train.loss_spike_guard import LossSpikeGuard
 from muster.trainer.train.optimizer import LossScale, clip_factor, make_optimizer, set_rate, squared_norm
 from muster.trainer.train.rank_state import RankState
@@ -34,6 +33,7 @@ from muster.trainer.train.schedule import learning_rate
 from muster.trainer.train.straggler_timer import StragglerTimer
 from muster.trainer.train.tasks.choice import objective_of
 from muster.trainer.train.tasks.objective import Totals
+from muster.trainer.train.teaching import LoadedTeacher
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,12 @@ class TrainStep:
         model: ParallelModel,
         ranks: Ranks,
         rank_state: RankState,
-        teacher: TeacherModel | None = None,
+        teacher: LoadedTeacher | None = None,
     ) -> None:
         self.model, self.steps = model, steps
         self.optimizer = make_optimizer(model.module, config.optimizer, config.seed)
-        self.objective = objective_of(config, teacher)
+        self.teacher = teacher
+        self.objective = objective_of(config, teacher.model if teacher is not None else None)
         self.guard = LossSpikeGuard()
         self.last_seconds = 0.0
         self._config, self._ranks, self._rank_state = config, ranks, rank_state

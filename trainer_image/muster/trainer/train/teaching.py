@@ -42,7 +42,7 @@ class TeacherOrigin:
 
 
 @dataclass(frozen=True)
-class Taught:
+class LoadedTeacher:
     """A teacher with its weights, and what the job's commits say of it."""
 
     words: str
@@ -50,17 +50,17 @@ class Taught:
     described: dict[str, Any]
 
     @staticmethod
-    def by(origin: TeacherOrigin, training: TrainingConfig, layout: Layout, device: torch.device) -> Taught:
+    def load(origin: TeacherOrigin, training: TrainingConfig, layout: Layout, device: torch.device) -> LoadedTeacher:
         """Build it and read its weights. Collective."""
         model = TeacherModel(origin.model, training, layout, device, values=origin.commit is None)
         if origin.commit is None:
-            return Taught(origin.words, model, dict(origin.model.describe()["source"]))
+            return LoadedTeacher(origin.words, model, dict(origin.model.describe()["source"]))
         assert origin.uri is not None, "a commit lies in a folder"
         begin_with(origin.uri, origin.commit.step, model.module)
         document = origin.commit.model_dump(mode="json", by_alias=True)
         seal = seal_of({key: value for key, value in document.items() if key != "seal"})
         told = {"address": origin.uri, "step": origin.commit.step, "seal": seal}
-        return Taught(origin.words, model, told)
+        return LoadedTeacher(origin.words, model, told)
 
     def must_be(self, before: dict[str, Any] | None) -> None:
         """Raises UserError where these are not the weights that a commit tells of. Of a file the checksum may be

@@ -1,0 +1,91 @@
+"""All jobs and nodes of this machine in short, as admission sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from muster.contract.fleet import NodeReport
+from muster.contract.names import DEFAULT_PROJECT, Label
+from muster.contract.prices import Prices
+from muster.contract.spec import TrainingJob
+from muster.local.cluster import LocalCluster, NotFound
+from muster.operator.core.fleet import Fleet, JobSummary
+from muster.operator.local.node_reports import node_reports
+from muster.operator.local.nodes import VirtualNodes
+from muster.operator.local.notices import Notices
+from muster.operator.local.quotas import QuotaReader
+
+
+class LocalFleet:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        nodes: VirtualNodes,
+        notices: Notices,
+        prices: Prices,
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._nodes, self._notices, self._prices = nodes, notices, prices
+        self.jobs = JobCache(cluster)
+        self._quotas = QuotaReader(cluster, on_error)
+
+    def read(self, now: float, fresh: bool) -> Fleet:
+        jobs = self.jobs.refresh()
+        nodes = self._nodes.all(self._notices.unfit(self._nodes.names()))
+        return Fleet(now=now, fresh=fresh, nodes=nodes, jobs=jobs, quotas=self._quotas.read(), prices=self._prices)
+
+    def reports(self) -> tuple[NodeReport, ...]:
+        """The virtual nodes, each with what its notices say."""
+        return node_reports(self._nodes, self._notices)
+
+    def unfit(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """Those that must not be used, or are not there."""
+        unfit = self._notices.unfit(nodes)
+        return tuple(name for name in nodes if name in unfit or name not in self._nodes.names())
+
+
+class JobCache:
+    """Every job in short, kept up by reading only what was written since the last look."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._version = 0
+        self._jobs: dict[str, JobSummary] = {}
+
+    def refresh(self) -> tuple[JobSummary, ...]:
+        """As of now. A job that can't be read stays as it was last understood."""
+        version = self._cluster.version()
+        if version != self._version:
+            for uid in self._cluster.written_after(self._version):
+                self._look(uid)
+            self._version = version
+        return self.known()
+
+    def known(self) -> tuple[JobSummary, ...]:
+        """As of the last look."""
+        return tuple(self._jobs.values())
+
+    def _look(self, uid: str) -> None:
+        try:
+            self._jobs[uid] = _summary(self._cluster.get(uid))
+        except NotFound:
+            self._jobs.pop(uid, None)
+        except ValidationError:
+            pass  # observing it says so
+
+
+def _summary(job: TrainingJob) -> JobSummary:
+    meta = job.metadata
+    return JobSummary(
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        created_at=meta.creation_timestamp,
+        deleting=meta.deletion_timestamp is not None,
+        spec=job.spec,
+        status=job.status,
+        project=meta.labels.get(Label.PROJECT) or DEFAULT_PROJECT,
+        owner=meta.labels.get(Label.OWNER, ""),
+    )

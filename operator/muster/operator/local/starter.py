@@ -1,0 +1,85 @@
+"""Starts a worker of a job: with its secrets, its fence and its share of the machine, or says why it can't start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from muster.contract.layout import State
+from muster.contract.spec import TrainingJob
+from muster.contract.status import Phase
+from muster.local.cluster import LocalCluster
+from muster.operator.core.decision import CreateWorker
+from muster.operator.core.observed import Worker
+from muster.operator.local import processes
+from muster.operator.local.environment import WorkerStart, ignored, worker_environment
+from muster.operator.local.fences import Fences
+from muster.operator.local.nodes import VirtualNodes, rendezvous_port
+from muster.operator.local.processes import WorkerKey, WorkerRecord
+from muster.operator.local.reading import note
+from muster.operator.local.secrets import RefusedWorkers, SecretMissing, SecretReader
+from muster.operator.local.workers import Workers
+from muster.operator.world import Conflict
+
+
+class WorkerStarter:
+    """`how` is the same for all workers of this state folder; `secret_key` has the keys of secrets."""
+
+    def __init__(
+        self,
+        state: State,
+        cluster: LocalCluster,
+        nodes: VirtualNodes,
+        workers: Workers,
+        fences: Fences,
+        how: WorkerStart,
+        secret_key: Path | None,
+    ) -> None:
+        self._state, self._nodes, self._workers, self._fences = state, nodes, workers, fences
+        self.how = how
+        self._secrets = SecretReader(cluster, secret_key or state.secret_key)
+        self._refused = RefusedWorkers()
+
+    def start(self, job: TrainingJob, action: CreateWorker) -> WorkerRecord | None:
+        """None for a worker that is there already, or can't start (see `refused`). Raises Conflict."""
+        uid = job.metadata.uid
+        if (job.status.attempt, job.status.phase) != (action.attempt, Phase.STARTING):
+            now = f"attempt {job.status.attempt} is, and {job.status.phase}"
+            raise Conflict(f"attempt {action.attempt} of job {uid} is not the one that starts: {now}")
+        key = WorkerKey(uid, action.attempt, action.worker)
+        if processes.exists(self._state, key):
+            return None
+        wanted = job.spec.gang.gpus_per_node
+        gpus = self._nodes.gpus(action.node, wanted, self._workers.living()) if wanted else ()
+        port = rendezvous_port(self._state, uid, action.attempt)
+        try:
+            secrets = self._secrets.variables(job)
+        except SecretMissing as missing:
+            self._refused.add(key, action.node, str(missing))
+            return None
+        self._refused.drop(key)
+        start = replace(self.how, secrets=secrets)
+        self._fences.tell(uid, job.status)
+        fence = self._fences.address(uid)
+        environment = worker_environment(self._state, fence, job, action, port, gpus, start)
+        self._workers.reopen(key)
+        if words := ignored(job.spec.runtime):
+            note(self._state, key, f"muster: runtime.{', runtime.'.join(words)} mean nothing on this machine: ignored")
+        return processes.start(self._state, key, action.node, self.how.command, environment, gpus)
+
+    def concealed(self, job: TrainingJob) -> dict[str, str]:
+        """What must not be shown of what the job's workers say, by any name."""
+        own = {variable.name: variable.value for variable in job.spec.runtime.env}
+        return own | {f"SECRET_{number}": value for number, value in enumerate(self._secrets.values(job))}
+
+    def refused(self, uid: str) -> Iterator[Worker]:
+        """The job's workers that could not start by what it asks for."""
+        return self._refused.of_job(uid)
+
+    def drop(self, key: WorkerKey) -> bool:
+        """Forget a worker that could not start; whether it was one."""
+        return self._refused.drop(key)
+
+    def forget(self, uid: str) -> None:
+        self._refused.forget(uid)

@@ -1,0 +1,1 @@
+"""Secrets at rest on one machine: sealed by the API, opened by the operator where a worker starts."""
