@@ -98,6 +98,11 @@ def training(**parts: Any) -> Object:
         ({"checkpoint": {"uri": "s3://checkpoints/nlp/../cv"}}, "spec.checkpoint.uri"),
         (data("s3://data/cv/x.jsonl"), "spec.training: project nlp reads from s3://data/nlp, s3://checkpoints/nlp"),
         (data("s3://data/nlp/../cv/x.jsonl"), "spec.training: project nlp reads from"),
+        (data("s3://data/nlp/%2E%2e/cv/x.jsonl"), "spec.training: project nlp reads from"),
+        (
+            training(distillation={"teacher": {"source": "s3://models/cv/large"}}),
+            "spec.training: project nlp reads from",
+        ),
         (training(evaluation={"every": 5, "data": [{"source": "s3://data/cv/x"}]}), "spec.training: project nlp reads"),
         (
             training(evaluation={"every": 5, "sets": {"cv": {"data": [{"source": "s3://data/cv/x"}]}}}),

@@ -141,8 +141,10 @@ def _endpoint_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> It
 def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Every address that the job reads, with its path; what needs no permission is left out."""
     training = spec.training
+    teacher = training.distillation.teacher if training.distillation is not None else None
     named = [
         ("training.model.source", training.model.source),
+        ("training.distillation.teacher.source", teacher.source if teacher is not None else None),
         *((f"training.{path}.uri", origin.uri) for path, origin in commits_read(training).items()),
         ("training.data.tokenizer", training.data.tokenizer if training.data.tokenizer != "bytes" else None),
         ("training.data.chatTemplate", training.data.chat_template),

@@ -40,6 +40,12 @@ def test_a_checkpoint_folder_lies_under_its_prefix(uri: str, prefix: str, inside
     assert [fault.path for fault in found] == ([] if inside else ["spec.checkpoint.uri"])
 
 
+def test_a_teacher_is_read_under_the_prefixes_of_data() -> None:
+    training = TRAINING | {"distillation": {"teacher": {"source": "s3://models/cv/large"}}}
+    found = limit_problems(job(training=training), ProjectLimits(data_prefixes=("s3://data/nlp",)), "nlp")
+    assert "spec.training.distillation.teacher.source" in [fault.path for fault in found]
+
+
 def test_a_job_that_says_nothing_gets_its_projects_defaults() -> None:
     limits = ProjectLimits(
         service_account="nlp", checkpoint_prefix="s3://ckpt/nlp", queue="nlp", instance_types=("p5.48xlarge",)
