@@ -32,7 +32,7 @@ def ls(where: Where, server: Server = None, json: Json = False) -> None:
     """List a job's commits, oldest first."""
     from muster.cli.render import checkpoints_table
 
-    if isfolder_of(where):
+    if is_folder(where):
         return run_tool("checkpoint", "muster.trainer.checkpoint", "ls", where)
     with connect(server) as client:
         document = client.get(f"jobs/{client.job_id(where)}/checkpoints")
@@ -50,7 +50,7 @@ def inspect(where: Where, step: MaybeStep = None, server: Server = None, json: J
     """Show what one commit holds, by default the newest."""
     from muster.cli.render import show_commit
 
-    if isfolder_of(where):
+    if is_folder(where):
         return _run("inspect", where, step, server)
     with connect(server) as client:
         document = client.get(f"jobs/{client.job_id(where)}/checkpoints/{'last' if step is None else step}")
@@ -107,7 +107,7 @@ def export(
 
 
 def _mark(verb: str, where: str, step: int, server: str | None, json: bool) -> None:
-    if isfolder_of(where):
+    if is_folder(where):
         return _run(verb, where, step, server)
     with connect(server) as client:
         document = client.post(f"jobs/{client.job_id(where)}/checkpoints/{step}:{verb}")
@@ -151,13 +151,13 @@ def _refuse_without_commit(client: JobsClient, name: str, job_id: str) -> None:
     )
 
 
-def isfolder_of(where: str) -> bool:
+def is_folder(where: str) -> bool:
     return "/" in where or where.startswith((".", "~"))
 
 
 def folder_of(where: str, server: str | None) -> str:
     """The checkpoint folder of a job, or the folder that is named itself. Raises CliError where there is none."""
-    if isfolder_of(where):
+    if is_folder(where):
         return where
     from muster.contract.address import parse_address  # pydantic is not for --help to wait for
 

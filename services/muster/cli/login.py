@@ -1,29 +1,17 @@
-"""`muster login`: sign in by the server's OpenID Connect provider, in any browser by a code that is shown (RFC 8628) or
-in this machine's (RFC 6749 §4.1 with PKCE, RFC 7636, on a loopback address, RFC 8252)."""
+"""`muster login` and `muster logout`: the sign-in of a person by the server's OpenID Connect provider.
+
+What they import is imported as they run: it is heavy, and `--help` loads every command.
+"""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import secrets
-import time
-import urllib.parse
-import webbrowser
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from muster.cli.address import find_server
-from muster.cli.client import Client
 from muster.cli.errors import CliError
 from muster.cli.options import Json, Server
 from muster.cli.output import print_json, say
-from muster.cli.signed_in import ask, forget, keep, kept_from
-
-DEVICE = "urn:ietf:params:oauth:grant-type:device_code"
-BROWSER_SECONDS_MAX = 300.0
-INTERVAL_SECONDS = 5.0  # RFC 8628 §3.5, where the provider names none
 
 
 def login(
@@ -34,13 +22,18 @@ def login(
     json: Json = False,
 ) -> None:
     """Sign in by the server's OpenID Connect provider, and stay so while the provider renews it."""
+    from muster.cli.address import find_server
+    from muster.cli.client import Client
+    from muster.cli.signed_in import ask, keep, kept_from
+    from muster.cli.signing_in import by_browser, by_code
+
     here = find_server(server, signing_in=True)
     with Client(here) as client:
         where = client.get("sign-in")
     about = ask("GET", f"{where['issuer'].rstrip('/')}/.well-known/openid-configuration")
     if about.get("issuer") != where["issuer"]:
         raise CliError(f"the provider calls itself {about.get('issuer')!r}, not {where['issuer']!r}", code="sign-in")
-    answer = _by_browser(about, where) if browser else _by_code(about, where)
+    answer = by_browser(about, where) if browser else by_code(about, where)
     kept = kept_from(here.url, where["clientId"], str(about["token_endpoint"]), answer)
     keep(kept)
     with Client(find_server(server)) as client:
@@ -54,94 +47,11 @@ def login(
 
 def logout(server: Server = None, json: Json = False) -> None:
     """Forget the sign-in of `muster login` on this machine; the provider's own goes on."""
+    from muster.cli.address import find_server
+    from muster.cli.signed_in import forget
+
     url = find_server(server, signing_in=True).url
     gone = forget(url)
     if json:
         print_json({"server": url, "signedOut": gone})
     say(f"signed out of {url}" if gone else f"nobody is signed in to {url} here")
-
-
-def _by_code(about: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
-    """The provider's answer once the person has entered the code. Raises CliError when they do not, or say no."""
-    endpoint = about.get("device_authorization_endpoint")
-    if not endpoint:
-        raise CliError(
-            f"{where['issuer']} offers no sign-in by code", code="sign-in", next_step="`muster login --browser`"
-        )
-    asked = {"client_id": where["clientId"], "scope": " ".join(where["scopes"])}
-    code = ask("POST", str(endpoint), asked)
-    say(f"Open {code.get('verification_uri_complete') or code['verification_uri']}")
-    say(f"and enter the code {code['user_code']}", "bold")
-    wait = float(code.get("interval", INTERVAL_SECONDS))
-    deadline = time.monotonic() + float(code.get("expires_in", 600))
-    wanted = {"grant_type": DEVICE, "device_code": code["device_code"], "client_id": where["clientId"]}
-    while time.monotonic() < deadline:
-        time.sleep(wait)
-        answer = ask("POST", str(about["token_endpoint"]), wanted, may_fail=True)
-        match answer.get("error"):
-            case None:
-                return answer
-            case "authorization_pending":
-                continue
-            case "slow_down":
-                wait += 5.0  # RFC 8628 §3.5
-            case error:
-                raise _refused(str(answer.get("error_description") or error))
-    raise _refused("the code has expired")
-
-
-def _by_browser(about: dict[str, Any], where: dict[str, Any]) -> dict[str, Any]:
-    """The provider's answer, for which the browser comes back to a port of this machine."""
-    verifier, state = secrets.token_urlsafe(64), secrets.token_urlsafe(32)
-    challenge = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
-    with HTTPServer(("127.0.0.1", 0), _Landing) as listener:
-        back = f"http://127.0.0.1:{listener.server_address[1]}/"
-        query = {
-            "response_type": "code", "client_id": where["clientId"], "redirect_uri": back, "state": state,
-            "scope": " ".join(where["scopes"]), "code_challenge": challenge, "code_challenge_method": "S256",
-        }  # fmt: skip
-        url = f"{about['authorization_endpoint']}?{urllib.parse.urlencode(query)}"
-        say(f"Opening {url}")
-        webbrowser.open(url)
-        said = _landed(listener, state)
-    if "code" not in said:
-        raise _refused(said.get("error_description") or said.get("error") or "nobody came back from the browser")
-    wanted = {
-        "grant_type": "authorization_code", "code": said["code"], "redirect_uri": back,
-        "client_id": where["clientId"], "code_verifier": verifier,
-    }  # fmt: skip
-    answer = ask("POST", str(about["token_endpoint"]), wanted, may_fail=True)
-    if "error" in answer:
-        raise _refused(str(answer.get("error_description") or answer["error"]))
-    return answer
-
-
-def _landed(listener: HTTPServer, state: str) -> dict[str, str]:
-    """What the browser brings back; whatever else asks at this port has not the state. Nothing after a while."""
-    deadline = time.monotonic() + BROWSER_SECONDS_MAX
-    while (left := deadline - time.monotonic()) > 0:
-        listener.timeout = left
-        listener.handle_request()
-        said: dict[str, str] = getattr(listener, "said", {})
-        if said and secrets.compare_digest(said.get("state", ""), state):
-            return said
-    return {}
-
-
-class _Landing(BaseHTTPRequestHandler):
-    """The page on which the browser lands."""
-
-    def do_GET(self) -> None:
-        query = urllib.parse.urlsplit(self.path).query
-        self.server.said = dict(urllib.parse.parse_qsl(query))  # type: ignore[attr-defined]
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
-        self.end_headers()
-        self.wfile.write(b"Muster has heard of it: go back to the terminal.\n")
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: the code is in the address."""
-
-
-def _refused(why: str) -> CliError:
-    return CliError(f"the sign-in did not come about: {why}", code="sign-in", next_step="`muster login` begins anew")

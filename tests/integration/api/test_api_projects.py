@@ -297,7 +297,7 @@ async def test_what_a_project_may_hold_reaches_the_operator_also_when_it_is_gone
 
     writer = QuotaWriter(people.here.services.database, people.here.services.cluster, dict)
     quota = {"gpus": 8, "queuedJobs": 5, "person": {"gangs": 1}}
-    assert (await put({"quota": quota}))["quota"] == quota
+    assert (await put({"quota": quota}))["quota"] == quota | {"preempts": False}
     await writer.step()
     assert told() == {"nlp": ProjectQuota(gpus=8, person=Quota(gangs=1))}
     await put({"quota": {"queuedJobs": 5}})

@@ -21,7 +21,7 @@ from tests.oidc_provider import CLIENT, Provider, oidc_provider
 from muster.api.settings import Settings
 from muster.api.signin.provider import LEEWAY_SECONDS, REFETCH_SECONDS, ProviderUnreachable, SignInRefused
 from muster.api.signin.provider import Provider as Keys
-from muster.cli import address, login, signed_in
+from muster.cli import address, login, signed_in, signing_in
 from muster.cli.client import Client
 from muster.cli.errors import CliError
 
@@ -329,7 +329,7 @@ async def test_one_signs_in_in_the_browser_with_a_proof_of_the_key(
     import threading
 
     monkeypatch.setattr(
-        login.webbrowser, "open", lambda url: threading.Thread(target=browse, args=(url,), daemon=True).start()
+        signing_in.webbrowser, "open", lambda url: threading.Thread(target=browse, args=(url,), daemon=True).start()
     )
     await asyncio.to_thread(sign_in, server, browser=True)
     assert seen[0]["code_challenge_method"] == ["S256"]

@@ -38,6 +38,7 @@ def gang(house: House) -> set[int]:
     return {process.pid for process in house.processes() if "muster.trainer" in " ".join(process.cmdline())}
 
 
+@pytest.mark.long
 def test_a_gang_outlives_its_platform_and_is_adopted(house: House) -> None:
     """First after a goodbye, then after a `kill -9`; it is the same gang all the time."""
     house.up()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,19 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.close()
 
 
+@pytest.fixture
+def orders() -> Iterator[Path]:
+    """A folder that ranks may write to: they rename the orders in it."""
+    with tempfile.TemporaryDirectory(prefix="muster-orders-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
 class Ordered:
     """A job of two ranks that obey tests/drills/faults/hooks."""
 
-    def __init__(self, house: House) -> None:
-        self.house, self.orders = house, house.state.root / "orders" / "tiny"
-        self.orders.mkdir(parents=True)
+    def __init__(self, house: House, orders: Path) -> None:
+        self.house, self.orders = house, orders / "tiny"
+        self.orders.mkdir()
         self.uid = submit(
             house,
             env={"PYTHONPATH": str(HOOKS), "DRILL_ORDERS": str(self.orders.parent)},
@@ -64,9 +72,9 @@ def commits(house: House, uid: str) -> list[Path]:
 
 
 @pytest.mark.long
-def test_a_straggler_is_found_within_ten_steps_and_not_restarted(house: House) -> None:
+def test_a_straggler_is_found_within_ten_steps_and_not_restarted(house: House, orders: Path) -> None:
     house.start()
-    job = Ordered(house)
+    job = Ordered(house, orders)
     reaches(house, job.uid, 1, 12)
     assert job.beat(0).slow_ranks == ()
     job.order(1, kind="slow", factor=1.5, passes=10_000)
@@ -82,9 +90,11 @@ def test_a_straggler_is_found_within_ten_steps_and_not_restarted(house: House) -
     assert (status.attempt, [fault.node for fault in status.node_faults]) == (1, [status.attempts[0].nodes[0]])
 
 
-def test_a_bad_batch_is_skipped_then_bad_data_is_passed_over_then_a_commit_is_given_up(house: House) -> None:
+def test_a_bad_batch_is_skipped_then_bad_data_is_passed_over_then_a_commit_is_given_up(
+    house: House, orders: Path
+) -> None:
     house.start()
-    job = Ordered(house)
+    job = Ordered(house, orders)
     reaches(house, job.uid, 1, 6)
     job.order(0, kind="scale", by=float("nan"), passes=1)
     found = eventually(lambda: job.condition("BatchesSkipped"), "a skipped batch", 60)

@@ -78,6 +78,7 @@ def test_a_lost_process_is_restarted_in_place_and_only_once(house: House) -> Non
     assert house.becomes(uid, Phase.SUCCEEDED).attempt == 2, "the notice still stands and concerns nobody any more"
 
 
+@pytest.mark.long
 def test_what_is_only_recorded_moves_nobody(house: House) -> None:
     uid, first = begin(house)
     for what, step in (("rebalance", 40), ("xid:63", 80), ("xid:9999", 120)):

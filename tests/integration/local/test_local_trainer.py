@@ -58,6 +58,7 @@ def reaches(house: House, uid: str, attempt: int, step: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_rank_dies_then_the_operator_then_everything(house: House) -> None:
     house.start()
     uid = submit(house)

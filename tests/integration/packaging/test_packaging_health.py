@@ -51,6 +51,7 @@ def running(*words: str | Path, **environment: str) -> Iterator["subprocess.Pope
         process.wait(30)
 
 
+@pytest.mark.long
 def test_the_api(tmp_path: Path) -> None:
     port = free_port()
     assert not healthy("api", port, python=sys.executable)
@@ -61,6 +62,7 @@ def test_the_api(tmp_path: Path) -> None:
         assert not healthy("api", port, python=sys.executable)
 
 
+@pytest.mark.long
 def test_the_operator(tmp_path: Path) -> None:
     port = free_port()
     own, *words = SERVICES["operator"]["entrypoint"]
@@ -93,6 +95,7 @@ def test_prometheus(tmp_path: Path) -> None:
         eventually(lambda: healthy("prometheus", port), "a ready Prometheus", 60)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("wget"), reason="wget is not installed")
 def test_the_object_store(tmp_path: Path) -> None:
     """SeaweedFS in the image's version, with the options, the key and the errand that docker-compose.yml gives it."""

@@ -25,7 +25,7 @@ from muster.trainer.convert.load_model import of_commit
 from muster.trainer.data import load_tokenizer, open_data
 from muster.trainer.models.transformers_model import from_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 STEPS, SEED = 20, 3
 KINDS: dict[str, dict[str, Any]] = {
@@ -35,8 +35,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "saving": {"kind": "lora", "rank": 2, "targets": ["q_proj", "up_proj"], "modulesToSave": ["embed_tokens"]},
     "qlora": {"kind": "qlora", "rank": 4, "alpha": 8.0, "targets": ["all-linear"]},
 }
-SETS = {"few": (("dora", "fsdp"), ("saving", "fsdp"), ("qlora", "fsdp")), "all": tuple(product(KINDS, ("ddp", "fsdp")))}
-ALL = pytest.param("all", marks=pytest.mark.long)
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,13 @@ class Trained:
         return self.root / "model"
 
 
-@pytest.fixture(scope="module", params=["few", ALL])
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     root = tmp_path_factory.mktemp("adapters")
     source = write_corpus(root / "corpus")
     write_model(root / "model", "qwen2.5", dtype=torch.bfloat16, hidden_size=64, intermediate_size=128)
     jobs = {}
-    for kind, shard in SETS[request.param]:
+    for kind, shard in product(KINDS, ("ddp", "fsdp")):
         document = training(
             source,
             model={"source": (root / "model").as_uri()},
@@ -70,8 +68,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             deterministic=True,
         )
         jobs[kind, shard] = Job(root / f"{kind}-{shard}", document, uid=f"{kind}-{shard}")
-    kinds = ("qlora",) if request.param == "few" else ("dora", "qlora")
-    stopped = {k: Job(root / f"{k}-stopped", jobs[k, "fsdp"].training, uid=f"{k}-stopped") for k in kinds}
+    stopped = {k: Job(root / f"{k}-stopped", jobs[k, "fsdp"].training, uid=f"{k}-stopped") for k in ("dora", "qlora")}
     parts = [part for job in stopped.values() for part in (Part(job, 1, 0, stop_after=6), Part(job, 2, 6))]
     expected = [ExitCode.DONE] * len(jobs) + [ExitCode.PREEMPTED_COMMITTED, ExitCode.DONE] * len(stopped)
     assert train_many(root / "two", 2, [*map(Part, jobs.values()), *parts]) == expected
@@ -157,7 +154,6 @@ def test_a_commit_holds_linear_layers_in_four_bits_in_files_written_once(trained
     assert sorted(str(path.relative_to(job.folder)) for path in job.folder.rglob("frozen-*")) == sorted(frozen)
 
 
-@pytest.mark.parametrize("trained", [ALL], indirect=True, scope="module")
 def test_four_bits_are_sharded_anew_with_every_sample_once(trained: Trained, tmp_path: Path) -> None:
     calm = trained.jobs["qlora", "fsdp"]
     job = Job(tmp_path, calm.training, uid="moved")

@@ -26,6 +26,7 @@ def of_job(job: Job) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long
 def test_rank_0_dies_then_a_whole_worker(tmp_path: Path) -> None:
     document = training(
         write_corpus(tmp_path / "corpus"),

@@ -36,8 +36,8 @@ def read(*jobs: JobSummary) -> dict[str, list[tuple[dict[str, str], float]]]:
     for family in text_string_to_metric_families(job_page(jobs, PRICES, NOW)):
         for sample in family.samples:
             labels = dict(sample.labels)
-            place = {key: labels.pop(key) for key in ("job_uid", "job_name", "job_namespace")}
-            assert place == {"job_uid": "uid", "job_name": "llama", "job_namespace": "team"}
+            place = {key: labels.pop(key) for key in ("job_uid", "job_name", "job_namespace", "job_project")}
+            assert list(place.values()) == ["uid", "llama", "team", "default"]
             found.setdefault(sample.name.removeprefix(PREFIX), []).append((labels, sample.value))
     return found
 
