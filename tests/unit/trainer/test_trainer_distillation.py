@@ -36,7 +36,7 @@ from muster.trainer.models.head import LogitTransform, cross_entropy
 from muster.trainer.train.origin import Origin, fresh_origin
 from muster.trainer.train.tasks.choice import objective_of
 from muster.trainer.train.tasks.objective import Totals, means
-from muster.trainer.train.teaching import Taught, find_teacher
+from muster.trainer.train.teaching import LoadedTeacher, find_teacher
 
 SHAPE = Architecture(dim=24, layers=1, heads=2, kv_heads=2, ffn_dim=32, vocab_size=260, max_positions=64)
 LARGER = SHAPE.model_copy(update={"dim": 32, "layers": 2, "tied_head": True})
@@ -76,12 +76,12 @@ def committed(folder: Path) -> dict[str, Any]:
     return {"from": {"uri": folder.as_uri(), "step": "last"}}
 
 
-def built(training: TrainingConfig) -> tuple[Origin, Taught]:
+def built(training: TrainingConfig) -> tuple[Origin, LoadedTeacher]:
     origin = fresh_origin(training)
     found = find_teacher(training, origin)
     assert found is not None
     layout = sharding.plan(origin.model, training, RANKS, 1 << 34, CPU, found.model.size())
-    return origin, Taught.by(found, training, layout, CPU)
+    return origin, LoadedTeacher.load(found, training, layout, CPU)
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.5), (3.0, 0.2), (2.0, 1.0)])
