@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import md5
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
@@ -343,7 +343,7 @@ def training(where: str, megabytes: int, saves: int) -> None:
         for outcome in saver.drain(120):
             committed += outcome.committed
             written = max(written, outcome.bytes)
-    shard = 3 * sum(parameter._local_tensor.nbytes for parameter in model.parameters())
+    shard = 3 * sum(cast(Any, parameter)._local_tensor.nbytes for parameter in model.parameters())
     report = {
         "saves": saves,
         "committed": committed,

@@ -26,7 +26,7 @@ def write_pairs(folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: folder / f"{name}.jsonl" for name in ("preference", "unpaired-preference")}
     asked = [f"{a}{b}" for a in "abcdefgh" for b in "ijklmnop"]
-    pairs = [
+    pairs: list[dict[str, Any]] = [
         {
             "prompt": [{"role": "user", "content": word}],
             "chosen": [{"role": "assistant", "content": word[1]}],

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -192,7 +193,7 @@ def test_disks_and_counters_and_links_are_metrics(tmp_path: Path) -> None:
     board = Board("n")
     board.put("a", (notice(),))
     text = Metrics(board.now, lambda: {"imds": 0.5}, Gpus(), xids, fabric, disks).text().decode()
-    samples = {
+    samples: dict[tuple[Any, ...], float] = {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples

@@ -212,7 +212,7 @@ def test_a_job_that_names_what_lies_in_the_state_folder_is_refused(home: Path) -
 async def test_the_operator_gives_a_worker_its_own_places_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/modules:relative")
     house = House(tmp_path / "state")
-    house.world._worker = replace(house.world._worker, readable=("/srv/models",))
+    house.world._starter.how = replace(house.world._starter.how, readable=("/srv/models",))
     await house.create(0)
     try:
         box = Sandbox.model_validate_json(house.environment(0)[Env.SANDBOX])

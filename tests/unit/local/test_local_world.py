@@ -193,7 +193,7 @@ async def test_what_the_machines_user_has_exported_is_not_the_jobs(
     needed = {"AWS_REGION": "eu-north-1", "CUDA_HOME": "/opt/cuda", "https_proxy": "http://proxy:3128", "LC_ALL": "C"}
     for name, value in {**secrets, **needed, "TEAM_ENDPOINT": "http://here", "TEAM_TOKEN": "t"}.items():
         monkeypatch.setenv(name, value)
-    house.world._worker = replace(house.world._worker, inherited=("TEAM_ENDPOINT",))
+    house.world._starter.how = replace(house.world._starter.how, inherited=("TEAM_ENDPOINT",))
     await house.create(0)
     given = house.environment(0)
     assert {name: given.get(name) for name in needed} == needed

@@ -82,9 +82,10 @@ def metrics() -> dict[str, tuple[str, ...]]:
     for registry in (operator.registry, ApiMetrics().registry, trainer.registry, agent_metrics()._registry):
         for collector in registry._collector_to_names:
             if (name := getattr(collector, "_name", None)) is not None:
-                labels = tuple(collector._labelnames)
+                labels = tuple(collector._labelnames)  # type: ignore[attr-defined]
                 series = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(
-                    collector._type, ("",)
+                    collector._type,  # type: ignore[attr-defined]
+                    ("",),
                 )
                 found |= {name + suffix: (*labels, "le") if suffix == "_bucket" else labels for suffix in series}
         found |= {sample.name: tuple(sample.labels) for family in registry.collect() for sample in family.samples}

@@ -134,10 +134,10 @@ def test_a_listing_of_many_pages(keys: None, moto_s3: S3Server) -> None:
         params["MaxKeys"] = 10
 
     store._bucket.client.meta.events.register("before-parameter-build.s3.ListObjectsV2", small)
-    keys = [f"step-{n:08d}/x" for n in range(25)]
-    for key in keys:
+    named = [f"step-{n:08d}/x" for n in range(25)]
+    for key in named:
         store.create(key, b"")
-    assert [o.key for o in store.objects("step-")] == keys
+    assert [o.key for o in store.objects("step-")] == named
     assert len(set(pages)) == 3
 
 
