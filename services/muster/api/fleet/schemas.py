@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.api.reply import Reply
 from muster.contract.base import Time
 from muster.contract.fleet import NodeNotice
-from muster.contract.quotas import Quota
+from muster.contract.quotas import ProjectQuota
 
 
 class WaitingJob(Reply):
@@ -42,7 +42,7 @@ class ProjectQueue(Reply):
     holding: list[HoldingJob]
     gpus: int
     gangs: int
-    quota: Quota
+    quota: ProjectQuota
 
 
 class Queues(Reply):
