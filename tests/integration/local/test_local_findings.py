@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,6 @@ def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path, worker_command=None)
     yield house
     house.close()
-
-
-@pytest.fixture
-def orders() -> Iterator[Path]:
-    """A folder that ranks may write to: they rename the orders in it."""
-    with tempfile.TemporaryDirectory(prefix="muster-orders-", dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 class Ordered:

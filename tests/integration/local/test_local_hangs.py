@@ -51,19 +51,18 @@ def test_a_rank_that_is_stopped(house: House) -> None:
     assert house.becomes(uid, Phase.SUCCEEDED, timeout=150).restarts.by_cause == {"hang": 1}
 
 
-def test_a_rank_that_never_comes_to_the_collective(house: House, tmp_path: Path) -> None:
+def test_a_rank_that_never_comes_to_the_collective(house: House, orders: Path) -> None:
     """Rank 1 sleeps in its forward pass; rank 0 waits for it, and both tell where they stand."""
     house.start()
     uid = submit(
         house,
-        env={"PYTHONPATH": str(HOOKS), "DRILL_ORDERS": str(tmp_path / "orders")},
+        env={"PYTHONPATH": str(HOOKS), "DRILL_ORDERS": str(orders)},
         gang={"nodes": 1, "processesPerNode": 2},
     )
     reaches(house, uid, 1, 8)
-    orders = tmp_path / "orders" / "tiny"
-    orders.mkdir(parents=True)
-    (orders / ".order").write_text(json.dumps({"kind": "hang"}))
-    (orders / ".order").rename(orders / "rank-1.json")
+    (orders / "tiny").mkdir()
+    (orders / "tiny" / ".order").write_text(json.dumps({"kind": "hang"}))
+    (orders / "tiny" / ".order").rename(orders / "tiny" / "rank-1.json")
     failure = restarted(house, uid)
     assert failure.cause == "hang"
     assert failure.message.startswith("no progress for ")

@@ -31,6 +31,9 @@ ABSENT = {
     "muster_operator_pass_failures_total": "no pass failed",
     "muster_trainer_straggler_ratio": "no rank is slow",
     "muster_operator_job_gpu_seconds": "the workers have no GPUs",
+    'muster_operator_job_phase{phase="Queued"}': "nobody waits",
+    "muster_api_project_unpriced_hours": "every node has a price",
+    "muster_api_project_budget_ratio": "no project has a budget",
     "muster_trainer_objective": "pretraining has a loss and no further values",
     "muster_trainer_evaluation_objective": "pretraining has a loss and no further values",
 }
