@@ -1,4 +1,4 @@
-"""Every test that asks for `here` runs on SQLite and on PostgreSQL."""
+"""Tests that ask for `here` run on PostgreSQL in `make test`, and on SQLite, as `muster up`, in `make test-long`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def plain_logs() -> None:
     )
 
 
-BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+BACKENDS = [
+    pytest.param("sqlite", marks=pytest.mark.long),
+    pytest.param("postgresql", marks=pytest.mark.postgres),
+]
 
 
 @pytest.fixture(scope="session")

@@ -82,6 +82,7 @@ def test_a_straggler_is_found_within_ten_steps_and_not_restarted(house: House, o
     assert (status.attempt, [fault.node for fault in status.node_faults]) == (1, [status.attempts[0].nodes[0]])
 
 
+@pytest.mark.long
 def test_a_bad_batch_is_skipped_then_bad_data_is_passed_over_then_a_commit_is_given_up(
     house: House, orders: Path
 ) -> None:

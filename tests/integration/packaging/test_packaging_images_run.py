@@ -131,6 +131,7 @@ def test_the_api_gets_ready_and_the_command_line_finds_it(container: Container) 
     assert "No jobs." in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("container", ["trainer"], indirect=True)
 def test_the_trainer_trains_to_a_commit(container: Container) -> None:
     done = container.run("python", "-c", TRAINER, **ORDERS)

@@ -53,6 +53,7 @@ def test_a_damaged_commit_is_set_aside_and_the_one_before_is_used(stopped: Job) 
     assert (stopped.folder / "quarantine" / f"step-{newest:08d}.json").exists()
 
 
+@pytest.mark.long
 def test_a_resume_that_does_not_fit_the_commit_is_refused(stopped: Job) -> None:
     commits = stopped.commits()
     larger = stopped.training | {"model": {"architecture": ARCHITECTURE | {"vocabSize": 300}}}

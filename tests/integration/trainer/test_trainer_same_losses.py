@@ -9,7 +9,7 @@ from tests.integration.trainer.gangs import Job, Part, train_many, training, wri
 from muster.contract.signals import StepRecord
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 STEPS = 30
 TOLERANCE = 1e-5
@@ -53,7 +53,6 @@ def test_the_losses_are_those_of_one_rank(losses: dict[str, list[StepRecord]], n
     must_be_alike(losses[name], losses["alone"])
 
 
-@pytest.mark.long
 def test_the_losses_of_four_ranks_in_two_replicas_are_the_same(
     losses: dict[str, list[StepRecord]], tmp_path: Path
 ) -> None:
@@ -62,7 +61,6 @@ def test_the_losses_of_four_ranks_in_two_replicas_are_the_same(
     must_be_alike(replicated.steps(1), losses["alone"])
 
 
-@pytest.mark.long
 def test_the_losses_of_a_compiled_model_are_the_same(losses: dict[str, list[StepRecord]], tmp_path: Path) -> None:
     """On one rank, because each rank compiles the same for half a minute of one core."""
     compiled = variant(tmp_path, "compiled", write_corpus(tmp_path / "corpus"), "fsdp", 8, compile=True)

@@ -79,7 +79,8 @@ def starting(summary: WorkerSummary) -> Decision | None:
         because = f"still there: {plural(len(summary.older), 'worker')} of earlier attempts"
         status = transition(summary, Code.AWAITING_REMOVAL, because)
         return write_or_act(summary, status, sweep(summary, summary.older), LOOK_SECONDS)
-    if not summary.missing and (waiting := next((worker.waiting for worker in summary.mine if worker.waiting), "")):
+    some_wait = not summary.missing and summary.ready < len(summary.mine)
+    if some_wait and (waiting := next((worker.waiting for worker in summary.mine if worker.waiting), "")):
         # Another scheduler's queue may be long: that is no failure, however long.
         attempts = replace_last(summary.status.attempts, outcome="waiting")
         status = transition(
@@ -210,6 +211,8 @@ def _begins(summary: WorkerSummary) -> dict[str, Any]:
 def _begun_at(summary: WorkerSummary) -> float:
     """From when on the ranks could meet: the attempt's beginning, or when the last worker got its place."""
     created_at = summary.status.attempts[-1].created_at if summary.status.attempts else summary.status.since
+    if summary.ready == len(summary.mine):  # a large gang is asked in every pass
+        return created_at
     placed = [worker.since for worker in summary.mine if worker.state is WorkerState.STARTING]
     return max([created_at, *placed])
 
