@@ -14,6 +14,7 @@ SHARED = {
     "storage": ("api", "operator", "trainer"),
     "local": ("api", "cli", "operator", "trainer"),
     "secrets": ("api", "operator"),
+    "web": ("api",),  # served by the same process
 }
 ROOMS = ("contract", *SHARED, "api", "cli", "agent", "operator", "trainer")
 CODE_FOLDERS = (*SOURCE_ROOTS, "tests", "tools", "benchmarks", "migrations", "examples")

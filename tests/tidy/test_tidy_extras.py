@@ -34,12 +34,14 @@ FOREIGN = {
     "cli": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "kubernetes", "transformers"),
     "agent": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "kubernetes"),
     "operator": ("torch", "numpy", "fastapi", "uvicorn", "sqlalchemy", "typer"),
+    "web": ("torch", "numpy", "kubernetes", "typer", "transformers"),
     "trainer": ("fastapi", "uvicorn", "sqlalchemy", "kubernetes", "typer", "transformers"),
 }
 
 # Import names that belong to the documented interface of another distribution, which requires and documents them.
 COMPANIONS = {
     "botocore": ["boto3"],  # boto3's exceptions and configuration live there
+    "markupsafe": ["jinja2"],  # what its templates are made of
     "pydantic_core": ["pydantic"],
     "starlette": ["fastapi"],
     "typing_extensions": ["pydantic"],

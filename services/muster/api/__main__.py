@@ -1,4 +1,4 @@
-"""`python -m muster.api`: serve the REST API until told to stop."""
+"""`python -m muster.api`: serve the REST API and the pages until told to stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import uvicorn
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from muster.api.app import create_app
 from muster.api.connections import timed_protocol
 from muster.api.errors import ApiError
 from muster.api.hub import Hub
@@ -28,6 +27,7 @@ from muster.api.migrate import NewerDatabase
 from muster.api.settings import Settings
 from muster.contract.redaction import redact
 from muster.local.cluster import UnusableFile
+from muster.web.app import create_app
 
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 3
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m muster.api",
-        description="Serve Muster's REST API. Every option can also be set as MUSTER_API_<NAME> in the environment.",
+        description="Serve Muster's REST API and its pages. Every option can also be set as MUSTER_API_<NAME>.",
     )
     parser.add_argument("--state", type=Path, help="the state folder (default: ~/.muster)")
     parser.add_argument("--host", help="where to listen (default: 127.0.0.1)")

@@ -48,6 +48,7 @@ from muster.api.relay import Relay
 from muster.api.samples import routes as samples
 from muster.api.secrets import routes as secrets
 from muster.api.services import Services
+from muster.api.sessions import service as sessions
 from muster.api.settings import Settings
 from muster.api.signin import routes as signin
 from muster.api.signin.provider import Provider
@@ -213,11 +214,12 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
 
 
 async def _keep_house(settings: Settings, database: Database, uses: dict[str, float]) -> bool:
-    """When tokens were last used; and Idempotency-Keys that nobody will repeat any more."""
+    """When tokens were last used; and what ends: Idempotency-Keys that nobody will repeat any more, and sessions."""
     noted = dict(uses)
     async with database.write() as session:
         await token_service.note_uses(session, noted)
         await idempotency.forget(session, time.time() - settings.idempotency_days * 86_400)
+        await sessions.forget_expired(session, time.time())
     for token_id, at in noted.items():
         if uses.get(token_id) == at:
             del uses[token_id]

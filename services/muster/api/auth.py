@@ -20,11 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.errors import ApiError
 from muster.api.services import Services, ServicesDependency
 from muster.api.signin.provider import SignedIn
-from muster.api.tables import MemberRow, PersonRow, TokenRow
+from muster.api.tables import MemberRow, PersonRow, SessionRow, TokenRow
 from muster.contract.names import DEFAULT_PROJECT, FIRST_PERSON
 from muster.contract.projects import Role
 
 PREFIX = "muster_"
+COOKIE = "muster_session"  # of a browser that signed in (sessions/service.py)
 _BYTES = 32  # 256 bits: such a token can't be guessed, so a fast hash without salt keeps it as well as a slow one
 _CHARACTERS_MIN = len(PREFIX) + 32
 
@@ -112,13 +113,21 @@ async def principal(
     address = request.client.host[:64] if request.client else ""
     if not services.settings.auth:
         return replace(ANONYMOUS, address=address)
-    if given is None:
+    if given is not None:
+        caller = await _known(services, given.credentials)
+        if caller is None:
+            raise unauthorized(
+                "The token is unknown, revoked or expired; an admin makes a new one with POST /api/v1/tokens."
+            )
+    # A browser adds its cookie to whatever any page makes it ask. So by the cookie alone one only reads here; what
+    # changes something are the pages' forms, which prove that they are the pages'.
+    elif request.method not in ("GET", "HEAD") or (caller := await of_session(services, request)) is None:
         raise unauthorized("This address needs a token: send `Authorization: Bearer muster_…`.")
-    caller = await _known(services, given.credentials)
-    if caller is None:
-        raise unauthorized(
-            "The token is unknown, revoked or expired; an admin makes a new one with POST /api/v1/tokens."
-        )
+    return counted(services, caller, address)
+
+
+def counted(services: Services, caller: Principal, address: str) -> Principal:
+    """The caller of this request, noted as a use of their token. Raises ApiError rate_limited."""
     if caller.signed_in is None:
         services.token_uses[caller.token] = time.time()
     if wait := services.rates.take(caller.token):
@@ -138,6 +147,30 @@ async def _known(services: Services, token: str) -> Principal | None:
         async with services.database.read() as session:
             caller = await _look_up(session, TokenRow.hash == wanted, wanted)
     if caller is not None:
+        callers.keep(wanted, caller, changes)
+    return caller
+
+
+async def of_session(services: Services, request: Request) -> Principal | None:
+    """Whose session the request's cookie names; None without one, and once it has ended or its token opens nothing."""
+    cookie = request.cookies.get(COOKIE)
+    if not cookie:
+        return None
+    wanted, callers = hash_of(cookie), services.callers
+    if (known := callers.get(wanted)) is not None:
+        return known if known.expires_at is None or known.expires_at > time.time() else None
+    changes = callers.changes
+    async with services.database.read() as session:
+        row = await session.get(SessionRow, wanted)
+        if row is None or row.expires_at <= time.time():
+            return None
+        caller = await _look_up(session, TokenRow.id == row.token_id) if row.token_id is not None else None
+    if row.signed_in is not None and services.sign_in is not None:
+        said = {**row.signed_in, "groups": frozenset(row.signed_in["groups"]), "expires_at": row.expires_at}
+        caller = await services.sign_in.renewed(SignedIn(**said))
+    if caller is not None:
+        ends = [row.expires_at, *([caller.expires_at] if caller.expires_at is not None else [])]
+        caller = replace(caller, expires_at=min(ends))
         callers.keep(wanted, caller, changes)
     return caller
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
+ANY_JOB = ""  # no job has this id: who waits for it is woken by the news of every job
+
 
 class Hub:
     """One per process. News of another process's making is found by the poll that every wait falls back to."""
@@ -14,7 +16,7 @@ class Hub:
         self.closing = asyncio.Event()
 
     def tell(self, job_id: str) -> None:
-        for event in self._waiting.get(job_id, ()):
+        for event in (*self._waiting.get(job_id, ()), *self._waiting.get(ANY_JOB, ())):
             event.set()
 
     def close(self) -> None:

@@ -35,6 +35,8 @@ async def show_places(request: Request) -> Response:
     app = request.app
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"name": app.title, "version": app.version, "what": app.description, **PLACES})
+    if (home := getattr(app.state, "home", None)) is not None:  # there are pages for people
+        return RedirectResponse(home, status_code=303)
     links = "".join(f'<tr><td>{name}</td><td><a href="{path}">{path}</a></td></tr>' for name, path in PLACES.items())
     return _page(
         app.title, f"<h1>Muster {_text(app.version)}</h1><p>{_text(app.description)}</p><table>{links}</table>"

@@ -172,6 +172,21 @@ class TokenRow(Table):
     revoked_at: Mapped[float | None]
 
 
+class SessionRow(Table):
+    """A browser that is signed in: by a token, or by the provider's word (`signed_in`). One of the two is None.
+
+    `hash` is the SHA-256 in hex of what the browser's cookie holds; that itself is kept nowhere.
+    """
+
+    __tablename__ = "sessions"
+
+    hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    token_id: Mapped[str | None] = mapped_column(String(64), ForeignKey("tokens.id", ondelete="CASCADE"))
+    signed_in: Mapped[dict[str, Any] | None]  # signin.provider.SignedIn
+    created_at: Mapped[float]
+    expires_at: Mapped[float] = mapped_column(index=True)
+
+
 class ProjectRow(Table):
     """A project owns jobs. Its `namespace` is its jobs' alone; None for `default`, which has all that nobody has."""
 

@@ -19,6 +19,7 @@ from muster.cli import (
     generation,
     jobs,
     login,
+    pages,
     people,
     platform,
     projects,
@@ -45,6 +46,7 @@ app = typer.Typer(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "This machine": (platform.up, platform.down, platform.demo),
     "Platform": (
+        pages.open,
         doctor.doctor,
         login.login,
         login.logout,

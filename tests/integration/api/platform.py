@@ -27,6 +27,7 @@ from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster
 
 Answer = TypeVar("Answer")
+MakeApp = Callable[[Settings, Cluster | None], FastAPI]
 BASE = "http://127.0.0.1:8642"
 
 
@@ -138,10 +139,12 @@ class Platform:
 
 
 @contextlib.asynccontextmanager
-async def platform(state: Path, cluster: Cluster | None = None, **options: Any) -> AsyncIterator[Platform]:
-    """The whole API with its background work, reached without a socket."""
+async def platform(
+    state: Path, cluster: Cluster | None = None, make: MakeApp = create_app, **options: Any
+) -> AsyncIterator[Platform]:
+    """The whole API with its background work, reached without a socket; with pages by another `make`."""
     settings = Settings(**{"state": state, "auth": False, "mirror_seconds": 0.02, "relay_seconds": 0.1, **options})
-    app = create_app(settings, cluster)
+    app = make(settings, cluster)
     async with app.router.lifespan_context(app):
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=30) as client:
@@ -149,12 +152,14 @@ async def platform(state: Path, cluster: Cluster | None = None, **options: Any) 
 
 
 @contextlib.asynccontextmanager
-async def served(state: Path, grace_seconds: int = 5, **options: Any) -> AsyncIterator[tuple[Platform, Server]]:
+async def served(
+    state: Path, grace_seconds: int = 5, make: MakeApp = create_app, **options: Any
+) -> AsyncIterator[tuple[Platform, Server]]:
     """The same over a real socket, for what only a socket shows: streams, large bodies, cut connections."""
     settings = Settings(
         **{"state": state, "auth": False, "mirror_seconds": 0.02, "stream_poll_seconds": 0.02, **options}
     )
-    app = create_app(settings)
+    app = make(settings, None)
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=grace_seconds)

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.convertors import Convertor, register_url_convertor
 
 from muster.api.audit.repository import Act, record
-from muster.api.auth import Caller
+from muster.api.auth import Caller, Principal
 from muster.api.errors import ApiError
 from muster.api.jobs import service
 from muster.api.jobs.examples import AT, UID
@@ -20,7 +20,7 @@ from muster.api.jobs.routes import JobId, reads, writes
 from muster.api.jobs.submission import folder_of
 from muster.api.openapi import problems, shown
 from muster.api.reply import Reply
-from muster.api.services import ServicesDependency
+from muster.api.services import Services, ServicesDependency
 from muster.api.tables import JobRow
 from muster.contract.address import Address
 from muster.contract.base import Time, UserError
@@ -214,14 +214,20 @@ async def get_checkpoint(
     return JSONResponse(await asyncio.to_thread(_inspect, services.commits, row, step))
 
 
+async def mark_commit(services: Services, caller: Principal, job_id: str, step: int, wanted: bool) -> dict[str, Any]:
+    """Pin, or take the pin back. Raises ApiError as the routes say."""
+    row = await service.find(services, caller, job_id, act=True)
+    marked = await asyncio.to_thread(_mark, services.commits, row, step, wanted)
+    if marked["changed"]:
+        done = "pinned" if wanted else "unpinned"
+        async with services.database.write() as session:
+            record(session, caller, Act(f"checkpoint.{done}", row.id, row.project, after={"step": step}))
+    return marked
+
+
 def _add_verb(verb: Literal["pin", "unpin"], summary: str, story: str) -> None:
     async def act(services: ServicesDependency, caller: Caller, job_id: JobId, step: Step) -> JSONResponse:
-        row = await service.find(services, caller, job_id, act=True)
-        marked = await asyncio.to_thread(_mark, services.commits, row, step, verb == "pin")
-        if marked["changed"]:
-            async with services.database.write() as session:
-                record(session, caller, Act(f"checkpoint.{verb}ned", row.id, row.project, after={"step": step}))
-        return JSONResponse(marked)
+        return JSONResponse(await mark_commit(services, caller, job_id, step, verb == "pin"))
 
     router.post(
         f"/{{job_id}}/checkpoints/{{step}}:{verb}",

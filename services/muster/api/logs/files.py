@@ -53,11 +53,11 @@ class Page:
     at_end: bool
 
 
-def page(file: Path, offset: int) -> Page:
-    """At most a megabyte from `offset`, ending with a whole line where there is one."""
+def page(file: Path, offset: int, bytes_max: int = PAGE_BYTES_MAX) -> Page:
+    """At most so many bytes from `offset`, by default a megabyte, ending with a whole line where there is one."""
     try:
         with file.open("rb") as handle:
-            offset, raw = _read(handle, offset, PAGE_BYTES_MAX)
+            offset, raw = _read(handle, offset, bytes_max)
             at_end = not handle.read(1)
     except FileNotFoundError:
         return Page("", offset, offset, True)

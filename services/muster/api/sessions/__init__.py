@@ -1,0 +1,1 @@
+"""Sessions: browsers that are signed in."""

@@ -1,0 +1,233 @@
+"""What the pages take from the API, and the only module here that imports it.
+
+A page asks the API's services with the same caller as a program would. Where a route puts an answer together, that
+route is called, as the function that it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from sqlalchemy import func, select
+
+from muster.api import sse
+from muster.api.access import checked
+from muster.api.app import create_app as create_api
+from muster.api.attempts.routes import list_attempts
+from muster.api.auth import COOKIE, Principal, Scope, bearer, counted, hash_of, of_session, principal, renewed
+from muster.api.checkpoints.routes import get_checkpoint, list_checkpoints, mark_commit
+from muster.api.cluster import Cluster
+from muster.api.errors import ApiError
+from muster.api.events import repository as event_rows
+from muster.api.events.schemas import event_of
+from muster.api.hub import ANY_JOB
+from muster.api.jobs import clone as cloning
+from muster.api.jobs import repository, service
+from muster.api.jobs.repository import ORDERS, Filter
+from muster.api.jobs.schemas import cost_document, job_document, job_summary
+from muster.api.logs.files import Logs, Page, page, tail_offset
+from muster.api.samples.routes import list_samples
+from muster.api.services import Services, ServicesDependency
+from muster.api.sessions import service as sessions
+from muster.api.settings import Settings
+from muster.api.tables import JobRow, MirrorRow
+from muster.api.why.routes import explain_job
+from muster.documents.document import Document, DocumentError
+from muster.documents.reader import read
+
+__all__ = [
+    "ANY_JOB",
+    "COOKIE",
+    "ORDERS",
+    "ApiError",
+    "Cluster",
+    "JobRow",
+    "Logs",
+    "Page",
+    "Principal",
+    "Scope",
+    "Services",
+    "ServicesDependency",
+    "Settings",
+    "bearer",
+    "counted",
+    "create_api",
+    "hash_of",
+    "of_session",
+    "page",
+    "principal",
+    "sessions",
+    "sse",
+    "tail_offset",
+]
+
+JOBS_PER_PAGE = 50
+EVENTS_PER_PAGE = 200
+VERBS = {"cancel": service.cancel, "suspend": service.suspend, "resume": service.resume}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which jobs, in which order, which page of them (from 1)."""
+
+    search: str = ""
+    phases: tuple[str, ...] = ()
+    project: str | None = None
+    owner: str | None = None
+    live: bool | None = None
+    order: str = "newest"
+    page: int = 1
+
+
+@dataclass(frozen=True)
+class JobsPage:
+    """A page of jobs, and how many there are: `total` of these phases, `by_phase` of all."""
+
+    items: list[dict[str, Any]]
+    total: int
+    by_phase: dict[str, int]
+
+
+async def list_jobs(services: Services, caller: Principal, wanted: Wanted) -> JobsPage:
+    """Lines of the list, each also with its GPUs and its cost."""
+    everything = Filter(
+        project=wanted.project, owner=wanted.owner, visible=caller.visible_projects, search=wanted.search
+    )
+    some = Filter(
+        wanted.phases,
+        project=wanted.project,
+        owner=wanted.owner,
+        visible=caller.visible_projects,
+        search=wanted.search,
+        live=wanted.live,
+    )
+    async with services.database.read() as session:
+        by_phase = await repository.count_by_phase(session, everything)
+        total = sum((await repository.count_by_phase(session, some)).values())
+        offset = (wanted.page - 1) * JOBS_PER_PAGE
+        rows = await repository.ordered(session, some, wanted.order, offset, JOBS_PER_PAGE)
+    return JobsPage([_line(services, row) for row in rows], total, by_phase)
+
+
+def _line(services: Services, row: JobRow) -> dict[str, Any]:
+    gang, held = row.spec.get("gang") or {}, row.status.get("gang") or {}
+    nodes = gang.get("nodes")
+    smallest = nodes.get("min", 1) if isinstance(nodes, dict) else nodes or 1
+    workers = held.get("wanted") or smallest
+    cost = cost_document(row.status, row.status.get("attempts") or (), services.prices)
+    return {**job_summary(row), "gpus": workers * gang.get("gpusPerNode", 0), "workers": workers, "cost": cost}
+
+
+async def find(services: Services, caller: Principal, job_id: str) -> JobRow:
+    """Raises ApiError job_not_found, also for one that the caller may not see."""
+    return await service.find(services, caller, job_id)
+
+
+async def find_named(services: Services, caller: Principal, near: JobRow, name: str) -> JobRow:
+    """The newest job of that name or id in the project and namespace of another. Raises ApiError job_not_found."""
+    async with services.database.read() as session:
+        rows = await repository.named(session, near.project, near.namespace, name, limit=1)
+    return checked(caller, rows[0] if rows else None, name)
+
+
+def document(services: Services, caller: Principal, row: JobRow) -> dict[str, Any]:
+    """The job as the API shows it to this caller."""
+    return job_document(row, services.prices, caller.person)
+
+
+def may_act(caller: Principal, row: JobRow) -> bool:
+    """Whether to offer what changes the job; the service that changes it decides."""
+    with contextlib.suppress(ApiError):
+        return checked(caller, row, row.id, act=True) is row and caller.may(Scope.WRITE)
+    return False
+
+
+async def attempts(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
+    return _said(await list_attempts(services, caller, job_id))
+
+
+async def why(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
+    return _said(await explain_job(services, caller, job_id))
+
+
+async def commits(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
+    return _said(await list_checkpoints(services, caller, job_id))
+
+
+async def commit(services: Services, caller: Principal, job_id: str, step: str) -> dict[str, Any]:
+    return _said(await get_checkpoint(services, caller, job_id, step))
+
+
+async def mark(services: Services, caller: Principal, job_id: str, step: int, pinned: bool) -> None:
+    await mark_commit(services, caller, job_id, step, pinned)
+
+
+async def samples(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
+    return _said(await list_samples(services, caller, job_id))
+
+
+async def act(services: Services, caller: Principal, job_id: str, verb: str) -> None:
+    """Cancel, suspend or resume. Raises ApiError as the API's routes do, and KeyError for another verb."""
+    await VERBS[verb](services, caller, job_id)
+
+
+async def clone(services: Services, caller: Principal, job_id: str, name: str, changes: str) -> dict[str, Any]:
+    """A new job like this one, with the changes to its spec as YAML. Raises ApiError, invalid_document with a place."""
+    try:
+        patch = read(changes.encode(), "yaml").data if changes.strip() else {}
+    except DocumentError as error:
+        raise ApiError("invalid_document", f"The changes can't be read: {error}.") from None
+    wanted = cloning.parse_request(Document({"name": name or None, "spec": patch}))
+    return (await cloning.clone(services, caller, job_id, wanted, None)).document
+
+
+async def free_name(services: Services, row: JobRow) -> str:
+    async with services.database.read() as session:
+        return await service.free_name(session, row)
+
+
+async def events(
+    services: Services, job_id: str, after: int, limit: int = EVENTS_PER_PAGE, kinds: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Of a job that the caller was found to see. Oldest first."""
+    async with services.database.read() as session:
+        rows = await event_rows.after(session, job_id, after, limit, kinds)
+    return [event_of(row).model_dump(mode="json", by_alias=True) for row in rows]
+
+
+async def fetch_log(services: Services, job_id: str, attempt: int | None, worker: int) -> Logs:
+    """The job's log files, where a cluster has them after they were asked for."""
+    await services.cluster.fetch_log(job_id, attempt, worker)
+    return Logs(services.settings.layout, job_id)
+
+
+async def still_there(services: Services, request: Request, caller: Principal) -> bool:
+    """Whether a stream's reader is still signed in and may still read."""
+    if services.settings.auth and COOKIE in request.cookies:
+        return await of_session(services, request) is not None
+    return await renewed(services, caller) is not None
+
+
+async def version_of(services: Services, job_id: str) -> tuple[int, ...]:
+    """Numbers of which one grows whenever the job, or any job for ANY_JOB, has news."""
+    if job_id == ANY_JOB:
+        query: Any = select(
+            select(func.coalesce(func.sum(MirrorRow.version), 0)).scalar_subquery(),
+            select(func.coalesce(func.max(JobRow.seq), 0)).scalar_subquery(),
+        )
+    else:
+        query = select(JobRow.status_version, JobRow.spec_version, JobRow.last_event).where(JobRow.id == job_id)
+    async with services.database.read() as session:
+        row = (await session.execute(query)).one_or_none()
+    return tuple(int(number) for number in row) if row is not None else ()
+
+
+def _said(answer: JSONResponse) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(bytes(answer.body))
+    return document

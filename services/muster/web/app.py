@@ -1,0 +1,25 @@
+"""The API with the pages: one process, one address, the same tokens and roles."""
+
+from __future__ import annotations
+
+import secrets
+
+from fastapi import FastAPI
+
+from muster.web import assets, errors, job, jobs, live, logs, session
+from muster.web.api import Cluster, Settings, create_api
+
+HOME = "/jobs"
+# A page's router is listed here, and its link in rendering.NAVIGATION.
+ROUTERS = (assets.router, session.router, live.router, jobs.router, job.router, logs.router)
+
+
+def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
+    """Make the API and its pages, which work while the app's lifespan runs. `cluster` as for the API."""
+    app = create_api(settings, cluster)
+    app.state.home = HOME
+    app.state.form_secret = secrets.token_urlsafe(32)  # for forms where nobody signs in (session.form_token)
+    for router in ROUTERS:
+        app.include_router(router)
+    errors.answer_with_pages(app)
+    return app

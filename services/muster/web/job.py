@@ -1,0 +1,256 @@
+"""`/jobs/{id}`: one job. Its story first, then its curves, where its time went, and what can be done with it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+import yaml
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from muster.web import api, goodput
+from muster.web.api import ApiError, JobRow, Principal, Services, ServicesDependency
+from muster.web.notes import Note, go_on
+from muster.web.rendering import page
+from muster.web.session import Posted, Visitor
+from muster.web.sparkline import Sparklines
+from muster.web.timeline import BEGINS, COMMITTED, timeline
+
+router = APIRouter(prefix="/jobs/{job_id}", include_in_schema=False)
+
+JobId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00:]*$")]
+TABS = (
+    ("", "Overview"),
+    ("logs", "Logs"),
+    ("events", "Events"),
+    ("checkpoints", "Commits"),
+    ("samples", "Samples"),
+    ("config", "Configuration"),
+)
+_STORY_MAX = 2_000  # events that begin a state: a job with more restarts shows its first ones only
+_COMMITS_BACK = 3_000  # of a job with more events only the newest commits are on the picture
+_sparklines = Sparklines()
+_Name = Annotated[str, Query(max_length=64)]
+
+
+async def show(
+    request: Request, services: Services, visitor: Principal, row: JobRow, tab: str, status: int = 200, **values: Any
+) -> Response:
+    """A page of the job, with what all of them have: its head, its tabs and what may be done."""
+    return page(
+        request,
+        f"job_{tab or 'overview'}.html",
+        visitor,
+        status,
+        current="jobs",
+        job=api.document(services, visitor, row),
+        tab=tab,
+        tabs=TABS,
+        may_act=api.may_act(visitor, row),
+        live=row.live,
+        **values,
+    )
+
+
+@router.get("")
+async def show_job(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
+    row = await api.find(services, visitor, job_id)
+    tried, reason, told, committed = await asyncio.gather(
+        api.attempts(services, visitor, job_id),
+        api.why(services, visitor, job_id),
+        api.events(services, job_id, 0, _STORY_MAX, tuple(BEGINS)),
+        api.events(services, job_id, max(0, row.last_event - _COMMITS_BACK), _COMMITS_BACK, (COMMITTED,)),
+    )
+    now = row.finished_at or time.time()
+    story = timeline(
+        row.created_at,
+        now,
+        tried["items"],
+        tried["costs"],
+        sorted((*told, *committed), key=lambda event: int(event["id"])),
+    )
+    sparks = await run_in_threadpool(_sparklines.of, services.settings.layout, [job_id])
+    return await show(
+        request,
+        services,
+        visitor,
+        row,
+        "",
+        story=story,
+        why=reason,
+        spent=tried["cost"],
+        parts=goodput.parts((row.status.get("ledger") or {}).get("seconds") or {}),
+        spark=sparks[job_id],
+    )
+
+
+@router.get("/events")
+async def show_events(
+    request: Request,
+    services: ServicesDependency,
+    visitor: Visitor,
+    job_id: JobId,
+    before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+) -> Response:
+    """Newest first. Their ids count without gaps, so that a page is a range of them."""
+    row = await api.find(services, visitor, job_id)
+    last = min(before - 1, row.last_event) if before is not None else row.last_event
+    first = max(0, last - api.EVENTS_PER_PAGE)
+    found = await api.events(services, job_id, first, last - first)
+    return await show(
+        request,
+        services,
+        visitor,
+        row,
+        "events",
+        events=list(reversed(found)),
+        earlier=first + 1 if first else None,
+        newest=before is None,
+    )
+
+
+@router.get("/checkpoints")
+async def show_commits(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
+    row = await api.find(services, visitor, job_id)
+    found = await api.commits(services, visitor, job_id)
+    names = sorted({name for commit in found["items"] for name in commit["metrics"]})[:3]
+    return await show(request, services, visitor, row, "checkpoints", commits=found, metric_names=names)
+
+
+@router.get("/checkpoints/{step}")
+async def show_commit(
+    request: Request,
+    services: ServicesDependency,
+    visitor: Visitor,
+    job_id: JobId,
+    step: Annotated[str, Path(pattern=r"^([0-9]{1,18}|last|best)$")],
+) -> Response:
+    """One commit, read from its folder and checked as it is read."""
+    row = await api.find(services, visitor, job_id)
+    found = await api.commit(services, visitor, job_id, step)
+    return await show(request, services, visitor, row, "commit", commit=found)
+
+
+@router.post("/checkpoints/{step}/{verb}")
+async def mark_commit(
+    services: ServicesDependency,
+    form: Posted,
+    job_id: JobId,
+    step: Annotated[int, Path(ge=0, lt=10**18)],
+    verb: Annotated[str, Path(pattern="^(pin|unpin)$")],
+) -> Response:
+    await api.mark(services, form.caller, job_id, step, verb == "pin")
+    words = "is kept, whatever the retention policy says" if verb == "pin" else "is left to the retention policy again"
+    return go_on(f"/jobs/{job_id}/checkpoints", [Note(True, f"The commit of step {step:,} {words}.")])
+
+
+@router.get("/samples")
+async def show_samples(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
+    row = await api.find(services, visitor, job_id)
+    fault, found = "", {"items": [], "total": 0}
+    try:
+        found = await api.samples(services, visitor, job_id)
+    except ApiError as error:
+        if error.code != "storage_unavailable":
+            raise
+        fault = error.detail
+    return await show(request, services, visitor, row, "samples", found=found, fault=fault)
+
+
+@router.get("/config")
+async def show_config(
+    request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId, against: _Name = ""
+) -> Response:
+    """The spec, or how it differs from another job's."""
+    row = await api.find(services, visitor, job_id)
+    spec = api.document(services, visitor, row)["spec"]
+    other, differences, fault = None, [], ""
+    if against.strip():
+        try:
+            other = await api.find_named(services, visitor, row, against.strip())
+            differences = changed(api.document(services, visitor, other)["spec"], spec)
+        except ApiError as error:
+            fault = error.detail
+    return await show(
+        request,
+        services,
+        visitor,
+        row,
+        "config",
+        text=as_yaml(spec),
+        other=other,
+        differences=differences,
+        against=against,
+        fault=fault,
+    )
+
+
+def as_yaml(document: Any) -> str:
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+
+
+def changed(before: Any, after: Any, path: str = "") -> list[tuple[str, str, str]]:
+    """(path, before, after) of every value that differs; a value that is not there is an empty text."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        found = []
+        for key in dict.fromkeys([*before, *after]):
+            found += changed(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
+        return found
+    return [] if before == after else [(path, _value(before), _value(after))]
+
+
+def _value(value: Any) -> str:
+    return "" if value is None else as_yaml(value).strip().removesuffix("\n...")
+
+
+def _spec_text(services: Services, visitor: Principal, row: JobRow) -> str:
+    return as_yaml(api.document(services, visitor, row)["spec"])
+
+
+@router.get("/clone")
+async def show_clone(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
+    row = await api.find(services, visitor, job_id)
+    name = await api.free_name(services, row)
+    typed: dict[str, Any] = {"name_typed": name, "changes": "", "fault": "", "faults": ()}
+    typed["spec_text"] = _spec_text(services, visitor, row)
+    return await show(request, services, visitor, row, "clone", **typed)
+
+
+@router.post("/clone")
+async def clone(request: Request, services: ServicesDependency, form: Posted, job_id: JobId) -> Response:
+    """A refusal shows the form again, with what was typed."""
+    row = await api.find(services, form.caller, job_id)
+    name, changes = form.one("name").strip(), form.one("changes")
+    try:
+        made = await api.clone(services, form.caller, job_id, name, changes)
+    except ApiError as error:
+        if error.status >= 500:
+            raise
+        typed: dict[str, Any] = {"name_typed": name, "changes": changes, "fault": error.detail, "faults": error.errors}
+        typed["spec_text"] = _spec_text(services, form.caller, row)
+        return await show(request, services, form.caller, row, "clone", error.status, **typed)
+    return go_on(f"/jobs/{made['id']}", [Note(True, f"Cloned from {row.name}.")])
+
+
+@router.post("/{verb}")
+async def act(
+    services: ServicesDependency,
+    form: Posted,
+    job_id: JobId,
+    verb: Annotated[str, Path(pattern="^(cancel|suspend|resume)$")],
+) -> Response:
+    words = {
+        "cancel": "Cancellation was asked for: the job ends and keeps its record and commits.",
+        "suspend": "Suspension was asked for: the gang stops at a commit and gives its nodes back.",
+        "resume": "The job may go on from its last commit.",
+    }
+    try:
+        await api.act(services, form.caller, job_id, verb)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+        return go_on(f"/jobs/{job_id}", [Note(False, error.detail)])
+    return go_on(f"/jobs/{job_id}", [Note(True, words[verb])])

@@ -1,0 +1,102 @@
+"""`/jobs`: all jobs that one may see, filtered, searched, in order, by pages; and what is done with several at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from muster.contract.status import Phase
+from muster.web import api
+from muster.web.api import JOBS_PER_PAGE, ORDERS, ApiError, ServicesDependency, Wanted
+from muster.web.notes import Note, go_on
+from muster.web.rendering import page
+from muster.web.session import Posted, Visitor, local_path
+from muster.web.sparkline import Sparklines
+
+router = APIRouter(include_in_schema=False)
+
+_AT_ONCE_MAX = 500  # jobs of one form
+_sparklines = Sparklines()
+# What the columns sort by, where they do.
+COLUMNS = (
+    ("Job", "name"),
+    ("Phase", "phase"),
+    ("Progress", None),
+    ("Loss", None),
+    ("GPUs", None),
+    ("Owner", "owner"),
+    ("Cost", None),
+    ("Submitted", "newest"),
+)
+Text = Annotated[str, Query(max_length=255, pattern=r"^[^\x00]*$")]
+
+
+@router.get("/jobs")
+async def list_jobs(
+    request: Request,
+    services: ServicesDependency,
+    visitor: Visitor,
+    q: Text = "",
+    phase: Text = "",
+    project: Text = "",
+    owner: Text = "",
+    sort: Text = "newest",
+    p: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+) -> Response:
+    """Everything about the list is in its address, so that it can be shared."""
+    order = sort if sort in ORDERS else "newest"
+    wanted = Wanted(
+        search=q.strip(),
+        phases=(phase,) if phase and phase != "live" else (),
+        project=project or None,
+        owner=owner or None,
+        live=True if phase == "live" else None,
+        order=order,
+        page=p,
+    )
+    found = await api.list_jobs(services, visitor, wanted)
+    sparks = await run_in_threadpool(_sparklines.of, services.settings.layout, [job["id"] for job in found.items])
+    phases = [*Phase, *sorted(set(found.by_phase) - set(Phase))]
+    return page(
+        request,
+        "jobs.html",
+        visitor,
+        current="jobs",
+        jobs=found.items,
+        sparks=sparks,
+        total=found.total,
+        by_phase=[(name, found.by_phase[name]) for name in phases if found.by_phase.get(name)],
+        everything=sum(found.by_phase.values()),
+        live=sum(count for name, count in found.by_phase.items() if name not in _ENDED),
+        asked={"q": q, "phase": phase, "project": project, "owner": owner, "sort": order if order != "newest" else ""},
+        columns=COLUMNS,
+        page_number=p,
+        pages=max(1, -(-found.total // JOBS_PER_PAGE)),
+        first=(p - 1) * JOBS_PER_PAGE + 1,
+    )
+
+
+_ENDED = frozenset(phase for phase in Phase if phase.terminal)
+
+
+@router.post("/jobs/act")
+async def act_on_jobs(services: ServicesDependency, form: Posted) -> Response:
+    """Cancel, suspend or resume each of the chosen jobs; what one of them refuses keeps no other from it."""
+    verb, chosen = form.one("verb"), list(dict.fromkeys(form.all("job")))[:_AT_ONCE_MAX]
+    onward = local_path(form.one("next"))
+    if verb not in api.VERBS:
+        raise ApiError("not_found", f"There is no action {verb[:40]!r}.")
+    if not chosen:
+        return go_on(onward, [Note(False, "No job was chosen: tick the boxes first.")])
+    done, refused = 0, []
+    for job_id in chosen:
+        try:
+            await api.act(services, form.caller, job_id, verb)
+            done += 1
+        except ApiError as error:
+            refused.append(Note(False, error.detail))
+    told = [Note(True, f"Asked {done} of {len(chosen)} to {verb}.")] if done else []
+    return go_on(onward, [*told, *refused])

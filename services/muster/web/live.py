@@ -1,0 +1,50 @@
+"""`/live`: tells an open page that it has grown old. The page then reads itself anew, by the rights of that moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from muster.web import api
+from muster.web.api import ANY_JOB, ApiError, Principal, Services, ServicesDependency, sse
+from muster.web.session import Visitor
+
+router = APIRouter(include_in_schema=False)
+
+POLL_SECONDS = 1.0  # for what another API process wrote; this one's own news come at once
+# Between two messages. A gang tells of each step; nobody reads faster, and half of it would double what pages cost.
+REST_SECONDS = 0.5
+
+
+@router.get("/live")
+async def follow_changes(request: Request, services: ServicesDependency, visitor: Visitor, job: str = "") -> Response:
+    """Server-sent events: `changed` when the job, or any job, has news; `ended` when the session has."""
+    if job:
+        await api.find(services, visitor, job)
+    return sse.stream(_changes(services, request, visitor, job or ANY_JOB), services.settings.stream_ping_seconds)
+
+
+async def _changes(services: Services, request: Request, visitor: Principal, job: str) -> AsyncGenerator[str, None]:
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + services.settings.stream_seconds_max
+    seen: tuple[int, ...] | None = None
+    with services.metrics.streams.track_inprogress():
+        while not services.hub.closing.is_set() and clock() < deadline:
+            try:
+                if not await api.still_there(services, request, visitor):
+                    yield sse.frame({}, "ended")
+                    return
+                now = await api.version_of(services, job)
+            except ApiError:  # the database is away: the page stays as it is, and hears when it is back
+                await services.hub.wait(job, POLL_SECONDS)
+                continue
+            if now != seen:
+                # The first message too: what happened while nobody listened is not on the page.
+                yield sse.frame({}, "changed")
+                seen = now
+                await asyncio.sleep(REST_SECONDS)
+                continue  # what was told meanwhile woke nobody
+            await services.hub.wait(job, POLL_SECONDS)

@@ -1,0 +1,130 @@
+"""A page: its template, what every page has, and the headers that keep it from running anything but our own scripts."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from muster.contract import text
+from muster.contract.times import epoch_seconds
+from muster.web import assets
+from muster.web.api import Principal
+from muster.web.notes import NOTE_COOKIE, read_notes
+from muster.web.session import form_token
+
+# Name of the page (for `aria-current`), its address, its words.
+NAVIGATION = (("jobs", "/jobs", "Jobs"),)
+
+HEADERS = {
+    # Own scripts and styles from this server, and nothing inline: text that slips into a page can't run.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer a browser would not say the origin of a form either
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",  # what one person may see is kept for nobody
+}
+# Bytes that terminals obey and pages have no use for: colours and cursor moves whole, then whatever is left.
+_TERMINAL = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+# Marks that turn the direction of writing: what is read must be what is there.
+_DIRECTION = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def page(
+    request: Request,
+    template: str,
+    visitor: Principal | None,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+    **values: Any,
+) -> Response:
+    """The template with these values. `visitor` is None on pages that need no sign-in."""
+    shown = {
+        "visitor": visitor,
+        "here": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        "form_token": form_token(request),
+        "navigation": NAVIGATION,
+        "signs_in": request.app.state.services.settings.auth,
+        "notes": read_notes(request),
+        "current": "",
+        **values,
+    }
+    body = environment().get_template(template).render(shown)
+    response = HTMLResponse(body, status_code=status, headers={**HEADERS, **(headers or {})})
+    if shown["notes"]:
+        response.delete_cookie(NOTE_COOKIE)
+    return response
+
+
+@cache
+def environment() -> Environment:
+    """Everything is escaped; a name that no page was given is a fault and not an empty text."""
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals["asset"] = assets.address
+    made.globals["query"] = query
+    made.filters |= {
+        "amount": text.amount,
+        "clip": clip,
+        "duration": text.duration,
+        "loss": text.loss,
+        "plain": plain,
+        "plural": text.plural,
+        "share": text.share,
+        "size": text.size,
+        "time": time_element,
+        "path": lambda value: quote(str(value), safe=""),
+    }
+    return made
+
+
+def plain(value: object) -> str:
+    """Text as a page may show it: without what steers terminals and turns the direction of writing."""
+    return _DIRECTION.sub("", _TERMINAL.sub("", str(value)))
+
+
+def clip(value: object, characters: int = 300) -> str:
+    """At most so many characters of it, the end said by an ellipsis: a page is not for a megabyte of text."""
+    whole = str(value)
+    shown = plain(whole[: characters * 4])  # what is taken out may leave less
+    return shown if len(whole) <= characters else shown[: characters - 1] + "…"
+
+
+def time_element(at: str | float | None, form: str = "moment") -> Markup | str:
+    """A time as `<time>`, in UTC until the browser says it in its own zone. `form`: moment, clock or ago."""
+    if at is None:
+        return text.NOTHING
+    seconds = epoch_seconds(at)
+    iso = f"{_utc(seconds, '%Y-%m-%dT%H:%M:%S')}Z"
+    words = _utc(seconds, "%H:%M:%S UTC" if form == "clock" else "%Y-%m-%d %H:%M UTC")
+    return Markup('<time datetime="{}" data-form="{}" title="{}">{}</time>').format(
+        iso, form, _utc(seconds, "%Y-%m-%d %H:%M:%S UTC"), words
+    )
+
+
+def _utc(seconds: float, form: str) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime(form)
+
+
+def query(values: dict[str, Any], **changes: Any) -> str:
+    """`?a=1&b=2` of the values with the changes; empty ones are left out."""
+    merged = {key: value for key, value in {**values, **changes}.items() if value not in (None, "", [], ())}
+    return f"?{urlencode(merged, doseq=True)}" if merged else "?"

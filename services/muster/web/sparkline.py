@@ -1,0 +1,105 @@
+"""The course of a job's loss in a few numbers, read in little time however long its step log is.
+
+A log of a million steps has 300 MB. A picture of 100 pixels shows a few dozen of them, and so only so many places of
+the file are read, evenly spaced. A finished job's are remembered by the sizes of its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from muster.contract.layout import State
+from muster.contract.names import STEP_LOG
+
+POINTS = 48  # half the width of the picture in pixels
+_LOOK_BYTES = 2_048  # a record has some 300 bytes, so at least one whole line is in it
+_KEPT_MAX = 2_000
+_ATTEMPTS_MAX = 8  # of a job that restarted more often the newest
+_ATTEMPT = re.compile(r"attempt-(\d{1,9})")
+
+Files = tuple[tuple[Path, int], ...]
+
+
+class Sparklines:
+    """For threads. Losses by job, oldest first."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, tuple[Files, list[float]]] = OrderedDict()
+
+    def of(self, layout: State, uids: Sequence[str]) -> dict[str, list[float]]:
+        """By uid; an empty list where nothing was trained yet."""
+        return {uid: self._one(layout, uid) for uid in uids}
+
+    def _one(self, layout: State, uid: str) -> list[float]:
+        files = _files(layout, uid)
+        known = self._kept.get(uid)
+        if known is not None and known[0] == files:
+            return known[1]
+        found = sampled(files, POINTS)
+        self._kept[uid] = (files, found)
+        if len(self._kept) > _KEPT_MAX:
+            self._kept.popitem(last=False)
+        return found
+
+
+def _files(layout: State, uid: str) -> Files:
+    """The step logs of the newest attempts with their sizes, oldest first."""
+    try:
+        names = [entry.name for entry in layout.attempt(uid, 1).parent.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    found = []
+    for number in sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))[-_ATTEMPTS_MAX:]:
+        path = layout.worker(uid, number, 0) / STEP_LOG
+        try:
+            found.append((path, path.stat().st_size))
+        except OSError:
+            continue
+    return tuple(found)
+
+
+def sampled(files: Files, points: int) -> list[float]:
+    """At most so many losses, evenly spaced over the bytes of the files, by step; the last one among them."""
+    whole = sum(size for _, size in files)
+    if not whole:
+        return []
+    losses: dict[int, float] = {}
+    begin = 0
+    for path, size in files:
+        places = [
+            place - begin for index in range(points) if begin <= (place := whole * index // points) < begin + size
+        ]
+        begin += size
+        with contextlib.suppress(OSError), path.open("rb") as handle:
+            for place in places:
+                handle.seek(place)
+                losses.update(_first(handle.read(_LOOK_BYTES), begins=place == 0))
+            handle.seek(max(0, size - _LOOK_BYTES))
+            losses.update(_last(handle.read(_LOOK_BYTES)))
+    return [losses[step] for step in sorted(losses)]
+
+
+def _first(raw: bytes, begins: bool) -> dict[int, float]:
+    """The loss of the first record by its step. A place in the middle of a line begins with a piece of one."""
+    lines = raw.split(b"\n")[0 if begins else 1 : -1]
+    return next((read for line in lines if (read := _record(line))), {})
+
+
+def _last(raw: bytes) -> dict[int, float]:
+    return next((read for line in reversed(raw.split(b"\n")[:-1]) if (read := _record(line))), {})
+
+
+def _record(line: bytes) -> dict[int, float]:
+    """Empty for half a line, an evaluation alone, and a loss that is not finite."""
+    try:
+        record = json.loads(line)
+        step, loss = int(record["step"]), float(record["loss"])
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return {step: loss} if step > 0 and math.isfinite(loss) else {}

@@ -1,0 +1,260 @@
+// What pages do beyond being read: times in the viewer's zone, a live page, choosing, copying, following a log.
+// Without this script every page can be read and every form be sent.
+
+const Idiomorph = window.Idiomorph; // vendor/idiomorph.min.js, a classic script that the page names before this one
+const HIDDEN_SECONDS = 20; // between looks while the page is in the background: its title and icon still tell
+const AGAIN_SECONDS = 2; // until the connection is tried again
+const LOG_SECONDS = 1; // between looks at a log that is followed
+const LOG_CHARACTERS_MAX = 2_000_000; // shown of a followed log; older lines leave the page
+
+// --- Times ---------------------------------------------------------------------------------------------------------
+
+const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" });
+const UNITS = [["day", 86_400], ["hour", 3_600], ["minute", 60], ["second", 1]];
+
+function ago(date) {
+  const seconds = Math.round((date - Date.now()) / 1000);
+  const [unit, size] = UNITS.find(([, size]) => Math.abs(seconds) >= size) ?? UNITS.at(-1);
+  return relative.format(Math.trunc(seconds / size), unit);
+}
+
+export function sayTimes(root = document) {
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    const date = new Date(element.dateTime);
+    const words = { ago, clock: (at) => clock.format(at) }[element.dataset.form] ?? ((at) => moment.format(at));
+    element.textContent = words(date);
+    element.title = `${moment.format(date)} (${element.dateTime})`;
+  }
+}
+
+// --- A page that keeps itself up to date ------------------------------------------------------------------------------
+
+// What the reader did to the page stays: open details, ticks, what has the focus, and parts that say `data-keep`.
+const STAYS = {
+  beforeNodeMorphed(old, fresh) {
+    if (old.nodeType !== Node.ELEMENT_NODE) return true;
+    if (old.hasAttribute("data-keep")) return false;
+    if (old.matches("input[type=checkbox], input:focus, select:focus, textarea:focus")) return false;
+    if (old.matches("time") && fresh.nodeType === Node.ELEMENT_NODE && old.dateTime === fresh.dateTime) return false;
+    return true;
+  },
+  beforeAttributeUpdated(name, node) {
+    return !(name === "open" && node.tagName === "DETAILS") && !(name === "hidden" && node.matches("[data-shown]"));
+  },
+};
+
+let asked = 0;
+
+export async function show(address, { push = false } = {}) {
+  const mine = ++asked;
+  const reply = await fetch(address, { headers: { accept: "text/html" }, redirect: "follow" });
+  if (mine !== asked) return; // a later look was quicker
+  if (new URL(reply.url).pathname === "/sign-in") return endSession();
+  if (!reply.ok) return;
+  const fresh = new DOMParser().parseFromString(await reply.text(), "text/html");
+  const main = document.getElementById("main");
+  const before = document.querySelector("[data-phase]")?.dataset.phase;
+  const notices = document.getElementById("notices")?.childNodes.length && !push;
+  if (notices) fresh.getElementById("notices")?.replaceWith(document.getElementById("notices").cloneNode(true));
+  Idiomorph.morph(main, fresh.getElementById("main"), { callbacks: STAYS });
+  document.title = fresh.title;
+  const icon = document.querySelector("link[rel=icon]");
+  const newIcon = fresh.querySelector("link[rel=icon]");
+  if (icon && newIcon && icon.href !== newIcon.href) icon.replaceWith(newIcon);
+  if (push) history.pushState(null, "", address);
+  tend(document);
+  const now = document.querySelector("[data-phase]")?.dataset;
+  if (before && now && now.phase !== before) say(`${now.name} is ${now.phase}`);
+  document.dispatchEvent(new CustomEvent("muster:shown"));
+}
+
+let stream = null;
+let staleSince = null;
+let waiting = null;
+
+function listen() {
+  const source = document.getElementById("main").dataset.live;
+  if (stream || !source || document.hidden) return;
+  stream = new EventSource(source);
+  stream.addEventListener("changed", () => { fresh(); refresh(); });
+  stream.addEventListener("ended", endSession);
+  stream.addEventListener("open", fresh);
+  stream.addEventListener("error", () => {
+    const gone = stream?.readyState === EventSource.CLOSED; // an answer that was no stream: look again in a while
+    stale();
+    if (gone) { hush(); setTimeout(listen, AGAIN_SECONDS * 1000); }
+  });
+}
+
+function hush() {
+  stream?.close();
+  stream = null;
+}
+
+function refresh() {
+  if (waiting) return;
+  waiting = setTimeout(() => { waiting = null; show(location.href).catch(stale); }, 50);
+}
+
+function stale() {
+  staleSince ??= new Date();
+  const banner = document.getElementById("stale");
+  banner.querySelector("[data-stale-since]").textContent = `at ${clock.format(staleSince)}`;
+  banner.hidden = !document.getElementById("ended").hidden;
+}
+
+function fresh() {
+  staleSince = null;
+  document.getElementById("stale").hidden = true;
+}
+
+function endSession() {
+  hush();
+  fresh();
+  document.getElementById("ended").hidden = false;
+  const again = setInterval(async () => {
+    const reply = await fetch("/api/v1/me").catch(() => null);
+    if (!reply?.ok) return;
+    clearInterval(again);
+    document.getElementById("ended").hidden = true;
+    await show(location.href);
+    // The forms of this page belong to the session that ended; the fields keep what was typed.
+    const token = document.querySelector("input[name=form_token]")?.value;
+    const page = await fetch(location.href).then((it) => it.text());
+    const renewed = new DOMParser().parseFromString(page, "text/html").querySelector("input[name=form_token]")?.value;
+    if (token && renewed) for (const field of document.querySelectorAll("input[name=form_token]")) field.value = renewed;
+    listen();
+  }, AGAIN_SECONDS * 1000);
+}
+
+export function say(words) {
+  document.getElementById("said").textContent = words;
+}
+
+// --- What is done on a page -------------------------------------------------------------------------------------------
+
+function tend(root) {
+  sayTimes(root);
+  for (const element of root.querySelectorAll("[data-copy], [data-choose-all], [data-theme-toggle], .follow")) {
+    element.hidden = false;
+    element.dataset.shown = "";
+  }
+  count();
+}
+
+function count() {
+  const words = document.querySelector("[data-chosen-count]");
+  if (!words) return;
+  const ticks = [...document.querySelectorAll("input[name=job]")];
+  const chosen = ticks.filter((tick) => tick.checked).length;
+  words.textContent = chosen ? `${chosen} chosen:` : "With the chosen jobs:";
+  for (const button of document.querySelectorAll(".bulk button")) button.disabled = chosen === 0;
+  const all = document.querySelector("[data-choose-all]");
+  all.checked = chosen > 0 && chosen === ticks.length;
+  all.indeterminate = chosen > 0 && chosen < ticks.length;
+}
+
+document.addEventListener("click", async (event) => {
+  const target = event.target.closest("[data-copy], [data-theme-toggle], a[data-partial]");
+  if (!target) return;
+  if (target.matches("[data-copy]")) {
+    await navigator.clipboard.writeText(target.dataset.copy).catch(() => null);
+    target.textContent = "Copied";
+    say("Copied");
+    setTimeout(() => { target.textContent = "Copy"; }, 1500);
+  } else if (target.matches("[data-theme-toggle]")) {
+    const dark = getComputedStyle(document.documentElement).colorScheme === "dark"
+      || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+    theme(dark ? "light" : "dark");
+  } else if (!(event.metaKey || event.ctrlKey || event.shiftKey || event.altKey)) {
+    event.preventDefault();
+    await show(target.href, { push: true }).catch(() => location.assign(target.href));
+  }
+});
+
+document.addEventListener("submit", (event) => {
+  const asks = (event.submitter ?? event.target).dataset?.confirm;
+  if (asks && !confirm(asks)) return event.preventDefault();
+  if (event.target.matches("form[data-partial]")) {
+    event.preventDefault();
+    seek(event.target);
+  }
+});
+
+let typing = null;
+document.addEventListener("input", (event) => {
+  if (event.target.matches("[data-submit-on-input]")) {
+    clearTimeout(typing);
+    typing = setTimeout(() => seek(event.target.form), 250);
+  }
+});
+
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-choose-all]")) {
+    for (const tick of document.querySelectorAll("input[name=job]")) tick.checked = event.target.checked;
+  }
+  if (event.target.matches("[data-choose-all], input[name=job]")) count();
+});
+
+function seek(form) {
+  const given = new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ""));
+  const address = `${form.getAttribute("action")}?${given}`;
+  show(address, { push: true }).catch(() => location.assign(address));
+}
+
+// --- Light and dark ---------------------------------------------------------------------------------------------------
+
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  try { localStorage.setItem("muster-theme", name); } catch { /* a browser that keeps nothing */ }
+}
+try {
+  const kept = localStorage.getItem("muster-theme");
+  if (kept) document.documentElement.dataset.theme = kept;
+} catch { /* likewise */ }
+
+// --- Following a log --------------------------------------------------------------------------------------------------
+
+async function followLog() {
+  const log = document.getElementById("log");
+  const box = document.querySelector("[data-follow]");
+  if (log?.dataset.log && box?.checked && !document.hidden) {
+    try {
+      const reply = await fetch(`${log.dataset.log}&offset=${log.dataset.offset}`);
+      if (reply.ok) append(log, await reply.json());
+    } catch { /* the live stream says that the connection is gone */ }
+  }
+  if (log?.dataset.log) setTimeout(followLog, LOG_SECONDS * 1000);
+}
+
+// Colours, cursor moves and marks of direction, as rendering.plain takes them out of what the server writes.
+const STEERING = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
+function append(log, page) {
+  if (page.text) {
+    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    const whole = log.textContent + page.text.replace(STEERING, "");
+    log.textContent = whole.slice(-LOG_CHARACTERS_MAX);
+    log.dataset.offset = page.nextOffset;
+    const end = document.querySelector("[data-log-end]");
+    if (end) end.textContent = page.nextOffset.toLocaleString("en");
+    if (atEnd) log.scrollTop = log.scrollHeight;
+  }
+  if (page.complete) delete log.dataset.log;
+}
+
+// --- Begin ------------------------------------------------------------------------------------------------------------
+
+tend(document);
+const log = document.getElementById("log");
+if (log?.dataset.log) log.scrollTop = log.scrollHeight;
+listen();
+followLog();
+setInterval(() => { for (const each of document.querySelectorAll("time[data-form=ago]")) each.textContent = ago(new Date(each.dateTime)); }, 30_000);
+setInterval(() => { if (document.hidden && document.getElementById("main").dataset.live) show(location.href).catch(() => null); }, HIDDEN_SECONDS * 1000);
+document.addEventListener("visibilitychange", () => (document.hidden ? hush() : listen()));
+window.addEventListener("popstate", () => show(location.href).catch(() => location.reload()));
+window.addEventListener("pagehide", hush);
+window.addEventListener("pageshow", (event) => { if (event.persisted) listen(); });

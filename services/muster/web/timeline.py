@@ -1,0 +1,206 @@
+"""A job's life as lanes of a picture: what it was doing when, attempt by attempt, with its commits and its ends. Pure.
+
+Places are percent of the time from the job's creation to its end, or to now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster.contract.status import LIVING
+from muster.contract.text import duration
+from muster.contract.times import epoch_seconds
+
+# The state that each event begins; all others begin none.
+BEGINS: Mapping[str, str] = {
+    "job.created": "queued",
+    "job.imported": "queued",
+    "job.queued": "queued",
+    "job.starting": "starting",
+    "job.running": "training",
+    "job.suspected": "stalled",
+    "job.restarting": "recovering",
+    "job.stopping": "stopping",
+    "job.suspended": "suspended",
+    "job.succeeded": "",
+    "job.failed": "",
+    "job.cancelled": "",
+    "job.deleted": "",
+}
+COMMITTED = "checkpoint.committed"
+WORDS: Mapping[str, str] = {
+    "queued": "Queued",
+    "starting": "Starting",
+    "training": "Training",
+    "stalled": "Stalled",
+    "recovering": "Recovering",
+    "stopping": "Stopping",
+    "suspended": "Suspended",
+}
+COMMITS_MAX = 120  # of a lane: more ticks than that are a grey bar
+_TICKS_MAX = 6
+_SHORTEST = 0.35  # percent: what is shorter would not be seen
+
+
+@dataclass(frozen=True)
+class Span:
+    """A state from one moment to the next."""
+
+    state: str
+    x: float
+    width: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at a moment."""
+
+    x: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """An attempt: its document, what it was doing, what it committed and what it cost."""
+
+    attempt: Mapping[str, Any]
+    spans: tuple[Span, ...]
+    commits: tuple[Mark, ...]
+    commit_steps: tuple[int, ...]
+    seconds: float
+    cost: Mapping[str, Any]
+
+    @property
+    def lives(self) -> bool:
+        return self.attempt["outcome"] in LIVING
+
+    @property
+    def end(self) -> float:
+        return self.spans[-1].x + self.spans[-1].width if self.spans else 0.0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The job's own lane, those of its attempts (newest first) and the axis below them."""
+
+    spans: tuple[Span, ...]
+    lanes: tuple[Lane, ...]
+    ticks: tuple[Mark, ...]
+    seconds: float
+    states: tuple[str, ...]
+
+
+def timeline(
+    created_at: float,
+    end: float,
+    attempts: Sequence[Mapping[str, Any]],
+    costs: Sequence[Mapping[str, Any]],
+    events: Iterable[Mapping[str, Any]],
+) -> Timeline:
+    """`attempts` and `events` as the API shows them, oldest first. Times are in seconds since the epoch."""
+    scale = _Scale(created_at, max(end, created_at + 1.0))
+    happened = [(epoch_seconds(event["at"]), event) for event in events]
+    states = _states(created_at, scale.end, happened)
+    commits = [
+        (epoch_seconds(event["data"].get("happenedAt") or at), int(event["data"].get("step") or 0))
+        for at, event in happened
+        if event["type"] == COMMITTED
+    ]
+    lanes = tuple(_lane(attempt, cost, scale, states, commits) for attempt, cost in zip(attempts, costs, strict=True))
+    spans = tuple(scale.span(*state) for state in states)
+    shown = {span.state for span in spans} | {span.state for lane in lanes for span in lane.spans}
+    return Timeline(
+        spans, tuple(reversed(lanes)), _ticks(scale), scale.end - created_at, tuple(s for s in WORDS if s in shown)
+    )
+
+
+@dataclass(frozen=True)
+class _Scale:
+    begin: float
+    end: float
+
+    def x(self, at: float) -> float:
+        return round(100 * min(1.0, max(0.0, (at - self.begin) / (self.end - self.begin))), 3)
+
+    def span(self, state: str, begin: float, end: float, reason: str = "") -> Span:
+        x = self.x(begin)
+        width = max(_SHORTEST, self.x(end) - x)
+        words = f"{WORDS[state]} for {duration(end - begin)}" + (f": {reason}" if reason else "")
+        return Span(state, min(x, 100 - width), round(width, 3), words)
+
+
+State = tuple[str, float, float, str]  # its name, when it began and ended, why
+
+
+def _states(created_at: float, end: float, events: Sequence[tuple[float, Mapping[str, Any]]]) -> list[State]:
+    """What the job was doing from its creation on. A commit shows that what looked stalled goes on."""
+    found: list[State] = []
+    name, since, reason = "queued", created_at, ""
+    for at, event in events:
+        begins = BEGINS.get(event["type"])
+        if event["type"] == COMMITTED and name == "stalled":
+            begins = "training"
+        if begins is None:
+            continue
+        if begins == name:
+            reason = event["message"] or reason
+            continue
+        if name and at > since:
+            found.append((name, since, at, reason))
+        name, since, reason = begins, max(at, since), event["message"]
+    if name and end > since:
+        found.append((name, since, end, reason))
+    return found
+
+
+def _lane(
+    attempt: Mapping[str, Any],
+    cost: Mapping[str, Any],
+    scale: _Scale,
+    states: Sequence[State],
+    commits: Sequence[tuple[float, int]],
+) -> Lane:
+    begin = epoch_seconds(attempt["createdAt"])
+    end = epoch_seconds(attempt["endedAt"]) if attempt["endedAt"] is not None else scale.end
+    first = epoch_seconds(attempt["firstStepAt"]) if attempt["firstStepAt"] is not None else end
+    early = "queued" if attempt["outcome"] == "waiting" else "starting"
+    spans = [scale.span(early, begin, min(first, end))] if first > begin else []
+    spans += [scale.span(*state) for state in _training(first, end, states)]
+    own = [(at, step) for at, step in commits if begin <= at <= end]
+    ticks = own[:: max(1, -(-len(own) // COMMITS_MAX))]
+    marks = tuple(Mark(scale.x(at), f"Commit of step {step:,}") for at, step in ticks)
+    return Lane(attempt, tuple(spans), marks, tuple(step for _, step in own), end - begin, cost)
+
+
+def _training(first: float, end: float, states: Sequence[State]) -> list[State]:
+    """Training from the first step to the end, with what was stalled of it."""
+    found: list[State] = []
+    at = first
+    for name, since, until, reason in states:
+        if name != "stalled" or until <= first or since >= end:
+            continue
+        if since > at:
+            found.append(("training", at, since, ""))
+        at = min(until, end)
+        found.append(("stalled", max(since, first), at, reason))
+    if end > at:
+        found.append(("training", at, end, ""))
+    return found
+
+
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
+
+
+def _ticks(scale: _Scale) -> tuple[Mark, ...]:
+    """Round times since the creation; the picture says no date, which would be of one time zone alone."""
+    whole = scale.end - scale.begin
+    step: float = next((step for step in _STEPS if whole / step <= _TICKS_MAX), 0)
+    if not step:
+        days = -(-whole // (86_400 * _TICKS_MAX))
+        step = days * 86_400.0
+    return tuple(
+        Mark(scale.x(scale.begin + index * step), duration(index * step)) for index in range(int(whole // step) + 1)
+    )

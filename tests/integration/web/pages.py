@@ -1,0 +1,107 @@
+"""A platform with pages, and a job on it that has had a life."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from tests.integration.api.platform import Platform
+
+from muster.contract.names import LOG, STEP_LOG
+from muster.contract.status import Attempt, CheckpointStatus, Failure, GangStatus, GoodputAccount, Phase, Progress
+
+HTML = {"accept": "text/html"}
+
+
+@dataclass
+class Browser:
+    """Keeps cookies and reads forms as a browser without JavaScript would."""
+
+    client: httpx2.AsyncClient
+
+    async def get(self, path: str, **headers: str) -> httpx2.Response:
+        return await self.client.get(path, headers={**HTML, **headers})
+
+    async def post(self, path: str, form: dict[str, Any] | None = None, **headers: str) -> httpx2.Response:
+        sent = {"sec-fetch-site": "same-origin", **{key.replace("_", "-"): value for key, value in headers.items()}}
+        return await self.client.post(path, data=form or {}, headers={**HTML, **sent})
+
+    async def form_token(self, path: str = "/jobs") -> str:
+        page = await self.get(path)
+        match = re.search(r'name="form_token" value="([^"]+)"', page.text)
+        assert match, page.text[:2_000]
+        return match[1]
+
+    async def sign_in(self, token: str) -> None:
+        reply = await self.post("/sign-in", {"token": token, "next": "/jobs"})
+        assert (reply.status_code, reply.headers["location"]) == (303, "/jobs"), reply.text[:500]
+
+
+def notes(page: httpx2.Response) -> list[str]:
+    return [html.unescape(words) for words in re.findall(r'<p class="notice[^>]*>(.*?)</p>', page.text, re.DOTALL)]
+
+
+async def lived(here: Platform, name: str = "llama-sft", message: str = "worker 1 was killed by signal 9") -> str:
+    """A job whose first attempt failed and whose second one trains. Returns its id."""
+    uid = (await here.submit(name))["id"]
+    await here.handed_over(uid)
+    now = time.time()
+    first = Attempt(
+        number=1,
+        created_at=now - 300,
+        nodes=("node-0", "node-1"),
+        workers=2,
+        world_size=2,
+        first_step_at=now - 280,
+        ended_at=now - 120,
+        last_step=88,
+        lost_steps=8,
+        cause="infrastructure",
+        outcome="failed",
+        message=message,
+    )
+    second = Attempt(
+        number=2,
+        created_at=now - 110,
+        nodes=("node-0", "node-2"),
+        workers=2,
+        world_size=2,
+        resume_step=80,
+        first_step_at=now - 90,
+    )
+    here.operate(
+        uid,
+        phase=Phase.RUNNING,
+        code="Running",
+        because="training at step 124",
+        since=now - 90,
+        attempt=2,
+        attempts=(first, second),
+        started_at=now - 300,
+        gang=GangStatus(wanted=2, ready=2, nodes=("node-0", "node-2")),
+        progress=Progress(at=now, step=124, steps=200, loss=2.31, tokens_per_second=18_200.0, eta_seconds=76.0),
+        checkpoint=CheckpointStatus(step=120, committed_at=now - 20, uri="file:///checkpoints"),
+        ledger=GoodputAccount(seconds={"productive": 230.0, "starting": 40.0, "lost": 20.0, "queue": 10.0}, since=now),
+        last_failure=Failure(
+            cause="infrastructure", attempt=1, at=now - 120, message=message, rank=1, log_tail=f"… {message}"
+        ),
+    )
+    await here.phase(uid, "Running")
+    for number, steps in ((1, range(1, 89)), (2, range(81, 125))):
+        folder = here.state.worker(uid, number, 0)
+        write_log(folder, steps, f"attempt {number}: {message}")
+    here.commit(uid, 80)
+    here.commit(uid, 120, attempt=2, metrics={"loss": 2.33})
+    return uid
+
+
+def write_log(folder: Path, steps: range, words: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    records = [f'{{"type":"step","step":{step},"loss":{3.5 - step / 100}}}\n' for step in steps]
+    (folder / STEP_LOG).write_text("".join(records))
+    (folder / LOG).write_text(f"{words}\n" + "".join(f"step {step} of 200\n" for step in steps))

@@ -1,0 +1,178 @@
+"""The list of jobs and the pages of one, as a browser without JavaScript reads them."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.integration.api.platform import Platform, frames, platform, served
+from tests.integration.web.pages import Browser, lived, notes
+
+from muster.contract.names import LOG
+from muster.web.app import create_app
+
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Platform]:
+    async with platform(tmp_path / "state", make=create_app) as running:
+        yield running
+
+
+@pytest.fixture
+def browser(here: Platform) -> Browser:
+    return Browser(here.client)
+
+
+async def test_the_list_filters_searches_sorts_and_pages(
+    here: Platform, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.web.api.JOBS_PER_PAGE", 2)
+    monkeypatch.setattr("muster.web.jobs.JOBS_PER_PAGE", 2)
+    assert "No job yet" in (await browser.get("/jobs")).text
+    for name in ("beta", "alpha", "gamma"):
+        await here.submit(name)
+
+    async def names(query: str) -> list[str]:
+        page = (await browser.get(f"/jobs?{query}")).text
+        return re.findall(r'<th scope="row" class="name">\s*<a href="[^"]+">([^<]+)</a>', page)
+
+    assert await names("") == ["gamma", "alpha"]
+    assert await names("p=2") == ["beta"]
+    assert await names("sort=name") == ["alpha", "beta"]
+    assert await names("sort=oldest") == ["beta", "alpha"]
+    assert await names("q=GAM") == ["gamma"]
+    assert await names("q=%25") == []
+    assert await names("phase=Queued&sort=name&p=2") == ["gamma"]
+    assert await names("phase=live") == ["gamma", "alpha"]
+    assert await names("phase=Failed") == []
+    assert await names("owner=nobody") == []
+    page = (await browser.get("/jobs?sort=name")).text
+    assert 'href="/jobs?sort=name&amp;p=2"' in page
+    assert "1–2 of 3" in page
+
+
+async def test_several_jobs_are_acted_upon_at_once(here: Platform, browser: Browser) -> None:
+    ids = [(await here.submit(name))["id"] for name in ("one", "two", "done")]
+    await here.finish(ids[2])
+    token = await browser.form_token()
+    form = {"form_token": token, "verb": "suspend", "job": [*ids, "nowhere"], "next": "/jobs?sort=name"}
+    reply = await browser.post("/jobs/act", form)
+    assert (reply.status_code, reply.headers["location"]) == (303, "/jobs?sort=name")
+    told = notes(await browser.get("/jobs?sort=name"))
+    assert told[0] == "Asked 2 of 4 to suspend."
+    assert "Job 'done' is Succeeded" in told[1]
+    assert "no job with the id 'nowhere'" in told[2]
+    assert notes(await browser.get("/jobs")) == []  # said once
+    assert (await here.get(f"/jobs/{ids[0]}"))["spec"]["suspend"] is True
+    assert (await browser.post("/jobs/act", form | {"verb": "explode"})).status_code == 404
+
+
+async def test_a_jobs_pages_tell_its_story(here: Platform, browser: Browser) -> None:
+    uid = await lived(here)
+    page = html.unescape((await browser.get(f"/jobs/{uid}")).text)
+    for words in (
+        "Running · llama-sft · Muster",
+        "worker 1 was killed by signal 9",
+        "Attempt 2: Starting for",
+        "124 / 200 · 1m16s left",
+        "76.7 %",
+        "muster suspend llama-sft",
+        'data-live="/live?job=',
+        "Loss from 3.49",
+    ):
+        assert words in page, words
+    shares = [float(share) for share in re.findall(r'<td class="number">([\d.]+) %</td>', page)]
+    assert sum(shares[:-1]) == pytest.approx(100.0)
+    events = (await browser.get(f"/jobs/{uid}/events")).text
+    assert "attempt.failed" in events
+    commits = (await browser.get(f"/jobs/{uid}/checkpoints")).text
+    assert re.findall(r"/checkpoints/(\d+)\">", commits) == ["120", "80"]
+    commit = html.unescape((await browser.get(f"/jobs/{uid}/checkpoints/120")).text)
+    assert "muster checkpoints verify llama-sft 120" in commit
+    assert "tokensPerStep: 16384" in (await browser.get(f"/jobs/{uid}/config")).text
+    assert "has written nothing yet" in (await browser.get(f"/jobs/{uid}/samples")).text
+
+
+async def test_commits_are_pinned_and_configurations_compared(here: Platform, browser: Browser) -> None:
+    uid = await lived(here)
+    token = await browser.form_token(f"/jobs/{uid}/checkpoints")
+    reply = await browser.post(f"/jobs/{uid}/checkpoints/80/pin", {"form_token": token})
+    assert reply.status_code == 303
+    page = await browser.get(reply.headers["location"])
+    assert "The commit of step 80 is kept" in notes(page)[0]
+    assert f"/jobs/{uid}/checkpoints/80/unpin" in page.text
+    assert (await browser.post(f"/jobs/{uid}/checkpoints/7/pin", {"form_token": token})).status_code == 404
+
+    form = {"form_token": token, "name": "warmer", "changes": "training: {optimizer: {lr: 0.5, Lr: 1}}"}
+    refused = await browser.post(f"/jobs/{uid}/clone", form)
+    assert refused.status_code == 422
+    assert "training: {optimizer: {lr: 0.5, Lr: 1}}" in refused.text  # what was typed stays
+    broken = await browser.post(f"/jobs/{uid}/clone", form | {"changes": "a: [1"})
+    assert (broken.status_code, "can&#39;t be read" in broken.text) == (400, True)
+    made = await browser.post(f"/jobs/{uid}/clone", form | {"changes": "training: {optimizer: {lr: 0.5}}"})
+    assert made.status_code == 303, made.text
+    cloned = made.headers["location"]
+    compared = (await browser.get(f"{cloned}/config?against=llama-sft")).text
+    assert re.findall(r'<th scope="row"><code>([^<]+)</code>', compared) == ["training.optimizer.lr"]
+    nobody = (await browser.get(f"{cloned}/config?against=nobody")).text
+    assert "There is no job" in nobody
+
+
+async def test_a_log_is_read_searched_and_downloaded(here: Platform, browser: Browser) -> None:
+    uid = await lived(here)
+    page = (await browser.get(f"/jobs/{uid}/logs")).text
+    assert "attempt 2: worker 1" in page
+    assert "step 124 of 200" in page
+    assert f'data-log="/api/v1/jobs/{uid}/logs?attempt=2&amp;worker=0"' in page
+    found = (await browser.get(f"/jobs/{uid}/logs?attempt=1&find=STEP+77+")).text
+    assert "<mark>step 77 of 200</mark>" in found
+    assert "step 76 of 200" not in found
+    assert "Nothing more holds" in (await browser.get(f"/jobs/{uid}/logs?find=nothing-like-it")).text
+    file = await browser.get(f"/jobs/{uid}/logs/download?attempt=1")
+    assert file.headers["content-disposition"] == 'attachment; filename="llama-sft-attempt-1-worker-0.log"'
+    assert file.text == (here.state.worker(uid, 1, 0) / LOG).read_text()
+    assert "has no worker 7" in (await browser.get(f"/jobs/{uid}/logs?worker=7")).text
+
+
+async def test_hostile_words_are_words(here: Platform, browser: Browser) -> None:
+    """Whatever comes from jobs, people and logs is text; what steers terminals is gone, and a megabyte is cut."""
+    uid = await lived(here, message=HOSTILE + "y" * 1_000_000)
+    for path in ("", "/events", "/logs?attempt=1", "/logs?find=%3Cscript", "/config?against=%3Cscript%3E", "/clone"):
+        page = await browser.get(f"/jobs/{uid}{path}")
+        assert page.status_code == 200, path
+        assert "<script>document" not in page.text, path
+        assert "<img src=x" not in page.text, path
+        assert "\x1b" not in page.text, path
+        assert len(page.content) < 400_000, path
+    listed = await browser.get("/jobs?q=%3Cscript%3Ealert(1)%3C/script%3E&owner=%22%3E%3Cimg&phase=%3Cb%3E&sort=%22")
+    assert listed.status_code == 200
+    assert "<script>alert" not in listed.text
+    assert "<img" not in listed.text.replace('<img src="/static', "")
+
+
+async def test_an_open_page_hears_of_news_at_once(tmp_path: Path) -> None:
+    async with served(tmp_path / "state", make=create_app) as (here, _):
+        uid = (await here.submit())["id"]
+        await here.handed_over(uid)
+        async with here.client.stream("GET", "/live", params={"job": uid}) as reply:
+            told = frames(reply)
+            assert (await anext(told)).event == "changed"
+            here.operate(uid, because="something else")
+            assert (await anext(told)).event == "changed"
+
+
+async def test_files_are_kept_for_good_and_packed(here: Platform) -> None:
+    page = (await here.client.get("/jobs", headers={"accept": "text/html"})).text
+    for address in re.findall(r'(?:href|src)="(/static/[^"]+)"', page):
+        reply = await here.client.get(address)
+        assert (reply.status_code, "immutable" in reply.headers["cache-control"]) == (200, True), address
+        stale = await here.client.get(re.sub(r"/static/\w+", "/static/before", address))
+        assert stale.headers["cache-control"] == "no-cache"
+    packed = await here.client.get(re.search(r'"(/static/[^"]+muster\.css)"', page)[1])
+    assert packed.headers["content-encoding"] == "gzip"
+    assert (await here.client.get("/static/x/../../app.py")).status_code == 404
