@@ -17,7 +17,9 @@ def upgrade() -> None:
         sa.Column("signed_in", sa.Text(), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("expires_at", sa.Float(), nullable=False),
-        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name=op.f("fk_sessions_token_id_tokens"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["token_id"], ["tokens.id"], name=op.f("fk_sessions_token_id_tokens"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("hash", name=op.f("pk_sessions")),
     )
     op.create_index(op.f("ix_sessions_expires_at"), "sessions", ["expires_at"])
