@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import event
 from sqlalchemy.orm import ORMExecuteState, Session
 
-from muster.api.tables import MemberRow, PersonRow, SessionRow, TokenRow
+from muster.api.tables import MemberRow, PersonRow, TokenRow
 
 if TYPE_CHECKING:
     from muster.api.auth import Principal
@@ -22,7 +22,7 @@ KEPT_SECONDS = (
     1.0  # as often as an open stream looks; twice as long would double what a second process answers in error
 )
 _CALLERS_MAX = 10_000
-_ROWS = (TokenRow, PersonRow, MemberRow, SessionRow)
+_ROWS = (TokenRow, PersonRow, MemberRow)
 _CHANGED = "muster_callers_changed"
 
 

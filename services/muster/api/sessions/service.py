@@ -42,6 +42,7 @@ async def end(services: Services, secret: str) -> None:
     """Sign out. Repeating it is harmless."""
     async with services.database.write() as session:
         await session.execute(delete(SessionRow).where(SessionRow.hash == hash_of(secret)))
+    services.callers.forget()
 
 
 async def forget_expired(session: AsyncSession, now: float) -> None:
