@@ -53,6 +53,24 @@ def folder(saved: tuple[Path, dict[int, dict[str, str]]], tmp_path: Path) -> Pat
     return tmp_path / "uid"
 
 
+def test_a_bit_that_is_lost_on_the_way_sets_no_commit_aside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice a bit of the COMMIT arrives wrong; the stored one is sound, and so it stays and is resumed from."""
+    read, wrong = FileStore.read, [0, 0]
+
+    def flipping(store: FileStore, key: str, *more: int) -> bytes:
+        data = bytearray(read(store, key, *more))
+        if key == commit_key(3) and wrong:
+            wrong.pop()
+            data[len(data) // 2] ^= 1
+        return bytes(data)
+
+    monkeypatch.setattr(FileStore, "read", flipping)
+    said: list[str] = []
+    model, optimizer = gang.build("none", seed=1)
+    assert resume(folder.as_uri(), 99, model, optimizer, said.append).step == 3
+    assert (wrong, said, list_commits(folder.as_uri())) == ([], [], (1, 2, 3))
+
+
 def test_every_damage_is_caught_before_a_tensor_changes(
     saved: tuple[Path, dict[int, dict[str, str]]], tmp_path: Path
 ) -> None:

@@ -13,6 +13,9 @@ from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit, GoneCommit, UnknownFormat
 from muster.trainer.errors import StaleAttempt
 
+# What is wrong once or twice may have been damaged on its way; wrong three times, it is damaged where it lies.
+READS_OF_THE_STORE = 3
+
 
 def list_commits(folder: str) -> tuple[int, ...]:
     """Steps of the commits in a job's checkpoint folder, ascending. Raises StoreError where it can't be listed."""
@@ -30,7 +33,7 @@ def read_commit(folder: str, step: int | Literal["best", "last"]) -> Commit:
 def commit_in(store: Store, step: int | Literal["best", "last"], own: bool = False) -> Commit:
     """Read a commit as `read_commit` does, in a store that is open. `own` means what it does for `parse`."""
     if isinstance(step, int):
-        return parse(commit_bytes(store, step), store, step, own)
+        return read_and_parse(store, step, own)[0]
     steps = steps_in(store)
     if not steps:
         raise GoneCommit(
@@ -44,8 +47,22 @@ def commit_in(store: Store, step: int | Literal["best", "last"], own: bool = Fal
     return commit_in(store, steps[-1])
 
 
-def commit_bytes(store: Store, step: int) -> bytes:
-    """The COMMIT of a step as it is stored. Raises GoneCommit, DamagedCommit where it is no file, StoreError."""
+def read_and_parse(store: Store, step: int, own: bool = False) -> tuple[Commit, bytes]:
+    """A COMMIT and its bytes as they are stored. What does not parse is read again: a bit may be lost on its way.
+
+    Raises GoneCommit, StoreError, and what `parse` raises.
+    """
+    for reads_left in reversed(range(READS_OF_THE_STORE)):
+        data = _read(store, step)
+        try:
+            return parse(data, store, step, own), data
+        except (DamagedCommit, UnknownFormat):
+            if not reads_left:
+                raise
+    raise AssertionError("a COMMIT is read at least once")
+
+
+def _read(store: Store, step: int) -> bytes:
     try:
         return store.read(commit_key(step), COMMIT_BYTES_MAX)
     except NotFound as error:

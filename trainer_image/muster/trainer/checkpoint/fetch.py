@@ -13,12 +13,11 @@ from muster.storage.checksum import parts_of, whole_file
 from muster.storage.commit_rules import HEADER_BYTES_MAX
 from muster.storage.errors import NotFound, StoreError, Truncated, UnfitObject
 from muster.storage.store import Store
+from muster.trainer.checkpoint.commits import READS_OF_THE_STORE
 from muster.trainer.checkpoint.failures import CheckpointError, DamagedCommit
 from muster.trainer.checkpoint.memory import take_pages
 from muster.trainer.checkpoint.node_cache import NodeCache
 from muster.trainer.checkpoint.shard_file import header_bytes, read_header
-
-READS_OF_THE_STORE = 2  # a part that is wrong once may have been damaged on its way; wrong twice, it is damaged
 
 
 @dataclass(frozen=True, order=True)

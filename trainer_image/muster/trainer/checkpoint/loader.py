@@ -15,7 +15,7 @@ from muster.storage.errors import StoreError
 from muster.storage.listing import steps_in
 from muster.storage.store import Store, open_store
 from muster.trainer.checkpoint.chunks import Chunk
-from muster.trainer.checkpoint.commits import commit_bytes, parse
+from muster.trainer.checkpoint.commits import parse, read_and_parse
 from muster.trainer.checkpoint.control_group import ControlGroup
 from muster.trainer.checkpoint.failures import (
     CheckpointError,
@@ -180,7 +180,7 @@ def _agreed_commit(store: Store, step: int, group: ControlGroup, own: bool) -> C
     data = b""
     with _all_or_none(group):
         if group.rank == 0:
-            parse(data := commit_bytes(store, step), store, step, own)
+            _, data = read_and_parse(store, step, own)
     return parse(group.gather(data)[0], store, step, own)
 
 
