@@ -14,24 +14,16 @@ from muster.api.jobs.examples import ATTEMPTS, ROW
 from muster.api.jobs.routes import JobId, reads
 from muster.api.jobs.schemas import cost_document
 from muster.api.openapi import problems, shown
-from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
 from muster.api.tables import AttemptRow, JobRow
 from muster.contract.base import dump
-from muster.contract.prices import Bill, Prices
+from muster.contract.prices import Prices
+from muster.contract.replies import AttemptList
 from muster.contract.status import Attempt
 from muster.contract.views import with_times
 from muster.documents.prices import load_prices
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
-
-
-class AttemptList(Reply):
-    """`costs` has the bill of each item, in the same order, and `cost` that of all together."""
-
-    items: list[Attempt]
-    costs: list[Bill]
-    cost: Bill
 
 
 _EMPTY = Attempt(number=0, created_at=0.0).model_dump(mode="json", by_alias=True)

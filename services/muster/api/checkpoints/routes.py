@@ -19,12 +19,12 @@ from muster.api.jobs.examples import AT, UID
 from muster.api.jobs.routes import JobId, reads, writes
 from muster.api.jobs.submission import folder_of
 from muster.api.openapi import problems, shown
-from muster.api.reply import Reply
 from muster.api.services import Services, ServicesDependency
 from muster.api.tables import JobRow
 from muster.contract.address import Address
-from muster.contract.base import Time, UserError
+from muster.contract.base import UserError
 from muster.contract.checkpoint import commit_key
+from muster.contract.replies import Checkpoint, CheckpointDetail, CheckpointList, Pin
 from muster.contract.times import rfc3339
 from muster.contract.views import commit_view
 from muster.storage.commits import InvalidCommit
@@ -49,79 +49,6 @@ class _StepOrWord(Convertor[str]):
 
 register_url_convertor("step_or_word", _StepOrWord())
 Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
-
-
-class _Summary(Reply):
-    """`bytes` are those of all files of the commit; `added_bytes` leave out what earlier commits have too, so that they
-    add up to what the folder takes. `tokens` were trained until then."""
-
-    step: int
-    attempt: int
-    committed_at: Time
-    world_size: int
-    tokens: int
-    metrics: dict[str, float]
-    best: bool
-    bytes: int
-    added_bytes: int
-    pinned: bool
-    uri: str
-
-
-class Checkpoint(_Summary):
-    """A line of the list; `files` is how many files the commit has."""
-
-    files: int
-
-
-class CheckpointList(Reply):
-    """`uri` is the job's folder, and `reason` says why it could not be looked into."""
-
-    uri: str | None
-    items: list[Checkpoint]
-    reason: str | None
-
-
-class CheckpointFile(Reply):
-    """`key` is relative to the job's folder; `checksum` is the CRC-32 of the whole file, in hex."""
-
-    key: str
-    bytes: int
-    checksum: str
-    part_bytes: int | None
-
-
-class CheckpointTensor(Reply):
-    """`dtype` is spelt as safetensors does; `slices` is how many chunks the files hold of the tensor."""
-
-    dtype: str
-    shape: list[int]
-    slices: int
-
-
-class CheckpointDetail(_Summary):
-    """What a commit holds. The model's weights have so many `elements`, and all tensors, the optimizer's too, take
-    `tensor_bytes`. `cursor` says where the data stands, and `config` is the job's training."""
-
-    job: str
-    job_uid: str
-    mesh: dict[str, Any]
-    files: list[CheckpointFile]
-    elements: int
-    tensor_bytes: int
-    tensors: dict[str, CheckpointTensor]
-    cursor: dict[str, Any]
-    config: dict[str, Any]
-    architecture: dict[str, Any]
-    versions: dict[str, str]
-
-
-class Pin(Reply):
-    """`changed` says whether this request made the difference."""
-
-    step: int
-    pinned: bool
-    changed: bool
 
 
 _EXAMPLE: dict[str, Any] = {

@@ -14,7 +14,7 @@ from muster.api.access import Reader
 from muster.api.auth import Caller
 from muster.api.errors import ApiError, invalid_parameter
 from muster.api.events import repository
-from muster.api.events.schemas import EventList, event_of
+from muster.api.events.schemas import event_of
 from muster.api.events.types import EventType
 from muster.api.jobs import repository as jobs
 from muster.api.jobs import service
@@ -23,6 +23,7 @@ from muster.api.jobs.routes import JobId, reads
 from muster.api.openapi import problems, shown
 from muster.api.services import Services, ServicesDependency
 from muster.api.tables import EventRow, JobRow
+from muster.contract.replies import EventList
 from muster.contract.times import rfc3339
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])

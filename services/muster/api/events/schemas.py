@@ -2,31 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from muster.api.reply import Reply
 from muster.api.tables import EventRow
-from muster.contract.base import Time
+from muster.contract.replies import Event
 from muster.contract.views import with_times
-
-
-class Event(Reply):
-    """Something that happened to a job. Its `id` counts 1, 2, 3 … within the job."""
-
-    id: int
-    job_id: str
-    type: str
-    at: Time
-    attempt: int | None
-    message: str
-    data: dict[str, Any]
-
-
-class EventList(Reply):
-    """Send `last_id` as `after` for the next ones."""
-
-    items: list[Event]
-    last_id: int
 
 
 def event_of(row: EventRow) -> Event:

@@ -17,11 +17,12 @@ from muster.api.idempotency import IdempotencyKey, attempted
 from muster.api.jobs import clone as cloning
 from muster.api.jobs import examples, removal, repository, service
 from muster.api.jobs.repository import Filter
-from muster.api.jobs.schemas import Job, JobList, Plan, job_document, job_summary
+from muster.api.jobs.schemas import job_document, job_summary
 from muster.api.jobs.submission import parse_submission
 from muster.api.openapi import EXAMPLE_JOB, body, problems, shown
 from muster.api.paging import cursor_of, seq_of
 from muster.api.services import ServicesDependency
+from muster.contract.replies import Job, JobList, Plan
 from muster.contract.status import Phase
 from muster.contract.text import nearest
 

@@ -9,18 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from muster.api.jobs.submission import Draft
-from muster.api.reply import Reply
 from muster.api.tables import JobRow
-from muster.contract.base import Problem, Time
-from muster.contract.names import GROUP, KIND, VERSION
-from muster.contract.prices import Bill, Prices, bill
+from muster.contract.base import Problem
+from muster.contract.names import KIND
+from muster.contract.prices import Prices, bill
 from muster.contract.redaction import redact_spec, without_env_values
+from muster.contract.replies import API_VERSION
 from muster.contract.spec import JobSpec
-from muster.contract.status import Attempt, JobStatus
+from muster.contract.status import Attempt
 from muster.contract.times import epoch_seconds, rfc3339
 from muster.contract.views import plan_view, status_view, summary_view
-
-API_VERSION = f"{GROUP}/{VERSION}"
 
 
 class DocumentMetadata(BaseModel):
@@ -54,115 +52,6 @@ class CloneRequest(BaseModel):
     spec: dict[str, Any] | None = Field(
         default=None, description="Changes, as a JSON merge patch (RFC 7396) on the spec."
     )
-
-
-class JobMetadata(Reply):
-    """generation moves with each change of the spec."""
-
-    name: str
-    namespace: str
-    project: str
-    owner: str
-    uid: str
-    labels: dict[str, str]
-    generation: int
-    creation_timestamp: Time
-
-
-class Job(Reply):
-    """A job. Its spec has all defaults, and shows values of secret-looking variables, and to everybody but its owner
-    those of all variables, as ***. `cost` is that of the
-    attempts in the status, as far as its ledger is closed. `handed_over` says that the cluster has the job."""
-
-    id: str
-    api_version: str = API_VERSION
-    kind: str = KIND
-    metadata: JobMetadata
-    spec: JobSpec
-    status: JobStatus
-    cost: Bill
-    handed_over: bool
-
-
-class JobSummary(Reply):
-    """A line of the list. `goodput` is the productive share of the seconds so far."""
-
-    id: str
-    name: str
-    namespace: str
-    project: str
-    owner: str
-    labels: dict[str, str]
-    task: str
-    phase: str
-    code: str
-    because: str
-    attempt: int
-    step: int | None
-    steps: int | None
-    loss: float | None
-    evaluation_loss: float | None
-    tokens_per_second: float | None
-    eta_seconds: float | None
-    restarts: int
-    checkpoint_step: int | None
-    wanted: int
-    ready: int
-    suspend: bool
-    cancel: bool
-    priority: int
-    created_at: Time
-    started_at: Time | None
-    finished_at: Time | None
-    goodput: float | None
-
-
-class JobList(Reply):
-    """`next_cursor` asks for the next page; it is null on the last."""
-
-    items: list[JobSummary]
-    next_cursor: str | None
-
-
-class PlannedJob(Reply):
-    name: str
-    namespace: str
-    project: str
-    labels: dict[str, str]
-    spec: JobSpec
-
-
-class Finding(Reply):
-    code: str
-    path: str
-    message: str
-
-
-class Accumulation(Reply):
-    """On so many nodes an optimizer step takes `micro_steps` forward and backward passes."""
-
-    nodes: int
-    ranks: int
-    micro_steps: int
-
-
-class Range(Reply):
-    min: int
-    max: int
-
-
-class Plan(Reply):
-    """What a submission would do. `parameters` is null where the model's shape comes from a commit or a folder."""
-
-    accepted: bool
-    job: PlannedJob
-    parameters: int | None
-    ranks_per_node: int
-    world_size: Range
-    accumulation: list[Accumulation]
-    samples_per_step: int
-    refusals: list[Finding]
-    warnings: list[Finding]
 
 
 def job_document(row: JobRow, prices: Prices, reader: str) -> dict[str, Any]:

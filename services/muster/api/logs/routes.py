@@ -19,27 +19,13 @@ from muster.api.jobs import repository, service
 from muster.api.jobs.routes import JobId, reads
 from muster.api.logs.files import Follower, Line, Logs, page, tail_offset
 from muster.api.openapi import problems, shown
-from muster.api.reply import Reply
 from muster.api.services import Services, ServicesDependency
 from muster.api.tables import JobRow
+from muster.contract.replies import LogPage
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 _LOOK_SECONDS = 1.0  # between looks at the job's row while its files are quiet
-
-
-class LogPage(Reply):
-    """A piece of a log. Offsets are in bytes; `complete` says that this worker will write no more. `attempt` is null
-    where none has begun."""
-
-    attempt: int | None
-    worker: int
-    attempts: list[int]
-    workers: list[int]
-    text: str
-    offset: int
-    next_offset: int
-    complete: bool
 
 
 _EXAMPLE = {

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
-from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from muster.api.auth import Caller
@@ -15,50 +14,12 @@ from muster.api.jobs.examples import AT
 from muster.api.jobs.routes import JobId, reads
 from muster.api.metrics.steps import Step, thinned
 from muster.api.openapi import problems, shown
-from muster.api.reply import Reply
 from muster.api.services import Services, ServicesDependency
-from muster.contract.base import Time
+from muster.contract.replies import History
 from muster.contract.times import rfc3339, rfc3339_or_none
 from muster.contract.views import with_times
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
-
-
-class Point(Reply):
-    """contract.signals.StepRecord; a number that is not finite is null."""
-
-    attempt: int
-    step: int
-    at: Time | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-    lr: float | None = None
-    tokens: int | None = None
-    tokens_per_second: float | None = None
-    step_seconds: float | None = None
-    data_wait_seconds: float | None = None
-    mfu: float | None = None
-    memory_bytes: int | None = None
-    evaluation_loss: float | None = None
-    values: dict[str, float] = Field(default={})
-    evaluation_values: dict[str, float] = Field(default={})
-
-
-class EvaluationPoint(Reply):
-    step: int
-    attempt: int
-    loss: float | None
-    values: dict[str, float] = Field(default={})
-    at: Time | None = None
-
-
-class History(Reply):
-    """`total` is how many steps were recorded after `afterStep`, before they were thinned out."""
-
-    points: list[Point]
-    evaluations: list[EvaluationPoint]
-    total: int
-    downsampled: bool
 
 
 _POINT = {

@@ -16,10 +16,10 @@ from muster.api.jobs.examples import AT
 from muster.api.jobs.routes import JobId, reads
 from muster.api.jobs.submission import folder_of
 from muster.api.openapi import problems, shown
-from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
 from muster.contract.address import Address
 from muster.contract.base import UserError
+from muster.contract.replies import SamplesReply
 from muster.contract.samples import SAMPLES, Samples, samples_key, step_of_samples
 from muster.contract.times import rfc3339
 from muster.storage.errors import NotFound, StorageError
@@ -40,13 +40,6 @@ _EXAMPLE: dict[str, Any] = {
     ],
     "total": 6,
 }
-
-
-class SamplesReply(Reply):
-    """`total` evaluations have samples; `items` holds the newest of them, oldest first."""
-
-    items: list[Samples]
-    total: int
 
 
 @router.get(

@@ -13,42 +13,16 @@ from muster.api.jobs.examples import AT, FAILURE, UID
 from muster.api.jobs.routes import JobId, reads
 from muster.api.mirror import status_of
 from muster.api.openapi import problems, shown
-from muster.api.reply import Reply
 from muster.api.services import ServicesDependency
 from muster.api.tables import JobRow
 from muster.contract.advice import advice, unreadable
-from muster.contract.base import Time, dump
-from muster.contract.status import Failure, Phase, Restarts
+from muster.contract.base import dump
+from muster.contract.replies import Why
+from muster.contract.status import Phase, Restarts
 from muster.contract.times import rfc3339
 from muster.contract.views import with_times
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
-
-
-class QueuePlace(Reply):
-    """`position` 1 is next. Jobs queue by priority, then by age; those that need less may still go first."""
-
-    position: int
-    ahead: int
-    queued: int
-
-
-class Why(Reply):
-    """Why a job is where it is: `code` for programs, `because` in words, `since` when it has been in its phase. No
-    attempt begins before `retry_at`; `next` says what to do."""
-
-    id: str
-    name: str
-    phase: str
-    code: str
-    because: str
-    since: Time
-    attempt: int
-    queue: QueuePlace | None
-    last_failure: Failure | None
-    retry_at: Time | None
-    restarts: Restarts
-    next: list[str]
 
 
 _EXAMPLE: dict[str, Any] = {
