@@ -16,7 +16,7 @@ SHARED = {
     "secrets": ("api", "operator"),
     "web": ("api",),  # served by the same process
 }
-ROOMS = ("contract", *SHARED, "api", "cli", "agent", "operator", "trainer")
+ROOMS = ("contract", *SHARED, "api", "client", "cli", "agent", "operator", "trainer")
 CODE_FOLDERS = (*SOURCE_ROOTS, "tests", "tools", "benchmarks", "migrations", "examples")
 
 

@@ -25,6 +25,7 @@ EMPTY_HOUSE = {
     "services/muster/cli/__init__.py": "",
     "services/muster/web/__init__.py": "",
     "services/muster/web/api.py": "import muster.api\n",
+    "services/muster/client/__init__.py": "",
     "operator/muster/operator/__init__.py": "",
     "operator/muster/operator/runner.py": "import muster.operator.world\n",
     "operator/muster/operator/world.py": "import muster.operator.core.decide\n",

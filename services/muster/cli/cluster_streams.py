@@ -7,24 +7,15 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from muster.cli.cluster_objects import ClusterObjects
 from muster.cli.cluster_views import event_view, status_of
+from muster.client.exchange import StreamEvent
 from muster.contract.status import Phase
 
 POLL_SECONDS = 1.0
 ENDED = {str(phase) for phase in Phase if phase.terminal}
-
-
-@dataclass(frozen=True)
-class StreamEvent:
-    """As a server-sent event: what kind of news, and its JSON."""
-
-    event: str
-    data: str
-    id: str = ""
 
 
 def events_after(

@@ -21,17 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import processes
-from muster.cli.address import Server, own_token
 from muster.cli.demo_checks import Evidence, Kill
 from muster.cli.errors import CliError, Exit, usage
 from muster.cli.output import say
+from muster.client.address import Server, own_token
+from muster.client.errors import MusterError
 from muster.contract.layout import State
 from muster.contract.names import HEARTBEAT, heartbeat_rank
 from muster.contract.signals import Heartbeat
 
 if TYPE_CHECKING:
-    from muster.cli.client import Client
     from muster.cli.follow import Moment
+    from muster.client.connection import Connection
 
 START_SECONDS_MAX = 40.0
 STOP_SECONDS_MAX = 50.0
@@ -75,10 +76,10 @@ def submit_and_watch(platform: Platform, job_file: Path, kills: bool = True, sam
 
     If `kills`, a rank is killed on the way. If `sample`, text is generated from the best commit.
     """
-    from muster.cli.client import Client
     from muster.cli.submit import ask_for_plan, prepare, send
+    from muster.client.connection import Connection
 
-    with Client(platform.server) as client:
+    with Connection(platform.server) as client:
         document = prepare(str(job_file), None, [], local=True)
         ask_for_plan(client, document)
         job = send(client, document)
@@ -91,7 +92,7 @@ def submit_and_watch(platform: Platform, job_file: Path, kills: bool = True, sam
         return _gather(client, platform, job["id"], kill, sample)
 
 
-def _watch_and_kill(client: Client, job: dict[str, Any], state: State, kills: bool) -> Kill | None:
+def _watch_and_kill(client: Connection, job: dict[str, Any], state: State, kills: bool) -> Kill | None:
     """Watch to the end; on the way, once there is something to lose, kill a rank, if asked to."""
     from muster.cli.follow import Display, moments
 
@@ -137,7 +138,7 @@ def _last_rank(folder: Path) -> Heartbeat | None:
     return Heartbeat.model_validate_json((folder / HEARTBEAT.format(rank=max(ranks))).read_text()) if ranks else None
 
 
-def _gather(client: Client, platform: Platform, job_id: str, kill: Kill | None, wants_sample: bool) -> Evidence:
+def _gather(client: Connection, platform: Platform, job_id: str, kill: Kill | None, wants_sample: bool) -> Evidence:
     """The API's records of the ended job, once the database mirrors all of them."""
     from muster.cli.watch import all_events
 
@@ -155,7 +156,7 @@ def _gather(client: Client, platform: Platform, job_id: str, kill: Kill | None, 
     )
 
 
-def _generate(client: Client, job_id: str) -> str:
+def _generate(client: Connection, job_id: str) -> str:
     folder = client.get(f"jobs/{job_id}/checkpoints")["uri"]
     say("Generating text from the best commit …", "dim")
     command = [sys.executable, "-m", "muster.trainer.convert.generate", "--checkpoint", folder, "--step", "best"]
@@ -174,10 +175,10 @@ def _generate(client: Client, job_id: str) -> str:
     return result.stdout
 
 
-def _cancel(client: Client, job_id: str) -> None:
+def _cancel(client: Connection, job_id: str) -> None:
     """So that workers end by themselves before the platform does; what stays is swept."""
-    with contextlib.suppress(CliError, KeyboardInterrupt):
-        client.patience_seconds = 2
+    with contextlib.suppress(MusterError, KeyboardInterrupt):
+        client.exchange.patience_seconds = 2
         client.post(f"jobs/{job_id}:cancel")
         deadline = time.monotonic() + 15
         while client.get(f"jobs/{job_id}")["status"]["phase"] != "Cancelled" and time.monotonic() < deadline:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
+
+from muster.client.errors import InvalidRequest, MusterError, Unavailable
 
 if TYPE_CHECKING:  # pydantic comes with it, and `--help` should not wait for that
     from muster.contract.base import Problem
@@ -29,21 +31,25 @@ class Fault:
     setting: str = ""  # `--set PATH=VALUE`
 
 
-@dataclass
-class CliError(Exception):
+class CliError(MusterError):
     """A command can't go on. The handler in main.py shows it and exits with `exit_code`.
 
     `what` is one sentence and `code` its stable name for programs. The faults name lines of `file`. `next_step` says
     what to do, often by a command; `details` go into the JSON form alone.
     """
 
-    what: str
-    exit_code: Exit = Exit.FAILED
-    code: str = "error"
-    file: str = ""
-    faults: tuple[Fault, ...] = ()
-    next_step: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        what: str,
+        exit_code: Exit = Exit.FAILED,
+        code: str = "error",
+        file: str = "",
+        faults: tuple[Fault, ...] = (),
+        next_step: str = "",
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(what, code, tuple(fault.problem for fault in faults), next_step, details or {})
+        self.exit_code, self.file, self.faults = exit_code, file, faults
 
     def __str__(self) -> str:
         return self.what
@@ -68,17 +74,26 @@ class CliError(Exception):
         return {"error": error | self.details}
 
 
-class Unreachable(CliError):
-    """No answer from the server, after retries."""
+def cli_error(error: MusterError) -> CliError:
+    """The client's error in the words of the commands: with an exit code, options and what to type next."""
+    if isinstance(error, CliError):
+        return error
+    unavailable, invalid = isinstance(error, Unavailable), isinstance(error, InvalidRequest)
+    exit_code = Exit.UNREACHABLE if unavailable else Exit.USAGE if invalid else Exit.FAILED
+    what, problems = error.what, error.problems
+    if error.code == "invalid_parameter" and problems:  # of a query: what an option says
+        what, problems = "; ".join(str(problem).replace("query.", "--", 1) for problem in problems), ()
+    next_step = _COMMANDS.get(error.code) or error.next_step.replace(" by MUSTER_", " with --server or MUSTER_")
+    faults = tuple(Fault(problem) for problem in problems)
+    return CliError(what, exit_code, error.code, faults=faults, next_step=next_step, details=error.details)
 
-    def __init__(self, server: str, reason: str, next_step: str = "") -> None:
-        super().__init__(
-            what=f"no Muster answers at {server}: {reason}",
-            exit_code=Exit.UNREACHABLE,
-            code="unreachable",
-            next_step=next_step or "start one with `muster up`, or name another with --server or MUSTER_SERVER",
-            details={"server": server},
-        )
+
+# What to do next, by the code of an error, where a command does it.
+_COMMANDS = {
+    "job_not_found": "`muster ls` lists the jobs",
+    "project_not_found": "`muster whoami` says which projects there are for you; `--project` names another",
+    "name_taken": "`--name` submits it under another name; `muster get` shows the one that has it",
+}
 
 
 def usage(what: str, next_step: str = "", code: str = "usage") -> CliError:

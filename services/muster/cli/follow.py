@@ -9,88 +9,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import Exit
 from muster.cli.options import command_prefix
 from muster.cli.output import json_wanted, print_json_line, say
 from muster.cli.output import messages as console
 from muster.cli.plot import sparkline
-from muster.cli.render import ENDED, PHASE_STYLE, format_event, format_progress, format_progress_line, unicode_ok
+from muster.cli.render import PHASE_STYLE, format_event, format_progress, format_progress_line, unicode_ok
+from muster.client import following
+from muster.client.exchange import StreamEvent
+from muster.client.following import Moment
+from muster.client.steps import walk
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from muster.cli.options import JobsClient
 
-POLL_SECONDS = 0.5
 PLAIN_LINE_SECONDS = 10.0
 # What the live line says anyway, or what the reader has just done.
 _QUIET_EVENTS = {"job.created", "job.queued", "job.running", "job.starting", "job.waiting", "job.stopping"}
 
 
-@dataclass(frozen=True)
-class Moment:
-    """What is new since the last look: the whole job, and the events and steps that came since.
-
-    The status reports progress every few seconds; the steps are as new as the workers' own records.
-    """
-
-    job: dict[str, Any]
-    events: tuple[dict[str, Any], ...] = ()
-    steps: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = self.job["status"]
-        return status
-
-    @property
-    def phase(self) -> str:
-        return str(self.status["phase"])
-
-    @property
-    def progress(self) -> dict[str, Any]:
-        """As in the status, brought up to date by the newest step."""
-        told: dict[str, Any] = self.status.get("progress") or {}
-        if not self.steps or self.ended:
-            return told
-        newest, recent = self.steps[-1], self.steps[-8:]
-        # Step 0 is an evaluation before the first step: nothing is known of the speed yet.
-        known = [seconds for step in recent if (seconds := step.get("stepSeconds"))]
-        left = newest["steps"] - newest["step"] if newest.get("steps") and known else None
-        live = {key: newest.get(key) for key in ("step", "steps", "loss", "tokensPerSecond")}
-        return told | live | {"etaSeconds": left * sum(known) / len(known) if left is not None else None}
-
-    @property
-    def ended(self) -> bool:
-        return self.phase in ENDED
-
-
 def moments(client: JobsClient, job_id: str, after_event: int = 0) -> Iterator[Moment]:
     """A look every half second; the last one is of the ended job, with its last events."""
-    steps: tuple[dict[str, Any], ...] = ()
-    while True:
-        job = client.get(f"jobs/{job_id}")  # before the events: what the job says has its event by then
-        news = client.get(f"jobs/{job_id}/events", after=after_event, limit=500)["items"]
-        after_event = max([after_event, *(event["id"] for event in news)])
-        steps = _newest_steps(client, job, steps)
-        moment = Moment(job, tuple(news), steps)
-        yield moment
-        if moment.ended:
-            return
-        time.sleep(POLL_SECONDS)
-
-
-def _newest_steps(
-    client: JobsClient, job: dict[str, Any], before: tuple[dict[str, Any], ...]
-) -> tuple[dict[str, Any], ...]:
-    """Steps of the running attempt since the last look, or that look's again where there are none."""
-    attempt = job["status"]["attempt"]
-    if job["status"]["phase"] != "Running":
-        return ()
-    known = [step for step in before if step["attempt"] == attempt]
-    after = known[-1]["step"] if known else job["status"]["resumeStep"]
-    points = client.get(f"jobs/{job['id']}/metrics", afterStep=after, points=500)["points"]
-    return tuple(point for point in points if point["attempt"] == attempt and point["step"] > after) or tuple(known)
+    return walk(following.moments(job_id, after_event), lambda ask: client.get(ask.path, **ask.params))
 
 
 @dataclass
@@ -211,7 +153,7 @@ def conclude(job: dict[str, Any]) -> Exit:
 def follow_log(client: JobsClient, job_id: str, params: dict[str, Any], label_workers: bool) -> None:
     """Print log lines as they are written, attempt after attempt, until the job ends."""
     for event in client.stream(f"jobs/{job_id}/logs", follow="true", **params):
-        document = _json(event.data)
+        document = _document(event)
         if json_wanted():
             print_json_line({"event": event.event, **document})
         elif event.event == "log":
@@ -225,7 +167,7 @@ def follow_log(client: JobsClient, job_id: str, params: dict[str, Any], label_wo
 
 def follow_events(client: JobsClient, job_id: str, after: int, kinds: list[str]) -> None:
     for event in client.stream(f"jobs/{job_id}/events", last_id=str(after), follow="true", type=kinds):
-        document = _json(event.data)
+        document = _document(event)
         if event.event == "end":
             say(f"--- {document['phase']} ---", "bold")
         elif json_wanted():
@@ -240,11 +182,6 @@ def print_line(line: str) -> None:
         print(line, flush=True)
 
 
-def _json(text: str) -> dict[str, Any]:
-    import json
-
-    try:
-        document = json.loads(text)
-    except ValueError:
-        raise CliError(f"the server sent a stream event that is not JSON: {text[:100]!r}", code="bad-event") from None
+def _document(event: StreamEvent) -> dict[str, Any]:
+    document = event.json()
     return document if isinstance(document, dict) else {}

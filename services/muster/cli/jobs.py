@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import Exit, cli_error
 from muster.cli.options import Job, Jobs, Json, Project, Server, Settings, connect
 from muster.cli.output import json_wanted, print_json, say
+from muster.client.errors import MusterError, Unavailable
 
 if TYPE_CHECKING:
     from muster.cli.options import JobsClient
@@ -78,8 +79,8 @@ def estimate(
 
     try:
         client = None if here else connect(server)
-    except CliError as error:
-        if server is not None or error.exit_code != Exit.UNREACHABLE:
+    except MusterError as error:
+        if server is not None or not isinstance(error, Unavailable):
             raise
         client = None
     document = submission.prepare(file, None, settings or [], client is None or client.server.local)
@@ -247,7 +248,8 @@ def rm(
                 client.delete(f"jobs/{job_id}", checkpoints="true" if checkpoints else None)
                 gone.append(job_id)
                 say(f"{name} is deleted")
-            except CliError as error:
+            except MusterError as raised:
+                error = cli_error(raised)
                 if error.exit_code == Exit.UNREACHABLE or len(jobs) == 1:
                     raise
                 errors.append(error)
@@ -274,7 +276,8 @@ def _act(
                 job = _until(client, job, done) if wait else job
                 answered.append(job)
                 say(f"{job['metadata']['name']} {_now(job, words)}")
-            except CliError as error:
+            except MusterError as raised:
+                error = cli_error(raised)
                 if error.exit_code == Exit.UNREACHABLE or len(names) == 1:
                     raise
                 errors.append((name, error))

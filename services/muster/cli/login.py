@@ -22,13 +22,13 @@ def login(
     json: Json = False,
 ) -> None:
     """Sign in by the server's OpenID Connect provider, and stay so while the provider renews it."""
-    from muster.cli.address import find_server
-    from muster.cli.client import Client
-    from muster.cli.signed_in import ask, keep, kept_from
     from muster.cli.signing_in import by_browser, by_code
+    from muster.client.address import find_server
+    from muster.client.connection import Connection
+    from muster.client.signed_in import ask, keep, kept_from
 
     here = find_server(server, signing_in=True)
-    with Client(here) as client:
+    with Connection(here) as client:
         where = client.get("sign-in")
     about = ask("GET", f"{where['issuer'].rstrip('/')}/.well-known/openid-configuration")
     if about.get("issuer") != where["issuer"]:
@@ -36,7 +36,7 @@ def login(
     answer = by_browser(about, where) if browser else by_code(about, where)
     kept = kept_from(here.url, where["clientId"], str(about["token_endpoint"]), answer)
     keep(kept)
-    with Client(find_server(server)) as client:
+    with Connection(find_server(server)) as client:
         me = client.get("me")
     if json:
         print_json(me)
@@ -47,8 +47,8 @@ def login(
 
 def logout(server: Server = None, json: Json = False) -> None:
     """Forget the sign-in of `muster login` on this machine; the provider's own goes on."""
-    from muster.cli.address import find_server
-    from muster.cli.signed_in import forget
+    from muster.client.address import find_server
+    from muster.client.signed_in import forget
 
     url = find_server(server, signing_in=True).url
     gone = forget(url)

@@ -28,9 +28,10 @@ from muster.cli import (
     usage,
     watch,
 )
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, Exit, cli_error
 from muster.cli.options import choose_cluster
 from muster.cli.output import show_error
+from muster.client.errors import MusterError
 
 EXIT_CODES = "Exit codes: 0 done · 1 the job failed or the server said no · 2 bad input · 3 no server · 130 Ctrl-C"
 
@@ -118,7 +119,8 @@ def main() -> None:
     """The console script."""
     try:
         app(prog_name="muster")
-    except CliError as error:
+    except MusterError as raised:
+        error = cli_error(raised)
         show_error(error)
         sys.exit(int(error.exit_code))
     except KeyboardInterrupt:

@@ -15,11 +15,11 @@ from muster.cli.output import json_wanted, say, use_json
 
 def _job_names(incomplete: str) -> list[str]:
     """For shell completion: quiet and quick, whatever is wrong."""
-    from muster.cli.address import find_server
-    from muster.cli.client import Client
+    from muster.client.address import find_server
+    from muster.client.connection import Connection
 
     try:
-        with Client(find_server(None), patience_seconds=1) as client:
+        with Connection(find_server(None), patience_seconds=1) as client:
             names = [job["name"] for page in client.job_pages(200) for job in page]
     except Exception:  # a shell that completes must not print tracebacks
         return []
@@ -47,7 +47,7 @@ Settings = Annotated[
 
 
 class JobsClient(Protocol):
-    """Who answers a command: the API (`client.Client`), or a cluster itself (`cluster_client.ClusterClient`)."""
+    """Who answers a command: the API (the client's Connection), or a cluster (`cluster_client.ClusterClient`)."""
 
     @property
     def server(self) -> Answering: ...
@@ -120,13 +120,15 @@ def connect(server: str | None, patience_seconds: float = 20.0) -> JobsClient:
         return ClusterClient(connect_cluster(_CHOSEN.context, _CHOSEN.namespace))
     if _CHOSEN.namespace is not None:
         raise usage("--namespace is for --context: a server knows the namespaces of its jobs", code="namespace")
-    from muster.cli.address import find_server
-    from muster.cli.client import Client
+    from muster.client.address import find_server
+    from muster.client.connection import Connection
 
     found = find_server(server)
     if found.token and not found.local and found.url.startswith("http://"):
         say(f"warning: the token goes to {found.url} unencrypted; use https://", "yellow")
-    return Client(found, patience_seconds, waiting=lambda reason: say(f"waiting for {found.url}: {reason}", "yellow"))
+    return Connection(
+        found, patience_seconds, waiting=lambda reason: say(f"waiting for {found.url}: {reason}", "yellow")
+    )
 
 
 __all__ = [

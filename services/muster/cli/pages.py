@@ -17,7 +17,7 @@ def open(job: MaybeJob = None, server: Server = None, json: Json = False) -> Non
     """Open the pages in a browser, or say where they are. They ask for a token once."""
     import webbrowser
 
-    from muster.cli.address import find_server
+    from muster.client.address import find_server
 
     if chosen_cluster()[0] is not None:
         raise usage("--context speaks to a cluster, which has no pages: Muster's API has, and --server names it")

@@ -52,7 +52,7 @@ def up(
     Stopping it (Ctrl-C) stops no training: jobs go on, and the next `muster up` on the same state folder adopts them.
     """
     from muster.cli import up as story
-    from muster.cli.address import state_folder
+    from muster.client.address import state_folder
 
     options = story.PlatformOptions(
         state_folder(state), host, port, nodes, gpus_per_node, stop_jobs, parent_pid, prometheus_url, operator_port
@@ -63,7 +63,7 @@ def up(
 def down(state: StateFolder = None, json: Json = False) -> None:
     """Stop the `muster up` of this machine. Jobs go on, unless it was started with --stop-jobs."""
     from muster.cli import up as story
-    from muster.cli.address import state_folder
+    from muster.client.address import state_folder
 
     story.down(state_folder(state))
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from muster.cli.errors import CliError
 from muster.cli.options import JobsClient, Json, Server, Settings, connect
 from muster.cli.output import answers, print_json, say
 from muster.cli.table import Table
+from muster.client.errors import MusterError
 
 app = typer.Typer(help="Projects: what owns jobs, who works there, what their jobs may name.", no_args_is_help=True)
 
@@ -103,7 +103,7 @@ def _limits(client: JobsClient, project: str) -> dict[str, Any]:
     """Those that the project has; none if it is still to be made."""
     try:
         limits: dict[str, Any] = client.get(f"projects/{project}")["limits"]
-    except CliError as error:
+    except MusterError as error:
         if error.code != "project_not_found":
             raise
         return {}

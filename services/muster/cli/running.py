@@ -1,4 +1,4 @@
-"""Who runs on a state folder: up.json says it, and the lock on it says whether that is still true."""
+"""The lock of the `muster up` that runs on a state folder: held as long as it lives."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 
 from muster.cli.errors import CliError, usage
+from muster.client.running import Running, read_running, who
 from muster.contract.layout import State
 from muster.local.private import make_private_folder
 
-
-@dataclass(frozen=True)
-class Running:
-    """A `muster up`, by its process id. `url` is empty until it answers for the first time."""
-
-    pid: int
-    url: str
-    started_at: float = 0.0
+__all__ = ["Lock", "Running", "already_running", "who"]
 
 
 class Lock:
@@ -34,10 +27,10 @@ class Lock:
         self.state = state
         self.file = _open(state)
         if not _take(self.file):
-            other = _read(state.running)
+            other = read_running(state.running)
             os.close(self.file)
             raise already_running(state, other)
-        self.crashed_before = _read(state.running) is not None
+        self.crashed_before = read_running(state.running) is not None
         self.write(Running(os.getpid(), "", time.time()))
 
     def write(self, running: Running) -> None:
@@ -48,21 +41,6 @@ class Lock:
     def release(self) -> None:
         os.ftruncate(self.file, 0)
         os.close(self.file)
-
-
-def who(state: State) -> Running | None:
-    """The `muster up` that lives on this folder; None when there is none, whatever the file says."""
-    try:
-        file = os.open(state.running, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return _read(state.running)
-    finally:
-        os.close(file)
-    return None
 
 
 def already_running(state: State, other: Running | None) -> CliError:
@@ -98,11 +76,3 @@ def _take(file: int) -> bool:
         except OSError:
             time.sleep(0.005)
     return False
-
-
-def _read(path: Path) -> Running | None:
-    try:
-        document = json.loads(path.read_text())
-        return Running(int(document["pid"]), str(document["url"]), float(document["started_at"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

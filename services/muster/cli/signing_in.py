@@ -15,7 +15,7 @@ from typing import Any
 
 from muster.cli.errors import CliError
 from muster.cli.output import say
-from muster.cli.signed_in import ask
+from muster.client.signed_in import ask
 
 DEVICE = "urn:ietf:params:oauth:grant-type:device_code"
 BROWSER_SECONDS_MAX = 300.0

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from muster.cli import formatting
-from muster.cli.errors import CliError, Exit
+from muster.cli.errors import CliError, Exit, cli_error
 from muster.cli.job_file import JobFile, read_job_file, set_value
 from muster.cli.options import command_prefix
 from muster.cli.output import answers, json_wanted, print_json, say
 from muster.cli.paths import make_absolute
 from muster.cli.table import Table
+from muster.client.errors import MusterError
 from muster.contract.names import Label
 
 if TYPE_CHECKING:
@@ -97,10 +98,11 @@ def placed(file: JobFile) -> Iterator[None]:
     """Adds file and lines to the faults that the server names by path."""
     try:
         yield
-    except CliError as error:
+    except MusterError as raised:
+        error = cli_error(raised)
         error.faults = tuple(file.fault(fault.problem) for fault in error.faults)
         error.file = file.name if error.faults else error.file
-        raise
+        raise error from None
 
 
 def _refused(plan: dict[str, Any], file: JobFile) -> CliError:

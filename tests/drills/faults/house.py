@@ -23,8 +23,8 @@ from tests.polling import eventually
 from tests.ports import free_port
 
 from muster.cli import processes as platform_processes
-from muster.cli.address import Server, own_token
-from muster.cli.client import Client
+from muster.client.address import Server, own_token
+from muster.client.connection import Connection
 from muster.contract.layout import State
 from muster.contract.names import HEARTBEAT, STEP_LOG
 from muster.contract.signals import Heartbeat, StepRecord
@@ -84,7 +84,7 @@ class Platform:
         line = self.process.stdout.readline() if readable else b""
         if not line:
             raise RuntimeError(f"the platform did not start: {(self.state.root / 'up.log').read_text()[-2000:]}")
-        self.client = Client(Server(json.loads(line)["url"], "the drill", own_token(self.state)))
+        self.client = Connection(Server(json.loads(line)["url"], "the drill", own_token(self.state)))
         self.cluster = LocalCluster(self.state.cluster)
 
     def stop(self) -> list[str]:

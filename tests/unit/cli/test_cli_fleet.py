@@ -11,8 +11,8 @@ import pytest
 from muster.api.fleet.routes import _NODES, _QUEUES
 from muster.api.usage.routes import _EXAMPLE
 from muster.cli import fleet, usage
-from muster.cli.address import Server
-from muster.cli.client import Client
+from muster.client.address import Server
+from muster.client.connection import Connection
 
 ANSWERS: dict[str, Any] = {
     "/api/v1/queues": _QUEUES,
@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return httpx2.Response(200, json=ANSWERS[request.url.path])
 
     for module in (fleet, usage):
-        client = lambda _: Client(Server("http://127.0.0.1:1", "t"), transport=httpx2.MockTransport(answer))  # noqa: E731
+        client = lambda _: Connection(Server("http://127.0.0.1:1", "t"), transport=httpx2.MockTransport(answer))  # noqa: E731
         monkeypatch.setattr(module, "connect", client)
     return paths
 

@@ -8,6 +8,7 @@ import pytest
 from muster.cli import follow, output
 from muster.cli.errors import Exit
 from muster.cli.follow import Display, Moment, conclude, moments
+from muster.client import following
 
 JOB_ID = "6f1f7a0e-8f0a-4c6e-9a55-0d0f3c1c3a11"
 
@@ -41,7 +42,7 @@ class FakeApi:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "POLL_SECONDS", 0)
+    monkeypatch.setattr(following, "POLL_SECONDS", 0)
 
 
 def test_each_look_brings_what_is_new() -> None:

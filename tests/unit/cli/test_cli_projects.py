@@ -6,8 +6,8 @@ import httpx2
 import pytest
 
 from muster.cli import projects
-from muster.cli.address import Server
-from muster.cli.client import Client
+from muster.client.address import Server
+from muster.client.connection import Connection
 
 QUOTA = {"gpus": 64, "gangs": 8, "person": {"gpus": 16}}
 NLP = {"name": "nlp", "namespace": "nlp", "role": "admin", "limits": {"gangSizes": [1, 2], "quota": QUOTA}}
@@ -23,8 +23,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             bodies.append(httpx2.Response(200, content=request.content).json())
         return httpx2.Response(200, json={"items": []} if request.url.path.endswith("/members") else NLP)
 
-    def connect(_: str | None) -> Client:
-        return Client(Server("http://127.0.0.1:1", "test"), transport=httpx2.MockTransport(answer))
+    def connect(_: str | None) -> Connection:
+        return Connection(Server("http://127.0.0.1:1", "test"), transport=httpx2.MockTransport(answer))
 
     monkeypatch.setattr(projects, "connect", connect)
     return bodies

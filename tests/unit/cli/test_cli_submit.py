@@ -8,11 +8,11 @@ import httpx2
 import pytest
 
 from muster.cli import submit
-from muster.cli.address import Server
-from muster.cli.client import Client
 from muster.cli.errors import CliError, Exit
 from muster.cli.job_file import read_job_file
 from muster.cli.output import show_error
+from muster.client.address import Server
+from muster.client.connection import Connection
 
 TEXT = """\
 metadata: {name: mine}
@@ -141,9 +141,9 @@ def test_one_of_a_thing_is_not_told_as_many(capsys: pytest.CaptureFixture[str]) 
     assert "length 1 step" in rows
 
 
-def answering(status: int, body: dict[str, Any]) -> Client:
+def answering(status: int, body: dict[str, Any]) -> Connection:
     transport = httpx2.MockTransport(lambda _: httpx2.Response(status, json=body))
-    return Client(Server("http://127.0.0.1:1", "test"), transport=transport)
+    return Connection(Server("http://127.0.0.1:1", "test"), transport=transport)
 
 
 def test_what_the_server_refuses_gets_file_and_line(file: Path) -> None:

@@ -7,9 +7,10 @@ import httpx2
 import pytest
 
 from muster.cli import checkpoints, jobs, tokens
-from muster.cli.address import Server
-from muster.cli.client import Client
 from muster.cli.errors import CliError
+from muster.client.address import Server
+from muster.client.connection import Connection
+from muster.client.errors import Unreachable
 
 ID, OLDER = "0c2c31c1-96f9-4f3c-8a39-5b2f9a0f4d11", "11111111-96f9-4f3c-8a39-5b2f9a0f4d11"
 
@@ -26,8 +27,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], list[t
             found = answers[f"{request.method} {asked[-1][1]}"]
             return httpx2.Response(204) if found is None else httpx2.Response(200, json=found)
 
-        def made(_: str | None) -> Client:
-            return Client(Server("http://127.0.0.1:1", "test"), transport=httpx2.MockTransport(answer))
+        def made(_: str | None) -> Connection:
+            return Connection(Server("http://127.0.0.1:1", "test"), transport=httpx2.MockTransport(answer))
 
         for module in (tokens, checkpoints, jobs):
             monkeypatch.setattr(module, "connect", made)
@@ -59,9 +60,9 @@ def test_a_lost_answer_makes_no_second_token(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(request)
         raise httpx2.ReadError("the connection broke")
 
-    made = Client(Server("http://127.0.0.1:1", "test"), transport=httpx2.MockTransport(lost))
+    made = Connection(Server("http://127.0.0.1:1", "test"), transport=httpx2.MockTransport(lost))
     monkeypatch.setattr(tokens, "connect", lambda _: made)
-    with pytest.raises(CliError, match="the connection broke"):
+    with pytest.raises(Unreachable, match="the connection broke"):
         tokens.create("ci")
     assert len(asked) == 1
 

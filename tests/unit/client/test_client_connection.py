@@ -1,4 +1,4 @@
-"""The client: one submission however often it is retried, and the server's problems in our words."""
+"""A connection: one submission however often it is sent again, and the server's problems as errors."""
 
 import contextlib
 import json
@@ -11,10 +11,11 @@ import httpx2
 import pytest
 
 from muster.api.errors import invalid_parameter, problem_body
-from muster.cli import client as module
-from muster.cli.address import Server
-from muster.cli.client import Client, problem_error
-from muster.cli.errors import CliError, Exit, Unreachable
+from muster.cli.errors import Exit, cli_error
+from muster.client import exchange as module
+from muster.client.address import Server
+from muster.client.connection import Connection
+from muster.client.errors import Busy, MusterError, NotFound, Unreachable, refusal
 from muster.contract.base import Problem
 from muster.contract.status import Phase
 from muster.contract.text import nearest
@@ -22,8 +23,8 @@ from muster.contract.text import nearest
 JOB_ID = "6f1f7a0e-8f0a-4c6e-9a55-0d0f3c1c3a11"
 
 
-def client(answer: Callable[[httpx2.Request], httpx2.Response], token: str | None = None, **more: Any) -> Client:
-    return Client(Server("http://127.0.0.1:1", "test", token), transport=httpx2.MockTransport(answer), **more)
+def client(answer: Callable[[httpx2.Request], httpx2.Response], token: str | None = None, **more: Any) -> Connection:
+    return Connection(Server("http://127.0.0.1:1", "test", token), transport=httpx2.MockTransport(answer), **more)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ def test_no_server_is_said_at_once() -> None:
 
     with pytest.raises(Unreachable, match=r"no Muster answers at http://127.0.0.1:1: connection refused") as raised:
         client(answer).get("jobs")
-    assert (raised.value.exit_code, len(calls)) == (Exit.UNREACHABLE, 1)
+    assert (cli_error(raised.value).exit_code, len(calls)) == (Exit.UNREACHABLE, 1)
 
 
 def test_a_server_that_was_there_is_waited_for_as_long_as_patience_lasts() -> None:
@@ -87,9 +88,14 @@ def test_a_server_that_was_there_is_waited_for_as_long_as_patience_lasts() -> No
     patient = client(answer)
     assert [patient.get("x")["n"], patient.get("x")["n"]] == [1, 5]
     impatient = client(lambda _: httpx2.Response(503, json={"detail": "the database is away"}), patience_seconds=0)
-    with pytest.raises(CliError, match="the database is away") as raised:
+    with pytest.raises(Busy, match="the database is away"):
         impatient.get("x")
-    assert raised.value.exit_code == Exit.UNREACHABLE
+
+
+def test_an_action_is_asked_for_at_its_own_address() -> None:
+    """`jobs:estimate` was read as an address of the scheme `jobs`: `muster estimate` asked for /api/v1/estimate."""
+    asked = client(lambda request: httpx2.Response(200, json=str(request.url)))
+    assert asked.post("jobs:estimate") == "http://127.0.0.1:1/api/v1/jobs:estimate"
 
 
 def test_a_token_is_sent_and_nothing_where_there_is_none() -> None:
@@ -116,7 +122,7 @@ def test_a_token_is_sent_and_nothing_where_there_is_none() -> None:
     ],
 )
 def test_every_refusal_has_an_exit_code(status: int, exit_code: Exit) -> None:
-    assert problem_error(status, {}, Server("http://x", "test")).exit_code == exit_code
+    assert cli_error(refusal(status, {}, "http://x")).exit_code == exit_code
 
 
 def test_a_problem_keeps_all_that_the_server_said() -> None:
@@ -126,7 +132,7 @@ def test_a_problem_keeps_all_that_the_server_said() -> None:
         "requestId": "r-1",
         "errors": [{"path": "spec.x", "message": "unknown key", "didYouMean": "y"}, {"path": "", "message": "z"}],
     }
-    error = problem_error(422, body, Server("http://x", "test"))
+    error = cli_error(refusal(422, body, "http://x"))
     assert (error.what, error.code) == ("the job is not valid: 2 problems", "invalid_job")
     assert [fault.problem for fault in error.faults] == [Problem("spec.x", "unknown key", "y"), Problem("", "z")]
     assert error.document()["error"]["requestId"] == "r-1"
@@ -134,7 +140,7 @@ def test_a_problem_keeps_all_that_the_server_said() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>gateway</html>", b"[1]", b'"text"'])
 def test_an_answer_that_is_no_problem_document_is_still_an_error(body: bytes) -> None:
-    with pytest.raises(CliError, match=r"http://127.0.0.1:1 answered with status 500"):
+    with pytest.raises(MusterError, match=r"http://127.0.0.1:1 answered with status 500"):
         client(lambda _: httpx2.Response(500, content=body)).get("x")
 
 
@@ -147,7 +153,7 @@ def test_jobs_are_found_by_name_or_id() -> None:
     one = client(answer)
     assert one.job_id("mine") == JOB_ID
     assert one.job_id(JOB_ID.upper()) == JOB_ID
-    with pytest.raises(CliError, match="there is no job 'other'"):
+    with pytest.raises(NotFound, match="there is no job 'other'"):
         one.job_id("other")
 
 
@@ -204,9 +210,9 @@ def test_a_stream_with_nothing_left_ends() -> None:
 
 def test_a_refused_stream_is_an_error() -> None:
     problem = json.dumps({"code": "job_not_found", "detail": "no such job"}).encode()
-    with pytest.raises(CliError, match="no such job") as raised:
+    with pytest.raises(NotFound, match="no such job") as raised:
         list(client(lambda _: httpx2.Response(404, content=problem)).stream("jobs/x/events"))
-    assert raised.value.next_step == "`muster ls` lists the jobs"
+    assert cli_error(raised.value).next_step == "`muster ls` lists the jobs"
 
 
 def test_a_stream_of_nobody_is_unreachable() -> None:
@@ -249,7 +255,7 @@ def test_a_server_that_accepts_and_never_answers_is_said(drip: bytes, monkeypatc
     waits: list[str] = []
     with (
         silent_server(drip) as url,
-        Client(Server(url, "test"), waiting=waits.append) as asking,
+        Connection(Server(url, "test"), waiting=waits.append) as asking,
         pytest.raises(Unreachable, match=r"no answer within 1\.5 s") as raised,
     ):
         asking.get("jobs")
@@ -267,6 +273,6 @@ def test_a_stream_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_wrong_option_is_told_once_in_the_words_of_the_option() -> None:
     """It came as `query.phase`, twice, with the near word as Python shows a constant."""
     fault = invalid_parameter("query.phase", "'Runing' is not one of Queued, Running", nearest("Runing", Phase))
-    error = problem_error(422, problem_body(fault, "/api/v1/jobs", "x"), Server("http://127.0.0.1:1", "test"))
+    error = cli_error(refusal(422, problem_body(fault, "/api/v1/jobs", "x"), "http://127.0.0.1:1"))
     assert error.what == "--phase: 'Runing' is not one of Queued, Running. Did you mean 'Running'?"
     assert (error.faults, error.exit_code) == ((), Exit.USAGE)

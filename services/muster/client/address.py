@@ -1,16 +1,16 @@
-"""Which server a command talks to, and with which token."""
+"""Which server a program or a command talks to, and with which token."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from muster.cli import running
-from muster.cli.errors import CliError, Exit, usage
-from muster.cli.signed_in import token_for
+from muster.client import running
+from muster.client.errors import InvalidRequest, Unavailable
+from muster.client.signed_in import token_for
 from muster.contract.layout import State
 
 ENV_SERVER = "MUSTER_SERVER"
@@ -45,8 +45,9 @@ def state_folder(given: Path | None, environ: Mapping[str, str] = os.environ) ->
 
 
 def find_server(given: str | None, environ: Mapping[str, str] = os.environ, signing_in: bool = False) -> Server:
-    """--server, else MUSTER_SERVER, else the `muster up` that runs on this machine. Raises CliError (exit 3).
+    """The one that is `given`, else MUSTER_SERVER, else the `muster up` that runs on this machine.
 
+    Raises Unavailable where there is none, and InvalidRequest for an address or a token that can't be used.
     The token of that `muster up` is sent to no other server, and no token by whoever is `signing_in` anew.
     """
     state = state_folder(None, environ)
@@ -56,13 +57,18 @@ def find_server(given: str | None, environ: Mapping[str, str] = os.environ, sign
             url = _checked(named)
             return _opened(url, source, state if here and here.url == url else None, environ, signing_in)
     if here is None or not here.url:
-        raise CliError(
-            what="no Muster server is named, and none runs on this machine",
-            exit_code=Exit.UNREACHABLE,
-            code="no-server",
-            next_step="start one with `muster up`, or name one with --server or MUSTER_SERVER",
+        raise Unavailable(
+            "no Muster server is named, and none runs on this machine",
+            "no-server",
+            next_step="start one with `muster up`, or name one by MUSTER_SERVER",
         )
     return _opened(here.url, f"`muster up` on {state.root}", state, environ, signing_in)
+
+
+def server_for(given: str | None, token: str | None) -> Server:
+    """`find_server`, with this token where one is given."""
+    found = find_server(given)
+    return replace(found, token=token, signed_in=False) if token else found
 
 
 def _opened(url: str, source: str, own: State | None, environ: Mapping[str, str], signing_in: bool) -> Server:
@@ -90,16 +96,17 @@ def find_token(environ: Mapping[str, str] = os.environ) -> str | None:
 def _read_token(path: Path) -> str | None:
     try:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise usage(f"{path} holds a token and others may read it", f"chmod 600 {path}", "token-file-open")
+            what = f"{path} holds a token and others may read it"
+            raise InvalidRequest(what, "token-file-open", next_step=f"chmod 600 {path}")
         return path.read_text().strip() or None
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise usage(f"can't read the token in {path}: {error.strerror}", "", "token-file") from None
+        raise InvalidRequest(f"can't read the token in {path}: {error.strerror}", "token-file") from None
 
 
 def _checked(url: str) -> str:
     url = url.strip().rstrip("/")
     if not url.startswith(("http://", "https://")) or "@" in url:
-        raise usage(f"a server address looks like http://127.0.0.1:8642, not {url!r}", code="bad-server")
+        raise InvalidRequest(f"a server address looks like http://127.0.0.1:8642, not {url!r}", "bad-server")
     return url.removesuffix("/api/v1")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.cli.errors import CliError, Exit
+from muster.client.errors import NotAllowed, Unavailable
 
 EARLY_SECONDS = 60.0  # a sign-in is renewed so long before it expires: a request that begins now must not end too late
 ANSWER_SECONDS_MAX = 20.0
@@ -34,7 +34,7 @@ class SignedIn:
 
 
 def token_for(server: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """A token for the server, renewed where that is due; None where nobody is signed in. Raises CliError."""
+    """A token for the server, renewed where that is due; None where nobody is signed in. Raises NotAllowed."""
     path = _path(server, environ)
     kept = _read(path)
     if kept is None or time.time() < kept.expires_at - EARLY_SECONDS:
@@ -68,16 +68,17 @@ def forget(server: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def kept_from(server: str, client_id: str, token_endpoint: str, answer: Mapping[str, Any]) -> SignedIn:
-    """Of a token endpoint's answer. Raises CliError where there is no ID token in it."""
+    """Of a token endpoint's answer. Raises NotAllowed where there is no ID token in it."""
     token = answer.get("id_token")
     if not isinstance(token, str):
-        raise CliError("the provider gave no ID token: its client must have the scope openid", code="sign-in")
+        raise NotAllowed("the provider gave no ID token: its client must have the scope openid", code="sign-in")
     refresh = answer.get("refresh_token")
     return SignedIn(server, client_id, token_endpoint, token, refresh if refresh else None, _expires_at(token))
 
 
 def ask(method: str, url: str, form: Mapping[str, str] | None = None, may_fail: bool = False) -> dict[str, Any]:
-    """The provider's JSON answer. Raises CliError where there is none, or, unless it `may_fail`, for a refusal."""
+    """The provider's JSON answer. Raises Unavailable where there is none, and NotAllowed,
+    unless it `may_fail`, for a refusal."""
     import httpx2
 
     try:
@@ -85,10 +86,10 @@ def ask(method: str, url: str, form: Mapping[str, str] | None = None, may_fail: 
         answer = reply.json()
     except (httpx2.HTTPError, ValueError) as error:
         what = f"the sign-in's provider does not answer at {url.partition('?')[0]}: {error}"
-        raise CliError(what, Exit.UNREACHABLE, "sign-in") from None
+        raise Unavailable(what, "sign-in") from None
     if not isinstance(answer, dict) or (not reply.is_success and not (may_fail and "error" in answer)):
         where = url.partition("?")[0]
-        raise CliError(f"the sign-in's provider refuses ({reply.status_code}) at {where}", code="sign-in")
+        raise NotAllowed(f"the sign-in's provider refuses ({reply.status_code}) at {where}", code="sign-in")
     return answer
 
 
@@ -99,7 +100,9 @@ def _renewed(kept: SignedIn) -> SignedIn:
         if "id_token" in answer:
             same = {"refresh_token": kept.refresh_token}  # a provider that gives no new one means the old to stay
             return kept_from(kept.server, kept.client_id, kept.token_endpoint, same | answer)
-    raise CliError(f"the sign-in to {kept.server} has expired", code="sign-in", next_step="`muster login` begins anew")
+    raise NotAllowed(
+        f"the sign-in to {kept.server} has expired", code="sign-in", next_step="`muster login` begins anew"
+    )
 
 
 def _expires_at(token: str) -> float:
@@ -110,7 +113,7 @@ def _expires_at(token: str) -> float:
         body = token.split(".")[1]
         return float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])
     except (IndexError, KeyError, TypeError, ValueError):
-        raise CliError("the provider's ID token can't be read", code="sign-in") from None
+        raise NotAllowed("the provider's ID token can't be read", code="sign-in") from None
 
 
 def _read(path: Path) -> SignedIn | None:
@@ -119,7 +122,7 @@ def _read(path: Path) -> SignedIn | None:
     except FileNotFoundError:
         return None
     except (OSError, TypeError, ValueError):
-        raise CliError(f"{path} can't be read", code="sign-in", next_step="`muster login` makes it anew") from None
+        raise NotAllowed(f"{path} can't be read", code="sign-in", next_step="`muster login` makes it anew") from None
 
 
 def _path(server: str, environ: Mapping[str, str]) -> Path:

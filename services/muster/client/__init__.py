@@ -1,0 +1,68 @@
+"""Muster from Python: `from muster.client import Muster` (or `AsyncMuster`), and jobs are submitted and followed.
+
+What this package gives is loaded when it is first asked for: the command line stands on a part of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from muster.client.answers import LogLine, Metrics, Update
+    from muster.client.async_jobs import AsyncJob, AsyncJobs
+    from muster.client.async_muster import AsyncMuster
+    from muster.client.errors import (
+        Busy,
+        Conflict,
+        InvalidRequest,
+        JobFailed,
+        MusterError,
+        NotAllowed,
+        NotFound,
+        Refused,
+        Unavailable,
+        Unreachable,
+        WaitTimeout,
+    )
+    from muster.client.jobs import Job, Jobs
+    from muster.client.muster import Muster
+
+__all__ = [
+    "AsyncJob",
+    "AsyncJobs",
+    "AsyncMuster",
+    "Busy",
+    "Conflict",
+    "InvalidRequest",
+    "Job",
+    "JobFailed",
+    "Jobs",
+    "LogLine",
+    "Metrics",
+    "Muster",
+    "MusterError",
+    "NotAllowed",
+    "NotFound",
+    "Refused",
+    "Unavailable",
+    "Unreachable",
+    "Update",
+    "WaitTimeout",
+]
+
+_HOME = {
+    "answers": ("LogLine", "Metrics", "Update"),
+    "async_jobs": ("AsyncJob", "AsyncJobs"),
+    "async_muster": ("AsyncMuster",),
+    "jobs": ("Job", "Jobs"),
+    "muster": ("Muster",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((module for module, names in _HOME.items() if name in names), "errors")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

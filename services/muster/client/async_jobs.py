@@ -1,0 +1,188 @@
+"""Jobs for programs with asyncio: the methods of `jobs`, to be awaited."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from muster.client import operations
+from muster.client.answers import JobView, LogLine, Metrics, Update, Updates, log_line, parsed
+from muster.client.async_connection import AsyncConnection
+from muster.client.documents import JobSource, job_document
+from muster.client.errors import MusterError
+from muster.client.following import moments
+from muster.contract.estimate import Estimate
+from muster.contract.replies import AttemptList, CheckpointList, Event, JobSummary, Plan, SamplesReply, Why
+
+
+class AsyncJob(JobView):
+    """One job. What it shows is as of when it was last asked for; every method that asks raises MusterError."""
+
+    def __init__(self, connection: AsyncConnection, document: Mapping[str, Any]) -> None:
+        super().__init__(document)
+        self._connection = connection
+
+    async def refresh(self) -> AsyncJob:
+        """Ask for the job as it is now; returns this very job."""
+        self.document = await self._connection.run(operations.ask("GET", f"jobs/{self.id}"))
+        return self
+
+    # -- until it ends ------------------------------------------------------------------------------------------------
+
+    async def wait(
+        self, timeout_seconds: float | None = None, check: bool = True, progress: bool | None = None
+    ) -> AsyncJob:
+        """Wait until the job has ended, at most so many seconds; returns this very job.
+
+        Raises WaitTimeout, and JobFailed where the job does not succeed, unless `check` is False. In a notebook its
+        progress is shown meanwhile, unless `progress` is False.
+        """
+        await self._connection.run(operations.wait(self.id, timeout_seconds, check, self._watcher(progress)))
+        return self
+
+    async def follow(self) -> AsyncIterator[Update]:
+        """What is new about the job, every half second until it has ended; the last update is of its end."""
+        updates = Updates()
+        async for moment in self._connection.walk(moments(self.id)):
+            self.document = moment.job
+            yield updates.of(moment)
+
+    async def follow_events(self, after: int = 0, types: Sequence[str] = ()) -> AsyncIterator[Event]:
+        """Events as they happen, until the job has ended, over broken connections without a loss or a repetition."""
+        path = f"jobs/{self.id}/events"
+        async for told in self._connection.stream(path, str(after), follow=True, type=[*types]):
+            if told.event != "end":
+                yield parsed(Event, told.json())
+
+    async def follow_logs(
+        self, attempt: int | None = None, worker: int | None = None, tail: int | None = None
+    ) -> AsyncIterator[LogLine]:
+        """Lines as the worker writes them, or as all do, attempt after attempt until the job has ended."""
+        chosen: dict[str, Any] = {"attempt": attempt, "worker": "all" if worker is None else worker, "tail": tail}
+        async for told in self._connection.stream(f"jobs/{self.id}/logs", follow=True, **chosen):
+            if (line := log_line(told)) is not None:
+                yield line
+
+    # -- what is known of it ------------------------------------------------------------------------------------------
+
+    async def events(self, after: int = 0, types: Sequence[str] = ()) -> tuple[Event, ...]:
+        """What happened, oldest first: those after the event with the id `after`."""
+        found = await self._connection.run(operations.events(self.id, after, tuple(types)))
+        return tuple(parsed(Event, event) for event in found)
+
+    async def logs(self, attempt: int | None = None, worker: int = 0, tail: int | None = None) -> str:
+        """What the worker has written in the attempt (the newest one), or the last `tail` lines of it."""
+        return await self._connection.run(operations.log(self.id, attempt, worker, tail))
+
+    async def metrics(self, points: int = 10_000, after_step: int = 0) -> Metrics:
+        """The loss curve and its companions: at most so many points, evenly spaced."""
+        return parsed(Metrics, await self._get("metrics", points=points, afterStep=after_step))
+
+    async def why(self) -> Why:
+        """Why the job is where it is, and what to do."""
+        return parsed(Why, await self._get("why"))
+
+    async def attempts(self) -> AttemptList:
+        """Each life of the gang, with what it cost."""
+        return parsed(AttemptList, await self._get("attempts"))
+
+    async def checkpoints(self) -> CheckpointList:
+        """The commits that are in the job's folder now."""
+        return parsed(CheckpointList, await self._get("checkpoints"))
+
+    async def samples(self, limit: int = 10) -> SamplesReply:
+        """What the model wrote at its newest evaluations."""
+        return parsed(SamplesReply, await self._get("samples", limit=limit))
+
+    # -- what can be done with it -------------------------------------------------------------------------------------
+
+    async def cancel(self) -> AsyncJob:
+        """Stop the job for good. Returns this very job, which ends a little later: wait(check=False)."""
+        return await self._act("cancel")
+
+    async def suspend(self) -> AsyncJob:
+        """Stop the job after a commit; `resume` lets it go on from there."""
+        return await self._act("suspend")
+
+    async def resume(self) -> AsyncJob:
+        """Let the suspended job go on from its last commit."""
+        return await self._act("resume")
+
+    async def clone(
+        self, name: str | None = None, spec: Mapping[str, Any] | None = None, key: str | None = None
+    ) -> AsyncJob:
+        """Submit a copy, changed by `spec` as a JSON merge patch (RFC 7396). `key`: as of `AsyncJobs.submit`."""
+        changes = dict(spec) if spec is not None else None
+        steps = operations.clone(self.id, name, changes, key or str(uuid.uuid4()))
+        return AsyncJob(self._connection, await self._connection.run(steps))
+
+    async def delete(self, checkpoints: bool = False) -> None:
+        """Delete the ended job's records and logs, and with `checkpoints` what it committed."""
+        await self._connection.run(operations.ask("DELETE", f"jobs/{self.id}", checkpoints=checkpoints or None))
+
+    async def _get(self, question: str, **params: Any) -> Any:
+        return await self._connection.run(operations.ask("GET", f"jobs/{self.id}/{question}", **params))
+
+    async def _act(self, verb: str) -> AsyncJob:
+        self.document = await self._connection.run(operations.ask("POST", f"jobs/{self.id}:{verb}"))
+        return self
+
+
+class AsyncJobs:
+    """The jobs of one server. Every method raises MusterError."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def submit(
+        self, job: JobSource, *, name: str | None = None, project: str | None = None, key: str | None = None
+    ) -> AsyncJob:
+        """Submit a job: a mapping, YAML text, the path of a file or a model of the contract.
+
+        It is sent again after a lost answer, under one idempotency key, so that one call makes one job. With a `key` of
+        your own that holds over calls: the same key and document give the same job, also after a crash in between.
+        """
+        sent = job_document(job, name, project, self._connection.server.local)
+        try:
+            found = await self._connection.run(operations.submit(sent.data, key or str(uuid.uuid4())))
+        except MusterError as error:
+            raise sent.located(error) from None
+        return AsyncJob(self._connection, found)
+
+    async def plan(self, job: JobSource, *, name: str | None = None, project: str | None = None) -> Plan:
+        """What a submission would run, or why it would be refused; nothing is stored."""
+        sent = job_document(job, name, project, self._connection.server.local)
+        try:
+            return parsed(Plan, await self._connection.run(operations.plan(sent.data)))
+        except MusterError as error:
+            raise sent.located(error) from None
+
+    async def estimate(self, job: JobSource) -> Estimate:
+        """What a job would need, take and cost, by what the server knows of jobs like it."""
+        sent = job_document(job, local=self._connection.server.local)
+        try:
+            return parsed(Estimate, await self._connection.run(operations.ask("POST", "jobs:estimate", sent.data)))
+        except MusterError as error:
+            raise sent.located(error) from None
+
+    async def get(self, name: str) -> AsyncJob:
+        """The newest job of that name, or the one of that id. Raises NotFound."""
+        return AsyncJob(self._connection, await self._connection.run(operations.get(name)))
+
+    async def list(
+        self,
+        *,
+        limit: int | None = None,
+        phase: Sequence[str] = (),
+        label: Sequence[str] = (),
+        name: str | None = None,
+        project: str | None = None,
+        owner: str | None = None,
+        live: bool | None = None,
+    ) -> AsyncIterator[JobSummary]:
+        """The newest jobs, all or so many, newest first. Filters combine; a `label` is `key=value`."""
+        filters = {"phase": [*phase], "label": [*label], "name": name, "project": project, "owner": owner, "live": live}
+        async for page in self._connection.walk(operations.pages(limit, filters)):
+            for line in page:
+                yield parsed(JobSummary, line)

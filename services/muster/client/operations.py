@@ -1,0 +1,142 @@
+"""What may be asked of Muster about jobs, as steps: written once for programs with threads, with asyncio, and for the
+command line.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from muster.client.errors import JobFailed, NotFound, WaitTimeout
+from muster.client.steps import Ask, Found, Pause, Steps
+from muster.contract.status import Phase
+
+PAGE_JOBS = 500  # the most that the API gives at once
+ENDED = tuple(phase for phase in Phase if phase.terminal)
+POLL_SECONDS = 0.3
+POLL_SECONDS_MAX = 2.0
+
+
+def ask(method: str, path: str, body: Any = None, key: str | None = None, **params: Any) -> Steps[Any]:
+    """The answer's JSON."""
+    answer = yield Ask(method, path, params, body, key)
+    return answer
+
+
+def _document(method: str, path: str, body: Any = None, key: str | None = None, **params: Any) -> Steps[dict[str, Any]]:
+    """The same, of an answer that is a mapping."""
+    answer: dict[str, Any] = yield Ask(method, path, params, body, key)
+    return answer
+
+
+def find(name: str) -> Steps[str]:
+    """The id of the newest job of that name, or of that id. Raises NotFound for none."""
+    try:
+        return str(uuid.UUID(name))
+    except ValueError:
+        pass
+    listed = yield from ask("GET", "jobs", name=name, limit=1)
+    if not listed["items"]:
+        raise NotFound(f"there is no job {name!r}", "job_not_found")
+    return str(listed["items"][0]["id"])
+
+
+def get(name: str) -> Steps[dict[str, Any]]:
+    job_id = yield from find(name)
+    return (yield from _document("GET", f"jobs/{job_id}"))
+
+
+def pages(limit: int | None, filters: dict[str, Any]) -> Steps[None]:
+    """The newest `limit` jobs or all, newest first: finds each page, a list of summaries."""
+    cursor, left = None, limit if limit is not None else 1 << 62
+    while left > 0:
+        page = yield from ask("GET", "jobs", limit=min(left, PAGE_JOBS), cursor=cursor, **filters)
+        yield Found(page["items"][:left])
+        left -= len(page["items"])
+        cursor = page["nextCursor"]
+        if not cursor:
+            return
+
+
+def submit(document: Any, key: str) -> Steps[dict[str, Any]]:
+    """The job. However often this is sent again under the same key, there is one job."""
+    return (yield from _document("POST", "jobs", document, key))
+
+
+def plan(document: Any) -> Steps[dict[str, Any]]:
+    """What a submission would run, and why it would be refused. Nothing is stored."""
+    return (yield from _document("POST", "jobs", document, dryRun=True))
+
+
+def clone(job_id: str, name: str | None, spec: dict[str, Any] | None, key: str) -> Steps[dict[str, Any]]:
+    body = ({"name": name} if name else {}) | ({"spec": spec} if spec else {})
+    return (yield from _document("POST", f"jobs/{job_id}:clone", body, key))
+
+
+def events(job_id: str, after: int, types: tuple[str, ...]) -> Steps[list[dict[str, Any]]]:
+    """All events after the one of that id."""
+    found: list[dict[str, Any]] = []
+    while True:
+        page = yield from ask("GET", f"jobs/{job_id}/events", after=after, limit=2000, type=list(types))
+        found += page["items"]
+        if len(page["items"]) < 2000:
+            return found
+        after = page["lastId"]
+
+
+def log(job_id: str, attempt: int | None, worker: int, tail: int | None) -> Steps[str]:
+    """What the worker has written until now; of the newest attempt where none is named."""
+    path = f"jobs/{job_id}/logs"
+    page = yield from ask("GET", path, attempt=attempt, worker=worker, tail=tail)
+    text, attempt = page["text"], page["attempt"]
+    while not page["complete"] and page["text"]:
+        page = yield from ask("GET", path, attempt=attempt, worker=worker, offset=page["nextOffset"])
+        text += page["text"]
+    return str(text)
+
+
+def wait(
+    job_id: str, timeout_seconds: float | None, check: bool, show: Callable[[dict[str, Any]], None] = lambda _: None
+) -> Steps[dict[str, Any]]:
+    """The job once it has ended, shown at every look. Raises WaitTimeout, and JobFailed to whoever wants a `check`."""
+    deadline = time.monotonic() + timeout_seconds if timeout_seconds is not None else None
+    pause = POLL_SECONDS
+    while True:
+        job = yield from ask("GET", f"jobs/{job_id}")
+        show(job)
+        if job["status"]["phase"] in ENDED:
+            if check and (failure := _failure_of(job)):
+                raise failure
+            return dict(job)
+        if deadline is not None and time.monotonic() + pause > deadline:
+            raise _waited_too_long(job, timeout_seconds)
+        yield Pause(pause)
+        pause = min(pause * 1.5, POLL_SECONDS_MAX)
+
+
+def _waited_too_long(job: dict[str, Any], timeout_seconds: float | None) -> WaitTimeout:
+    name, status = job["metadata"]["name"], job["status"]
+    return WaitTimeout(
+        f"{name} has not ended within {timeout_seconds:g} s: it is {status['phase']}, {status['because']}",
+        "wait-timeout",
+        next_step="the job goes on: wait() again, or cancel() it",
+        details={"id": job["id"], "phase": status["phase"]},
+    )
+
+
+def _failure_of(job: dict[str, Any]) -> JobFailed | None:
+    """What to raise for an ended job; None for one that succeeded."""
+    name, status = job["metadata"]["name"], job["status"]
+    if status["phase"] == Phase.SUCCEEDED:
+        return None
+    failure = status.get("lastFailure") or {}
+    what = f"{name} {'was cancelled' if status['phase'] == Phase.CANCELLED else 'failed'}: {status['because']}"
+    if status["phase"] == Phase.FAILED and failure:
+        where = ", ".join(f"{key} {failure[key]}" for key in ("worker", "rank", "node") if failure.get(key) is not None)
+        what += f"\n  {failure['cause']} in attempt {failure['attempt']}{f' ({where})' if where else ''}: "
+        what += failure["message"]
+    code = str(failure.get("cause") or status["phase"]).lower()
+    details = {"id": job["id"], "phase": status["phase"], "lastFailure": failure or None}
+    return JobFailed(what, code, next_step="why() says what to do, logs() what the workers wrote", details=details)

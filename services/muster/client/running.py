@@ -1,0 +1,44 @@
+"""Which `muster up` runs on a state folder: up.json says it, and the lock on it says whether that is still true."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.contract.layout import State
+
+
+@dataclass(frozen=True)
+class Running:
+    """A `muster up`, by its process id. `url` is empty until it answers for the first time."""
+
+    pid: int
+    url: str
+    started_at: float = 0.0
+
+
+def who(state: State) -> Running | None:
+    """The `muster up` that lives on this folder; None when there is none, whatever the file says."""
+    try:
+        file = os.open(state.running, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return read_running(state.running)
+    finally:
+        os.close(file)
+    return None
+
+
+def read_running(path: Path) -> Running | None:
+    """What the file says, whoever wrote it and whether they live; None where it can't be read."""
+    try:
+        document = json.loads(path.read_text())
+        return Running(int(document["pid"]), str(document["url"]), float(document["started_at"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,62 @@
+"""What both connections, of threads and of asyncio, tell httpx, and what its errors mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+
+from muster.client.address import Server
+from muster.client.errors import MusterError
+from muster.client.exchange import ANSWER_SECONDS_MAX, Lost, Open, Reply, StreamEvent
+from muster.client.steps import Ask
+
+
+def client_options(server: Server, transport: Any) -> dict[str, Any]:
+    return {
+        "base_url": server.url,
+        "headers": {"user-agent": "muster-client", "accept": "application/json"},
+        "timeout": httpx2.Timeout(ANSWER_SECONDS_MAX + 5.0, connect=5.0),  # the connection ends the request before
+        "transport": transport,
+        "trust_env": not server.local,  # a proxy never knows this machine's loopback
+    }
+
+
+def address(ask: Ask) -> str:
+    """Of the request, relative to the server's. Not of `jobs:estimate` alone: that would be an address of a scheme."""
+    return f"/api/v1/{ask.path}"
+
+
+def request_options(ask: Ask, headers: dict[str, str], token: str | None) -> dict[str, Any]:
+    params = {name: _word(value) for name, value in ask.params.items() if value is not None and value != []}
+    authorization = {"authorization": f"Bearer {token}"} if token else {}
+    return {"params": params, "json": ask.body, "headers": headers | authorization}
+
+
+def silence(wanted: Open) -> httpx2.Timeout:
+    """The longest silence of a stream."""
+    return httpx2.Timeout(wanted.silence_seconds, connect=5.0)
+
+
+def reply_of(response: httpx2.Response, content: bytes) -> Reply:
+    return Reply(response.status_code, response.headers, content)
+
+
+def event_of(event: httpx2.ServerSentEvent | None) -> StreamEvent | None:
+    return StreamEvent(event.event, event.data, event.id) if event is not None else None
+
+
+def meant(error: Exception) -> Exception:
+    """What an error of httpx means to the exchange; any other as it is."""
+    if isinstance(error, httpx2.SSEError):
+        return MusterError(f"what answers is no stream of Muster's: {error}", "bad-stream")
+    if isinstance(error, httpx2.TransportError):
+        text = str(error) or type(error).__name__
+        reason = "connection refused" if "refused" in text.lower() else text
+        return Lost(reason, refused=isinstance(error, httpx2.ConnectError))
+    return error
+
+
+def _word(value: Any) -> Any:
+    """Booleans as the API reads them."""
+    return str(value).lower() if isinstance(value, bool) else value

@@ -1,0 +1,138 @@
+"""The client with threads and the one with asyncio have the same methods, and lose nothing over broken connections."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+
+import httpx2
+import pytest
+
+from muster.client import AsyncJob, AsyncJobs, AsyncMuster, Job, Jobs, Muster, Unreachable, exchange
+from muster.client.address import Server
+from muster.client.async_connection import AsyncConnection
+from muster.client.exchange import StreamEvent
+from muster.client.steps import Ask
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(exchange, "PAUSE_SECONDS_MAX", 0.001)
+
+
+def table(of_class: type) -> dict[str, tuple[list[str], str, bool]]:
+    """Of each public method: its parameters with their defaults, its documentation, and whether it finds many."""
+    return {
+        name: (
+            [f"{each.name}={each.default}:{each.kind.name}" for each in inspect.signature(method).parameters.values()],
+            (inspect.getdoc(method) or "").replace("AsyncJobs", "Jobs"),
+            inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method),
+        )
+        for name, method in inspect.getmembers(of_class, inspect.isfunction)
+        if not name.startswith("_") or name == "__init__"
+    }
+
+
+@pytest.mark.parametrize(("threads", "asynchronous"), [(Job, AsyncJob), (Jobs, AsyncJobs), (Muster, AsyncMuster)])
+def test_both_clients_have_the_same_methods(threads: type, asynchronous: type) -> None:
+    assert table(threads) == table(asynchronous)
+    for name, (_, _, many) in table(asynchronous).items():
+        method = getattr(asynchronous, name)
+        assert many or name == "__init__" or inspect.iscoroutinefunction(method), f"{name} must be awaited"
+
+
+def connection(answer: Callable[[httpx2.Request], httpx2.Response], waits: list[str]) -> AsyncConnection:
+    server = Server("http://127.0.0.1:1", "test", "abc")
+    return AsyncConnection(server, waiting=waits.append, transport=httpx2.MockTransport(answer))
+
+
+async def test_a_lost_answer_is_asked_for_again_with_the_same_key() -> None:
+    seen: list[tuple[str, str, bytes]] = []
+    waits: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append((request.headers["idempotency-key"], request.headers["authorization"], request.content))
+        if len(seen) == 1:
+            raise httpx2.ReadError("the connection broke")
+        if len(seen) == 2:
+            return httpx2.Response(503, headers={"retry-after": "0"})
+        return httpx2.Response(201, json={"id": 1})
+
+    async with connection(answer, waits) as one:
+        assert await one.ask(Ask("POST", "jobs", body={"spec": 1}, key="k")) == {"id": 1}
+    assert (len(seen), set(seen), waits) == (3, {("k", "Bearer abc", b'{"spec":1}')}, ["the connection broke"])
+
+
+async def test_what_may_be_done_already_is_not_asked_for_twice() -> None:
+    """A gateway's 504 was answered by a second request, also for a token that would be made twice."""
+    asked: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.url.path)
+        return httpx2.Response(504)
+
+    async with connection(answer, []) as one:
+        with pytest.raises(exchange.MusterError, match="status 504"):
+            await one.ask(Ask("POST", "tokens", repeat=False))
+    assert asked == ["/api/v1/tokens"]
+
+
+async def test_a_broken_stream_goes_on_after_the_last_event() -> None:
+    asked: list[str | None] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.headers.get("last-event-id"))
+        if len(asked) == 2:
+            raise httpx2.ReadTimeout("silence")
+        if len(asked) == 3:
+            return httpx2.Response(503)
+        first = b"id: 1\nevent: log\ndata: {}\n\n: ping\n\nid: 2\nevent: log\ndata: {}\n\n"
+        last = b'id: 3\nevent: log\ndata: {}\n\nevent: end\ndata: {"phase": "Failed"}\n\ndata: no\n\n'
+        content = first if len(asked) == 1 else last
+        return httpx2.Response(200, content=content, headers={"content-type": "text/event-stream"})
+
+    waits: list[str] = []
+    async with connection(answer, waits) as one:
+        found = [event async for event in one.stream("jobs/x/logs")]
+    assert found[:3] == [StreamEvent("log", "{}", "1"), StreamEvent("log", "{}", "2"), StreamEvent("log", "{}", "3")]
+    assert (found[3].json(), len(found)) == ({"phase": "Failed"}, 4)
+    assert (asked, waits) == ([None, "2", "2", "2"], ["the server closed the stream"])
+
+
+class Silent(httpx2.AsyncBaseTransport):
+    """Answers nothing, and notes whether the request was given up."""
+
+    def __init__(self) -> None:
+        self.given_up = False
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.given_up = True
+        raise AssertionError("unreachable: nobody sets the event")
+
+
+async def test_a_server_that_never_answers_is_said_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "ANSWER_SECONDS_MAX", 0.06)
+    monkeypatch.setattr(exchange, "SILENCE_SECONDS", 0.02)
+    waits: list[str] = []
+    silent = Silent()
+    async with AsyncConnection(Server("http://127.0.0.1:1", "test"), waiting=waits.append, transport=silent) as one:
+        with pytest.raises(Unreachable, match=r"no answer within 0\.06 s"):
+            await one.ask(Ask("GET", "jobs"))
+    assert (waits, silent.given_up) == (["no answer for 0.02 s"], True)
+
+
+async def test_what_is_no_muster_is_said() -> None:
+    """An error page of a proxy was a traceback of the JSON reader."""
+    async with connection(lambda _: httpx2.Response(200, content=b"<html>"), []) as one:
+        with pytest.raises(exchange.MusterError, match=r"what answers at http://127\.0\.0\.1:1 is no Muster"):
+            await one.ask(Ask("GET", "jobs"))
+        with pytest.raises(exchange.MusterError, match="no stream of Muster's"):
+            await anext(aiter(_events(one)))
+
+
+async def _events(one: AsyncConnection) -> AsyncIterator[StreamEvent]:
+    async for event in one.stream("jobs/x/logs"):
+        yield event
