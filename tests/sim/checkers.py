@@ -344,7 +344,7 @@ class Checkers:
         for uid, gpus in freed.items():
             gang = self.world.jobs[uid].spec.gang
             asked = gang.nodes.min * gang.gpus_per_node
-            self.require(gpus <= 1.25 * asked, "not much more is put out than is asked for", f"{gpus} for {asked}")
+            self.require(gpus <= 2 * asked, "not much more is put out than is asked for", f"{gpus} for {asked}")
 
     def asked_to_stop(self, job: SimJob, grace: float) -> None:
         """A worker that lives is told to go, for the first time."""

@@ -91,7 +91,7 @@ def walk(seed: int) -> Walk:
                 evictions += len(preemption.evictions)
                 put_out = sum(eviction.gpus for eviction in preemption.evictions)
                 gang = preemption.job.spec.gang
-                if put_out > 1.25 * gang.nodes.min * gang.gpus_per_node:
+                if put_out > 2 * gang.nodes.min * gang.gpus_per_node:
                     return Walk(states, evictions, f"seed {seed}: {put_out} GPUs are put out for {preemption.job.uid}")
             if plan.entries == entries:
                 if hoping := [uid for uid, wait in plan.waits.items() if wait.code == Code.AWAITING_PREEMPTION]:
