@@ -37,6 +37,11 @@ from muster.api.middleware import BodyLimits, LoopbackGuard, RequestLog
 from muster.api.migrate import migrate
 from muster.api.mirror import Mirror
 from muster.api.observability import Metrics
+from muster.api.openai.chat import routes as chat
+from muster.api.openai.chat.pool import REAP_SECONDS, WorkerPool
+from muster.api.openai.fine_tuning import routes as fine_tuning
+from muster.api.openai.models import routes as models
+from muster.api.openai.models.base_models import load_models
 from muster.api.openapi import describe
 from muster.api.parameters import known_parameters_only
 from muster.api.people import routes as people
@@ -99,6 +104,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
     )
     app.state.hub = hub
     app.include_router(_api())
+    app.include_router(_openai())
     app.include_router(health.router)
     app.include_router(pages.router)
     _answer_errors(app)
@@ -116,6 +122,14 @@ def _api() -> APIRouter:
     of_jobs = (jobs, attempts, events, checkpoints, data, metrics, samples, logs, why)
     of_all = (projects, secrets, usage, fleet, signin, people, tokens, audit)
     for room in (estimates, *of_jobs, *of_all):
+        api.include_router(room.router)
+    return api
+
+
+def _openai() -> APIRouter:
+    """What OpenAI's clients speak, over the same services."""
+    api = APIRouter(prefix="/v1", dependencies=[Depends(known_parameters_only)])
+    for room in (fine_tuning, models, chat):
         api.include_router(room.router)
     return api
 
@@ -139,6 +153,7 @@ async def _opened(settings: Settings, cluster: Cluster | None, counted: Metrics,
             finally:
                 hub.close()
                 await services.background.stop()
+                await services.chat.close()
     finally:
         await database.close()
 
@@ -180,7 +195,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     mirror = Mirror(database, cluster, hub, counted)
     relay = Relay(database, cluster, hub, counted, mirror.caught_up)
     uses: dict[str, float] = {}
-    callers = Callers()
+    callers, pool = Callers(), WorkerPool(settings.chat_workers)
     callers.watch(database.sessions)
     prices = load_prices(settings.prices_file)
     works = [
@@ -193,6 +208,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     works += [
         Work("accounting", accounting.step, ACCOUNTING_SECONDS),
         Work("quotas", quotas.step, QUOTA_SECONDS),
+        Work("chat", pool.reap, REAP_SECONDS),
     ]
     return Services(
         settings=settings,
@@ -205,6 +221,8 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         relay=works[1],
         background=Background(works),
         prices=prices,
+        chat=pool,
+        base_models=load_models(settings.base_models_file),
         commits=CommitListing(),
         rates=RateLimits(settings.requests_per_second, settings.requests_burst),
         callers=callers,

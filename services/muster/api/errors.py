@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request
@@ -28,6 +28,9 @@ KINDS: dict[str, Kind] = {
     "invalid_document": Kind(
         400, "The body can't be read", "Send one JSON or YAML document; the detail names the place."
     ),
+    "invalid_request": Kind(
+        400, "The request is not valid", "`error.param` names the first fault, and `errors` names every one."
+    ),
     "unauthorized": Kind(
         401, "A token is needed", "Send `Authorization: Bearer muster_…` with a token that is not revoked."
     ),
@@ -35,6 +38,9 @@ KINDS: dict[str, Kind] = {
     "not_found": Kind(404, "There is nothing at this address", "The addresses are listed at /api/v1/openapi.json."),
     "job_not_found": Kind(
         404, "There is no such job", "GET /api/v1/jobs lists the jobs; ?name= finds one by its name."
+    ),
+    "model_not_found": Kind(
+        404, "There is no such model", "GET /v1/models lists the models; an administrator maps base models."
     ),
     "checkpoint_not_found": Kind(
         404, "There is no such commit", "GET /api/v1/jobs/{id}/checkpoints lists the commits."
@@ -96,6 +102,10 @@ KINDS: dict[str, Kind] = {
         424, "The model can't be read", "The detail names the place; the API reads with credentials of its own."
     ),
     "rate_limited": Kind(429, "This token asks too often", "Wait for `Retry-After` seconds; nothing was done."),
+    "model_busy": Kind(429, "The model is busy", "Nothing was done. Ask again after `Retry-After` seconds."),
+    "model_unavailable": Kind(
+        503, "The model can't be asked", "The detail says why; `muster serve JOB` prints how to serve it elsewhere."
+    ),
     "internal": Kind(
         500, "Something is wrong in the API", "Retry; if it stays, show the requestId to whoever runs Muster."
     ),
@@ -166,6 +176,11 @@ def database_unavailable() -> ApiError:
     return ApiError("database_unavailable", detail, headers={"Retry-After": "2"})
 
 
+# What OpenAI's API says by status; all other refusals are invalid_request_error.
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_PLACE = re.compile(r"^(query|path|header|body)\.")
+
+
 def problem_body(error: ApiError, instance: str, request_id: str) -> dict[str, Any]:
     kind = KINDS[error.code]
     faults = [
@@ -188,8 +203,8 @@ def problem_body(error: ApiError, instance: str, request_id: str) -> dict[str, A
         "errors": faults,
         "error": {
             "message": error.detail,
-            "type": HTTPStatus(kind.status).phrase.lower().replace(" ", "_"),
-            "param": faults[0]["path"] if faults else None,
+            "type": _OPENAI_TYPES.get(kind.status, "server_error" if kind.status >= 500 else "invalid_request_error"),
+            "param": _PLACE.sub("", error.errors[0].path) if faults else None,
             "code": error.code,
         },
         **error.extra,

@@ -77,7 +77,10 @@ def _route(scope: Scope) -> str:
     if path is None:
         return "unknown"
     # FastAPI names a route as its own router knows it, without the prefixes that lead there.
-    return f"/api/v1{path}" if scope["path"].startswith("/api/v1/") and not path.startswith("/api/v1") else str(path)
+    for prefix in ("/api/v1", "/v1"):
+        if scope["path"].startswith(f"{prefix}/") and not path.startswith(prefix):
+            return f"{prefix}{path}"
+    return str(path)
 
 
 class BodyTooLarge(HTTPException):

@@ -10,6 +10,8 @@ from fastapi.openapi.utils import get_openapi
 
 from muster.api.errors import KINDS, MEDIA_TYPE, ApiError, problem_body
 from muster.api.jobs.schemas import CloneRequest, JobDocument
+from muster.api.openai.chat.requests import ChatRequest, CompletionRequest
+from muster.api.openai.fine_tuning.requests import CreateFineTuningJob
 from muster.api.people.schemas import PersonRequest
 from muster.api.projects.schemas import MemberRequest, ProjectRequest
 from muster.api.secrets.schemas import SecretRequest
@@ -20,6 +22,9 @@ _REF = "#/components/schemas/{model}"
 _REQUESTS = (
     JobDocument,
     CloneRequest,
+    CreateFineTuningJob,
+    ChatRequest,
+    CompletionRequest,
     ProjectRequest,
     MemberRequest,
     SecretRequest,

@@ -21,12 +21,17 @@ async def known_parameters_only(request: Request) -> None:
     if not request.query_params or not isinstance(route, APIRoute):
         return
     known = [str(field.alias) for field in route.dependant.query_params]
-    faults = tuple(_fault(name, known) for name in request.query_params if name not in known)
+    faults = tuple(_fault(name, known) for name in request.query_params if _whole(name) not in known)
     many = {str(field.alias) for field in route.dependant.query_params if _is_list(field.field_info.annotation)}
     for name in {name for name in known if name not in many and len(request.query_params.getlist(name)) > 1}:
         faults += (Problem(f"query.{name}", "is given more than once and has one value; say it once"),)
     if faults:
         raise ApiError("invalid_parameter", f"{faults[0]}", errors=faults)
+
+
+def _whole(name: str) -> str:
+    """`metadata` of `metadata[key]`, as OpenAI's clients write a mapping."""
+    return "metadata" if name.startswith("metadata[") and name.endswith("]") else name
 
 
 def _is_list(annotation: Any) -> bool:

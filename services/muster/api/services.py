@@ -14,6 +14,8 @@ from muster.api.db import Database
 from muster.api.hub import Hub
 from muster.api.metrics.steps import StepLogs
 from muster.api.observability import Metrics
+from muster.api.openai.chat.pool import WorkerPool
+from muster.api.openai.models.base_models import BaseModels
 from muster.api.rates import RateLimits
 from muster.api.settings import Settings
 from muster.contract.prices import Prices
@@ -35,6 +37,8 @@ class Services:
     mirror: Work
     background: Background
     prices: Prices
+    base_models: BaseModels
+    chat: WorkerPool
     commits: CommitListing
     rates: RateLimits
     callers: Callers

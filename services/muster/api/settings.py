@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from muster.api.openai.models.base_models import checked_models
 from muster.contract.layout import State
 from muster.documents.document import BYTES_MAX
 from muster.documents.prices import checked_prices
@@ -68,6 +69,10 @@ class Settings(BaseSettings):
     idempotency_days: Annotated[int, Field(gt=0)] = 30
     log_format: Literal["json", "text"] = "json"
     prices_file: Annotated[Path | None, AfterValidator(checked_prices)] = None  # laid over the built-in table of prices
+    # Models that answer /v1/chat/completions at a time, each a process that holds it in memory; 0: none does.
+    chat_workers: Annotated[int, Field(ge=0, le=64)] = 1
+    # The models that clients of /v1 may name (docs/openai.md); None: there are none.
+    base_models_file: Annotated[Path | None, AfterValidator(checked_models)] = None
 
     @model_validator(mode="after")
     def _open_only_at_home(self) -> Self:

@@ -152,6 +152,32 @@ class IdempotencyRow(Table):
     created_at: Mapped[float] = mapped_column(index=True)
 
 
+class FineTuneRow(Table):
+    """A job that was asked for in OpenAI's words: `body` is openai.fine_tuning.repository.Body, what was asked and what
+    was chosen. Written with the job, in one commit.
+
+    `retried` says that a retry made it, while the request that it repeats may still be on its way.
+    """
+
+    __tablename__ = "fine_tunes"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    body: Mapped[dict[str, Any]]
+    retried: Mapped[bool] = mapped_column(Boolean)
+
+
+class FineTuneMetadataRow(Table):
+    """A pair of a fine-tuning job's `metadata`, to find the job by."""
+
+    __tablename__ = "fine_tune_metadata"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("fine_tunes.job_id", ondelete="CASCADE"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[str] = mapped_column(String(512))
+
+    __table_args__ = (Index("ix_fine_tune_metadata_key", "key", "value"),)
+
+
 class TokenRow(Table):
     """`hash` is the token's SHA-256 in hex. The token itself is shown once and kept nowhere.
 

@@ -24,6 +24,7 @@ from muster.cli import (
     platform,
     projects,
     secrets,
+    serve,
     tokens,
     usage,
     watch,
@@ -77,6 +78,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         checkpoints.export,
         generation.generate,
         generation.chat,
+        serve.serve,
     ),
 }
 for panel, commands in PANELS.items():

@@ -64,7 +64,8 @@ class Source(Spec):
     CSV or Parquet, also in .gz and .zst. In `jsonl` the column `field` of a record is a document; in `openai-chat`,
     `sharegpt`, `alpaca` and `prompt-completion` a record is a conversation. In `preference` a record is a pair of
     answers: `{"prompt", "chosen", "rejected"}`, each of them text or a list of messages; without a prompt, what the two
-    sides begin with alike is the prompt. In `unpaired-preference` it is one answer that is good or bad: `{"prompt",
+    sides begin with alike is the prompt; OpenAI's `{"input": {"messages"}, "preferred_output",
+    "non_preferred_output"}` is read too. In `unpaired-preference` it is one answer that is good or bad: `{"prompt",
     "completion", "label": true}`. `auto` looks at the files.
     """
     field: Text = "text"

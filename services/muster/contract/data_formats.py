@@ -55,7 +55,7 @@ def looks_like(record: object, field: str = "text") -> str | None:
         return "openai-chat"
     if _turns(record.get("conversations"), "from"):
         return "sharegpt"
-    if {"chosen", "rejected"} <= record.keys():
+    if {"chosen", "rejected"} <= record.keys() or {"preferred_output", "non_preferred_output"} <= record.keys():
         return "preference"
     if {"prompt", "completion", "label"} <= record.keys():
         return "unpaired-preference"

@@ -26,6 +26,7 @@ class People:
     admin: dict[str, str]
     headers: dict[str, dict[str, str]] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)
+    fine_tunes: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)  # ids, for whoever needs one of a project
 
     async def ask(self, person: str | None, method: str, path: str, **more: Any) -> httpx2.Response:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from tests.integration.api.openai_house import chat_file, models_file
 from tests.integration.api.people import ROLES, People, settle
 from tests.integration.api.platform import document, platform
 
@@ -78,8 +79,20 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "list_tokens": ANYBODY,
     "rotate_token": MAINTAINS_UNSEEN,
     "revoke_token": MAINTAINS_UNSEEN,
+    "create_fine_tuning_job": SUBMITS,
+    "list_fine_tuning_jobs": ANYBODY,
+    "get_fine_tuning_job": SEES,
+    "cancel_fine_tuning_job": ACTS,
+    "pause_fine_tuning_job": ACTS,
+    "resume_fine_tuning_job": ACTS,
+    "list_fine_tuning_events": SEES,
+    "list_fine_tuning_checkpoints": SEES,
+    "list_models": ANYBODY,
+    "get_model": SEES,
+    "make_chat_completion": SEES,
+    "make_completion": SEES,
 }
-_HIDDEN = ("job_not_found", "project_not_found", "token_not_found")
+_HIDDEN = ("job_not_found", "model_not_found", "project_not_found", "token_not_found")
 
 
 def operations() -> dict[str, tuple[str, str]]:
@@ -104,8 +117,12 @@ def test_every_route_says_who_may_use_it() -> None:
 
 
 async def test_every_route_for_every_role_in_both_projects(tmp_path: Path) -> None:
-    async with platform(tmp_path / "state", auth=True) as here:
+    options = {"auth": True, "base_models_file": models_file(tmp_path), "chat_workers": 0}
+    async with platform(tmp_path / "state", **options) as here:
         people = await settle(here, tmp_path / "state")
+        training_file = chat_file(tmp_path, examples=1)
+        for project in ("nlp", "cv"):
+            people.fine_tunes[project] = await _fine_tune(people, project, training_file)
         await people.give("nlp", "robot", "member")
         await people.give("cv", "robot", "member")
         await people.ask("admin", "PUT", "/people/robot", json={"kind": "service"})
@@ -114,7 +131,8 @@ async def test_every_route_for_every_role_in_both_projects(tmp_path: Path) -> No
             rights = RIGHTS[operation]
             for project, who in itertools.product(("nlp", "cv"), (None, *WHO)):
                 person = None if who is None else _person(who, project)
-                reply = await _ask(people, operation, method, path, project, person)
+                body = _body(operation, project, people.fine_tunes[project], training_file)
+                reply = await _ask(people, operation, method, path, project, person, body)
                 expected = (M if rights is None else "nobody") if who is None else M if rights is None else rights[who]
                 if outcome(reply) != expected:
                     wrong[operation, project, who] = (expected, reply.status_code, reply.text[:200])
@@ -130,7 +148,7 @@ def _person(who: str, project: str) -> str:
 
 
 async def _ask(
-    people: People, operation: str, method: str, path: str, project: str, person: str | None
+    people: People, operation: str, method: str, path: str, project: str, person: str | None, body: Any
 ) -> httpx2.Response:
     """The request of that person about the project's job, a token of its service account, or its member zoe."""
     decides = person is not None and person.endswith(("maintainer", "admin"))  # the others change nothing
@@ -146,17 +164,33 @@ async def _ask(
         "token_id": people.tokens.get(project, ""),
         "code": "internal",
         "name": "hf-token",
+        "fine_tuning_job_id": people.fine_tunes[project],
+        "model": _model(project, people.fine_tunes[project]),
     }
     for name, value in named.items():
         path = path.replace(f"{{{name}}}", value)
     headers = people.headers[person] if person else {}
-    return await people.here.client.request(method, path, headers=headers, json=_body(operation, project))
+    if operation == "create_fine_tuning_job":
+        headers = {**headers, "OpenAI-Project": project}
+    return await people.here.client.request(method, path, headers=headers, json=body)
+
+
+def _model(project: str, fine_tune: str) -> str:
+    return f"ft:tiny:{project}::{fine_tune.removeprefix('ftjob-')}:ckpt-step-20"
+
+
+async def _fine_tune(people: People, project: str, training_file: str) -> str:
+    asked = {"model": "tiny", "training_file": training_file}
+    headers = {**people.headers[f"{project}-owner"], "OpenAI-Project": project}
+    reply = await people.here.client.post("/v1/fine_tuning/jobs", json=asked, headers=headers)
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["id"])
 
 
 _counter = itertools.count()
 
 
-def _body(operation: str, project: str) -> Any:
+def _body(operation: str, project: str, fine_tune: str, training_file: str) -> Any:
     job = document(f"try-{next(_counter)}")
     job["metadata"]["labels"] = {"muster.dev/project": project}
     bodies: dict[str, Any] = {
@@ -169,6 +203,9 @@ def _body(operation: str, project: str) -> Any:
         "make_token": {"name": "mine", "project": project},
         "clone_job": {},
         "rotate_token": {},
+        "create_fine_tuning_job": {"model": "tiny", "training_file": training_file},
+        "make_chat_completion": {"model": _model(project, fine_tune), "messages": [{"role": "user", "content": "hi"}]},
+        "make_completion": {"model": _model(project, fine_tune), "prompt": "hi"},
     }
     return bodies.get(operation)
 

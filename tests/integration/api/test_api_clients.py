@@ -177,6 +177,8 @@ def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Pat
         "unpin",
         "estimate",
         "put",
+        "create",
+        "pause",
         "rotate",
         "delete",
     }

@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
     unsupported_method,
 )
+from tests.integration.api.openai_house import chat_file, models_file
 from tests.integration.api.platform import served
 from tests.integration.api.postgres import PostgresServer
 
@@ -54,6 +55,7 @@ random_only.config.phases.coverage.enabled = False
 class Server:
     url: str
     jobs: list[str]
+    fine_tune: str
 
 
 @contextmanager
@@ -71,8 +73,12 @@ def in_thread(state: Path, **options: Any) -> Iterator[Server]:
             await serve(short)
 
     async def serve(short: dict[str, float]) -> None:
-        async with served(state, auth=True, bootstrap_token=TOKEN, **short, **options) as (here, _):
+        state.mkdir(parents=True, exist_ok=True)
+        facade = {"base_models_file": models_file(state), "chat_workers": 0}
+        async with served(state / "state", auth=True, bootstrap_token=TOKEN, **short, **facade, **options) as (here, _):
             here.client.headers.update(HEADERS)
+            asked = {"model": "tiny", "training_file": chat_file(state)}
+            fine_tune = (await here.client.post("/v1/fine_tuning/jobs", json=asked)).json()["id"]
             jobs = [(await here.submit(name))["id"] for name in ("waiting", "running", "done")]
             for uid in jobs:
                 await here.handed_over(uid)
@@ -82,7 +88,7 @@ def in_thread(state: Path, **options: Any) -> Iterator[Server]:
             folder = here.state.worker(jobs[1], 1, 0)
             folder.mkdir(parents=True)
             (folder / "log").write_text("a line\n")
-            found.append(Server(str(here.client.base_url), jobs))
+            found.append(Server(str(here.client.base_url), jobs, fine_tune))
             started.set()
             await asyncio.to_thread(stop.wait)
 
@@ -147,6 +153,8 @@ def keeps_its_promises(case: Any, server: Server) -> None:
     parameters = case.path_parameters or {}
     if len(parameters.get("job_id", "x")) % 2 == 0:  # half of them about jobs that exist
         parameters["job_id"] = server.jobs[len(parameters["job_id"]) // 2 % len(server.jobs)]
+    if len(parameters.get("fine_tuning_job_id", "x")) % 2 == 0:
+        parameters["fine_tuning_job_id"] = server.fine_tune
     case.call_and_validate(base_url=server.url, headers=HEADERS, checks=CHECKS)
 
 

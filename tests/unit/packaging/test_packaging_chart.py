@@ -247,13 +247,16 @@ def test_unset_values_leave_the_operators_defaults(chart: Chart, monkeypatch: py
     assert (settings.tolerations, settings.checkpoint_uri) == (TOLERATIONS, "")
 
 
-def test_the_api_reads_its_settings_as_meant(chart: Chart, prices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_reads_its_settings_as_meant(
+    chart: Chart, prices: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (container,) = pod_specs(chart.objects(EVERYTHING))["muster-api"]["containers"]
     told = {entry["name"] for entry in container["env"] if entry["name"].startswith("MUSTER_API_")}
     assert told == {
         f"MUSTER_API_{name}" for name in
         (
             "CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN", "PRICES_FILE",
+            "BASE_MODELS_FILE",
             "OIDC_ISSUER", "OIDC_CLIENT_ID", "OIDC_AUDIENCE", "OIDC_SCOPES", "OIDC_PERSON_CLAIM", "OIDC_GROUPS_CLAIM",
             "OIDC_ROLES",
         )
@@ -262,6 +265,9 @@ def test_the_api_reads_its_settings_as_meant(chart: Chart, prices: Path, monkeyp
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MUSTER_API_DATABASE_URL", "postgresql://muster:secret@db/muster")
     monkeypatch.setenv("MUSTER_API_PRICES_FILE", str(prices))
+    models = tmp_path / "base-models.json"
+    models.write_text(chart.find(EVERYTHING, "ConfigMap", "muster-base-models")["data"]["base-models.json"])
+    monkeypatch.setenv("MUSTER_API_BASE_MODELS_FILE", str(models))
     monkeypatch.setenv("MUSTER_API_BOOTSTRAP_TOKEN", f"muster_{'a' * 32}")
     settings = ApiSettings()
     assert (settings.cluster, settings.auth, settings.port) == ("kubernetes", True, 8642)

@@ -29,6 +29,7 @@ EVERYTHING: dict[str, Any] = MONITORED | {
         "priorityClassName": "infra",
     },
     "prices": {"p5.48xlarge": {"gpus": 8, "onDemand": 55.04, "spot": 20.5}},
+    "baseModels": {"tiny": {"spec": {"training": {"model": {"preset": "muster-1m"}}}}},
     "workers": {
         "checkpointUri": "s3://ckpt/muster",
         "imagePullSecrets": ["pull"],
@@ -143,6 +144,7 @@ CHANGES: dict[str, Any] = {
     "operator.prometheus.url": "",
     "operator.webhook.existingSecret": "",
     "operator.webhook.key": "other",
+    "baseModels": {"other": {"spec": {"training": {}}}},
     "prices": {"p4d.24xlarge": {"spot": 1}},
     "operator.env": [],
     "operator.envFrom": [],

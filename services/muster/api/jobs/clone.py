@@ -50,7 +50,7 @@ async def _clone(
         name = wanted.get("name") or await service.free_name(session, row)
     changed = Document(_document(row, name, wanted.get("spec") or {}, owns(caller, row)))
     submission = await off_the_loop(lambda: parse_submission(changed))
-    return await service.submit(services, caller, submission, attempted, origin=row.id)
+    return await service.submit(services, caller, submission, attempted, service.Beside(data={"clonedFrom": row.id}))
 
 
 def parse_request(body: Document) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from sqlalchemy.exc import IntegrityError
@@ -25,7 +25,7 @@ from muster.api.jobs.schemas import finding, job_document, plan_document
 from muster.api.jobs.submission import Draft, draft, invalid_job
 from muster.api.projects.quotas import refuse_full_queue
 from muster.api.services import Services
-from muster.api.tables import JobRow
+from muster.api.tables import JobRow, Table
 from muster.contract.base import dump
 from muster.contract.names import JOB_NAME
 from muster.contract.prices import Prices
@@ -44,6 +44,19 @@ class Submitted:
     replayed: bool
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What another room keeps of a job: rows by the job's id, stored with it in one commit, in the order in which they
+    refer to each other. `data` and `note` are told with the job's first event."""
+
+    rows: Callable[[str], Sequence[Table]] = lambda _job_id: ()
+    data: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+_ALONE = Beside()
+
+
 async def plan(services: Services, caller: Principal, submission: Submission) -> dict[str, Any]:
     """What a submission would do and why it would be refused. Writes nothing."""
     drafted = await draft(services, caller, submission)
@@ -60,7 +73,7 @@ async def plan(services: Services, caller: Principal, submission: Submission) ->
 
 
 async def submit(
-    services: Services, caller: Principal, submission: Submission, attempted: Attempted | None, origin: str = ""
+    services: Services, caller: Principal, submission: Submission, attempted: Attempted | None, beside: Beside = _ALONE
 ) -> Submitted:
     """Store the job, its first event and the reply in one commit. Raises ApiError; then nothing was stored."""
     drafted = await draft(services, caller, submission)
@@ -70,7 +83,7 @@ async def submit(
     for _ in range(_TRIES):
         try:
             async with services.database.write() as session:
-                submitted = await _store(session, caller, drafted, attempted, origin)
+                submitted = await _store(session, caller, drafted, attempted, beside)
         except IntegrityError:
             if replayed := await _replay(services, attempted):
                 return replayed
@@ -84,7 +97,7 @@ async def submit(
 
 
 async def _store(
-    session: AsyncSession, caller: Principal, drafted: Draft, attempted: Attempted | None, origin: str
+    session: AsyncSession, caller: Principal, drafted: Draft, attempted: Attempted | None, beside: Beside
 ) -> Submitted:
     if (reply := await idempotency.recall(session, attempted)) is not None:
         return Submitted(reply, replayed=True)
@@ -103,9 +116,12 @@ async def _store(
         created_at=now,
         status=dump(status),
     )
-    data = {"name": job.name, "namespace": job.namespace} | ({"clonedFrom": origin} if origin else {})
-    created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted", data=data)
+    data = {"name": job.name, "namespace": job.namespace} | beside.data
+    created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted{beside.note}", data=data)
     row = await repository.insert(session, job, created)
+    for more in beside.rows(row.id):
+        session.add(more)
+        await session.flush()
     record(session, caller, Act("job.submitted", row.id, row.project, after=data))
     document = job_document(row, Prices(), caller.person)  # nothing has been spent yet
     idempotency.remember(session, attempted, row.id, document)

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil
 import torch
 from torch import nn
 
 from muster.contract.address import parse_address
 from muster.contract.checkpoint import COMMITS
+from muster.contract.text import size
 from muster.storage.errors import NotFound
 from muster.storage.model_folder import CONFIG, open_folder
 from muster.trainer.checkpoint import read_commit
@@ -34,17 +36,20 @@ class LoadedModel:
     name: str  # where it is from, for people
 
 
-def load(where: str, step: int | Literal["best", "last"]) -> LoadedModel:
+def load(where: str, step: int | Literal["best", "last"], within_memory: bool = False) -> LoadedModel:
     """Load a job's commit of `step`, or the model of a folder in transformers' layout.
 
-    `where` is an address or a path. Raises UserError for what can't be asked, StorageError.
+    `where` is an address or a path. Raises UserError for what can't be asked, and, `within_memory`, for a model that
+    does not fit into what is free; StorageError.
     """
     address = parse_address(where)
     where = Path(address.path).resolve().as_uri() if address.scheme == "file" else where
-    return _of_folder(where) if address.scheme in ("hf", "https") or _has_config(where) else of_commit(where, step)
+    if address.scheme in ("hf", "https") or _has_config(where):
+        return _of_folder(where, within_memory)
+    return of_commit(where, step, within_memory)
 
 
-def of_commit(folder: str, step: int | Literal["best", "last"]) -> LoadedModel:
+def of_commit(folder: str, step: int | Literal["best", "last"], within_memory: bool = False) -> LoadedModel:
     """The model of a commit in a job's checkpoint folder."""
     commit = read_commit(folder, step)
     definition = definition_of(commit, folder, None)
@@ -54,13 +59,15 @@ def of_commit(folder: str, step: int | Literal["best", "last"]) -> LoadedModel:
             "none; export it and open it with AutoModelForSequenceClassification"
         )
     model = definition.build(torch.float32, "none")
+    if within_memory:
+        _must_fit(model)
     definition.fill(model, CPU, 0, values=False)
     begin_with(folder, commit.step, model)
     tokenizer = tokenizer_from_commit(commit.tokenizer)
     return LoadedModel(definition, model.eval(), tokenizer, f"step {commit.step} of {commit.job}")
 
 
-def _of_folder(where: str) -> LoadedModel:
+def _of_folder(where: str, within_memory: bool) -> LoadedModel:
     from muster.trainer.models import transformers_model
 
     folder = open_folder(open_files(where))
@@ -72,8 +79,21 @@ def _of_folder(where: str) -> LoadedModel:
     )
     definition = transformers_model.from_folder(folder, None)
     model = definition.build(torch.float32, "none")
+    if within_memory:
+        _must_fit(model)
     definition.fill(model, CPU, 0, values=True)
     return LoadedModel(definition, model.eval(), tokenizer, where)
+
+
+def _must_fit(model: nn.Module) -> None:
+    """Raises UserError where the model's fp32 weights take more memory than is free: filling them would end others."""
+    needed = sum(weight.numel() for weight in model.parameters()) * 4
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"the model takes {size(needed)} in fp32, and {size(free)} of this machine's memory are free; serve its "
+            "export on a GPU instead (`muster serve` prints how)"
+        )
 
 
 def _has_config(where: str) -> bool:

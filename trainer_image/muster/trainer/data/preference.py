@@ -1,7 +1,8 @@
 """Pairs of answers and single answers with a label, as parts to tokenise.
 
 A pair is `{"prompt", "chosen", "rejected"}`, each text or each a list of messages; where it has no prompt, the prompt
-is what both sides begin with alike. A single answer is `{"prompt", "completion", "label": true | false}`. A pair may
+is what both sides begin with alike. OpenAI's form of a pair, `{"input": {"messages"}, "preferred_output",
+"non_preferred_output"}`, is read too. A single answer is `{"prompt", "completion", "label": true | false}`. A pair may
 carry a `margin`, a number that says by how much the chosen answer is better. The names are those of TRL's datasets.
 """
 
@@ -40,7 +41,7 @@ class Comparison(NamedTuple):
 
 def pair(record: object) -> Comparison:
     """Parse a line of format preference. Raises ValueError that says what is wrong and where in the record."""
-    fields = _fields(record, ("chosen", "rejected"), SHAPES["preference"])
+    fields = _fields(_from_openai(record), ("chosen", "rejected"), SHAPES["preference"])
     margin = fields.get("margin", 0.0)
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
         raise ValueError(f"margin is {margin!r}; it must be a number")
@@ -97,6 +98,22 @@ def content_hash(one: Comparison) -> int:
             state.update(f"{len(text)} turns:{Conversation(text).hash()}:".encode())
     state.update(repr(one.value).encode())
     return int.from_bytes(state.digest(), "little")
+
+
+def _from_openai(record: object) -> object:
+    """OpenAI's form of a pair in our names; anything else as it is."""
+    if not isinstance(record, dict) or "preferred_output" not in record or "chosen" in record:
+        return record
+    given = record.get("input")
+    if not isinstance(given, dict) or not isinstance(given.get("messages"), list):
+        raise ValueError('input is not {"messages": [{"role": …, "content": …}, …]}')
+    if given.get("tools"):
+        raise ValueError("input.tools: pairs with tools are not learnt from; leave the line out")
+    return {
+        "prompt": given["messages"],
+        "chosen": record["preferred_output"],
+        "rejected": record.get("non_preferred_output"),
+    }
 
 
 def _fields(record: object, needed: tuple[str, ...], wanted: str) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""Which model a request asks, and its answer: text that comes in pieces, or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.api.auth import Principal
+from muster.api.errors import ApiError
+from muster.api.jobs import service as jobs
+from muster.api.jobs.submission import folder_of
+from muster.api.openai.chat.worker import ModelPlace
+from muster.api.openai.models.names import FineTuned, fine_tuned_of
+from muster.api.openai.models.service import model_not_found
+from muster.api.openai.requests import refused
+from muster.api.services import Services
+from muster.api.tables import JobRow
+from muster.contract.base import UserError
+from muster.storage.errors import StorageError
+
+# Any job of this server by its id, also one that no client of OpenAI's made.
+_JOB = re.compile(r"job:([0-9a-f-]{1,64})(?::ckpt-step-([0-9]{1,15}))?")
+
+
+@dataclass
+class Told:
+    """An answer as far as it has come; `done` is its last line."""
+
+    text: str = ""
+    done: dict[str, Any] = field(default_factory=dict)
+
+
+async def place_of(services: Services, caller: Principal, model: str) -> ModelPlace:
+    """What a worker must load. Raises ApiError model_not_found, model_unavailable, storage_unavailable."""
+    mapped = services.base_models.models.get(model)
+    if mapped is not None:
+        _must_be_able(services)
+        source = (mapped.spec["training"].get("model") or {}).get("source")
+        if source is None:
+            raise refused("model", f"{model!r} is not a model's folder, so that it has said nothing yet; fine-tune it")
+        return ModelPlace(str(source), "best")
+    found = _JOB.fullmatch(model)
+    wanted = FineTuned(found[1], int(found[2]) if found[2] else None) if found else fine_tuned_of(model)
+    if wanted is None:
+        raise model_not_found(services, model)
+    try:
+        row = await jobs.find(services, caller, wanted.job_id)
+    except ApiError:
+        raise model_not_found(services, model) from None
+    _must_be_able(services)
+    return await _commit_of(services, row, wanted, model)
+
+
+async def _commit_of(services: Services, row: JobRow, wanted: FineTuned, model: str) -> ModelPlace:
+    """The commit by its number, so that a worker of `best` is not kept when another commit is better."""
+    folder = folder_of(row)
+    try:
+        commits = await asyncio.to_thread(services.commits.read, folder) if folder is not None else ()
+    except (StorageError, UserError) as error:
+        raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
+    steps = [commit.step for commit in commits]
+    best = next((commit.step for commit in reversed(commits) if commit.best), steps[-1] if steps else None)
+    step = best if wanted.step is None else wanted.step
+    if folder is None or step is None or step not in steps:
+        have = f"its commits are of the steps {', '.join(map(str, steps))}" if steps else "it has no commit yet"
+        detail = f"There is no model {model[:200]!r}: job {row.name!r} is there, and {have}."
+        raise ApiError("model_not_found", detail, errors=model_not_found(services, model).errors)
+    return ModelPlace(str(folder), str(step))
+
+
+def _must_be_able(services: Services) -> None:
+    if services.chat.workers_max and importlib.util.find_spec("torch") is not None:
+        return
+    detail = (
+        "This server answers no prompts: it has no trainer beside it, or MUSTER_API_CHAT_WORKERS is 0. `muster serve "
+        "JOB` prints how to serve the job's model."
+    )
+    raise ApiError("model_unavailable", detail)
+
+
+async def whole(services: Services, place: ModelPlace, question: dict[str, Any]) -> Told:
+    told = Told()
+    async with contextlib.aclosing(_lines(services, place, question)) as lines:
+        async for line in lines:
+            told.text += line.get("text", "")
+            told.done = line.get("done", told.done)
+    return told
+
+
+async def begun(
+    services: Services, place: ModelPlace, question: dict[str, Any]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The lines of an answer of which the first is there already: what is refused is refused before a reply begins.
+
+    The worker is held until the generator is closed.
+    """
+    lines = _lines(services, place, question)
+    first = await anext(lines)
+
+    async def all_lines() -> AsyncGenerator[dict[str, Any], None]:
+        async with contextlib.aclosing(lines):
+            yield first
+            async for line in lines:
+                yield line
+
+    return all_lines()
+
+
+async def _lines(
+    services: Services, place: ModelPlace, question: dict[str, Any]
+) -> AsyncGenerator[dict[str, Any], None]:
+    async with services.chat.turn(place) as worker, contextlib.aclosing(worker.ask(question)) as lines:
+        async for line in lines:
+            yield line

@@ -1,0 +1,80 @@
+"""What `"auto"` means: numbers chosen from the number of examples, and said. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Auto = Literal["auto"]
+
+# How OpenAI chooses epochs, as its cookbook publishes it ("Data preparation and analysis for chat model fine-tuning"):
+# three, more where that would show fewer than a hundred examples, fewer where it would show more than 25,000.
+EPOCHS: Final = 3
+EPOCHS_MAX: Final = 25
+EXAMPLES_MIN: Final = 100
+EXAMPLES_MAX: Final = 25_000
+# And its batches: 0.2% of the examples (its fine-tuning guide).
+BATCH_SHARE: Final = 0.002
+BATCH_MAX: Final = 256
+BETA: Final = 0.1  # of Rafailov et al. 2023 (arXiv 2305.18290), and dpo's default here
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Hyperparameters as a request has them."""
+
+    n_epochs: int | Auto = "auto"
+    batch_size: int | Auto = "auto"
+    learning_rate_multiplier: float | Auto = "auto"
+    beta: float | Auto | None = None  # None: not of this method
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Hyperparameters as numbers; `told` says of each that was chosen here what it is and why."""
+
+    n_epochs: int
+    batch_size: int
+    learning_rate_multiplier: float
+    beta: float | None
+    told: tuple[str, ...]
+
+
+def choose(asked: Asked, examples: int | None, multiple: int) -> Chosen:
+    """Numbers for what is `"auto"`. `examples` is None where nobody can count them from here, and a step's examples are
+    a `multiple` of what the gang computes in one pass."""
+    epochs = _epochs(examples) if asked.n_epochs == "auto" else asked.n_epochs
+    batch = _batch(examples, multiple) if asked.batch_size == "auto" else asked.batch_size
+    multiplier = 1.0 if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
+    beta = BETA if asked.beta == "auto" else asked.beta
+    chosen = Chosen(epochs, batch, multiplier, beta, ())
+    return Chosen(epochs, batch, multiplier, beta, tuple(_told(asked, chosen, examples, multiple)))
+
+
+def _epochs(examples: int | None) -> int:
+    if not examples:
+        return EPOCHS
+    if examples * EPOCHS < EXAMPLES_MIN:
+        return min(EPOCHS_MAX, EXAMPLES_MIN // examples)
+    if examples * EPOCHS > EXAMPLES_MAX:
+        return max(1, EXAMPLES_MAX // examples)
+    return EPOCHS
+
+
+def _batch(examples: int | None, multiple: int) -> int:
+    wanted = min(BATCH_MAX, max(1, round((examples or 0) * BATCH_SHARE)))
+    return math.ceil(wanted / multiple) * multiple
+
+
+def _told(asked: Asked, chosen: Chosen, examples: int | None, multiple: int) -> Iterator[str]:
+    seen = f"{examples:,} examples" if examples else "a number of examples that can't be counted from here"
+    if asked.n_epochs == "auto":
+        yield f"n_epochs {chosen.n_epochs}, for {seen}"
+    if asked.batch_size == "auto":
+        yield f"batch_size {chosen.batch_size}, for {seen}, in multiples of {multiple} on this model's gang"
+    if asked.learning_rate_multiplier == "auto":
+        yield "learning_rate_multiplier 1, the learning rate that this model is mapped with"
+    if asked.beta == "auto":
+        yield f"beta {chosen.beta:g}"

@@ -1,0 +1,103 @@
+"""Fine-tuning jobs in the database: a job's row, and beside it what its request said in OpenAI's words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from sqlalchemy import Select, exists, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.tables import FineTuneMetadataRow, FineTuneRow, JobRow, Table
+from muster.contract.status import Phase
+
+
+class Body(BaseModel):
+    """What a fine-tuning job was asked to be, with numbers in place of every `"auto"`; `told` says how each was chosen.
+
+    `base` is the mapped model that it began from, also where `model` is one that was fine-tuned from it.
+    """
+
+    model: str
+    base: str
+    training_file: str
+    validation_file: str | None = None
+    suffix: str | None = None
+    seed: int
+    metadata: dict[str, str] | None = None
+    method: str
+    hyperparameters: dict[str, float]
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FineTune:
+    """A job and what it is in OpenAI's words."""
+
+    job: JobRow
+    body: Body
+
+
+@dataclass(frozen=True)
+class Filter:
+    """`metadata`: pairs that must all be there; None for jobs that have none; an empty mapping for every job."""
+
+    visible: Collection[str] | None
+    project: str | None
+    metadata: Mapping[str, str] | None
+
+
+def rows_of(job_id: str, body: Body, retried: bool) -> list[Table]:
+    pairs = (body.metadata or {}).items()
+    row = FineTuneRow(job_id=job_id, body=body.model_dump(mode="json"), retried=retried)
+    return [row, *(FineTuneMetadataRow(job_id=job_id, key=key, value=value) for key, value in pairs)]
+
+
+async def get(session: AsyncSession, job_id: str) -> FineTune | None:
+    found = (await session.execute(_all().where(JobRow.id == job_id))).one_or_none()
+    return _of(found[0], found[1]) if found else None
+
+
+async def page(session: AsyncSession, wanted: Filter, after: str | None, limit: int) -> list[FineTune] | None:
+    """The newest jobs older than `after`, newest first; None where `after` is no job that the caller may see."""
+    query = _seen(_all(), wanted)
+    if after is not None:
+        place = (await session.execute(_seen(_all(), wanted).where(JobRow.id == after))).one_or_none()
+        if place is None:
+            return None
+        query = query.where(JobRow.seq < place[0].seq)
+    if wanted.metadata is None:
+        query = query.where(~exists().where(FineTuneMetadataRow.job_id == JobRow.id))
+    for key, value in (wanted.metadata or {}).items():
+        has = exists().where(
+            FineTuneMetadataRow.job_id == JobRow.id,
+            FineTuneMetadataRow.key == key,
+            FineTuneMetadataRow.value == value,
+        )
+        query = query.where(has)
+    found = (await session.execute(query.order_by(JobRow.seq.desc()).limit(limit))).all()
+    return [_of(job, row) for job, row in found]
+
+
+async def succeeded(session: AsyncSession, visible: Collection[str] | None, limit: int) -> list[FineTune]:
+    """The newest jobs that made a model, newest first."""
+    query = _seen(_all(), Filter(visible, None, {})).where(JobRow.phase == Phase.SUCCEEDED)
+    found = (await session.execute(query.order_by(JobRow.seq.desc()).limit(limit))).all()
+    return [_of(job, row) for job, row in found]
+
+
+def _all() -> Select[tuple[JobRow, FineTuneRow]]:
+    return select(JobRow, FineTuneRow).join(FineTuneRow, FineTuneRow.job_id == JobRow.id)
+
+
+def _seen(query: Select[tuple[JobRow, FineTuneRow]], wanted: Filter) -> Select[tuple[JobRow, FineTuneRow]]:
+    if wanted.visible is not None:
+        query = query.where(JobRow.project.in_(wanted.visible))
+    return query if wanted.project is None else query.where(JobRow.project == wanted.project)
+
+
+def _of(job: JobRow, row: FineTuneRow) -> FineTune:
+    body: dict[str, Any] = row.body
+    return FineTune(job, Body.model_validate(body))

@@ -1,0 +1,161 @@
+"""What creates a fine-tuning job: OpenAI's body, each field checked and named when it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from muster.api.openai.fine_tuning.hyperparameters import Asked
+from muster.api.openai.requests import OpenAIRequest
+from muster.contract.base import Problem
+
+EPOCHS_MAX, BATCH_MAX, MULTIPLIER_MAX, BETA_MAX = 50, 256, 1_000.0, 2.0
+_AUTO = {"type": "string", "const": "auto"}
+
+
+def _whole(most: int) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value != "auto" and not (whole and 1 <= value <= most):
+            raise ValueError(f'must be "auto" or a whole number from 1 to {most}, not {value!r}'[:200])
+        return value
+
+    return check
+
+
+def _above_zero(most: float) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value != "auto" and not (number and 0 < value <= most):
+            raise ValueError(f'must be "auto" or a number above 0 and at most {most:g}, not {value!r}'[:200])
+        return value
+
+    return check
+
+
+def _schema(kind: str, most: float) -> WithJsonSchema:
+    bound = {"minimum": 1} if kind == "integer" else {"exclusiveMinimum": 0}
+    return WithJsonSchema({"anyOf": [_AUTO, {"type": kind, "maximum": most, **bound}]})
+
+
+Epochs = Annotated[int | Literal["auto"], BeforeValidator(_whole(EPOCHS_MAX)), _schema("integer", EPOCHS_MAX)]
+Batch = Annotated[int | Literal["auto"], BeforeValidator(_whole(BATCH_MAX)), _schema("integer", BATCH_MAX)]
+Multiplier = Annotated[
+    float | Literal["auto"], BeforeValidator(_above_zero(MULTIPLIER_MAX)), _schema("number", MULTIPLIER_MAX)
+]
+Beta = Annotated[float | Literal["auto"], BeforeValidator(_above_zero(BETA_MAX)), _schema("number", BETA_MAX)]
+Name = Annotated[str, Field(min_length=1, max_length=2_000)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+def _none_carried(value: Any) -> Any:
+    if value:
+        raise ValueError("none are carried yet; leave it out (a job's metrics are at /api/v1/jobs/{id}/metrics)")
+    return value
+
+
+class Hyperparameters(OpenAIRequest):
+    """Of supervised fine-tuning."""
+
+    n_epochs: Epochs = "auto"
+    batch_size: Batch = "auto"
+    learning_rate_multiplier: Multiplier = "auto"
+
+
+class DpoHyperparameters(Hyperparameters):
+    """Of direct preference optimisation."""
+
+    beta: Beta = "auto"
+
+
+class Supervised(OpenAIRequest):
+    """Learn what the assistant says."""
+
+    hyperparameters: Hyperparameters = Hyperparameters()
+
+
+class Dpo(OpenAIRequest):
+    """Learn which of two answers is preferred."""
+
+    hyperparameters: DpoHyperparameters = DpoHyperparameters()
+
+
+class Method(OpenAIRequest):
+    """How the model learns."""
+
+    type: Literal["supervised", "dpo"]
+    supervised: Supervised | None = None
+    dpo: Dpo | None = None
+
+
+class CreateFineTuningJob(OpenAIRequest):
+    """A job in OpenAI's words. A file is an uploaded one's id, or an address that the workers can read."""
+
+    model: Name
+    training_file: Name
+    validation_file: Name | None = None
+    hyperparameters: Annotated[
+        Hyperparameters | None, Field(description="As method.supervised.hyperparameters; from before there was method.")
+    ] = None
+    method: Method | None = None
+    suffix: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    metadata: Metadata | None = None
+    integrations: Annotated[
+        list[Any] | None, BeforeValidator(_none_carried), Field(max_length=0, description="None are carried yet.")
+    ] = None
+
+
+def contradictions(wanted: CreateFineTuningJob) -> Iterator[Problem]:
+    """What no single field is at fault for."""
+    method = wanted.method
+    if method is None:
+        return
+    if wanted.hyperparameters is not None:
+        yield Problem(
+            "hyperparameters", f"method has them: write method.{method.type}.hyperparameters and leave this out"
+        )
+    other: Literal["supervised", "dpo"] = "dpo" if method.type == "supervised" else "supervised"
+    if getattr(method, other) is not None:
+        yield Problem(f"method.{other}", f"method.type is {method.type}; leave it out, or choose the type {other}")
+
+
+def asked_of(wanted: CreateFineTuningJob) -> Asked:
+    """The hyperparameters, wherever the request has them."""
+    if wanted.method is not None and wanted.method.type == "dpo":
+        given = (wanted.method.dpo or Dpo()).hyperparameters
+        return Asked(given.n_epochs, given.batch_size, given.learning_rate_multiplier, given.beta)
+    supervised = (wanted.method.supervised if wanted.method else None) or Supervised()
+    of = wanted.hyperparameters or supervised.hyperparameters
+    return Asked(of.n_epochs, of.batch_size, of.learning_rate_multiplier)
+
+
+def param_of(path: str, wanted: CreateFineTuningJob) -> str:
+    """The field of the request that a fault of the job's spec comes from."""
+    kind = wanted.method.type if wanted.method else "supervised"
+    numbers = f"method.{kind}.hyperparameters" if wanted.hyperparameters is None else "hyperparameters"
+    for begin, param in (
+        ("spec.training.data.train", "training_file"),
+        ("spec.training.evaluation", "validation_file"),
+        ("spec.training.batch", f"{numbers}.batch_size"),
+        ("spec.training.length", f"{numbers}.n_epochs"),
+        ("spec.training.optimizer.lr", f"{numbers}.learning_rate_multiplier"),
+        ("spec.training.dpo", f"{numbers}.beta"),
+        ("metadata.labels", "project"),
+    ):
+        if path.startswith(begin):
+            return param
+    return "model"
+
+
+EXAMPLE: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "training_file": "s3://data/chat.jsonl",
+    "suffix": "support",
+    "method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": "auto", "batch_size": 8}}},
+    "metadata": {"team": "nlp"},
+}

@@ -1,0 +1,81 @@
+"""Requests of OpenAI's clients, which send no Idempotency-Key but number their retries: known again by their bodies.
+
+Of equal bodies each request that is no retry asks for a job of its own; a retry asks for the newest of them. A request
+may also be overtaken by its own retry (the client gave up on a connection that still delivered): what comes soon after
+a job that a retry made is taken for the request that the retry repeats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import Header
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.auth import Principal
+from muster.api.idempotency import Attempted
+from muster.api.tables import FineTuneRow, IdempotencyRow
+
+ROUTE: Final = "POST /v1/fine_tuning/jobs"
+# A client retries twice, each time after at most ten minutes without an answer. Half of this would forget the job
+# before the last retry; twice as much would answer more requests that mean a new job, and whose first try never came.
+RETRY_SECONDS: Final = 1_800.0
+# As long as a request may be on its way behind its own retry: the 20 s that a body may take, and a proxy's buffering.
+LATE_SECONDS: Final = 60.0
+_NUMBER_DIGITS: Final = 8
+
+RetryCount = Annotated[
+    int,
+    Header(alias="x-stainless-retry-count", ge=0, le=1_000, description="How often OpenAI's client tried before."),
+]
+
+
+@dataclass(frozen=True)
+class Repeatable:
+    """A request without an Idempotency-Key. `retry` says that its client has sent it before."""
+
+    caller: Principal
+    body_hash: str
+    retry: bool
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a request stands among those with its body: the job that it asks for, or else what makes one of its own."""
+
+    job_id: str | None
+    attempted: Attempted
+
+
+async def slot_of(session: AsyncSession, request: Repeatable, now: float) -> Slot:
+    """Two requests that find the same free slot at one moment make one job: the slot's key is unique."""
+    prefix = f"body:{request.body_hash}:"
+    of_body = (
+        IdempotencyRow.owner == request.caller.token,
+        IdempotencyRow.route == ROUTE,
+        IdempotencyRow.key.startswith(prefix, autoescape=True),
+    )
+    last = (await session.execute(select(func.max(IdempotencyRow.key)).where(*of_body))).scalar_one_or_none()
+    number = int(last.removeprefix(prefix)) + 1 if last else 1
+    free = Attempted(request.caller.token, ROUTE, f"{prefix}{number:0{_NUMBER_DIGITS}}", request.body_hash)
+    if last is None:
+        return Slot(None, free)
+    query = (
+        select(IdempotencyRow.job_id, IdempotencyRow.created_at, FineTuneRow.retried)
+        .join(FineTuneRow, FineTuneRow.job_id == IdempotencyRow.job_id)
+        .where(*of_body, IdempotencyRow.key == last)
+    )
+    found = (await session.execute(query)).one_or_none()
+    if found is None:  # the job was deleted in this moment
+        return Slot(None, free)
+    job_id, created_at, retried = found
+    within = RETRY_SECONDS if request.retry else LATE_SECONDS if retried else -1.0
+    return Slot(job_id if now - created_at <= within else None, free)
+
+
+async def arrived(session: AsyncSession, job_id: str) -> bool:
+    """The request that a retry overtook has come. False where another one was taken for it already."""
+    seen = update(FineTuneRow).where(FineTuneRow.job_id == job_id, FineTuneRow.retried.is_(True)).values(retried=False)
+    return bool((await session.execute(seen.returning(FineTuneRow.job_id))).scalar_one_or_none())

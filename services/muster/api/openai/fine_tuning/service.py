@@ -1,0 +1,241 @@
+"""From a request in OpenAI's words to a job, by the services that `/api/v1` stands on."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from muster.api import idempotency
+from muster.api.auth import Principal
+from muster.api.errors import ApiError, database_unavailable
+from muster.api.idempotency import Attempted
+from muster.api.jobs import service as jobs
+from muster.api.jobs.submission import Draft, draft
+from muster.api.openai.fine_tuning import repository
+from muster.api.openai.fine_tuning.hyperparameters import Chosen, choose
+from muster.api.openai.fine_tuning.replies import JOB_PREFIX
+from muster.api.openai.fine_tuning.repository import Body, FineTune
+from muster.api.openai.fine_tuning.requests import CreateFineTuningJob, asked_of, contradictions, param_of
+from muster.api.openai.fine_tuning.retries import Repeatable, arrived, slot_of
+from muster.api.openai.models.base_models import Wanted, batch_multiple, job_spec
+from muster.api.openai.models.service import BaseModel, base_model
+from muster.api.openai.requests import invalid_request, refused
+from muster.api.openai.training_files import TrainingFile, training_file
+from muster.api.services import Services
+from muster.api.tables import JobRow
+from muster.contract.base import InvalidDocument, Problem
+from muster.contract.names import Label
+from muster.contract.spec import Submission, parse_job
+from muster.contract.warnings import DataShape
+from muster.storage.data_shape import look_at
+
+_TRIES = 5  # each time another request of the same body was quicker
+_FORMATS = {"supervised": "openai-chat", "dpo": "preference"}
+_TASKS = {"supervised": "sft", "dpo": "dpo"}
+_EVALUATIONS = 10  # of a run with a validation file, where its length is known
+_EVERY = 20  # steps between evaluations, where it is not
+Act = Literal["cancel", "pause", "resume"]
+_ACTS: dict[Act, Callable[..., Any]] = {"cancel": jobs.cancel, "pause": jobs.suspend, "resume": jobs.resume}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to create a job: what it says, in which project, and how its retries are known."""
+
+    wanted: CreateFineTuningJob
+    project: str | None
+    attempted: Attempted | None  # by an Idempotency-Key
+    repeatable: Repeatable
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    submission: Submission
+    body: Body
+
+
+async def create(services: Services, caller: Principal, request: Request) -> FineTune:
+    """Store a job, or find the one that this request made before. Raises ApiError; then nothing was stored."""
+    prepared: _Prepared | None = None
+    for _ in range(_TRIES):
+        made, attempted = await _made_before(services, request)
+        if made is not None:
+            return await find(services, caller, JOB_PREFIX + made)
+        prepared = prepared or await _prepare(services, caller, request)
+        beside = _beside(prepared.body, retried=request.attempted is None and request.repeatable.retry)
+        try:
+            submitted = await jobs.submit(services, caller, prepared.submission, attempted, beside)
+        except ApiError as error:
+            raise _in_the_requests_words(error, request.wanted) from None
+        if submitted.replayed and request.attempted is None:
+            continue  # a request of the same body took the slot: this one may want the next
+        return await find(services, caller, JOB_PREFIX + submitted.document["id"])
+    raise database_unavailable()
+
+
+def _beside(body: Body, retried: bool) -> jobs.Beside:
+    return jobs.Beside(
+        rows=lambda job_id: repository.rows_of(job_id, body, retried),
+        data={"fineTuning": body.model_dump(mode="json", include={"model", "hyperparameters", "told"})},
+        note=f" to fine-tune {body.model}" + (f"; chosen: {'; '.join(body.told)}" if body.told else ""),
+    )
+
+
+async def _made_before(services: Services, request: Request) -> tuple[str | None, Attempted]:
+    """The job that this request made before, or under what it is to make one."""
+    async with services.database.read() as session:
+        if request.attempted is not None:
+            reply = await idempotency.recall(session, request.attempted)
+            return (reply["id"] if reply else None), request.attempted
+        slot = await slot_of(session, request.repeatable, time.time())
+    if slot.job_id is None or request.repeatable.retry:
+        return slot.job_id, slot.attempted
+    async with services.database.write() as session:
+        return (slot.job_id if await arrived(session, slot.job_id) else None), slot.attempted
+
+
+async def find(services: Services, caller: Principal, fine_tune_id: str) -> FineTune:
+    """Raises ApiError job_not_found, in the same words for what is not there and what is not for the caller's eyes."""
+    found = None
+    if fine_tune_id.startswith(JOB_PREFIX):
+        async with services.database.read() as session:
+            found = await repository.get(session, fine_tune_id.removeprefix(JOB_PREFIX))
+    if found is None or caller.role_in(found.job.project) is None:
+        detail = (
+            f"There is no fine-tuning job {fine_tune_id[:100]!r}; GET /v1/fine_tuning/jobs lists those that there are."
+        )
+        raise ApiError("job_not_found", detail, errors=(Problem("fine_tuning_job_id", "names no job"),))
+    return found
+
+
+async def act(services: Services, caller: Principal, fine_tune_id: str, what: Act) -> FineTune:
+    """Raises ApiError job_not_found, forbidden, job_finished, job_cancelling."""
+    found = await find(services, caller, fine_tune_id)
+    row: JobRow = await _ACTS[what](services, caller, found.job.id)
+    return replace(found, job=row)
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """All of a job but the numbers that are yet to be chosen."""
+
+    request: Request
+    base: BaseModel
+    training: TrainingFile
+    validation: TrainingFile | None
+    seed: int
+    name: str
+
+    @property
+    def method(self) -> str:
+        method = self.request.wanted.method
+        return method.type if method is not None else "supervised"
+
+    def submission(self, chosen: Chosen, examples: int | None) -> Submission:
+        """Raises ApiError invalid_request."""
+        steps = math.ceil((examples or 0) * chosen.n_epochs / chosen.batch_size)
+        wanted = Wanted(
+            task=_TASKS[self.method],
+            training=self.training.as_source(),
+            validation=self.validation.as_source() if self.validation else None,
+            n_epochs=chosen.n_epochs,
+            batch_size=chosen.batch_size,
+            learning_rate_multiplier=chosen.learning_rate_multiplier,
+            beta=chosen.beta,
+            seed=self.seed,
+            evaluate_every=max(1, steps // _EVALUATIONS) if examples else _EVERY,
+            commit=self.base.commit,
+        )
+        labels = {Label.PROJECT: self.request.project} if self.request.project else {}
+        try:
+            return parse_job(
+                {"metadata": {"name": self.name, "labels": labels}, "spec": job_spec(self.base.mapped, wanted)}
+            )
+        except InvalidDocument as invalid:
+            raise invalid_request(_told(invalid.problems, self.request.wanted)) from None
+
+    def body(self, chosen: Chosen) -> Body:
+        wanted = self.request.wanted
+        numbers = {
+            "n_epochs": chosen.n_epochs,
+            "batch_size": chosen.batch_size,
+            "learning_rate_multiplier": chosen.learning_rate_multiplier,
+        }
+        return Body(
+            model=wanted.model,
+            base=self.base.name,
+            training_file=wanted.training_file,
+            validation_file=wanted.validation_file,
+            suffix=wanted.suffix,
+            seed=self.seed,
+            metadata=wanted.metadata,
+            method=self.method,
+            hyperparameters=numbers if chosen.beta is None else {**numbers, "beta": chosen.beta},
+            told=chosen.told,
+        )
+
+
+async def _prepare(services: Services, caller: Principal, request: Request) -> _Prepared:
+    """The job that the request asks for. Raises ApiError invalid_request, model_not_found."""
+    wanted = request.wanted
+    if faults := tuple(contradictions(wanted)):
+        raise invalid_request(faults)
+    base = await base_model(services, caller, wanted.model)
+    seed = secrets.randbelow(2**31) if wanted.seed is None else wanted.seed
+    form = _FORMATS[wanted.method.type if wanted.method else "supervised"]
+    training = await training_file(services, caller, wanted.training_file, "training_file", form)
+    validation = None
+    if wanted.validation_file is not None:
+        validation = await training_file(services, caller, wanted.validation_file, "validation_file", form)
+    recipe = _Recipe(request, base, training, validation, seed, _name(wanted.suffix))
+    multiple, asked = batch_multiple(base.mapped), asked_of(wanted)
+    if asked.batch_size != "auto" and asked.batch_size % multiple:
+        near = math.ceil(asked.batch_size / multiple) * multiple
+        words = f"must be a multiple of {multiple} on this model's gang, not {asked.batch_size}; take {near}"
+        raise refused(param_of("spec.training.batch", wanted), words)
+    examples = training.examples
+    if examples is None:
+        # Of no format, for one that is named is believed.
+        unknown = replace(recipe, training=replace(training, format="auto"))
+        first = unknown.submission(choose(asked, None, multiple), None)
+        examples = await _count(services, caller, first, wanted)
+    chosen = choose(asked, examples, multiple)
+    return _Prepared(recipe.submission(chosen, examples), recipe.body(chosen))
+
+
+async def _count(
+    services: Services, caller: Principal, submission: Submission, wanted: CreateFineTuningJob
+) -> int | None:
+    """About how many examples the training file has; None where it can't be looked at from here. Nothing is read that
+    the caller's job may not read."""
+    try:
+        drafted: Draft = await draft(services, caller, submission)
+    except ApiError as error:
+        raise _in_the_requests_words(error, wanted) from None
+    if drafted.faults:
+        raise invalid_request(_told(drafted.faults, wanted))
+    shape: DataShape | None = await asyncio.to_thread(look_at, drafted.spec.training)
+    if shape is not None and shape.faults:
+        faults = tuple(Problem(f"spec.training.{path}", words) for path, words in shape.faults)
+        raise invalid_request(_told(faults, wanted))
+    return shape.documents if shape is not None else None
+
+
+def _told(faults: tuple[Problem, ...], wanted: CreateFineTuningJob) -> tuple[Problem, ...]:
+    return tuple(Problem(param_of(fault.path, wanted), f"{fault.message} ({fault.path})") for fault in faults)
+
+
+def _in_the_requests_words(error: ApiError, wanted: CreateFineTuningJob) -> ApiError:
+    return invalid_request(_told(tuple(error.errors), wanted)) if error.code == "invalid_job" else error
+
+
+def _name(suffix: str | None) -> str:
+    """A job's name, which no live job has."""
+    words = re.sub(r"[^a-z0-9]+", "-", (suffix or "").lower()).strip("-")[:24].strip("-")
+    return "-".join(part for part in ("ft", words, secrets.token_hex(6)) if part)

@@ -1,0 +1,136 @@
+"""The base models that clients may name: a file of the platform's owner says what a job that starts from each is."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from muster.contract.base import InvalidDocument, Problem, Spec, parse
+from muster.contract.fields import Text
+from muster.contract.gang import Gang
+from muster.contract.optimizer_config import OptimizerConfig
+from muster.contract.spec import JobSpec
+from muster.documents.reader import read_file
+
+# No colon: a fine-tuned model is called ft:<base>:<project>:<suffix>:<job>.
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+
+
+class MappedModel(Spec):
+    """What a job that starts from this model is, but for its data, its length and what the request asks."""
+
+    spec: dict[str, Any]
+    """A TrainingJob's spec: training.model, and all that this model needs (gang, adapter, precision, lengths)."""
+    owned_by: Text = "muster"
+    """Whom `GET /v1/models` names as its owner."""
+
+
+class _File(Spec):
+    models: dict[str, MappedModel]
+
+
+@dataclass(frozen=True)
+class BaseModels:
+    """By name, in the order of the file. `created` is when the file was written, in seconds since the epoch."""
+
+    models: Mapping[str, MappedModel] = field(default_factory=dict)
+    created: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a request adds to its model's spec: numbers of examples, not of tokens."""
+
+    task: str
+    training: Mapping[str, str]  # source and format
+    validation: Mapping[str, str] | None
+    n_epochs: int
+    batch_size: int
+    learning_rate_multiplier: float
+    beta: float | None
+    seed: int
+    evaluate_every: int = 20
+    commit: tuple[str, int | str] | None = None  # start from this job's commit of that step
+
+
+def batch_multiple(mapped: MappedModel) -> int:
+    """What the number of examples of a step must be a multiple of: a forward pass of every rank of the gang."""
+    gang = parse(Gang, mapped.spec.get("gang") or {})
+    return gang.nodes.min * gang.ranks_per_node * int(_part(mapped.spec, "training", "batch").get("microBatch", 1))
+
+
+def job_spec(mapped: MappedModel, wanted: Wanted) -> dict[str, Any]:
+    """The spec of a job that starts from this model. Only what the request decides is replaced."""
+    spec = copy.deepcopy(mapped.spec)
+    training = spec["training"]
+    data = training.setdefault("data", {})
+    data["train"] = [dict(wanted.training)]
+    data.setdefault("packing", False)  # an example is a sample, as OpenAI's batches count
+    training["task"] = wanted.task
+    training["seed"] = wanted.seed
+    training["length"] = {"epochs": wanted.n_epochs}
+    optimizer = training.setdefault("optimizer", {})
+    optimizer["lr"] = optimizer.get("lr", OptimizerConfig().lr) * wanted.learning_rate_multiplier
+    training.setdefault("batch", {})["tokensPerStep"] = wanted.batch_size * data.get("sequenceLength", 512)
+    if wanted.task == "dpo":
+        training["dpo"] = {**training.get("dpo", {}), "beta": wanted.beta}
+    else:
+        training.pop("dpo", None)
+    if wanted.commit is not None:
+        training["model"] = {"from": {"job": wanted.commit[0], "step": wanted.commit[1]}}
+    if wanted.validation is not None:
+        evaluation = {key: value for key, value in training.get("evaluation", {}).items() if key != "holdout"}
+        training["evaluation"] = {"every": wanted.evaluate_every, **evaluation, "data": [dict(wanted.validation)]}
+    return spec
+
+
+def load_models(path: Path | None) -> BaseModels:
+    """The models of a file, each tried with a job; none without a file. Raises ValueError that names file and fault."""
+    if path is None:
+        return BaseModels()
+    try:
+        document, written = read_file(path), int(path.stat().st_mtime)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the base models of {path} can't be used: {error}") from error
+    try:
+        found = parse(_File, document.data)
+        _try_all(found.models)
+    except InvalidDocument as invalid:
+        fault = document.located(invalid.problems[0])
+        place = f"line {fault.line}, column {fault.column}: " if fault.line else ""
+        raise ValueError(f"the base models of {path} can't be used: {place}{fault}") from invalid
+    return BaseModels(found.models, written)
+
+
+def checked_models(path: Path | None) -> Path | None:
+    """The path of a file that can be used: for settings. Raises ValueError as `load_models` does."""
+    load_models(path)
+    return path
+
+
+def _try_all(models: Mapping[str, MappedModel]) -> None:
+    """Raises InvalidDocument for a name that can't be one, and for a spec with which no job would be valid."""
+    for name, mapped in models.items():
+        at = f"models.{name}"
+        if not _NAME.fullmatch(name):
+            words = "a model's name has letters, digits, `.`, `_`, `-` and `/`, and at most 128 characters"
+            raise InvalidDocument((Problem(at, words),))
+        if not isinstance(mapped.spec.get("training"), dict):
+            raise InvalidDocument(
+                (Problem(f"{at}.spec.training", "is required: training.model names what is trained"),)
+            )
+        parse(Gang, mapped.spec.get("gang") or {}, f"{at}.spec.gang")
+        source = {"source": "file:///training.jsonl", "format": "openai-chat"}
+        wanted = Wanted("sft", source, None, 1, batch_multiple(mapped), 1.0, None, 0)
+        parse(JobSpec, job_spec(mapped, wanted), f"{at}.spec")
+
+
+def _part(spec: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    here: Any = spec
+    for key in path:
+        here = here.get(key) if isinstance(here, Mapping) else None
+    return here if isinstance(here, Mapping) else {}

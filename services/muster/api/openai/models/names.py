@@ -1,0 +1,26 @@
+"""What a fine-tuned model is called: ft:<base>:<project>:<suffix>:<job>, and with :ckpt-step-<n> one of its commits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_FINE_TUNED = re.compile(r"ft:[^:]+:[^:]*:[^:]*:([0-9a-f-]{1,64})(?::ckpt-step-([0-9]{1,15}))?")
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """The job that made the model, and the step of its commit: None for the best one."""
+
+    job_id: str
+    step: int | None
+
+
+def fine_tuned_model(base: str, project: str, suffix: str | None, job_id: str, step: int | None = None) -> str:
+    return f"ft:{base}:{project}:{suffix or ''}:{job_id}" + (f":ckpt-step-{step}" if step is not None else "")
+
+
+def fine_tuned_of(model: str) -> FineTuned | None:
+    """None for a name that no fine-tuned model has."""
+    found = _FINE_TUNED.fullmatch(model)
+    return FineTuned(found[1], int(found[2]) if found[2] else None) if found else None

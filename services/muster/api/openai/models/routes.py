@@ -1,0 +1,89 @@
+"""`/v1/models`: what may be fine-tuned, and what was."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from muster.api.auth import Caller, Scope, needs
+from muster.api.jobs.examples import AT, UID
+from muster.api.openai.fine_tuning import repository
+from muster.api.openai.fine_tuning.repository import FineTune
+from muster.api.openai.models import service
+from muster.api.openai.models.names import fine_tuned_model, fine_tuned_of
+from muster.api.openapi import problems, shown
+from muster.api.services import Services, ServicesDependency
+
+router = APIRouter(prefix="/models", tags=["openai"])
+FINE_TUNED_MAX = 1_000  # of the newest; OpenAI's list has no pages
+
+
+class Model(BaseModel):
+    """`created` is when the map was written, or when the job ended. `owned_by` of a fine-tuned model is its project."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+_EXAMPLE: dict[str, Any] = {"id": "llama-3.1-8b", "object": "model", "created": int(AT), "owned_by": "muster"}
+_TUNED = {**_EXAMPLE, "id": f"ft:llama-3.1-8b:default:support:{UID}", "owned_by": "default"}
+reads = Depends(needs(Scope.READ))
+
+
+@router.get(
+    "",
+    response_model=ModelList,
+    dependencies=[reads],
+    summary="List models",
+    responses={200: shown({"object": "list", "data": [_EXAMPLE, _TUNED]}, "Models"), **problems()},
+)
+async def list_models(services: ServicesDependency, caller: Caller) -> JSONResponse:
+    """The mapped base models, and the newest fine-tuned ones that the caller may see."""
+    async with services.database.read() as session:
+        tuned = await repository.succeeded(session, caller.visible_projects, FINE_TUNED_MAX)
+    data = [*(_mapped(services, name) for name in services.base_models.models), *map(_tuned, tuned)]
+    return JSONResponse({"object": "list", "data": [each.model_dump(mode="json") for each in data]})
+
+
+@router.get(
+    "/{model:path}",
+    response_model=Model,
+    dependencies=[reads],
+    summary="Retrieve a model",
+    operation_id="get_model",
+    responses={200: shown(_EXAMPLE, "The model"), **problems("model_not_found")},
+)
+async def get_model(
+    services: ServicesDependency,
+    caller: Caller,
+    model: Annotated[str, Path(min_length=1, max_length=500, pattern=r"^[^\x00]*$")],
+) -> JSONResponse:
+    """A mapped model, or a fine-tuned one by its name."""
+    if model in services.base_models.models:
+        return JSONResponse(_mapped(services, model).model_dump(mode="json"))
+    wanted = fine_tuned_of(model)
+    if wanted is None:
+        raise service.model_not_found(services, model)
+    found = await service.fine_tuned(services, caller, model, wanted)
+    return JSONResponse(_tuned(found).model_copy(update={"id": model}).model_dump(mode="json"))
+
+
+def _mapped(services: Services, name: str) -> Model:
+    known = services.base_models
+    return Model(id=name, created=known.created, owned_by=known.models[name].owned_by)
+
+
+def _tuned(found: FineTune) -> Model:
+    job = found.job
+    name = fine_tuned_model(found.body.base, job.project, found.body.suffix, job.id)
+    return Model(id=name, created=int(job.finished_at or job.created_at), owned_by=job.project)

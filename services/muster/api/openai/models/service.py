@@ -1,0 +1,63 @@
+"""Which model a name means: a mapped one, or one that was fine-tuned from it here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.api.auth import Principal
+from muster.api.errors import ApiError
+from muster.api.openai.fine_tuning import repository
+from muster.api.openai.fine_tuning.repository import FineTune
+from muster.api.openai.models.base_models import MappedModel
+from muster.api.openai.models.names import FineTuned, fine_tuned_of
+from muster.api.services import Services
+from muster.contract.base import Problem
+from muster.contract.status import Phase
+from muster.contract.text import nearest
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """What a fine-tuning job begins with: a mapped model, or a commit (job and step) of one fine-tuned from it."""
+
+    name: str
+    mapped: MappedModel
+    commit: tuple[str, int | str] | None = None
+
+
+async def base_model(services: Services, caller: Principal, model: str) -> BaseModel:
+    """Raises ApiError model_not_found, which names the mapped models."""
+    mapped = services.base_models.models
+    if model in mapped:
+        return BaseModel(model, mapped[model])
+    if (wanted := fine_tuned_of(model)) is not None:
+        found = await fine_tuned(services, caller, model, wanted)
+        if found.body.base in mapped:
+            step = "best" if wanted.step is None else wanted.step
+            return BaseModel(found.body.base, mapped[found.body.base], (found.job.id, step))
+    raise model_not_found(services, model)
+
+
+async def fine_tuned(services: Services, caller: Principal, model: str, wanted: FineTuned) -> FineTune:
+    """The job that made a model, where it has succeeded or the name is that of one of its commits. Raises ApiError
+    model_not_found."""
+    async with services.database.read() as session:
+        found = await repository.get(session, wanted.job_id)
+    if found is None or caller.role_in(found.job.project) is None:
+        raise model_not_found(services, model)
+    if wanted.step is None and found.job.phase != Phase.SUCCEEDED:
+        raise model_not_found(services, model)
+    return found
+
+
+def model_not_found(services: Services, model: str) -> ApiError:
+    mapped = services.base_models.models
+    there = (
+        f"an administrator has mapped {', '.join(mapped)}"
+        if mapped
+        else "no administrator has mapped a base model yet (MUSTER_API_BASE_MODELS_FILE, docs/openai.md)"
+    )
+    near = nearest(model, mapped)
+    hint = f" Did you mean {near!r}?" if near else ""
+    detail = f"There is no model {model[:200]!r}: {there}.{hint}"
+    return ApiError("model_not_found", detail, errors=(Problem("model", "names no model", near),))

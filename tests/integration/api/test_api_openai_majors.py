@@ -1,0 +1,121 @@
+"""OpenAI's client in each of its majors, against a real API: create, follow, pause, cancel, ask; lost replies."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from tests.integration.api.openai_house import MODELS, chat_file, models_file
+from tests.integration.api.test_api_clients import fetched, run
+from tests.integration.api.test_api_process import Process, api
+from tests.model_families import write_model
+
+# The first with `method` (dpo), the last of 2.x, and 3.x, which speaks by another HTTP library.
+VERSIONS = ("1.57.0", "2.54.0", "3.54.0")
+
+CLIENT = """
+import json, sys
+import openai
+
+url, training_file = sys.argv[1:]
+http = __import__("httpx2" if openai.__version__.startswith("3.") else "httpx")
+openai._base_client.INITIAL_RETRY_DELAY = openai._base_client.MAX_RETRY_DELAY = 0.001
+
+class Cutting(http.HTTPTransport):
+    lose = 0
+
+    def handle_request(self, request):
+        reply = super().handle_request(request)
+        if request.method == "POST" and self.lose:
+            self.lose -= 1
+            reply.read()
+            raise http.ReadError("the connection was cut", request=request)
+        return reply
+
+transport = Cutting()
+carrier = http.Client(transport=transport, timeout=120)
+client = openai.OpenAI(base_url=url + "/v1", api_key="unused", http_client=carrier)
+jobs = client.fine_tuning.jobs
+assert {model.id for model in client.models.list()} >= {"tiny", "spoken"}
+
+def create(lose=0, **more):
+    transport.lose = lose
+    return jobs.create(model="tiny", training_file=training_file, **more)
+
+before = {job.id for job in jobs.list()}
+method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": "auto", "batch_size": 8}}}
+made = [create(lose, suffix="v", seed=1, method=method) for lose in (0, 1, 2, 0)]
+ids = [job.id for job in made]
+assert len(set(ids)) == 4 and {job.id for job in jobs.list(limit=2)} - before == set(ids), ids
+assert made[0].method.supervised.hyperparameters.n_epochs == 3
+assert jobs.retrieve(ids[0]).status in ("queued", "running")
+events = list(jobs.list_events(ids[0], limit=1))
+assert "chosen: n_epochs 3" in events[-1].message, events
+assert list(jobs.checkpoints.list(ids[0])) == []
+
+def act(job, what):
+    if hasattr(jobs, what):
+        return getattr(jobs, what)(job).id
+    return client.post(f"/fine_tuning/jobs/{job}/{what}", cast_to=object)["id"]
+
+assert act(ids[1], "pause") == ids[1]
+assert act(ids[1], "resume") == ids[1]
+for job in ids:
+    jobs.cancel(job)
+
+try:
+    create(method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 0}}})
+    raise SystemExit("a wrong field was taken")
+except openai.BadRequestError as error:
+    assert error.param == "method.supervised.hyperparameters.n_epochs", error.param
+
+asked = {"model": "spoken", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "temperature": 0}
+whole = client.chat.completions.create(**asked)
+pieces, usage = [], None
+for chunk in client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+    pieces += [choice.delta.content or "" for choice in chunk.choices]
+    usage = chunk.usage or usage
+assert "".join(pieces) == whole.choices[0].message.content
+assert whole.usage.completion_tokens == usage.completion_tokens > 0
+scored = client.completions.create(model="spoken", prompt=[[1, 2, 3], [4, 5]], max_tokens=1, echo=True, logprobs=1)
+assert [len(choice.logprobs.token_logprobs) for choice in scored.choices] == [4, 3]
+streamed = client.completions.create(model="spoken", prompt="abc", max_tokens=3, temperature=0, stream=True)
+assert "".join(chunk.choices[0].text for chunk in streamed)
+try:
+    client.chat.completions.create(**asked, tools=[{"type": "function", "function": {"name": "f"}}])
+    raise SystemExit("tools were taken")
+except openai.BadRequestError as error:
+    assert error.param == "tools", error.param
+print(json.dumps(ids))
+"""
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """One API for all majors, with a model that has something to say."""
+    folder = tmp_path_factory.mktemp("openai")
+    (folder / "model").mkdir()
+    write_model(folder / "model", "qwen3")
+    spoken = {"spec": {"training": {"model": {"source": (folder / "model").as_uri()}}}}
+    path = models_file(folder, {"models": {**MODELS["models"], "spoken": spoken}})
+    with mock.patch.dict(os.environ, {"MUSTER_API_BASE_MODELS_FILE": str(path)}), api(folder / "state") as running:
+        yield running
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_openais_client_of_each_major_speaks_to_it(version: str, process: Process, tmp_path: Path) -> None:
+    tools = fetched(
+        f"openai-{version}",
+        [sys.executable, "-m", "venv", "."],
+        ["bin/python", "-m", "pip", "install", "-q", f"openai=={version}"],
+    )
+    (tmp_path / "use.py").write_text(CLIENT)
+    said = run(tools / "bin/python", "use.py", process.url, chat_file(tmp_path), folder=tmp_path)
+    assert len(json.loads(said)) == 4
