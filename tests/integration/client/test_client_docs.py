@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.api.platform import Platform, served
+from tests.integration.api.platform import Platform, served, until
 from tests.integration.client.test_client_jobs import step
 
+from muster.contract.spec import TrainingJob
 from muster.contract.status import Phase, Progress
 
 ROOT = Path(__file__).parents[3]
@@ -21,16 +21,17 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 async def _operate(here: Platform, name: str) -> None:
     """Stand in for the operator: the job of that name trains a step and succeeds once it is handed over."""
-    while True:
-        for job in here.cluster.jobs():
-            if job.metadata.name == name and not job.status.phase.terminal:
-                folder = here.state.worker(job.metadata.uid, 1, 0)
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / "log").write_text("a line\n")
-                (folder / "steps.jsonl").write_text(step(1, 5.0) + "\n")
-                ended = {"phase": Phase.SUCCEEDED, "because": "done", "finished_at": time.time()}
-                here.operate(job.metadata.uid, attempt=1, progress=Progress(step=1, steps=1), **ended)
-        await asyncio.sleep(0.02)
+
+    async def handed_over() -> TrainingJob | None:
+        return next((job for job in here.cluster.jobs() if job.metadata.name == name), None)
+
+    uid = (await until(handed_over, name)).metadata.uid
+    folder = here.state.worker(uid, 1, 0)
+    folder.mkdir(parents=True)
+    (folder / "log").write_text("a line\n")
+    (folder / "steps.jsonl").write_text(step(1, 5.0) + "\n")
+    ended = {"phase": Phase.SUCCEEDED, "because": "done", "finished_at": time.time()}
+    here.operate(uid, attempt=1, progress=Progress(step=1, steps=1), **ended)
 
 
 async def test_every_example_of_the_documentation_runs(
@@ -48,10 +49,9 @@ async def test_every_example_of_the_documentation_runs(
         try:
             for block in blocks:
                 await asyncio.to_thread(exec, compile(block, "docs/client.md", "exec"), names)
+            await operating
         finally:
             operating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await operating
             names["client"].close()
     said = capsys.readouterr().out
     assert len(blocks) >= 7
