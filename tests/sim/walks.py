@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from muster.contract.quotas import ProjectQuota
 from muster.contract.signals import WorkerExit
 from muster.contract.status import Attempt, CheckpointStatus, GangStatus, JobStatus, Phase
-from muster.operator.core.admit import admit
+from muster.operator.core.admit import Plan, admit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.fleet import Fleet, JobSummary, Node
@@ -87,6 +87,8 @@ def walk(seed: int) -> Walk:
             states += 1
             if fault := _fault(fleet, plan.entries):
                 return Walk(states, evictions, f"seed {seed}: {fault}")
+            if fault := _betrayed(fleet, plan):
+                return Walk(states, evictions, f"seed {seed}: {fault}")
             for preemption in plan.preemptions:
                 evictions += len(preemption.evictions)
                 put_out = sum(eviction.gpus for eviction in preemption.evictions)
@@ -115,6 +117,19 @@ def _fault(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:
     if over:
         return f"{over} hold more than they have"
     return next((f"{entry.uid} yields to {entry.yields_to}" for entry in entries if not _may_yield(fleet, entry)), "")
+
+
+def _betrayed(fleet: Fleet, plan: Plan) -> str:
+    """What is told of a job, and read by whoever may read it, names no job of another project."""
+    jobs = {job.uid: job for job in fleet.jobs}
+    told = [(uid, wait.because) for uid, wait in plan.waits.items()]
+    told += [(entry.uid, entry.yields_because) for entry in plan.entries]
+    told += [(made.job.uid, reason) for made in plan.preemptions for reason in made.reasons]
+    for uid, words in told:
+        hidden = (job for job in fleet.jobs if job.project != jobs[uid].project)
+        if named := [job.uid for job in hidden if job.full_name in words or f"project {job.project}" in words]:
+            return f"{uid} of {jobs[uid].project} is told of {named}: {words}"
+    return ""
 
 
 def _outlived(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:

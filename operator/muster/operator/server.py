@@ -5,6 +5,7 @@ its own, so that a busy event loop still answers and a slow caller holds up nobo
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import threading
 import time
@@ -66,12 +67,34 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+Posts = Mapping[str, Callable[[Request], Reply]]
+
+
+def refusal(request: Request, token: str | None, bytes_max: int) -> Reply | None:
+    """Why a post is refused before its body is read: no token is set or it is another one, or the body's length."""
+    if not token:
+        return Reply(404, words("nothing is posted here: this operator was given no token for it"))
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        return Reply(401, words("the bearer token is missing or wrong"), {"WWW-Authenticate": "Bearer"})
+    if request.length is None:
+        return Reply(411, words("a Content-Length is wanted"))
+    if request.length > bytes_max:
+        return Reply(413, words(f"more than {bytes_max} bytes"))
+    return None
+
+
+def words(text: str) -> bytes:
+    """A reply's body for people."""
+    return f"{text}\n".encode()
+
+
 def serve_pages(
     liveness: Liveness,
     host: str,
     port: int,
     pages: Pages,
-    posts: Mapping[str, Callable[[Request], Reply]],
+    posts: Posts,
 ) -> ThreadingHTTPServer:
     """Make a server of the pages (more may be added later), of /healthz, and of the posts.
 

@@ -10,6 +10,7 @@ from muster.api.services import Services
 from muster.api.tables import JobRow
 from muster.contract.projects import Role
 
+HIDDEN = "another project"
 LOOK_SECONDS = 1.0  # between looks whether the reader of a stream may still read
 
 
@@ -28,6 +29,16 @@ def checked(caller: Principal, row: JobRow | None, job_id: str, act: bool = Fals
         )
         raise ApiError("forbidden", detail)
     return row
+
+
+def named(caller: Principal, project: str | None, job_id: str, name: str) -> dict[str, str | None]:
+    """How a job is named in what is not about it; of one that the caller may not see not even the project is told.
+
+    `project` is None for a job that the API does not know, which nobody may see.
+    """
+    if project is None or caller.role_in(project) is None:
+        return {"project": HIDDEN, "id": None, "job": None}
+    return {"project": project, "id": job_id, "job": name}
 
 
 def owns(caller: Principal, row: JobRow) -> bool:

@@ -43,6 +43,7 @@ from muster.api.openai.fine_tuning import routes as fine_tuning
 from muster.api.openai.models import routes as models
 from muster.api.openai.models.base_models import load_models
 from muster.api.openapi import describe
+from muster.api.operator_previews import OperatorPreviews
 from muster.api.parameters import known_parameters_only
 from muster.api.people import routes as people
 from muster.api.projects import routes as projects
@@ -181,7 +182,7 @@ async def _reached(settings: Settings, database: Database, cluster: Cluster | No
 
 
 def _local_cluster(settings: Settings) -> Local:
-    box = SecretBox(settings.secret_key_file or settings.layout.secret_key)
+    box = SecretBox(settings.secret_key_file or settings.layout.secret_key, settings.secret_kms_key_id)
     local = Local(LocalCluster(settings.layout.cluster), box)
     try:
         if lost := local.renew_secrets():
@@ -226,6 +227,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         commits=CommitListing(),
         rates=RateLimits(settings.requests_per_second, settings.requests_burst),
         callers=callers,
+        previews=OperatorPreviews(settings),
         sign_in=SignIn(settings, database, Provider(settings)) if settings.oidc_issuer else None,
         token_uses=uses,
     )

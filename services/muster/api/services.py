@@ -16,6 +16,7 @@ from muster.api.metrics.steps import StepLogs
 from muster.api.observability import Metrics
 from muster.api.openai.chat.pool import WorkerPool
 from muster.api.openai.models.base_models import BaseModels
+from muster.api.operator_previews import OperatorPreviews
 from muster.api.rates import RateLimits
 from muster.api.settings import Settings
 from muster.contract.prices import Prices
@@ -42,6 +43,7 @@ class Services:
     commits: CommitListing
     rates: RateLimits
     callers: Callers
+    previews: OperatorPreviews
     sign_in: SignIn | None  # None: tokens alone
     token_uses: dict[str, float]  # token id → when it was last used, until housekeeping writes it down
 

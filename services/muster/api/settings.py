@@ -35,6 +35,8 @@ class Settings(BaseSettings):
     # The keys of secrets on one machine, a line each, of which the first seals; None: `<state>/secret-key`, made at the
     # first use. The operator reads the same variable.
     secret_key_file: Path | None = None
+    # The key of AWS KMS by which that file's key is encrypted when it is made; who opens secrets asks KMS, too.
+    secret_kms_key_id: str | None = None
     # Sign-in by OpenID Connect: the provider's address as it calls itself, and the public client there that
     # `muster login` is; None: tokens alone.
     oidc_issuer: str | None = None
@@ -55,6 +57,10 @@ class Settings(BaseSettings):
     # Where jobs that name no `checkpoint.uri` commit; None: in a folder under the state folder, or, in a Kubernetes
     # cluster, where its operator puts them.
     checkpoint_uri: str | None = None
+    # The operator's own server, which a dry run asks what would happen to the job, and the token that it wants; None:
+    # those of the state folder. In a cluster without an address nobody is asked.
+    operator_url: str | None = None
+    operator_token_file: Path | None = None
     body_bytes_max: Annotated[int, Field(gt=0, le=BYTES_MAX)] = BYTES_MAX
     receive_seconds_max: Seconds = 20.0  # for a request's headers, and again for its body, to arrive
     send_seconds_max: Seconds = 60.0  # for a reader that is behind to take what is ready for it

@@ -70,6 +70,8 @@ def show_plan(plan: dict[str, Any]) -> None:
     table.add_row("precision", f"{training['precision']}, shard: {training['parallel']['shard']}")
     checkpoint = spec["checkpoint"]
     table.add_row("checkpoints", f"{checkpoint.get('uri') or 'the platform chooses'} (every: {checkpoint['every']})")
+    if (admission := plan.get("admission")) is not None:
+        table.add_row("queue", _format_admission(admission))
     answers().print(table, soft_wrap=True)
     for warning in plan["warnings"]:
         say(f"warning: {warning['path']}: {warning['message']}", "yellow")
@@ -112,6 +114,25 @@ def _refused(plan: dict[str, Any], file: JobFile) -> CliError:
     code = plan["refusals"][0]["code"] if plan["refusals"] else "refused"
     next_step = "`--name` submits it under another name" if code == "name_taken" else ""
     return CliError(f"the server would refuse {plan['job']['name']}", Exit.FAILED, code, file.name, faults, next_step)
+
+
+def _format_admission(admission: dict[str, Any]) -> str:
+    """What the queue would do with the job, and a line for each gang that would make room for it."""
+    verdict = {"unknown": "can't be foreseen"}.get(admission["verdict"], admission["verdict"])
+    lines = [f"{verdict}: {admission['because']}"]
+    if admission["allowedBy"]:
+        lines.append(f"allowed by {admission['allowedBy']}")
+    return "\n".join((*lines, *map(_format_eviction, admission["evictions"])))
+
+
+def _format_eviction(eviction: dict[str, Any]) -> str:
+    who = f"{eviction['project']}/{eviction['job']}" if eviction["job"] else f"a gang of {eviction['project']}"
+    goes_on = f"goes on with {formatting.plural(eviction['nodesKept'], 'node')}"
+    becomes = goes_on if eviction["nodesKept"] else "queues again"
+    hours = [eviction[key] / 3600 for key in ("restartGpuSeconds", "uncommittedGpuSeconds")]
+    cost = f"its restart costs {hours[0]:.2g} GPU-hours, a commit that fails {hours[1]:.2g} more"
+    gives = f"gives up {formatting.plural(eviction['gpus'], 'GPU')} and {becomes}"
+    return f"{who}, {eviction['because']}, {gives}; {cost}"
 
 
 def _format_model(model: dict[str, Any], parameters: int | None) -> str:

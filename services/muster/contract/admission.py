@@ -45,6 +45,7 @@ def _entries(limits: ProjectLimits) -> dict[str, list[str]]:
         "images": limits.images,
         "endpoints": limits.endpoints,
         "serviceAccount": [limits.service_account] if limits.service_account else None,
+        "kmsKeyId": [limits.kms_key_id] if limits.kms_key_id else None,
         "checkpointPrefix": [each.rstrip("/") for each in own] or None,
         "dataPrefixes": None if read is None else [each.rstrip("/") for each in (*read, *own)],
     }

@@ -15,6 +15,8 @@ Count = Annotated[int, Field(ge=0, le=10**15)]
 Seed = Annotated[int, Field(ge=0, le=2**53 - 1)]  # a bound of more bits is no number to a JSON schema
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1, max_length=2_000)]
+# An id, an ARN or an alias, as AWS KMS and servers like it name keys.
+KmsKey = Annotated[str, Field(min_length=1, max_length=2_048, pattern=r"^[A-Za-z0-9][A-Za-z0-9:/_+=,.@-]*$")]
 
 
 def address_of(parse: Callable[[str], Address]) -> AfterValidator:

@@ -33,6 +33,16 @@ class State:
         return self.root / "secret-key"
 
     @property
+    def operator(self) -> Path:
+        """Who operates here: JSON {pid, startedAt, url, nodes, gpusPerNode}; locked (flock) as long as it lives."""
+        return self.root / "operator.json"
+
+    @property
+    def webhook_token(self) -> Path:
+        """What whoever posts to the operator's own server must show, where no other file is set (0600)."""
+        return self.root / "webhook-token"
+
+    @property
     def checkpoints(self) -> Path:
         """The default checkpoint address, as a folder."""
         return self.root / "checkpoints"

@@ -39,6 +39,7 @@ class Env:
     WORKER = "MUSTER_WORKER"
     RESUME_STEP = "MUSTER_RESUME_STEP"  # 0: from the start; else the commit to load
     CHECKPOINT_URI = "MUSTER_CHECKPOINT_URI"  # <spec.checkpoint.uri>/<job uid>
+    S3_KMS_KEY = "MUSTER_S3_KMS_KEY_ID"  # the KMS key of what is written to S3 (storage/settings.py)
     CONFIG = "MUSTER_CONFIG"  # JSON of WorkerConfig
     WORKER_DIR = "MUSTER_WORKER_DIR"  # heartbeats, exit record and dumps of this worker
     CACHE_DIR = "MUSTER_CACHE_DIR"  # prepared token stores, shared by the jobs of a node

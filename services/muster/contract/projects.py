@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, Field, field_validator
 
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Many, Problem, Spec
 from muster.contract.commits_read import commits_read
-from muster.contract.fields import FolderAddress, Text
+from muster.contract.fields import FolderAddress, KmsKey, Text
 from muster.contract.gang import NODES_MAX
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
@@ -61,6 +61,8 @@ class ProjectLimits(Spec):
     """The addresses under which data, models and commits of others are read; `builtin://` always is."""
     endpoints: Many[Origin] | None = None
     """The http(s) servers that values in `runtime.env` may name."""
+    kms_key_id: KmsKey | None = None
+    """The KMS key of every job's commits on S3."""
     queue: Text | None = None
     """The queue of jobs whose scheduler has queues and that name none."""
     gang_sizes: Many[Size] | None = None
@@ -83,8 +85,13 @@ class ProjectLimits(Spec):
 def with_defaults(spec: JobSpec, limits: ProjectLimits) -> JobSpec:
     """The job with what its project says where it says nothing itself."""
     changes: dict[str, object] = {}
+    where: dict[str, object] = {}
     if limits.checkpoint_prefix and spec.checkpoint.uri is None:
-        changes["checkpoint"] = spec.checkpoint.model_copy(update={"uri": limits.checkpoint_prefix})
+        where["uri"] = limits.checkpoint_prefix
+    if limits.kms_key_id and spec.checkpoint.kms_key_id is None:
+        where["kms_key_id"] = limits.kms_key_id
+    if where:
+        changes["checkpoint"] = spec.checkpoint.model_copy(update=where)
     if limits.service_account and spec.runtime.service_account_name is None:
         changes["runtime"] = spec.runtime.model_copy(update={"service_account_name": limits.service_account})
     gang, scheduler = spec.gang, spec.gang.scheduler
@@ -110,6 +117,8 @@ def _found(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple
     uri, below = spec.checkpoint.uri, limits.checkpoint_prefix
     if below and uri is not None and not _is_under(uri, below):
         yield "checkpoint.uri", f"{project} commits under {below}; name a folder there, or leave it out"
+    if limits.kms_key_id and spec.checkpoint.kms_key_id not in (None, limits.kms_key_id):
+        yield "checkpoint.kmsKeyId", f"{project} encrypts its commits by {limits.kms_key_id}; leave it out"
     if limits.data_prefixes is not None:
         allowed = ", ".join(limits.data_prefixes) or "builtin:// alone"
         own = (below,) if below else ()
@@ -154,9 +163,10 @@ def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _is_under(text: str, prefix: str) -> bool:
-    """Whether the address is the prefix or lies below it, also after `..` in it is taken at its word."""
+    """Whether the address is the prefix or lies below it, for those too who take a `..` in it, or one that is
+    percent-encoded, at its word."""
     here, there = parse_address(text), parse_address(prefix)
-    if (here.scheme, here.host) != (there.scheme, there.host) or ".." in here.path.split("/"):
+    if (here.scheme, here.host) != (there.scheme, there.host) or ".." in unquote(text).split("/"):
         return False
     folder = there.path.rstrip("/")
     return not folder or here.path.rstrip("/") == folder or here.path.startswith(f"{folder}/")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -118,8 +118,37 @@ class Range(Reply):
     max: int
 
 
+class PlannedEviction(Reply):
+    """A gang that would be asked to commit and make room; of a project that the caller may not see `id` and `job` are
+    null. It gives up `gpus` on `nodes` and goes on with `nodes_kept`, or is stopped and queues again. Its restart costs
+    `restart_gpu_seconds`; `uncommitted_gpu_seconds` is its work since its last commit, lost only if it can't commit."""
+
+    project: str
+    id: str | None
+    job: str | None
+    gpus: int
+    nodes: int
+    nodes_kept: int
+    uncommitted_gpu_seconds: float
+    restart_gpu_seconds: float
+    because: str
+
+
+class Admission(Reply):
+    """What the queue would do with the job now: it `starts` on so many nodes, `waits`, `preempts` the gangs of
+    `evictions` (which `allowed_by` lets it), or stays `suspended`. `unknown` where the operator can't be asked."""
+
+    verdict: Literal["starts", "waits", "preempts", "suspended", "unknown"]
+    code: str
+    because: str
+    nodes: int
+    allowed_by: str | None
+    evictions: list[PlannedEviction]
+
+
 class Plan(Reply):
-    """What a submission would do. `parameters` is null where the model's shape comes from a commit or a folder."""
+    """What a submission would do. `parameters` is null where the model's shape comes from a commit or a folder, and
+    `admission` where the job would be refused."""
 
     accepted: bool
     job: PlannedJob
@@ -128,6 +157,7 @@ class Plan(Reply):
     world_size: Range
     accumulation: list[Accumulation]
     samples_per_step: int
+    admission: Admission | None = None
     refusals: list[Finding]
     warnings: list[Finding]
 

@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from muster.contract.base import InvalidDocument, Many, Problem, Record, Spec, Time, parse
 from muster.contract.environment import EnvVar
-from muster.contract.fields import Count, FolderAddress, Positive, Text
+from muster.contract.fields import Count, FolderAddress, KmsKey, Positive, Text
 from muster.contract.gang import Gang
-from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION
+from muster.contract.names import GROUP, JOB_NAME, KIND, VERSION, Env
 from muster.contract.pods import PodMarks, label_key, label_value
 from muster.contract.redaction import masked_paths
 from muster.contract.signals import Cause
@@ -62,6 +62,13 @@ class CheckpointSpec(Spec):
     every: Every = "auto"
     """How often: a number of steps, a time (`10m`), or `auto`, the interval that loses the least time to failures."""
     keep: Keep = Keep()
+    kms_key_id: KmsKey | None = None
+    """The KMS key by which S3 encrypts what the job commits; left out, its project's, else the platform's."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What of this the workers' environment says, in place of the platform's."""
+        return {Env.S3_KMS_KEY: self.kms_key_id} if self.kms_key_id else {}
 
 
 # Preemption and eviction cost the user nothing, so they have no budget; the rest are spent per sliding window.

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
+from muster.secrets import kms
+
 
 class SecretsLocked(Exception):
     """The key file can't be used, or has not the key of a payload; the message says which and what to do."""
@@ -23,8 +25,9 @@ class SecretBox:
     """Seals the entries of secrets by the keys in the file at `path`. The file is read at each use: they are few, and a
     key that was put into it counts at once."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, kms_key_id: str | None = None) -> None:
+        """`kms_key_id` is the key of AWS KMS by which a key that is made here is encrypted; None for none."""
+        self.path, self._kms_key_id = path, kms_key_id
 
     def seal(self, project: str, name: str, data: Mapping[str, str]) -> str:
         """A payload that tells nothing without a key. Makes the key file where there is none. Raises SecretsLocked."""
@@ -56,10 +59,14 @@ class SecretBox:
         return len(self._lines()) if self.path.exists() else 0
 
     def _keys(self) -> MultiFernet:
+        lines = self._lines()
         try:
-            return MultiFernet([Fernet(line) for line in self._lines()])
+            return MultiFernet([Fernet(kms.opened(line) if line.startswith(kms.PREFIX) else line) for line in lines])
+        except kms.KmsRefused as refused:
+            raise SecretsLocked(f"{self.path} can't be used: {refused}") from None
         except ValueError:
-            raise SecretsLocked(f"{self.path} must have a key of 32 bytes in URL-safe base64 on each line") from None
+            words = "a key of 32 bytes in URL-safe base64, or one of KMS, on each line"
+            raise SecretsLocked(f"{self.path} must have {words}") from None
 
     def _lines(self) -> list[str]:
         try:
@@ -74,12 +81,16 @@ class SecretBox:
 
     def _make(self) -> None:
         try:
+            line = kms.new_line(self._kms_key_id) if self._kms_key_id else Fernet.generate_key().decode()
+        except kms.KmsRefused as refused:
+            raise SecretsLocked(f"the key of secrets can't be made: {refused}") from None
+        try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return  # by another process of ours, a moment ago
         except OSError as error:
             raise SecretsLocked(f"the key of secrets can't be made: {error}") from None
         with open(descriptor, "wb") as file:
-            file.write(Fernet.generate_key() + b"\n")
+            file.write(f"{line}\n".encode())
             file.flush()
             os.fsync(file.fileno())

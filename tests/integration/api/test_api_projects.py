@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 from tests.integration.api.people import People, bearer, settle
-from tests.integration.api.platform import document, frames, platform, served, until
+from tests.integration.api.platform import Platform, document, frames, platform, served, until
 
 from muster.api.access import LOOK_SECONDS
 from muster.api.projects.quotas import QuotaWriter
+from muster.api.tables import TokenRow
 from muster.contract.names import Label
 from muster.contract.quotas import ProjectQuota, Quota, read_quotas
 from muster.contract.spec import JobSpec, parse_job
@@ -239,8 +242,13 @@ async def test_a_job_made_in_a_projects_namespace_is_its_own(people: People) -> 
     assert (await look("nlp-viewer"), await look("cv-viewer")) == (200, 404)
 
 
-@pytest.mark.parametrize("loss", ["revoked", "role", "disabled"])
-@pytest.mark.parametrize("stream", ["events", "logs"])
+@pytest.mark.parametrize(
+    ("loss", "stream"),
+    [
+        *((loss, stream) for loss in ("revoked", "role", "disabled") for stream in ("events", "logs")),
+        ("expired", "logs"),
+    ],
+)
 async def test_a_stream_ends_when_its_reader_may_read_no_more(tmp_path: Path, loss: str, stream: str) -> None:
     async with served(tmp_path / "state", auth=True) as (here, _):
         people = await settle(here, tmp_path / "state")
@@ -254,6 +262,8 @@ async def test_a_stream_ends_when_its_reader_may_read_no_more(tmp_path: Path, lo
                 await people.ask("admin", "DELETE", f"/tokens/{token['id']}")
             elif loss == "role":
                 await people.ask("admin", "DELETE", "/projects/nlp/members/nlp-viewer")
+            elif loss == "expired":
+                await expire(here, token["id"])
             else:
                 await people.ask("admin", "PUT", "/people/nlp-viewer", json={"disabled": True})
             async with asyncio.timeout(20 * LOOK_SECONDS):
@@ -261,6 +271,36 @@ async def test_a_stream_ends_when_its_reader_may_read_no_more(tmp_path: Path, lo
         assert "end" not in kinds, "the job has not ended: its reader is sent away"
         again = await here.client.get(address, headers=bearer(token["token"]))
         assert again.status_code == (404 if loss == "role" else 401)
+
+
+async def expire(here: Platform, token: str) -> None:
+    """Let the token's time be up."""
+    async with here.services.database.write() as session:
+        await session.execute(update(TokenRow).where(TokenRow.id == token).values(expires_at=time.time() - 1))
+    here.services.callers.forget()
+
+
+async def test_a_request_that_began_in_time_is_finished_and_the_next_is_not(tmp_path: Path) -> None:
+    """A body may take a while to come: whoever sends it is judged when it begins."""
+    async with served(tmp_path / "state", auth=True) as (here, _):
+        people = await settle(here, tmp_path / "state")
+        token = await people.token("nlp-owner", "nlp", "write")
+        body = json.dumps(document("slow")).encode()
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield body[:50]
+            await until(judged, "the request to be judged")
+            await expire(here, token["id"])
+            yield body[50:]
+
+        async def judged() -> bool:
+            return token["id"] in here.services.token_uses
+
+        headers = bearer(token["token"]) | {"content-type": "application/json"}
+        sent = await here.client.post("/api/v1/jobs", content=slowly(), headers=headers)
+        assert sent.status_code == 201, sent.text
+        again = await here.client.post("/api/v1/jobs", content=body, headers=headers)
+        assert (again.status_code, again.json()["code"]) == (401, "unauthorized")
 
 
 async def _all(reply: Any) -> list[str]:

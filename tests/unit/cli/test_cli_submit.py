@@ -127,6 +127,29 @@ def test_the_plan_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.err == "warning: spec.checkpoint.uri: is not versioned\n"
 
 
+def test_the_plan_says_who_would_make_room(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = {"uncommittedGpuSeconds": 3600.0, "restartGpuSeconds": 1800.0}
+    own = {"project": "nlp", "id": "1", "job": "base", "gpus": 8, "nodes": 1, "nodesKept": 3, **costs}
+    hidden = {"project": "another project", "id": None, "job": None, "gpus": 1, "nodes": 1, "nodesKept": 0, **costs}
+    why = {"because": "which has priority 0 where this job has 5"}
+    admission = {
+        "verdict": "preempts", "code": "AwaitingPreemption", "because": "gang needs 2 nodes", "nodes": 0,
+        "allowedBy": "the quota of project nlp (preempts)", "evictions": [own | why, hidden | why],
+    }  # fmt: skip
+    submit.show_plan(PLAN | {"admission": admission})
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    cost = "its restart costs 0.5 GPU-hours, a commit that fails 1 more"
+    assert rows[rows.index("queue preempts: gang needs 2 nodes") :] == [
+        "queue preempts: gang needs 2 nodes",
+        "allowed by the quota of project nlp (preempts)",
+        f"nlp/base, {why['because']}, gives up 8 GPUs and goes on with 3 nodes; {cost}",
+        f"a gang of another project, {why['because']}, gives up 1 GPU and queues again; {cost}",
+    ]
+    unknown = {"verdict": "unknown", "because": "no operator runs here", "allowedBy": None, "evictions": []}
+    submit.show_plan(PLAN | {"admission": unknown})
+    assert "can't be foreseen: no operator runs here" in capsys.readouterr().out
+
+
 def test_one_of_a_thing_is_not_told_as_many(capsys: pytest.CaptureFixture[str]) -> None:
     plan = copy.deepcopy(PLAN) | {
         "ranksPerNode": 1, "worldSize": {"min": 1, "max": 1}, "samplesPerStep": 1,

@@ -14,12 +14,12 @@ from muster.contract.quotas import ProjectQuota
 from muster.contract.signals import Cause
 from muster.contract.spec import JobSpec
 from muster.contract.status import Attempt, CheckpointStatus, Phase
-from muster.operator.core.admit import Plan, admit, would_preempt
+from muster.operator.core.admit import Plan, admit
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
-from muster.operator.core.evictions import REQUEUE_SECONDS, RESTART_SECONDS
+from muster.operator.core.evictions import REQUEUE_SECONDS, RESTART_SECONDS, cost
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation
 
@@ -115,9 +115,7 @@ def test_the_cheapest_set_is_chosen_by_uncommitted_work_and_restart_cost() -> No
     assert yielding(admit(seen(*jobs, summary("u", gang(1, 5)), nodes=nodes), held(*jobs))).keys() == {"fresh"}
     assert yielding(admit(seen(*jobs, summary("u", gang(2, 5)), nodes=nodes), held(*jobs))).keys() == {"two"}
     assert yielding(admit(seen(*jobs, summary("u", gang(3, 5)), nodes=nodes), held(*jobs))).keys() == {"fresh", "two"}
-    assert would_preempt(seen(*jobs, nodes=nodes), held(*jobs), summary("u", gang(1, 5)))[0].cost == 8 * (
-        10 + RESTART_SECONDS + REQUEUE_SECONDS
-    )
+    assert cost(fresh, NOW) == 8 * (10 + RESTART_SECONDS + REQUEUE_SECONDS)
 
 
 def test_no_more_is_put_out_than_twice_what_is_asked_for() -> None:
@@ -189,7 +187,7 @@ def test_what_was_borrowed_is_taken_back_by_whoever_is_entitled_to_it() -> None:
     plan = admit(seen(*jobs, *waiting, quotas=shared(cv=1, nlp=1)), held(*jobs))
     assert yielding(plan) == {"cv3": "nlp0", "cv2": "nlp1"}, "two of four nodes, the newest commits first"
     assert plan.entries[3].yields_because == (
-        "preempted by team/nlp0, for project nlp holds 0 GPUs of its share of 16, "
+        "preempted by a gang of another project, for another project holds 0 GPUs of its share of 16, "
         "and project cv holds 32 GPUs of its share of 16"
     )
     assert yielding(admit(seen(*jobs, *waiting, quotas=shared(cv=3, nlp=1)), held(*jobs))) == {"cv3": "nlp0"}
@@ -223,14 +221,6 @@ def test_the_share_of_the_set_that_is_put_out_counts_as_in_kueue_14543() -> None
     urgent = summary("next", gang(2, 1), project="nlp")
     plan = admit(seen(mine, theirs, urgent, quotas=shared(cv=1, nlp=1)), held(mine, theirs))
     assert yielding(plan) == {"theirs": "next"}, "a lower priority yields whatever the shares"
-
-
-def test_what_would_be_put_out_can_be_asked_beforehand() -> None:
-    low = runs("low", "a", "b", "c", "d")
-    (eviction,) = would_preempt(seen(low), held(low), summary("urgent", gang(4, 5)))
-    assert (eviction.job.uid, eviction.freed, eviction.kept) == ("low", ("a", "b", "c", "d"), ())
-    assert str(eviction) == "team/low (32 GPUs)"
-    assert would_preempt(seen(low), held(low), summary("same", gang(4))) == ()
 
 
 def test_a_gang_that_makes_room_commits_goes_back_into_the_queue_and_pays_nothing() -> None:

@@ -84,7 +84,7 @@ def test_who_does_not_show_the_token_is_refused(desk: Desk, token: str | None) -
 
 def test_without_a_token_there_is_no_webhook_and_a_new_one_counts_at_once(desk: Desk) -> None:
     desk.file.unlink()
-    assert desk.post(b"{}") == (404, "no webhook: this operator was given no token for it\n")
+    assert desk.post(b"{}") == (404, "nothing is posted here: this operator was given no token for it\n")
     assert desk.post(b"{}", "")[0] == 404, "an empty token opens nothing"
     desk.file.write_text("rotated")
     assert desk.post(b'{"alerts": []}', "rotated") == (200, "{}")

@@ -27,7 +27,6 @@ from muster.contract.status import STATUS_VERSION, Phase
 from muster.contract.text import plural
 from muster.operator.core.budgets import capacity_order, is_excluded, remaining_backoff_seconds
 from muster.operator.core.codes import Code
-from muster.operator.core.evictions import Eviction
 from muster.operator.core.explain_wait import Holders, limits_hit, need
 from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.month_budgets import MonthBudgets
@@ -64,13 +63,6 @@ class Plan:
     """Seconds until a budget will be used up; None where there is none."""
     preemptions: tuple[Preemption, ...] = ()
     """What is put out from now on."""
-
-
-def would_preempt(fleet: Fleet, reservations: tuple[Reservation, ...], job: JobSummary) -> tuple[Eviction, ...]:
-    """What would be put out if this job were in the queue as well; nothing is changed."""
-    others = tuple(other for other in fleet.jobs if other.uid != job.uid)
-    plan = admit(replace(fleet, jobs=(*others, job)), reservations)
-    return tuple(e for preemption in plan.preemptions if preemption.job.uid == job.uid for e in preemption.evictions)
 
 
 def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
@@ -112,11 +104,11 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
             quotas.hold(job, len(place.nodes))
             continue
         # What no waiting helps comes first: room that is kept for a gang that can never begin is kept for nothing.
-        wait = _impossible(ask, explained) or quotas.wait(job, ask) or _wait(ask, allowed, space, explained)
+        wait = _impossible(ask, explained) or quotas.wait(job, ask) or _wait(job, ask, allowed, space, explained)
         paid = wait.code == Code.AWAITING_CAPACITY and months.short(job, ask.sizes[-1], "", "on-demand") is None
         if paid and preemptor.plan(job, allowed) is not None:
             wait = Wait(Code.AWAITING_PREEMPTION, preemptor.words(job, ask))
-        elif wait.code == Code.AWAITING_CAPACITY and (share := quotas.shares.words(job.project)):
+        elif wait.code == Code.AWAITING_CAPACITY and (share := quotas.shares.words(job.project, job)):
             wait = replace(wait, because=f"{wait.because}; {share}")
         waits[job.uid] = wait
         if wait.code not in _PASSING:
@@ -289,7 +281,7 @@ def _impossible(ask: Ask, explained: _Explained) -> Wait | None:
     return Wait(Code.GANG_TOO_LARGE, f"{needs}; the largest pool has {plural(possible, 'such node')}")
 
 
-def _wait(ask: Ask, allowed: Ask, space: Space, explained: _Explained) -> Wait:
+def _wait(job: JobSummary, ask: Ask, allowed: Ask, space: Space, explained: _Explained) -> Wait:
     size = ask.sizes[-1]
     needs = need(ask.shape, size)
     free, pool = space.free(allowed)
@@ -299,7 +291,7 @@ def _wait(ask: Ask, allowed: Ask, space: Space, explained: _Explained) -> Wait:
         )
     within = f", but not within one {ask.required}" if ask.required and free >= size else ""
     there = f"{free} free in pool {pool}{within}" if pool else "none is free"
-    held = "" if within else explained.holders.words(ask.shape, pool)
+    held = "" if within else explained.holders.words(job, ask.shape, pool)
     return Wait(Code.AWAITING_CAPACITY, f"{needs}, {there}" + (f"; {held}" if held else ""))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from muster.contract.text import plural
 from muster.operator.core.fleet import JobSummary
 
 # From the start of an attempt to its first step, where the last one did not say.
@@ -31,9 +30,6 @@ class Eviction:
     @property
     def gpus(self) -> int:
         return len(self.freed) * self.job.spec.gang.gpus_per_node
-
-    def __str__(self) -> str:
-        return f"{self.job.full_name} ({plural(self.gpus, 'GPU')}{' of more' if self.kept else ''})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +98,15 @@ def cost(job: JobSummary, now: float, requeued: bool = True) -> float:
     """GPU-seconds that putting it out is expected to lose: its work since its last commit, should the one that it is
     asked for fail, its restart, and its place.
     """
-    status = job.status
-    since = max(status.checkpoint.committed_at if status.checkpoint else 0.0, began(job))
-    work = min(UNCOMMITTED_SECONDS_MAX, max(0.0, now - since))
-    gpus = len(status.gang.nodes) * job.spec.gang.gpus_per_node
+    work = min(UNCOMMITTED_SECONDS_MAX, uncommitted_seconds(job, now))
+    gpus = len(job.status.gang.nodes) * job.spec.gang.gpus_per_node
     return gpus * (work + restart_seconds(job) + (REQUEUE_SECONDS if requeued else 0.0))
+
+
+def uncommitted_seconds(job: JobSummary, now: float) -> float:
+    """Since its last commit, or since it began where that is later."""
+    commit = job.status.checkpoint
+    return max(0.0, now - max(commit.committed_at if commit else 0.0, began(job)))
 
 
 def began(job: JobSummary) -> float:

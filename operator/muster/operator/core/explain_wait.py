@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from muster.contract.text import plural
-from muster.operator.core.fleet import Fleet, Node
+from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.observed import Reservation
 from muster.operator.core.placement import Shape
+from muster.operator.core.visibility import hidden_words
 
 HOLDERS_NAMED_MAX = 3
 OTHERS = "pods of others"  # a reservation of what Muster did not place has no job
@@ -16,17 +16,33 @@ OTHERS = "pods of others"  # a reservation of what Muster did not place has no j
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What one job holds on the nodes in question, in all."""
+    """What somebody holds on the nodes in question, in all."""
 
-    who: str
-    nodes: int
-    gpus: int
-    cpus: float
-    memory_bytes: int
+    nodes: int = 0
+    gpus: int = 0
+    cpus: float = 0.0
+    memory_bytes: int = 0
+
+    def plus(self, nodes: int, gpus: int, cpus: float, memory_bytes: int) -> _Held:
+        return _Held(self.nodes + nodes, self.gpus + gpus, self.cpus + cpus, self.memory_bytes + memory_bytes)
 
     def __str__(self) -> str:
         amounts = _amounts(self.gpus, self.cpus, self.memory_bytes)
-        return f"{self.who} {plural(self.nodes, 'node')}" + (f" ({amounts})" if amounts else "")
+        return plural(self.nodes, "node") + (f" ({amounts})" if amounts else "")
+
+
+@dataclass(slots=True)
+class _Holding:
+    """Who holds what on the nodes that one shape fits."""
+
+    by_project: dict[str, dict[str, _Held]] = field(default_factory=dict)
+    """Of each project what its jobs hold, by their names."""
+    of_projects: dict[str, _Held] = field(default_factory=dict)
+    """What all of its jobs hold together."""
+    others: _Held = _Held()
+    """What Muster did not place."""
+    away: int = 0
+    """How many of the nodes are not ready."""
 
 
 class Holders:
@@ -35,43 +51,58 @@ class Holders:
     def __init__(self, fleet: Fleet, entries: list[Reservation]) -> None:
         """`entries` is the list to which admission adds while it goes through the queue."""
         self._nodes, self._entries, self._others = fleet.nodes, entries, fleet.others
-        self._names = {job.uid: f"{job.namespace}/{job.name}" for job in fleet.jobs}
-        self._known: dict[tuple[Shape, str], str] = {}
+        self._jobs = {job.uid: job for job in fleet.jobs}
+        self._known: dict[tuple[Shape, str], _Holding] = {}
+        self._said: dict[tuple[Shape, str, str], str] = {}
 
-    def words(self, shape: Shape, pool: str = "") -> str:
-        """`held by …`, the largest holders first, and how many nodes are not ready.
+    def words(self, reader: JobSummary, shape: Shape, pool: str = "") -> str:
+        """`held by …`, the largest holders first, and how many nodes are not ready, as `reader` may be told.
 
         If a `pool` is given, that is said of its nodes alone.
         """
-        if (shape, pool) not in self._known:
-            self._known[shape, pool] = self._work_out(shape, pool)
-        return self._known[shape, pool]
+        key = (shape, pool, reader.project)
+        if key not in self._said:
+            if (shape, pool) not in self._known:
+                self._known[shape, pool] = self._work_out(shape, pool)
+            self._said[key] = _words(self._known[shape, pool], reader.project)
+        return self._said[key]
 
-    def _work_out(self, shape: Shape, pool: str) -> str:
+    def _work_out(self, shape: Shape, pool: str) -> _Holding:
         fitting = [node for node in self._nodes if shape.carried_by(node) and pool in ("", node.pool)]
-        held = sorted(self._held({node.name for node in fitting}), key=_size, reverse=True)
-        parts = [f"held by {', '.join(map(str, held[:HOLDERS_NAMED_MAX]))}"] if held else []
-        if len(held) > HOLDERS_NAMED_MAX:
-            parts[0] += f" and {len(held) - HOLDERS_NAMED_MAX} more"
-        if away := sum(not node.ready for node in fitting):
-            parts.append(f"{plural(away, 'node')} not ready")
-        return "; ".join(parts)
-
-    def _held(self, names: set[str]) -> Iterator[_Held]:
-        found: dict[str, _Held] = {}
+        names, found = {node.name for node in fitting}, _Holding(away=sum(not node.ready for node in fitting))
         for entry in (*self._entries, *self._others):
-            count = len(names.intersection(entry.nodes))
-            if count:
-                who = self._names.get(entry.uid, OTHERS)
-                known = found.get(who, _Held(who, 0, 0, 0.0, 0))
-                found[who] = _Held(
-                    who,
-                    known.nodes + count,
-                    known.gpus + count * entry.gpus,
-                    known.cpus + count * entry.cpus,
-                    known.memory_bytes + count * entry.memory_bytes,
-                )
-        yield from found.values()
+            if not (count := len(names.intersection(entry.nodes))):
+                continue
+            amounts = (count, count * entry.gpus, count * entry.cpus, count * entry.memory_bytes)
+            job = self._jobs.get(entry.uid)
+            if job is None:
+                found.others = found.others.plus(*amounts)
+                continue
+            jobs = found.by_project.setdefault(job.project, {})
+            jobs[job.full_name] = jobs.get(job.full_name, _Held()).plus(*amounts)
+            found.of_projects[job.project] = found.of_projects.get(job.project, _Held()).plus(*amounts)
+        return found
+
+
+def _words(found: _Holding, project: str) -> str:
+    held = dict(found.by_project.get(project, {}))
+    hidden = [name for name in found.by_project if name != project]
+    if hidden:
+        others = _Held()
+        for name in hidden:
+            each = found.of_projects[name]
+            others = others.plus(each.nodes, each.gpus, each.cpus, each.memory_bytes)
+        held[hidden_words(sum(len(found.by_project[name]) for name in hidden))] = others
+    if found.others.nodes:
+        held[OTHERS] = found.others
+    ranked = sorted(held.items(), key=_size, reverse=True)
+    named = ", ".join(f"{who} {what}" for who, what in ranked[:HOLDERS_NAMED_MAX])
+    parts = [f"held by {named}"] if ranked else []
+    if len(ranked) > HOLDERS_NAMED_MAX:
+        parts[0] += f" and {len(ranked) - HOLDERS_NAMED_MAX} more"
+    if found.away:
+        parts.append(f"{plural(found.away, 'node')} not ready")
+    return "; ".join(parts)
 
 
 def need(shape: Shape, size: int) -> str:
@@ -115,5 +146,6 @@ def _memory(size: int) -> str:
     return f"{size / 2**30:.4g} GiB" if size >= 2**30 else f"{size / 2**20:.4g} MiB"
 
 
-def _size(held: _Held) -> tuple[int, float, int, int, str]:
-    return held.gpus, held.cpus, held.memory_bytes, held.nodes, held.who
+def _size(item: tuple[str, _Held]) -> tuple[int, float, int, int, str]:
+    who, held = item
+    return held.gpus, held.cpus, held.memory_bytes, held.nodes, who

@@ -20,6 +20,7 @@ from muster.contract.quotas import ProjectQuota
 from muster.contract.status import Phase
 from muster.contract.text import plural
 from muster.operator.core.fleet import Fleet, JobSummary
+from muster.operator.core.visibility import project_words
 
 _NOTHING = ProjectQuota()
 
@@ -109,12 +110,12 @@ class Shares:
                 if waiting[project]:
                     heapq.heappush(turns, self._entry(project, waiting[project]))
 
-    def words(self, project: str) -> str:
-        """`project nlp holds 24 GPUs of its share of 16`; empty where there are no shares."""
+    def words(self, project: str, reader: JobSummary) -> str:
+        """`project nlp holds 24 GPUs of its share of 16`, as `reader` may be told; empty where there are no shares."""
         if not self.active:
             return ""
-        share = self.entitled.get(project, 0.0)
-        return f"project {project} holds {plural(self.held(project), 'GPU')} of its share of {share:.4g}"
+        share, whose = self.entitled.get(project, 0.0), project_words(reader, project)
+        return f"{whose} holds {plural(self.held(project), 'GPU')} of its share of {share:.4g}"
 
     def _entry(self, project: str, jobs: deque[JobSummary]) -> tuple[tuple[bool, float], float, str, str]:
         return self.turn(project), jobs[0].created_at, jobs[0].uid, project

@@ -27,6 +27,7 @@ from muster.operator.core.fair_share import Shares, gpus_by_project
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation
 from muster.operator.core.placement import Ask, NodeSpace, Shape, Space, needs_by_node
+from muster.operator.core.visibility import job_words, jobs_words
 
 # GPUs put out for each that is asked for, at most. With less, a gang of one node waits where only gangs of two run;
 # without a limit a request for 48 GPUs once put out 376 (KAI, PR 1565). Over many requests it is about one for one, for
@@ -36,7 +37,6 @@ EVICTED_PER_REQUESTED_MAX = 2.0
 RESTARTS_BEFORE = 3.0
 # In one pass so many gangs have others put out, and of so many it is tried. The first in line suffices for progress.
 PREEMPTIONS_MAX, TRIES_MAX = 4, 8
-NAMED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class Preemption:
     job: JobSummary
     evictions: tuple[Eviction, ...]
     nodes: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
+    """Why each may be put out, as the gang is told for which it is done."""
 
     @property
     def cost(self) -> float:
@@ -130,11 +132,8 @@ class Preemptor:
 
     def words(self, job: JobSummary, ask: Ask) -> str:
         """What a gang is told that others make room for."""
-        asked = sorted(self._jobs[uid].full_name for uid, other in self.yielding.items() if other == job.uid)
-        more = f" and {len(asked) - NAMED_MAX} more" if len(asked) > NAMED_MAX else ""
-        whom = (
-            f"{', '.join(asked[:NAMED_MAX])}{more} {'is' if len(asked) == 1 else 'are'} asked to commit and make room"
-        )
+        asked = [self._jobs[uid] for uid, other in self.yielding.items() if other == job.uid]
+        whom = f"{jobs_words(job, asked)} {'is' if len(asked) == 1 else 'are'} asked to commit and make room"
         return f"{need(ask.shape, ask.sizes[-1])}; {whom if asked else 'others are about to end and make room'}"
 
     def put_out(self, entries: list[Reservation], waiting: set[str]) -> tuple[Reservation, ...]:
@@ -166,23 +165,27 @@ class Preemptor:
         """From here on the nodes count as the gang's: for whose turn it is, and for what is fair."""
         job, shares = found.job, self._shares
         self._space.keep(found.nodes)
+        reasons = tuple(self._why(job, eviction.job, job) for eviction in found.evictions)
         for eviction in found.evictions:
             uid = eviction.job.uid
             self._victims.pop(uid)
             self.yielding[uid] = job.uid
-            self._told[uid] = self._because(job, eviction.job)
+            victim = eviction.job
+            self._told[uid] = f"preempted by {job_words(victim, job)}, {self._why(job, victim, victim)}"
         for eviction in found.evictions:
             shares.hold(eviction.job, -eviction.gpus)
         shares.hold(job, ask.sizes[-1] * ask.shape.gpus)
         if found.evictions:
-            self.made.append(found)
+            self.made.append(replace(found, reasons=reasons))
 
-    def _because(self, job: JobSummary, victim: JobSummary) -> str:
-        mine, other = self._fleet.priority(job), self._fleet.priority(victim)
-        why = f"which has priority {mine} where this job has {other}"
-        if mine == other:
-            why = f"for {self._shares.words(job.project)}, and {self._shares.words(victim.project)}"
-        return f"preempted by {job.full_name}, {why}"
+    def _why(self, job: JobSummary, victim: JobSummary, reader: JobSummary) -> str:
+        """Why `victim` is put out for `job`, as it is told of one of them."""
+        other = victim if reader is job else job
+        mine, theirs = self._fleet.priority(reader), self._fleet.priority(other)
+        if mine != theirs:
+            return f"which has priority {theirs} where this job has {mine}"
+        words = self._shares.words
+        return f"for {words(job.project, reader)}, and {words(victim.project, reader)}"
 
     def _may_reclaim(self, job: JobSummary, victim: JobSummary, priority: int) -> bool:
         """Another project holds it beyond its share, and it has run for long enough."""

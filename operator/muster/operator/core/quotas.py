@@ -17,6 +17,7 @@ from muster.operator.core.fair_share import Shares
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask
+from muster.operator.core.visibility import job_words
 
 HOLDERS_NAMED_MAX = 3
 
@@ -135,20 +136,16 @@ class Quotas:
             said = f"{limit.whose} may run {plural(limit.gangs or 0, 'gang')} at a time and runs {len(limit.held)}"
         parts = [said]
         if limit.held:
-            parts.append(f"held by {self._holders(limit)}")
+            parts.append(f"held by {self._holders(limit, job)}")
         if limit.kept_for not in ("", job.uid):
-            parts.append(f"room is kept for {self._name(limit.kept_for)}, which has waited longer")
+            parts.append(f"room is kept for {job_words(job, self._jobs[limit.kept_for])}, which has waited longer")
         return "; ".join(parts)
 
-    def _holders(self, limit: _Limit) -> str:
+    def _holders(self, limit: _Limit, reader: JobSummary) -> str:
         most = heapq.nsmallest(HOLDERS_NAMED_MAX, limit.held.items(), key=lambda item: (-item[1], item[0]))
-        named = ", ".join(f"{self._name(uid)} ({plural(gpus, 'GPU')})" for uid, gpus in most)
+        named = ", ".join(f"{job_words(reader, self._jobs[uid])} ({plural(gpus, 'GPU')})" for uid, gpus in most)
         more = len(limit.held) - len(most)
         return named + (f" and {more} more" if more else "")
-
-    def _name(self, uid: str) -> str:
-        job = self._jobs[uid]
-        return f"{job.namespace}/{job.name}"
 
     def _concerning(self, job: JobSummary) -> tuple[_Limit, ...]:
         """The narrowest first."""

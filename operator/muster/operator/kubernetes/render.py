@@ -290,6 +290,7 @@ def _environment(
         Env.RESUME_STEP: str(resume_step),
         Env.CHECKPOINT_URI: checkpoint_folder(job, site),
         **site.s3,
+        **spec.checkpoint.variables,
         Env.CONFIG: dump_json(worker_config(job.spec, job.status)),
         Env.WORKER_DIR: f"{ROOT}/worker",
         Env.CACHE_DIR: f"{ROOT}/cache",

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from muster.contract.preview import PATH as PREVIEW
 from muster.documents.prices import load_prices
 from muster.kube.client import Client
 from muster.kube.connection import Connection, connect
@@ -33,9 +34,11 @@ from muster.operator.kubernetes.world import KubernetesWorld
 from muster.operator.logs import All, Log, log, set_up_logs
 from muster.operator.metrics import Metrics
 from muster.operator.node_reports import NodeReporter
+from muster.operator.preview import Previews
 from muster.operator.runner import Runner, serve
-from muster.operator.server import Liveness, serve_pages
+from muster.operator.server import Liveness, Pages, Posts, serve_pages
 from muster.operator.sources.alertmanager import PATH as ALERTS
+from muster.operator.sources.alertmanager import token_in
 from muster.operator.sources.signal_sources import SignalSources
 
 GARBAGE = 50_000  # objects made, and not let go of by themselves, before somebody looks for cycles
@@ -88,7 +91,9 @@ def main(words: Sequence[str]) -> int:
 async def _operate(settings: KubernetesSettings, connection: Connection) -> None:
     metrics, liveness = Metrics(), Liveness()
     sources = SignalSources(settings, metrics)
-    pages, posts = {"/metrics": metrics.page}, {ALERTS: sources.webhook}
+    previews = Previews(token_in(settings.webhook_token_file))
+    pages: Pages = {"/metrics": metrics.page}
+    posts: Posts = {ALERTS: sources.webhook, PREVIEW: previews}
     server = serve_pages(liveness, settings.host, settings.port, pages, posts)
     namespace = settings.namespace or connection.namespace
     identity = settings.identity
@@ -103,7 +108,7 @@ async def _operate(settings: KubernetesSettings, connection: Connection) -> None
             stop = asyncio.create_task(_stop_signal())
             beat = asyncio.create_task(_beat(liveness))
             if await _until(stop, leader.acquire()):
-                await _lead(settings, client, namespace, identity, leader, stop, metrics, sources, server)
+                await _lead(settings, client, namespace, identity, leader, stop, metrics, sources, previews, server)
                 await leader.release()
             beat.cancel()
             log.info("operator stops", identity=identity)
@@ -120,6 +125,7 @@ async def _lead(
     stop: asyncio.Task[None],
     metrics: Metrics,
     sources: SignalSources,
+    previews: Previews,
     server: ThreadingHTTPServer,
 ) -> None:
     """Until told to stop. Raises LeadershipLost, and whatever ends the watch."""
@@ -148,7 +154,8 @@ async def _lead(
             asyncio.create_task(_report_nodes(client, namespace, world), name="nodes"),
         ]
         try:
-            done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            with previews.opened(heard):
+                done, _ = await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FILE = "operator.json"
+from muster.contract.layout import State
+from muster.local.private import make_private_folder
 
 
 class FolderTaken(Exception):
@@ -44,8 +45,8 @@ def claim_folder(folder: Path) -> Claim:
     """Make the folder if need be and take it. Raises FolderTaken, FolderUnusable."""
     advice = "choose another with --state, or make this one writable"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        make_private_folder(folder, State(folder).operator)
+        descriptor = os.open(State(folder).operator, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise FolderUnusable(f"the state folder {folder} can't be used: {error.strerror}; {advice}") from error
     try:
@@ -59,7 +60,7 @@ def claim_folder(folder: Path) -> Claim:
         ) from None
     try:
         os.ftruncate(descriptor, 0)
-        claim = Claim(folder / FILE, descriptor)
+        claim = Claim(State(folder).operator, descriptor)
         claim.tell()
     except OSError as error:
         os.close(descriptor)
@@ -70,6 +71,6 @@ def claim_folder(folder: Path) -> Claim:
 def read_claim(folder: Path) -> dict[str, Any]:
     """What the newest holder told, dead or alive; empty if nothing can be read."""
     with contextlib.suppress(OSError, ValueError):
-        facts = json.loads((folder / FILE).read_text())
+        facts = json.loads(State(folder).operator.read_text())
         return facts if isinstance(facts, dict) else {}
     return {}

@@ -84,6 +84,7 @@ def worker_environment(
         | device
         | marks(state, key)
         | platform_variables(os.environ)
+        | job.spec.checkpoint.variables
         | {
             Env.JOB: meta.name,
             Env.RESUME_STEP: str(action.resume_step),

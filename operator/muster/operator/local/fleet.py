@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from pydantic import ValidationError
@@ -30,11 +31,14 @@ class LocalFleet:
         self._nodes, self._notices, self._prices = nodes, notices, prices
         self.jobs = JobCache(cluster)
         self._quotas = QuotaReader(cluster, on_error)
+        self._turn = threading.Lock()
 
     def read(self, now: float, fresh: bool) -> Fleet:
-        jobs = self.jobs.refresh()
-        nodes = self._nodes.all(self._notices.unfit(self._nodes.names()))
-        return Fleet(now=now, fresh=fresh, nodes=nodes, jobs=jobs, quotas=self._quotas.read(), prices=self._prices)
+        """From any thread: admission asks, and whoever answers what it would do."""
+        with self._turn:
+            jobs = self.jobs.refresh()
+            nodes = self._nodes.all(self._notices.unfit(self._nodes.names()))
+            return Fleet(now=now, fresh=fresh, nodes=nodes, jobs=jobs, quotas=self._quotas.read(), prices=self._prices)
 
     def reports(self) -> tuple[NodeReport, ...]:
         """The virtual nodes, each with what its notices say."""

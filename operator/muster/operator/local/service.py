@@ -16,6 +16,8 @@ from http.server import ThreadingHTTPServer
 import psutil
 
 from muster.contract.fleet import FleetReport
+from muster.contract.layout import State
+from muster.contract.preview import PATH as PREVIEW
 from muster.documents.prices import load_prices
 from muster.local.metric_pages import CONTENT_TYPE
 from muster.operator.local.claim import Claim, claim_folder
@@ -25,14 +27,15 @@ from muster.operator.local.world import LocalWorld
 from muster.operator.logs import All, Log, log
 from muster.operator.metrics import Metrics
 from muster.operator.node_reports import NodeReporter
+from muster.operator.preview import Previews
 from muster.operator.runner import Runner, serve
-from muster.operator.server import Liveness, Page, Pages, serve_pages
+from muster.operator.server import Liveness, Page, Pages, Posts, serve_pages
 from muster.operator.settings import Settings
 from muster.operator.sources.alertmanager import PATH as ALERTS
+from muster.operator.sources.alertmanager import token_in
 from muster.operator.sources.signal_sources import SignalSources
 
 PARENT_POLL_SECONDS = 0.5
-WEBHOOK_TOKEN = "webhook-token"  # noqa: S105 - its file's name
 
 
 class PortTaken(Exception):
@@ -46,10 +49,11 @@ def operate(settings: Settings) -> None:
         metrics, liveness = Metrics(), Liveness()
         settings = _with_token(settings)
         sources = SignalSources(settings, metrics)
-        pages = {"/metrics": metrics.page}
-        server = _serve(settings, liveness, pages, sources)
+        pages, previews = {"/metrics": metrics.page}, Previews(token_in(settings.webhook_token_file))
+        server = _serve(settings, liveness, pages, {ALERTS: sources.webhook, PREVIEW: previews})
+        port = server.server_address[1]
         try:
-            asyncio.run(_operate(settings, claim, metrics, liveness, pages, sources, server.server_address[1]))
+            asyncio.run(_operate(settings, claim, metrics, liveness, pages, sources, previews, port))
         finally:
             server.server_close()  # its thread ends with the process; waiting for it would cost half a second
     finally:
@@ -63,6 +67,7 @@ async def _operate(
     liveness: Liveness,
     pages: Pages,
     sources: SignalSources,
+    previews: Previews,
     port: int | str,
 ) -> None:
     prices = load_prices(settings.prices_file)
@@ -83,7 +88,8 @@ async def _operate(
     pages["/metrics/ranks"] = lambda: Page(CONTENT_TYPE, world.rank_pages().encode())
     log.info("operator started", state=str(settings.folder), pid=os.getpid(), metrics=f"{url}/metrics")
     async with sources.opened(world, world.current_attempt, world.enqueue) as heard:
-        await _serve_until_told(settings, world, Runner(heard, All(Log(), metrics)), liveness)
+        with previews.opened(heard):
+            await _serve_until_told(settings, world, Runner(heard, All(Log(), metrics)), liveness)
     world.close()
 
 
@@ -164,7 +170,7 @@ def _with_token(settings: Settings) -> Settings:
     """Alertmanager's token is made at the first start, where no file was named. If not, nobody may call."""
     if settings.webhook_token_file is not None:
         return settings
-    path = settings.folder / WEBHOOK_TOKEN
+    path = State(settings.folder).webhook_token
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w") as file:
@@ -172,9 +178,9 @@ def _with_token(settings: Settings) -> Settings:
     return settings.model_copy(update={"webhook_token_file": path})
 
 
-def _serve(settings: Settings, liveness: Liveness, pages: Pages, sources: SignalSources) -> ThreadingHTTPServer:
+def _serve(settings: Settings, liveness: Liveness, pages: Pages, posts: Posts) -> ThreadingHTTPServer:
     try:
-        return serve_pages(liveness, settings.host, settings.port, pages, {ALERTS: sources.webhook})
+        return serve_pages(liveness, settings.host, settings.port, pages, posts)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise PortTaken(

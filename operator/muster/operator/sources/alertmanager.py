@@ -6,7 +6,6 @@ alert about a gang that is gone would never succeed. https://prometheus.io/docs/
 
 from __future__ import annotations
 
-import hmac
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from muster.operator.server import Reply, Request
+from muster.operator.server import Reply, Request, refusal, words
 from muster.operator.sources.alerts import Outcome, report
 from muster.operator.sources.hub import Hub
 
@@ -36,36 +35,23 @@ class Webhook:
         self.hub: Hub | None = None
 
     def __call__(self, request: Request) -> Reply:
-        if (refusal := self._refusal(request)) is not None:
-            return refusal
+        if (refused := refusal(request, self._token(), BODY_BYTES_MAX)) is not None:
+            return refused
         hub = self.hub
         if hub is None:
-            return Reply(503, _words("this operator does not lead; try again"))
+            return Reply(503, words("this operator does not lead; try again"))
         body = request.body()
         try:
             alerts = json.loads(body)["alerts"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            return Reply(400, _words("this is no Alertmanager notification: JSON with a list `alerts` is wanted"))
+            return Reply(400, words("this is no Alertmanager notification: JSON with a list `alerts` is wanted"))
         if not isinstance(alerts, list) or len(alerts) > ALERTS_MAX:
-            return Reply(400, _words(f"`alerts` must be a list of at most {ALERTS_MAX}"))
+            return Reply(400, words(f"`alerts` must be a list of at most {ALERTS_MAX}"))
         outcomes = Counter(str(self._take(hub, alert)) for alert in alerts)
         for outcome, number in outcomes.items():
             for _ in range(number):
                 self._count(outcome)
         return Reply(200, json.dumps(outcomes).encode())
-
-    def _refusal(self, request: Request) -> Reply | None:
-        token = self._token()
-        if not token:
-            return Reply(404, _words("no webhook: this operator was given no token for it"))
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
-            return Reply(401, _words("the bearer token is missing or wrong"), {"WWW-Authenticate": "Bearer"})
-        if request.length is None:
-            return Reply(411, _words("a Content-Length is wanted"))
-        if request.length > BODY_BYTES_MAX:
-            return Reply(413, _words(f"more than {BODY_BYTES_MAX} bytes"))
-        return None
 
     def _take(self, hub: Hub, alert: Any) -> Outcome:
         try:
@@ -99,7 +85,3 @@ def token_in(path: Path | None) -> Callable[[], str | None]:
 def _seconds(text: Any) -> float:
     """RFC 3339, as Go writes it: up to nine digits of a second."""
     return datetime.fromisoformat(str(text)).timestamp()
-
-
-def _words(text: str) -> bytes:
-    return f"{text}\n".encode()

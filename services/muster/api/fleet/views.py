@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from muster.api.access import named
 from muster.api.auth import Principal
 from muster.contract.fleet import FleetReport, NodeReport
 from muster.contract.times import epoch_seconds, rfc3339
-
-HIDDEN = "another project"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +101,8 @@ def node_documents(report: FleetReport, jobs: Iterable[LiveJob], caller: Princip
     holders: dict[str, list[dict[str, Any]]] = {}
     avoiders: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
-        seen = caller.role_in(job.project) is not None
-        who = {"project": job.project if seen else HIDDEN, "id": job.id if seen else None}
-        who["job"] = job.name if seen else None
+        who = named(caller, job.project, job.id, job.name)
+        seen = who["id"] is not None
         for name, workers in Counter(job.nodes).items():
             used = {"workers": workers, "gpus": workers * job.gpus_per_node}
             holders.setdefault(name, []).append(who | used)

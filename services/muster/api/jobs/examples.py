@@ -115,6 +115,27 @@ ROW = JobRow(
 JOB: dict[str, Any] = job_document(ROW, load_prices(), "ann")
 JOB_LIST: dict[str, Any] = {"items": [job_summary(ROW)], "nextCursor": None}
 PLAN: dict[str, Any] = plan_document(
-    Draft(_SUBMISSION.name, "default", "default", _SUBMISSION.labels, _SUBMISSION.spec), []
+    Draft(_SUBMISSION.name, "default", "default", _SUBMISSION.labels, _SUBMISSION.spec),
+    [],
+    {
+        "verdict": "preempts",
+        "code": "AwaitingPreemption",
+        "because": "gang needs 2 nodes with 1 GPU each; a gang of another project is asked to commit and make room",
+        "nodes": 0,
+        "allowedBy": "the quota of project default (preempts)",
+        "evictions": [
+            {
+                "project": "another project",
+                "id": None,
+                "job": None,
+                "gpus": 2,
+                "nodes": 2,
+                "nodesKept": 0,
+                "uncommittedGpuSeconds": 90.0,
+                "restartGpuSeconds": 240.0,
+                "because": "which has priority 0 where this job has 5",
+            }
+        ],
+    },
 )
 UID, AT = _UID, _AT

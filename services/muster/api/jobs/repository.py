@@ -83,6 +83,11 @@ async def get(session: AsyncSession, job_id: str, lock: bool = False) -> JobRow 
     return (await session.scalars(query.with_for_update() if lock else query)).one_or_none()
 
 
+async def live_job(session: AsyncSession, namespace: str, name: str) -> JobRow | None:
+    query = select(JobRow).where(JobRow.namespace == namespace, JobRow.name == name, JobRow.live.is_(True))
+    return (await session.scalars(query)).one_or_none()
+
+
 async def live_with_name(session: AsyncSession, namespace: str, name: str) -> str | None:
     """The id of the live job of that name."""
     query = select(JobRow.id).where(JobRow.namespace == namespace, JobRow.name == name, JobRow.live.is_(True))

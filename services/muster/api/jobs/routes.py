@@ -66,7 +66,11 @@ async def submit_job(
     key: IdempotencyKey,
     dry_run: Annotated[
         bool,
-        Query(alias="dryRun", description="Only say what would happen: the resolved spec, sizes, refusals, warnings."),
+        Query(
+            alias="dryRun",
+            description="Only say what would happen: the resolved spec, sizes, refusals, warnings, and whether the job "
+            "would start, wait or have others make room.",
+        ),
     ] = False,
 ) -> JSONResponse:
     """Store a job; the operator starts it when there is room. With an Idempotency-Key it may be repeated freely."""

@@ -102,12 +102,13 @@ def job_summary(row: JobRow) -> dict[str, Any]:
     return summary | {"priority": row.priority, "project": row.project, "owner": row.owner}
 
 
-def plan_document(draft: Draft, refusals: list[dict[str, str]]) -> dict[str, Any]:
+def plan_document(draft: Draft, refusals: list[dict[str, str]], admission: dict[str, Any] | None) -> dict[str, Any]:
     view = plan_view(draft.name, draft.namespace, draft.labels, draft.spec)
     view["job"]["project"] = draft.project
     return {
         "accepted": not refusals,
         **view,
+        "admission": admission,
         "refusals": refusals,
         "warnings": [finding("warning", problem) for problem in draft.warnings],
     }

@@ -21,6 +21,7 @@ from muster.api.events import repository as events
 from muster.api.events.types import EventType, NewEvent
 from muster.api.idempotency import Attempted
 from muster.api.jobs import repository
+from muster.api.jobs.admission import admission
 from muster.api.jobs.schemas import finding, job_document, plan_document
 from muster.api.jobs.submission import Draft, draft, invalid_job
 from muster.api.projects.quotas import refuse_full_queue
@@ -58,7 +59,7 @@ _ALONE = Beside()
 
 
 async def plan(services: Services, caller: Principal, submission: Submission) -> dict[str, Any]:
-    """What a submission would do and why it would be refused. Writes nothing."""
+    """What a submission would do, to others too, and why it would be refused. Writes nothing."""
     drafted = await draft(services, caller, submission)
     refusals = [finding("invalid_job", fault) for fault in drafted.faults]
     async with services.database.read() as session:
@@ -69,7 +70,7 @@ async def plan(services: Services, caller: Principal, submission: Submission) ->
             refusals.append({"code": full.code, "path": "metadata.labels", "message": full.detail})
     if taken:
         refusals.append({"code": "name_taken", "path": "metadata.name", "message": _name_taken(drafted, taken).detail})
-    return plan_document(drafted, refusals)
+    return plan_document(drafted, refusals, None if refusals else await admission(services, caller, drafted))
 
 
 async def submit(
