@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -25,6 +26,10 @@ from muster.api.db import Database
 from muster.api.errors import ACTIONS, COMMIT_ACTIONS, ApiError, job_not_found, problem_response
 from muster.api.estimates import routes as estimates
 from muster.api.events import routes as events
+from muster.api.exports import routes as exports
+from muster.api.exports.making import Exports
+from muster.api.files import routes as files
+from muster.api.files.arrivals import Files, drop_expired, open_files
 from muster.api.fleet import routes as fleet
 from muster.api.health import routes as health
 from muster.api.hub import Hub
@@ -120,8 +125,8 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
-    of_jobs = (jobs, attempts, events, checkpoints, data, metrics, samples, logs, why)
-    of_all = (projects, secrets, usage, fleet, signin, people, tokens, audit)
+    of_jobs = (jobs, attempts, events, checkpoints, exports, data, metrics, samples, logs, why)
+    of_all = (projects, files, secrets, usage, fleet, signin, people, tokens, audit)
     for room in (estimates, *of_jobs, *of_all):
         api.include_router(room.router)
     return api
@@ -155,6 +160,9 @@ async def _opened(settings: Settings, cluster: Cluster | None, counted: Metrics,
                 hub.close()
                 await services.background.stop()
                 await services.chat.close()
+                await services.exports.stop()
+                if services.files.arrivals is not None:
+                    await services.files.arrivals.stop()
     finally:
         await database.close()
 
@@ -199,13 +207,16 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     callers, pool = Callers(), WorkerPool(settings.chat_workers)
     callers.watch(database.sessions)
     prices = load_prices(settings.prices_file)
+    kept = open_files(database, settings.layout.uploads, settings.files_place)
+    made = Exports(settings.layout.exports)
     works = [
         Work("mirror", mirror.step, settings.mirror_seconds),
         Work("relay", relay.step, settings.relay_seconds, RELAY_SECONDS_MIN),
-        Work("housekeeping", lambda: _keep_house(settings, database, uses), HOUSEKEEPING_SECONDS),
+        Work("housekeeping", lambda: _keep_house(settings, database, uses, kept, made), HOUSEKEEPING_SECONDS),
+        *([kept.arrivals.work] if kept.arrivals is not None else []),
     ]
     accounting = Accounting(database, prices, counted, lambda: works[0].healthy and mirror.caught_up.is_set())
-    quotas = QuotaWriter(database, cluster, lambda: spent_of(accounting.counted))
+    quotas = QuotaWriter(database, cluster, lambda: spent_of(accounting.counted), settings.files_place)
     works += [
         Work("accounting", accounting.step, ACCOUNTING_SECONDS),
         Work("quotas", quotas.step, QUOTA_SECONDS),
@@ -225,6 +236,8 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         chat=pool,
         base_models=load_models(settings.base_models_file),
         commits=CommitListing(),
+        files=kept,
+        exports=made,
         rates=RateLimits(settings.requests_per_second, settings.requests_burst),
         callers=callers,
         previews=OperatorPreviews(settings),
@@ -233,8 +246,10 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     )
 
 
-async def _keep_house(settings: Settings, database: Database, uses: dict[str, float]) -> bool:
-    """When tokens were last used; and what ends: Idempotency-Keys that nobody will repeat any more, and sessions."""
+async def _keep_house(
+    settings: Settings, database: Database, uses: dict[str, float], kept: Files, made: Exports
+) -> bool:
+    """When tokens were last used; and what ends: Idempotency-Keys that nobody will repeat any more, sessions, files."""
     noted = dict(uses)
     async with database.write() as session:
         await token_service.note_uses(session, noted)
@@ -243,6 +258,9 @@ async def _keep_house(settings: Settings, database: Database, uses: dict[str, fl
     for token_id, at in noted.items():
         if uses.get(token_id) == at:
             del uses[token_id]
+    for file_id in await drop_expired(database, kept):
+        log.info("a file's time is over", file=file_id)
+    await asyncio.to_thread(made.drop_old)
     return False
 
 

@@ -54,6 +54,8 @@ KINDS: dict[str, Kind] = {
     "member_not_found": Kind(404, "There is no such member", "GET /api/v1/projects/{project}/members lists them."),
     "token_not_found": Kind(404, "There is no such token", "GET /api/v1/tokens lists the tokens."),
     "secret_not_found": Kind(404, "There is no such secret", "GET /api/v1/projects/{project}/secrets lists them."),
+    "file_not_found": Kind(404, "There is no such file", "GET /api/v1/files lists the files."),
+    "export_file_not_found": Kind(404, "The model has no such file", "Accept application/json to see which it has."),
     "method_not_allowed": Kind(
         405, "This address does not know that method", "The Allow header names those that it knows."
     ),
@@ -79,13 +81,29 @@ KINDS: dict[str, Kind] = {
     "checkpoint_unusable": Kind(
         409, "The commit can't be read or marked", "The detail says why; GET …/checkpoints lists the sound ones."
     ),
+    "file_in_use": Kind(409, "A live job reads the file", "Wait until the job has ended, or cancel it."),
+    "file_unfit": Kind(409, "The file is not ready", "`status` and `fault` of GET /api/v1/files/{id} say why."),
+    "upload_conflict": Kind(
+        409, "The upload is not where the request begins", "HEAD tells the offset; send the rest from there."
+    ),
+    "upload_protocol": Kind(412, "This version of tus is not spoken", "Send `Tus-Resumable: 1.0.0`."),
+    "upload_busy": Kind(
+        423, "Another request is sending this upload", "Repeat it after `Retry-After` seconds; nothing was lost."
+    ),
+    "checksum_mismatch": Kind(
+        460, "The bytes are not those of the checksum", "What this request brought was dropped: send it again."
+    ),
     "body_too_slow": Kind(
         408, "The body came too slowly", "Send the whole body at once; nothing was done, so repeat the request."
     ),
     "body_too_large": Kind(
         413, "The body is too large", "A job document is small; data belongs into files that it names."
     ),
+    "file_too_large": Kind(
+        413, "The file is larger than may be", "The detail says which limit; delete files, or ask for a higher one."
+    ),
     "unsupported_media_type": Kind(415, "This content type is not read", "Send application/json or application/yaml."),
+    "range_unsatisfiable": Kind(416, "There are no such bytes", "Content-Range says how many there are."),
     "invalid_job": Kind(422, "The job is not valid", "`errors` names every fault with its path."),
     "invalid_project": Kind(422, "The project is not valid", "`errors` names every fault with its path."),
     "invalid_person": Kind(422, "The person is not valid", "`errors` names every fault with its path."),
@@ -119,6 +137,9 @@ KINDS: dict[str, Kind] = {
     "storage_unavailable": Kind(
         503, "The checkpoint folder can't be used", "The detail names the place and the next step; nothing was changed."
     ),
+    "no_space": Kind(507, "The disk of the files is full", "Free some space; what has arrived is kept."),
+    "export_unavailable": Kind(503, "Models can't be made here", "The detail says why, and where they can."),
+    "files_unavailable": Kind(503, "Files can't be kept", "The detail says why and what to do; nothing was changed."),
     "database_unavailable": Kind(
         503, "The database does not answer", "Nothing was changed. Retry after `Retry-After` seconds."
     ),
@@ -147,7 +168,7 @@ class ApiError(Exception):
 
 
 ACTIONS = ("cancel", "suspend", "resume", "clone")  # of a job: POST /jobs/{id}:cancel
-COMMIT_ACTIONS = ("pin", "unpin")  # of a commit: POST /jobs/{id}/checkpoints/{step}:pin
+COMMIT_ACTIONS = ("pin", "unpin", "export")  # of a commit: POST /jobs/{id}/checkpoints/{step}:pin
 
 
 def job_not_found(job: str) -> ApiError:

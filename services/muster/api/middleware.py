@@ -26,6 +26,8 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 # nothing that keeps a connection busy.
 _DRAIN_BYTES_MAX = 64_000_000
 _DRAIN_SECONDS_MAX = 2.0
+# Whose bodies are taken as they come, however large: their routes bound them, and never hold them.
+_UPLOADS = ("/api/v1/files", "/v1/files", "/v1/uploads")
 _QUIET = ("/healthz", "/readyz", "/metrics")
 
 
@@ -98,7 +100,8 @@ class BodyTooSlow(HTTPException):
 
 
 class BodyLimits:
-    """Refuses a body that is too large or comes too slowly, without ever holding it.
+    """Refuses a body that is too large or comes too slowly, without ever holding it. An upload may have any size, and
+    only the next piece of it must come in time.
 
     A reply that does not wait for the body (it is too large, or the token is no good) ends the connection: what is
     still on its way is thrown away for a moment, for a connection closed on a sender loses the reply that says why, and
@@ -115,11 +118,20 @@ class BodyLimits:
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
         waits = headers.get("expect", "").lower() == "100-continue"  # nothing is on its way until somebody asks for it
-        body = _Body(receive, send, self.bytes_max, self.seconds_max, on_its_way=not waits and _comes(headers))
-        if length.isdigit() and int(length) > self.bytes_max:
+        streams = _is_upload(scope)
+        bytes_max = None if streams else self.bytes_max
+        body = _Body(receive, send, bytes_max, self.seconds_max, on_its_way=not waits and _comes(headers))
+        if bytes_max is not None and length.isdigit() and int(length) > bytes_max:
             await _refuse(scope, body.send, ApiError("body_too_large", str(BodyTooLarge(self.bytes_max).detail)))
             return
         await self.app(scope, body.receive, body.send)
+
+
+def _is_upload(scope: Scope) -> bool:
+    path = scope["path"]
+    return scope["method"] in ("POST", "PATCH") and any(
+        path == each or path.startswith(f"{each}/") for each in _UPLOADS
+    )
 
 
 def _comes(headers: Headers) -> bool:
@@ -129,7 +141,10 @@ def _comes(headers: Headers) -> bool:
 class _Body:
     """One request's body on its way to the app: `on_its_way` says that there is more of it than the app has taken."""
 
-    def __init__(self, receive: Receive, send: Send, bytes_max: int, seconds_max: float, on_its_way: bool) -> None:
+    def __init__(
+        self, receive: Receive, send: Send, bytes_max: int | None, seconds_max: float, on_its_way: bool
+    ) -> None:
+        """`bytes_max` is None where there is no bound, and the time is then that of each piece."""
         self._receive, self._send = receive, send
         self._bytes_max, self._seconds_max = bytes_max, seconds_max
         self._on_its_way = on_its_way
@@ -140,13 +155,14 @@ class _Body:
         if self._complete:
             return await self._receive()  # a disconnection, which a stream waits for as long as it lasts
         loop = asyncio.get_running_loop()
-        self._deadline = self._deadline or loop.time() + self._seconds_max
+        if self._deadline is None or self._bytes_max is None:
+            self._deadline = loop.time() + self._seconds_max
         try:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._next()
         except TimeoutError:
             raise BodyTooSlow(self._seconds_max) from None
-        if self._taken > self._bytes_max:
+        if self._bytes_max is not None and self._taken > self._bytes_max:
             raise BodyTooLarge(self._bytes_max)
         return message
 

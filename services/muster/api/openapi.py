@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from muster.api.errors import KINDS, MEDIA_TYPE, ApiError, problem_body
+from muster.api.exports.schemas import ExportRequest
 from muster.api.jobs.schemas import CloneRequest, JobDocument
 from muster.api.openai.chat.requests import ChatRequest, CompletionRequest
 from muster.api.openai.fine_tuning.requests import CreateFineTuningJob
@@ -25,6 +26,7 @@ _REQUESTS = (
     CreateFineTuningJob,
     ChatRequest,
     CompletionRequest,
+    ExportRequest,
     ProjectRequest,
     MemberRequest,
     SecretRequest,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 from sqlalchemy import bindparam, select, update
@@ -18,10 +18,12 @@ from muster.api.cluster import ApplyResult, Cluster, DesiredJob, Outcome
 from muster.api.db import Database
 from muster.api.events import repository as events
 from muster.api.events.types import EventType, NewEvent
+from muster.api.files.repository import addresses
 from muster.api.hub import Hub
 from muster.api.observability import Metrics
 from muster.api.tables import JobRow
 from muster.contract.base import InvalidDocument, parse
+from muster.contract.files_named import with_addresses
 from muster.contract.names import Label
 from muster.contract.spec import JobSpec
 from muster.contract.status import Phase
@@ -73,9 +75,11 @@ class Relay:
     async def _apply(self, rows: Sequence[JobRow]) -> list[ApplyResult]:
         """A row whose spec can't be read, which somebody made in the cluster, does not keep the others waiting."""
         desired, unreadable = [], []
+        async with self._database.read() as session:
+            files = await addresses(session, [row.id for row in rows])
         for row in rows:
             try:
-                desired.append(_desired_job(row))
+                desired.append(_desired_job(row, files.get(row.id, {})))
             except InvalidDocument as invalid:
                 unreadable.append(ApplyResult(row.id, Outcome.RETRY, error=f"its spec can't be read: {invalid}"[:300]))
         return [*unreadable, *await self._cluster.apply(desired)]
@@ -114,8 +118,9 @@ class Relay:
         )
 
 
-def _desired_job(row: JobRow) -> DesiredJob:
-    spec = parse(JobSpec, row.spec)
+def _desired_job(row: JobRow, files: Mapping[str, str]) -> DesiredJob:
+    """`files` are the addresses of the uploaded files that the job names."""
+    spec = with_addresses(parse(JobSpec, row.spec), files)
     labels = {**row.labels, Label.PROJECT: row.project, Label.OWNER: row.owner}
     return DesiredJob(row.id, row.name, row.namespace, labels, spec, seen=row.status_version > 0)
 

@@ -11,6 +11,8 @@ from muster.api.background import Background, Work
 from muster.api.callers import Callers
 from muster.api.cluster import Cluster
 from muster.api.db import Database
+from muster.api.exports.making import Exports
+from muster.api.files.arrivals import Files
 from muster.api.hub import Hub
 from muster.api.metrics.steps import StepLogs
 from muster.api.observability import Metrics
@@ -41,6 +43,8 @@ class Services:
     base_models: BaseModels
     chat: WorkerPool
     commits: CommitListing
+    files: Files
+    exports: Exports
     rates: RateLimits
     callers: Callers
     previews: OperatorPreviews

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from muster.api.openai.models.base_models import checked_models
+from muster.contract.address import Address, checkpoint_address, parse_address
 from muster.contract.layout import State
 from muster.documents.document import BYTES_MAX
 from muster.documents.prices import checked_prices
@@ -61,6 +62,10 @@ class Settings(BaseSettings):
     # those of the state folder. In a cluster without an address nobody is asked.
     operator_url: str | None = None
     operator_token_file: Path | None = None
+    # Where uploaded files are kept: file:///folder or s3://bucket/folder, which the workers read too; None: in the
+    # state folder, or, in a Kubernetes cluster, nowhere.
+    files_uri: str | None = None
+    file_bytes_max: Annotated[int, Field(gt=0, le=10**15)] = 10**12  # of one uploaded file
     body_bytes_max: Annotated[int, Field(gt=0, le=BYTES_MAX)] = BYTES_MAX
     receive_seconds_max: Seconds = 20.0  # for a request's headers, and again for its body, to arrive
     send_seconds_max: Seconds = 60.0  # for a reader that is behind to take what is ready for it
@@ -89,6 +94,13 @@ class Settings(BaseSettings):
             )
         return self
 
+    @field_validator("files_uri")
+    @classmethod
+    def _files_have_a_folder(cls, uri: str | None) -> str | None:
+        if uri is not None:
+            checkpoint_address(uri)
+        return uri
+
     @model_validator(mode="after")
     def _sign_in_is_whole(self) -> Self:
         if (self.oidc_issuer is None) != (self.oidc_client_id is None):
@@ -112,6 +124,15 @@ class Settings(BaseSettings):
         scheme, _, rest = url.partition("://")
         drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
         return f"{drivers.get(scheme, scheme)}://{rest}"
+
+    @property
+    def files_place(self) -> Address | None:
+        """Where uploaded files are kept; None where none are taken."""
+        if self.files_uri is not None:
+            return checkpoint_address(self.files_uri)
+        if self.cluster == "kubernetes":
+            return None
+        return parse_address(self.layout.files.resolve().as_uri())
 
     @property
     def default_checkpoint_uri(self) -> str | None:

@@ -262,6 +262,46 @@ class SecretRow(Table):
     changed_by: Mapped[str] = mapped_column(String(64))
 
 
+class FileRow(Table):
+    """A file of a project. While it is on its way its bytes lie in the folder of uploads under its id, and later under
+    `key` with those of every file that is equal to it."""
+
+    __tablename__ = "files"
+
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    project: Mapped[str] = mapped_column(String(64), ForeignKey("projects.name"))
+    owner: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(String(255))
+    purpose: Mapped[str] = mapped_column(String(32))
+    status: Mapped[str] = mapped_column(String(16))  # api.files.schemas.Status
+    bytes: Mapped[int]
+    sha256: Mapped[str | None] = mapped_column(String(64))  # what its sender says, or what has arrived
+    key: Mapped[str | None] = mapped_column(String(160), index=True)  # storage.contents.Contents
+    told: Mapped[str] = mapped_column(String(2048))  # Upload-Metadata as it came
+    fault: Mapped[str | None] = mapped_column(String(1024))  # why nothing can be learnt from it, with the place
+    checked: Mapped[dict[str, Any] | None]  # storage.data_check.Checked
+    lifetime_seconds: Mapped[float | None]
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None] = mapped_column(index=True)
+
+    __table_args__ = (
+        Index("ix_files_project", "project", "seq"),
+        Index("ix_files_status", "status", "seq"),
+        {"sqlite_autoincrement": True},
+    )
+
+
+class JobFileRow(Table):
+    """A file that a job's document names, and where its workers read it."""
+
+    __tablename__ = "job_files"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    file_id: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
+    address: Mapped[str] = mapped_column(String(2048))
+
+
 class AuditRow(Table):
     """Who did what, from where, before and after. The database refuses to change or delete a line."""
 

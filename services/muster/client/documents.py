@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from muster.client.errors import InvalidRequest, MusterError
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Problem, dump
-from muster.contract.names import Label
+from muster.contract.names import FILE_ID, Label
 from muster.contract.spec import Submission, TrainingJob
 from muster.documents.document import Document, DocumentError
 from muster.documents.reader import read, read_file
@@ -149,6 +149,8 @@ def _path_places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str
 
 
 def _is_relative(value: str) -> bool:
+    if FILE_ID.fullmatch(value):  # of an uploaded file
+        return False
     try:
         address = parse_address(value)
     except AddressError:  # told with its place when the document is checked

@@ -19,11 +19,13 @@ ELSEWHERE = "_default"
 
 @dataclass(frozen=True)
 class LimitedProject:
-    """A project, and its namespace; None for all that are no other project's."""
+    """A project, and its namespace; None for all that are no other project's. `files` is where its uploaded files are,
+    which its jobs may read whatever else they may."""
 
     name: str
     namespace: str | None
     limits: ProjectLimits
+    files: str | None = None
 
 
 def limit_entries(projects: Iterable[LimitedProject]) -> dict[str, str]:
@@ -31,14 +33,15 @@ def limit_entries(projects: Iterable[LimitedProject]) -> dict[str, str]:
     found: dict[str, str] = {}
     for project in projects:
         here = project.namespace or ELSEWHERE
-        found |= {f"{here}.{key}": "\n".join(values) for key, values in _entries(project.limits).items()}
+        found |= {f"{here}.{key}": "\n".join(values) for key, values in _entries(project.limits, project.files).items()}
         found[f"{here}.project"] = project.name
     return found
 
 
-def _entries(limits: ProjectLimits) -> dict[str, list[str]]:
+def _entries(limits: ProjectLimits, files: str | None) -> dict[str, list[str]]:
     own = [limits.checkpoint_prefix] if limits.checkpoint_prefix else []
     read = limits.data_prefixes
+    ours = [files] if files else []
     known: dict[str, Iterable[object] | None] = {
         "gangSizes": limits.gang_sizes,
         "instanceTypes": limits.instance_types,
@@ -47,6 +50,6 @@ def _entries(limits: ProjectLimits) -> dict[str, list[str]]:
         "serviceAccount": [limits.service_account] if limits.service_account else None,
         "kmsKeyId": [limits.kms_key_id] if limits.kms_key_id else None,
         "checkpointPrefix": [each.rstrip("/") for each in own] or None,
-        "dataPrefixes": None if read is None else [each.rstrip("/") for each in (*read, *own)],
+        "dataPrefixes": None if read is None else [each.rstrip("/") for each in (*read, *own, *ours)],
     }
     return {key: [str(value) for value in values] for key, values in known.items() if values is not None}

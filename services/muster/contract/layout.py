@@ -53,6 +53,22 @@ class State:
         return self.root / "cache"
 
     @property
+    def files(self) -> Path:
+        """The uploaded files that are whole: a folder per project (storage.contents.Contents), where no other place is
+        set."""
+        return self.root / "files"
+
+    @property
+    def uploads(self) -> Path:
+        """Files on their way, which nobody reads yet."""
+        return self.root / "uploads"
+
+    @property
+    def exports(self) -> Path:
+        """Models that the API made of commits, kept for a while for whoever fetches them."""
+        return self.root / "exports"
+
+    @property
     def logs(self) -> Path:
         """Logs of the platform's own processes: api.log, operator.log."""
         return self.root / "logs"

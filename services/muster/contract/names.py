@@ -17,6 +17,7 @@ JOB_NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 # Of people and service accounts: a label's value, and ASCII only, so that no two names look alike.
 PERSON_NAME = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 DEFAULT_PROJECT = "default"  # of jobs whose project nobody names; always there
+FILE_ID = re.compile(r"file-[0-9a-z]{24}")  # of an uploaded file, which a job may name where it takes an address
 FIRST_PERSON = "admin"  # whose the first token is, and the jobs that nobody else owns
 
 

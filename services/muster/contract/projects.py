@@ -12,8 +12,9 @@ from pydantic import AfterValidator, Field, field_validator
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Many, Problem, Spec
 from muster.contract.commits_read import commits_read
-from muster.contract.fields import FolderAddress, KmsKey, Text
+from muster.contract.fields import FolderAddress, KmsKey, Positive, Text
 from muster.contract.gang import NODES_MAX
+from muster.contract.names import FILE_ID
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec
 
@@ -69,6 +70,8 @@ class ProjectLimits(Spec):
     """The numbers of nodes that a gang may have."""
     instance_types: Many[Text] | None = None
     """The instance types that a gang may have; a job that names none may have any of these."""
+    file_bytes: Positive | None = None
+    """What the files that people uploaded to it may take together."""
     quota: ProjectQuota = ProjectQuota()
     """What its gangs may hold together at a time, and each person of it."""
     images: Many[Text] | None = None
@@ -115,7 +118,7 @@ def _found(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple
             f"{project} has the service account {limits.service_account!r}; leave it out",
         )
     uri, below = spec.checkpoint.uri, limits.checkpoint_prefix
-    if below and uri is not None and not _is_under(uri, below):
+    if below and uri is not None and not is_under(uri, below):
         yield "checkpoint.uri", f"{project} commits under {below}; name a folder there, or leave it out"
     if limits.kms_key_id and spec.checkpoint.kms_key_id not in (None, limits.kms_key_id):
         yield "checkpoint.kmsKeyId", f"{project} encrypts its commits by {limits.kms_key_id}; leave it out"
@@ -123,7 +126,7 @@ def _found(spec: JobSpec, limits: ProjectLimits, project: str) -> Iterator[tuple
         allowed = ", ".join(limits.data_prefixes) or "builtin:// alone"
         own = (below,) if below else ()
         for path, address in read_addresses(spec):
-            if not any(_is_under(address, each) for each in (*limits.data_prefixes, *own)):
+            if not any(is_under(address, each) for each in (*limits.data_prefixes, *own)):
                 yield path, f"{project} reads from {allowed}; copy it there, or ask an admin for another prefix"
     yield from _endpoint_problems(spec, limits, project)
     sizes = limits.gang_sizes
@@ -159,10 +162,15 @@ def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
         ("training.data.chatTemplate", training.data.chat_template),
         *((f"training.{path}.source", source.source) for path, source in training.sources()),
     ]
-    return ((path, text) for path, text in named if text is not None and parse_address(text).scheme != "builtin")
+    return ((path, text) for path, text in named if text is not None and not _is_ours(text))
 
 
-def _is_under(text: str, prefix: str) -> bool:
+def _is_ours(text: str) -> bool:
+    """What every installation has, and the project's own uploaded files."""
+    return FILE_ID.fullmatch(text) is not None or parse_address(text).scheme == "builtin"
+
+
+def is_under(text: str, prefix: str) -> bool:
     """Whether the address is the prefix or lies below it, for those too who take a `..` in it, or one that is
     percent-encoded, at its word."""
     here, there = parse_address(text), parse_address(prefix)

@@ -76,14 +76,16 @@ def enter(sandbox: Sandbox) -> bool:
     return True
 
 
-def state_problems(spec: JobSpec, state: State) -> tuple[Problem, ...]:
-    """The addresses of the job that lie in the platform's state folder, where only commits may be named."""
+def state_problems(spec: JobSpec, state: State, project: str | None = None) -> tuple[Problem, ...]:
+    """The addresses of the job that lie in the platform's state folder, where only commits may be named, and, where the
+    `project` is given, by the API alone the files that were uploaded to it."""
+    own = uploaded(spec, state, project) if project is not None else ()
     root = _commits(state).parent
     found = []
     for place, text in _texts("training", dump(spec.training)):
         path = _named(text)
         is_commit = place.endswith(".from.uri") and commits_of(text, state) is not None
-        if path is not None and path.is_relative_to(root) and not is_commit:
+        if path is not None and path.is_relative_to(root) and not is_commit and str(path) not in own:
             found.append(Problem(f"spec.{place}", "lies in Muster's own state folder, which no job may read; copy it"))
     path = _named(spec.checkpoint.uri) if spec.checkpoint.uri else None
     if path is not None and path.is_relative_to(root) and path != _commits(state):
@@ -96,6 +98,12 @@ def commits_of(uri: str, state: State) -> str | None:
     """The uid of the job whose commits lie at this address, among those in the state folder; None for another place."""
     path = _named(uri)
     return path.name if path is not None and path.parent == _commits(state) else None
+
+
+def uploaded(spec: JobSpec, state: State, project: str) -> tuple[str, ...]:
+    """The files of the project, among those in the state folder, that the job reads."""
+    folder = _commits(state).parent / state.files.name / project
+    return tuple(path for path in named_paths(spec) if Path(path).parent == folder)
 
 
 def named_paths(spec: JobSpec) -> tuple[str, ...]:

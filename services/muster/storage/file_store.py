@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+import shutil
 import stat
 import uuid
 import zlib
@@ -50,6 +51,25 @@ class FileStore:
         return FileEntry(
             key=key, bytes=len(data), checksum=combine(parts), part_bytes=PART_BYTES, parts=tuple(c for c, _ in parts)
         )
+
+    def adopt(self, key: str, path: Path) -> None:
+        """Make a flushed file of this machine the object of that key; it has its old name no more. On another disk it
+        is copied."""
+        target = self._path(key)
+        with _explained(target, "write"):
+            self._make_folder(target.parent)
+            try:
+                os.replace(path, target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                with self._beside(target) as temporary, open(path, "rb") as source, open(temporary, "xb") as copy:
+                    shutil.copyfileobj(source, copy, _BUFFER_BYTES)
+                    copy.flush()
+                    os.fsync(copy.fileno())
+                    os.replace(temporary, target)
+                path.unlink()
+            _flush_folder(target.parent)
 
     def verify(self, entry: FileEntry) -> None:
         path = self._path(entry.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class People:
     headers: dict[str, dict[str, str]] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)
     fine_tunes: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # the same, of an upload that has begun
     tokens: dict[str, str] = field(default_factory=dict)  # ids, for whoever needs one of a project
 
     async def ask(self, person: str | None, method: str, path: str, **more: Any) -> httpx2.Response:
@@ -40,6 +42,17 @@ class People:
         reply = await self.here.client.post("/api/v1/tokens", json=wanted, headers=self.admin)
         assert reply.status_code == 201, reply.text
         return reply.json()
+
+    async def upload(self, person: str, project: str) -> str:
+        """The id of an upload of ten bytes that has begun."""
+        said = ",".join(
+            f"{key} {base64.b64encode(value.encode()).decode()}"
+            for key, value in (("filename", "a.txt"), ("purpose", "user_data"), ("project", project))
+        )
+        headers = {"tus-resumable": "1.0.0", "upload-length": "10", "upload-metadata": said, **self.headers[person]}
+        reply = await self.here.client.post("/api/v1/files", headers=headers)
+        assert reply.status_code == 201, reply.text
+        return str(reply.json()["id"])
 
     async def give(self, project: str, person: str, role: str) -> None:
         place = f"/api/v1/projects/{project}/members/{person}"

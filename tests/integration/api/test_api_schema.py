@@ -70,6 +70,7 @@ def in_thread(state: Path, **options: Any) -> Iterator[Server]:
         # No operator removes what is deleted here, so nothing is gained by waiting for one.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(removal, "GONE_SECONDS", 0.05)
+            patch.setattr("muster.api.exports.routes.available", lambda: False)  # a model takes seconds to make
             await serve(short)
 
     async def serve(short: dict[str, float]) -> None:

@@ -21,8 +21,8 @@ from tests.unit.data.making import (
 
 from muster.contract.data_config import Source
 from muster.storage import sources
+from muster.storage.conversations import conversation
 from muster.trainer.data import chat_prompt, documents, load_tokenizer
-from muster.trainer.data.conversations import conversation
 from muster.trainer.errors import UserError
 
 EOT, USER, ASSISTANT = 257, 258, 259

@@ -21,11 +21,11 @@ from muster.contract.data_config import Source
 from muster.contract.data_formats import FORMATS, looks_like
 from muster.contract.training import TrainingConfig
 from muster.storage import records, sources
+from muster.storage.conversations import conversation
 from muster.storage.data_format import of_known_format
 from muster.storage.data_shape import look_at
 from muster.storage.records import read_records
 from muster.trainer.data import prepare
-from muster.trainer.data.conversations import conversation
 from muster.trainer.errors import UserError
 
 CHAT = [

@@ -16,9 +16,9 @@ from tests.unit.data.chat_templates import FAMILIES, MARKED
 from tests.unit.data.making import CHATML, chat_record, stored, write_jsonl, write_tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from muster.storage.conversations import conversation
 from muster.trainer.data import chat_prompt, load_tokenizer, templated, tokenizer_from_commit, tokenizer_of_folder
 from muster.trainer.data.chat import parts
-from muster.trainer.data.conversations import conversation
 from muster.trainer.data.tokenizer import HuggingFaceTokenizer
 from muster.trainer.errors import UserError
 

@@ -16,7 +16,7 @@ from muster.contract.layout import State
 from muster.contract.names import DEFAULT_PROJECT, Env, Label, Rendezvous
 from muster.contract.notices import NOTICES_ENV
 from muster.contract.spec import JobSpec, Runtime, TrainingJob, worker_config
-from muster.local.sandbox import Sandbox, named_paths, state_problems
+from muster.local.sandbox import Sandbox, named_paths, state_problems, uploaded
 from muster.operator.core.decision import CreateWorker
 from muster.operator.local.processes import WorkerKey, marks
 from muster.operator.settings import cores
@@ -129,7 +129,11 @@ def checkpoint_folder(state: State, spec: JobSpec, uid: str) -> str:
 
 def cache_folder(state: State, job: TrainingJob) -> Path:
     """Where prepared data is kept: of the jobs of one project together, for these may read one another's data."""
-    return state.cache / (job.metadata.labels.get(Label.PROJECT) or DEFAULT_PROJECT)
+    return state.cache / _project_of(job)
+
+
+def _project_of(job: TrainingJob) -> str:
+    return job.metadata.labels.get(Label.PROJECT) or DEFAULT_PROJECT
 
 
 def _sandbox(
@@ -149,10 +153,12 @@ def _sandbox(
     write = [key.folder(state), temporary, cache_folder(state, job)]
     write += [ours.local] if ours.scheme == "file" else []
     write += [folder / READERS for folder in commits if folder.is_dir()]  # whoever reads a commit leaves a mark there
+    project = _project_of(job)
+    files = uploaded(spec, state, project)
     return Sandbox(
         state=str(state.root),
         read=(*named_paths(spec), *start.readable, *shared, *(path for path in chain(*given) if os.path.isabs(path))),
-        own_read=tuple(map(str, (state.jobs / uid, state.notices, *commits))),
+        own_read=tuple(map(str, (state.jobs / uid, state.notices, *commits, *files))),
         own_write=tuple(map(str, write)),
-        refused="; ".join(map(str, state_problems(spec, state))),
+        refused="; ".join(map(str, state_problems(spec, state, project))),
     )

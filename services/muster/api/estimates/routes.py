@@ -20,6 +20,7 @@ from muster.api.services import Services, ServicesDependency
 from muster.contract.address import parse_address
 from muster.contract.base import Problem, UserError, dump
 from muster.contract.estimate import Estimate
+from muster.contract.files_named import with_addresses
 from muster.contract.spec import JobSpec, Submission, parse_job
 from muster.documents.prices import load_prices
 from muster.storage.errors import StorageError
@@ -74,7 +75,8 @@ async def _estimate(services: Services, caller: Principal, submission: Submissio
     machine = _machine_bytes() if services.settings.cluster == "local" else None
     try:
         async with asyncio.timeout(SECONDS_MAX):
-            work = functools.partial(estimate_with_storage, drafted.spec, services.prices, records, machine)
+            spec = with_addresses(drafted.spec, drafted.files)
+            work = functools.partial(estimate_with_storage, spec, services.prices, records, machine)
             return await asyncio.get_running_loop().run_in_executor(_threads, work)
     except UserError as error:
         raise invalid_job((Problem(_place(drafted.spec), str(error)),)) from None

@@ -19,6 +19,7 @@ from muster.api.auth import Principal
 from muster.api.errors import ApiError, database_unavailable
 from muster.api.events import repository as events
 from muster.api.events.types import EventType, NewEvent
+from muster.api.files import references
 from muster.api.idempotency import Attempted
 from muster.api.jobs import repository
 from muster.api.jobs.admission import admission
@@ -123,6 +124,7 @@ async def _store(
     for more in beside.rows(row.id):
         session.add(more)
         await session.flush()
+    await references.refer(session, row.id, drafted.files)
     record(session, caller, Act("job.submitted", row.id, row.project, after=data))
     document = job_document(row, Prices(), caller.person)  # nothing has been spent yet
     idempotency.remember(session, attempted, row.id, document)

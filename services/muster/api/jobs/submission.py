@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import select
@@ -11,6 +12,7 @@ from sqlalchemy import select
 from muster.api.access import project_not_found, project_role
 from muster.api.auth import Principal
 from muster.api.errors import ApiError
+from muster.api.files import references
 from muster.api.jobs import repository
 from muster.api.secrets import service as secrets
 from muster.api.services import Services
@@ -20,7 +22,7 @@ from muster.contract.base import InvalidDocument, Problem
 from muster.contract.commits_read import commits_read, with_folder
 from muster.contract.environment import secret_uses, steers_processes
 from muster.contract.model_config import FromCommit
-from muster.contract.names import DEFAULT_PROJECT, Label
+from muster.contract.names import DEFAULT_PROJECT, FILE_ID, Label
 from muster.contract.projects import ProjectLimits, Role, limit_problems, with_defaults
 from muster.contract.redaction import redact, redact_values, secrets_in
 from muster.contract.spec import JobSpec, Submission, parse_job
@@ -34,7 +36,8 @@ _FROM = "spec.training.model.from"
 
 @dataclass(frozen=True)
 class Draft:
-    """A submission with every default filled in. `faults` say why it would be refused; without any it can be stored."""
+    """A submission with every default filled in. `faults` say why it would be refused; without any it can be stored.
+    `files` are the addresses of the uploaded files that it names, by their ids."""
 
     name: str
     namespace: str
@@ -43,6 +46,7 @@ class Draft:
     spec: JobSpec
     faults: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_submission(document: Document) -> Submission:
@@ -81,6 +85,8 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
     faults = () if containers else (*_outside_of_containers(spec), *state_problems(spec, services.settings.layout))
     faults += await _namespace_problems(services, project, namespace)
     faults += limit_problems(submission.spec, limits, project.name)
+    files, missing = await references.resolve(services, project.name, spec)
+    faults += missing
     known = await _secrets_of(services, project.name, spec)
     faults += tuple(secrets.problems(spec, project.name, known, containers))
     warnings = tuple(secrets.unseen(spec, project.name, known)) if containers else ()
@@ -93,7 +99,8 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
             faults = (*faults, replace(found, path=found.path.replace("model.from", path)))
         else:
             spec = _with(spec, training=with_folder(spec.training, path, found))
-    return Draft(submission.name, namespace, project.name, labels, spec, faults, (*await _warnings(spec), *warnings))
+    warnings = (*await _warnings(spec), *warnings)
+    return Draft(submission.name, namespace, project.name, labels, spec, faults, warnings, files)
 
 
 async def _project_of(services: Services, caller: Principal, submission: Submission) -> ProjectRow:
@@ -232,6 +239,8 @@ async def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
 
 
 def _source_warning(path: str, source: str) -> Problem | None:
+    if FILE_ID.fullmatch(source):
+        return None
     address = parse_address(source)
     if address.scheme != "file" or any(letter in address.path for letter in "*?["):
         return None

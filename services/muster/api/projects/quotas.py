@@ -11,6 +11,7 @@ from muster.api.cluster import Cluster
 from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.tables import JobRow, ProjectRow
+from muster.contract.address import Address
 from muster.contract.admission import LimitedProject, limit_entries
 from muster.contract.projects import ProjectLimits
 from muster.contract.quotas import MonthSpent, ProjectQuota
@@ -25,11 +26,15 @@ class QuotaWriter:
     the rows are the outbox."""
 
     def __init__(
-        self, database: Database, cluster: Cluster, spent: Callable[[], Mapping[str, MonthSpent] | None]
+        self,
+        database: Database,
+        cluster: Cluster,
+        spent: Callable[[], Mapping[str, MonthSpent] | None],
+        files: Address | None = None,
     ) -> None:
         """`spent` gives what each project used this month, None before it has been counted: what the cluster knows of
-        a budget is left as it is until then."""
-        self._database, self._cluster, self._spent = database, cluster, spent
+        a budget is left as it is until then. `files` is where uploaded files are kept."""
+        self._database, self._cluster, self._spent, self._files = database, cluster, spent, files
         self._written: dict[str, ProjectQuota | None] = {}
         self._limits: dict[str, str] | None = None
 
@@ -52,12 +57,16 @@ class QuotaWriter:
             await self._cluster.write_quotas(changed)
             self._written |= changed
         limits = limit_entries(
-            LimitedProject(row.name, row.namespace, ProjectLimits.model_validate(row.limits)) for row in rows
+            LimitedProject(row.name, row.namespace, ProjectLimits.model_validate(row.limits), self._files_of(row))
+            for row in rows
         )
         if limits != self._limits:
             await self._cluster.write_limits(limits)
             self._limits = limits
         return False
+
+    def _files_of(self, row: ProjectRow) -> str | None:
+        return str(self._files.child(row.name)) if self._files is not None else None
 
 
 def quota_of(row: ProjectRow) -> ProjectQuota:

@@ -14,7 +14,7 @@ from muster.api.errors import ApiError
 from muster.api.people import service as people
 from muster.api.projects.schemas import ProjectRequest
 from muster.api.secrets import service as secrets
-from muster.api.tables import JobRow, MemberRow, ProjectRow, TokenRow
+from muster.api.tables import FileRow, JobRow, MemberRow, ProjectRow, TokenRow
 from muster.contract.base import dump
 from muster.contract.names import DEFAULT_PROJECT
 from muster.contract.projects import Role
@@ -72,6 +72,8 @@ async def remove(session: AsyncSession, cluster: Cluster, name: str) -> bool:
     if count or name == DEFAULT_PROJECT:
         why = f"has {count} jobs, whose records go with it" if count else "is there for jobs that name no project"
         raise ApiError("project_in_use", f"Project {name!r} {why}, so it is not deleted.")
+    if held := int((await session.execute(select(func.count()).where(FileRow.project == name))).scalar_one()):
+        raise ApiError("project_in_use", f"Project {name!r} has {held} files: delete them first.")
     tokens = update(TokenRow).where(TokenRow.project == name, TokenRow.revoked_at.is_(None))
     await session.execute(tokens.values(revoked_at=time.time()))
     await secrets.remove_all(session, cluster, name)

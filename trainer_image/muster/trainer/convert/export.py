@@ -1,5 +1,5 @@
 """python -m muster.trainer.convert.export --checkpoint FOLDER --to DIRECTORY [--step best|last|N]
-[--format transformers|peft] [--dtype bf16] [--ema] [--json]
+[--format transformers|peft] [--dtype bf16] [--ema] [--json] [--progress]
 
 Writes the weights of a commit as `transformers` loads them, with its adapter, if it has one, merged; or the adapter,
 as `peft` loads it. Streams: a few parts of 16 MiB are in memory at a time, whatever the model's size, and an
@@ -268,8 +268,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ema", action="store_true", help="the mean of the weights, where the job kept one")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
+    parser.add_argument("--progress", action="store_true", help="write `progress DONE TOTAL` lines (bytes), to stderr")
+    told = -1
+
     def show(done: int, total: int) -> None:
-        if "--json" not in arguments and sys.stderr.isatty():
+        nonlocal told
+        if "--progress" in arguments:
+            if (percent := 100 * done // max(total, 1)) != told:
+                told = percent
+                print(f"progress {done} {total}", file=sys.stderr, flush=True)
+        elif "--json" not in arguments and sys.stderr.isatty():
             print(f"\r{size(done)} of {size(total)}", end="\n" if done == total else "", file=sys.stderr)
 
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from muster.storage.conversations import Conversation, Turn
 from muster.trainer.data.chat import parts
-from muster.trainer.data.conversations import Conversation, Turn
 from muster.trainer.data.tokenizer import Tokenizer
 
 # So many tokens before a text tell a tokenizer what it is a continuation of (a space, half a character).

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
+from muster.storage.conversations import Conversation, Turn, turns_of
 from muster.trainer.data.chat_template import GUARD, Rendered
-from muster.trainer.data.conversations import Conversation, Turn, turns_of
 from muster.trainer.data.tokenizer import ChatMarks, Tokenizer
 from muster.trainer.errors import UserError
 

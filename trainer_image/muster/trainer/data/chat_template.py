@@ -21,7 +21,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from muster.trainer.data.conversations import Conversation, Turn
+from muster.storage.conversations import Conversation, Turn
 from muster.trainer.errors import UserError
 
 # Private-use characters that stand around a stretch of the assistant, and in words that spell a special token.

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from muster.contract.data_config import Source
 from muster.contract.data_formats import columns_of
 from muster.contract.data_report import EXAMPLES_MAX
-from muster.storage import sources
+from muster.storage import conversations, sources
 from muster.storage.data_format import of_another_format, renamed_columns
 from muster.storage.records import Record, broken, is_table, not_utf8, open_bytes, read_records
 from muster.storage.sources import File
-from muster.trainer.data import chat, conversations, preference
+from muster.trainer.data import chat, preference
 from muster.trainer.data.chat import Part
 from muster.trainer.data.preference import Comparison
 from muster.trainer.data.rules import Look, Reader

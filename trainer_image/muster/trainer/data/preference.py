@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from muster.contract.data_formats import SHAPES, columns_of
+from muster.storage.conversations import Conversation, Turn, turns_of
 from muster.trainer.data import chat
 from muster.trainer.data.chat import Part
-from muster.trainer.data.conversations import Conversation, Turn, turns_of
 from muster.trainer.data.tokenizer import Tokenizer
 
 EQUAL = "chosen and rejected are equal"

@@ -1,0 +1,1 @@
+"""Exports: models that are made of commits and fetched."""

@@ -1,0 +1,187 @@
+"""What becomes of a file when its last byte has arrived: it is put away by what it holds, and read through.
+
+The row says how far it is, so that a process that is killed at any place is followed by one that goes on: the reference
+to the bytes is written before they are moved, and the status last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+from sqlalchemy import select
+
+from muster.api.background import Work
+from muster.api.db import Database
+from muster.api.errors import ApiError
+from muster.api.files import repository
+from muster.api.files.schemas import Purpose, Status
+from muster.api.files.staging import Staging
+from muster.api.tables import FileRow
+from muster.contract.address import Address
+from muster.storage.contents import Contents
+from muster.storage.data_check import Checked
+from muster.storage.errors import StorageError
+
+log = structlog.get_logger("muster.api.files")
+
+AT_ONCE = 2  # files that are read through; each takes a core
+ARRIVAL_SECONDS = 5.0  # between looks for files that another process left
+RETRY_SECONDS = 30.0
+ELSEWHERE_SECONDS = 2 * 24 * 3600.0  # that an upload may lie on another replica's disk
+FAULT_LENGTH_MAX = 1_000
+
+
+class Arrivals:
+    """Takes the files in that have arrived, a few at a time, each in a task of its own: a small one does not wait for a
+    large one."""
+
+    def __init__(self, database: Database, staging: Staging, contents: Contents) -> None:
+        self._database, self._staging, self._contents = database, staging, contents
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._not_before: dict[str, float] = {}
+        self.work = Work("files", self.step, ARRIVAL_SECONDS)
+
+    async def step(self) -> bool:
+        """Begin with what waits, as far as there is room; False, for each that ends calls for the next round."""
+        self._tasks = {file_id: task for file_id, task in self._tasks.items() if not task.done()}
+        async with self._database.read() as session:
+            query = select(FileRow.id).where(FileRow.status == Status.CHECKING).order_by(FileRow.seq)
+            waiting = list((await session.scalars(query)).all())
+        now = time.monotonic()
+        self._not_before = {one: at for one, at in self._not_before.items() if one in waiting and at > now}
+        for file_id in waiting:
+            if len(self._tasks) < AT_ONCE and file_id not in self._tasks and file_id not in self._not_before:
+                self._tasks[file_id] = task = asyncio.create_task(self._take_in(file_id))
+                task.add_done_callback(lambda _: self.work.wake.set())
+        return False
+
+    async def stop(self) -> None:
+        """End what is under way; another process, or this one when it starts again, does it anew."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _take_in(self, file_id: str) -> None:
+        try:
+            async with self._database.read() as session:
+                row = await repository.get(session, file_id)
+            if row is not None and row.status == Status.CHECKING:
+                await self._put_away(row)
+        except (ApiError, StorageError, OSError) as error:  # the world's fault: it will be done later
+            self._not_before[file_id] = time.monotonic() + RETRY_SECONDS
+            log.warning("a file waits to be taken in", file=file_id, cause=str(error)[:500])
+
+    async def _put_away(self, row: FileRow) -> None:
+        if row.key is None:
+            if not self._staging.path(row.id).exists():
+                if time.time() - row.created_at > ELSEWHERE_SECONDS:
+                    await self._finish(row, Status.FAILED, fault="its bytes are gone from the folder of uploads")
+                return
+            found = self._staging.digest(row.id) or await asyncio.to_thread(self._staging.read_digest, row.id)
+            if row.sha256 not in (None, found):
+                fault = f"what arrived has the SHA-256 {found}, and {row.sha256} was announced; upload it again"
+                await self._finish(row, Status.FAILED, fault=fault)
+                self._staging.remove(row.id)
+                return
+            row.key, row.sha256 = self._contents.key(row.project, str(found), row.name), str(found)
+            await self._refer(row)
+        key = row.key
+        if not await asyncio.to_thread(self._contents.has, key):
+            await asyncio.to_thread(self._contents.put, key, self._staging.path(row.id))
+        self._staging.remove(row.id)
+        checked = await self._check(row, key) if Purpose(row.purpose).is_data else None
+        fault = checked.fault if checked is not None else ""
+        await self._finish(row, Status.FAILED if fault else Status.READY, checked, fault)
+
+    async def _refer(self, row: FileRow) -> None:
+        """From here on nobody deletes these bytes, whether they are there already or come now."""
+        async with self._database.write() as session:
+            await repository.lock_project(session, row.project)
+            now = await repository.get(session, row.id, lock=True)
+            if now is None:
+                raise ApiError("file_not_found", f"{row.id} was deleted while it was taken in.")
+            now.key, now.sha256 = row.key, row.sha256
+
+    async def _finish(self, row: FileRow, status: Status, checked: Checked | None = None, fault: str = "") -> None:
+        async with self._database.write() as session:
+            now = await repository.get(session, row.id, lock=True)
+            if now is None:
+                return
+            now.status, now.fault = status, fault[:FAULT_LENGTH_MAX] or None
+            now.checked = asdict(checked) if checked is not None else None
+            if row.lifetime_seconds is not None:
+                now.expires_at = time.time() + row.lifetime_seconds
+
+    async def _check(self, row: FileRow, key: str) -> Checked:
+        """In a process of its own, for what is read was sent by somebody else."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "muster.storage.data_check",
+            self._contents.address(key),
+            "--name",
+            row.name,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            said, complained = await process.communicate()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            raise
+        if process.returncode == 0:
+            return Checked(**json.loads(said))
+        words = complained.decode(errors="replace").strip()[-500:]
+        if process.returncode is not None and process.returncode < 0:  # by the kernel, most likely for its memory
+            return Checked(fault=f"{row.name}: the process that read it was ended by signal {-process.returncode}")
+        raise StorageError(f"{row.id} can't be read through: {words}")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where files are: on their way, and put away, which is None where no place is set for that."""
+
+    staging: Staging
+    contents: Contents | None
+    arrivals: Arrivals | None
+
+
+def open_files(database: Database, uploads: Path, place: Address | None) -> Files:
+    staging = Staging(uploads)
+    if place is None:
+        return Files(staging, None, None)
+    contents = Contents(place)
+    return Files(staging, contents, Arrivals(database, staging, contents))
+
+
+async def drop_expired(database: Database, files: Files) -> list[str]:
+    """Delete the files whose time is over, but for those that a live job reads; returns their ids. To be repeated."""
+    if files.contents is None:
+        return []
+    async with database.read() as session:
+        query = select(FileRow.id).where(FileRow.expires_at < time.time()).limit(100)
+        over = list((await session.scalars(query)).all())
+    gone = []
+    for file_id in over:
+        async with database.write() as session:
+            row = await repository.get(session, file_id)
+            if row is None or await repository.live_jobs(session, file_id):
+                continue
+            await repository.lock_project(session, row.project)
+            await repository.drop(session, row, files.contents)
+            gone.append(file_id)
+        files.staging.remove(file_id)
+    return gone

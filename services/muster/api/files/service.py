@@ -1,0 +1,320 @@
+"""What can be done with a file: begun, sent on, sent whole, found, read, deleted.
+
+A file is uploaded by one request (`save`), or begun (`create`) and sent by any number of them (`append`). When its last
+byte has arrived the rest is `arrivals`' work: it is put away by what it holds, and read through if it is data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import string
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from muster.api.access import project_not_found, project_role
+from muster.api.audit.repository import Act, record
+from muster.api.auth import Principal
+from muster.api.errors import ApiError, invalid_parameter
+from muster.api.files import repository
+from muster.api.files.repository import Filter
+from muster.api.files.schemas import Purpose, Status
+from muster.api.files.staging import Checksum
+from muster.api.services import Services
+from muster.api.tables import FileRow, ProjectRow
+from muster.contract.projects import ProjectLimits, Role
+from muster.contract.text import nearest, size
+from muster.storage.contents import Contents
+from muster.storage.errors import NotFound, StorageError
+
+UPLOAD_SECONDS = 24 * 3600.0  # from its begin: what has not arrived by then is dropped
+SAVE_SECONDS = 3600.0  # of an upload by one request, whose sender can't go on with it
+NAME_LENGTH_MAX = 255
+READ_BYTES = 1 << 20
+_ID_LETTERS = string.ascii_lowercase + string.digits
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """What is to be uploaded. `bytes` is None where its sender does not know it before the end, and `sha256`, in hex,
+    where it is not said. It is deleted `lifetime_seconds` after it is ready; None: never."""
+
+    project: str
+    name: str
+    purpose: str
+    bytes: int | None
+    sha256: str | None = None
+    lifetime_seconds: float | None = None
+    told: str = ""  # tus' Upload-Metadata, which is given back as it came
+
+
+async def create(services: Services, caller: Principal, wanted: NewFile) -> FileRow:
+    """Begin an upload of a known size. Raises ApiError invalid_parameter, project_not_found, forbidden, file_too_large,
+    no_space, files_unavailable."""
+    assert wanted.bytes is not None, "without a size there is only `save`"
+    return await _begin(services, caller, wanted, wanted.bytes, UPLOAD_SECONDS)
+
+
+async def append(
+    services: Services,
+    caller: Principal,
+    file_id: str,
+    offset: int,
+    chunks: AsyncIterator[bytes],
+    checksum: Checksum | None = None,
+) -> FileRow:
+    """Add to an upload what follows its first `offset` bytes. With the last byte it becomes `checking`.
+
+    What has arrived stays when `chunks` break off; with a `checksum` all of the request or nothing. Raises ApiError
+    file_not_found, forbidden, upload_conflict, upload_busy, checksum_mismatch, file_too_large, no_space.
+    """
+    row = await find(services, caller, file_id, act=True)
+    if row.status != Status.UPLOADING:
+        raise ApiError("upload_conflict", f"All {row.bytes} bytes of {row.id} have arrived.")
+    have = await services.files.staging.write(row.id, offset, chunks, row.bytes, checksum)
+    return await _arrived(services, caller, row.id) if have == row.bytes else row
+
+
+async def save(services: Services, caller: Principal, wanted: NewFile, chunks: AsyncIterator[bytes]) -> FileRow:
+    """Upload a whole file: it is there when this returns, or nothing of it. Raises ApiError as `create` and `append`
+    do."""
+    row = await _begin(services, caller, wanted, wanted.bytes or 0, SAVE_SECONDS)
+    staging = services.files.staging
+    try:
+        most = wanted.bytes if wanted.bytes is not None else await _room(services, row)
+        have = await staging.write(row.id, 0, chunks, most)
+        if have == 0 or (wanted.bytes is not None and have != wanted.bytes):
+            raise _empty() if have == 0 else invalid_parameter("body", f"ends after {have} of {wanted.bytes} bytes")
+        return await _arrived(services, caller, row.id, have)
+    except BaseException:
+        await asyncio.shield(_forget(services, row.id))
+        raise
+
+
+async def whole(services: Services, caller: Principal, wanted: NewFile, parts: Sequence[str]) -> FileRow:
+    """A file of parts that lie among the uploads (`services.files.staging`), in this order; they are gone then."""
+    staging = services.files.staging
+    total = sum(staging.size(part) or 0 for part in parts)
+    row = await _begin(services, caller, wanted, total, SAVE_SECONDS, already=total)
+    try:
+        await asyncio.to_thread(staging.join, row.id, parts)
+        return await _arrived(services, caller, row.id)
+    except BaseException:
+        await asyncio.shield(_forget(services, row.id))
+        raise
+
+
+async def find(services: Services, caller: Principal, file_id: str, act: bool = False) -> FileRow:
+    """The file, if the caller may see it and, where that is asked for, act on it. Raises ApiError file_not_found, and
+    forbidden."""
+    async with services.database.read() as session:
+        row = await repository.get(session, file_id)
+    return _checked(caller, row, file_id, act)
+
+
+async def page(
+    services: Services, wanted: Filter, before_seq: int | None, limit: int
+) -> list[tuple[FileRow, int | None]]:
+    """Files, newest first, each with how much of it has arrived."""
+    async with services.database.read() as session:
+        rows = await repository.page(session, wanted, before_seq, limit)
+    return await asyncio.to_thread(lambda: [(row, received(services, row)) for row in rows])
+
+
+def received(services: Services, row: FileRow) -> int | None:
+    """How many bytes have arrived for certain; None where this machine has nothing of the upload."""
+    return services.files.staging.size(row.id) if row.status == Status.UPLOADING else row.bytes
+
+
+async def content(services: Services, row: FileRow, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
+    """Bytes [start, stop) of a file. Raises ApiError file_unfit at once, and StorageError while it is read."""
+    contents = contents_of(services)
+    if row.key is None or row.status not in (Status.READY, Status.FAILED):
+        raise ApiError("file_unfit", f"File {row.id} is {row.status}: it can be read when it is ready.")
+    key, end = row.key, row.bytes if stop is None else min(stop, row.bytes)
+    try:
+        about = await asyncio.to_thread(contents.store.about, key)
+    except (NotFound, StorageError) as error:
+        raise ApiError("files_unavailable", f"{error}", headers={"Retry-After": "5"}) from error
+
+    def read(at: int) -> bytes:
+        into = memoryview(bytearray(min(READ_BYTES, end - at)))
+        contents.store.read_into(key, at, into, about.tag)
+        return bytes(into)
+
+    async def blocks() -> AsyncIterator[bytes]:
+        for at in range(start, end, READ_BYTES):
+            yield await asyncio.to_thread(read, at)
+
+    return blocks()
+
+
+async def remove(services: Services, caller: Principal, file_id: str) -> None:
+    """Delete a file, or an upload. Its bytes go with the last file that has them. Raises ApiError file_not_found,
+    forbidden, file_in_use, files_unavailable."""
+    row = await find(services, caller, file_id, act=True)
+    async with services.database.write() as session:
+        await repository.lock_project(session, row.project)
+        row = _checked(caller, await repository.get(session, file_id, lock=True), file_id, act=True)
+        if jobs := await repository.live_jobs(session, file_id):
+            seen = ", ".join(jobs)
+            raise ApiError("file_in_use", f"File {file_id} is read by {seen}: wait until that has ended, or cancel it.")
+        await repository.drop(session, row, contents_of(services))
+        before = {"name": row.name, "bytes": row.bytes, "status": row.status}
+        record(session, caller, Act("file.deleted", row.id, row.project, before))
+    services.files.staging.remove(file_id)
+
+
+def contents_of(services: Services) -> Contents:
+    """Raises ApiError files_unavailable where no place for files is set."""
+    if services.files.contents is None:
+        detail = (
+            "No place for files is set: MUSTER_API_FILES_URI names one that the workers read too, s3://bucket/files."
+        )
+        raise ApiError("files_unavailable", detail)
+    return services.files.contents
+
+
+async def _begin(
+    services: Services, caller: Principal, wanted: NewFile, total: int, lives: float, already: int = 0
+) -> FileRow:
+    """The row and an upload without a byte. `already` of `total` bytes lie on the disk in another form."""
+    project_role(caller, wanted.project, Role.MEMBER)
+    contents_of(services)
+    _refuse(wanted)
+    if total > services.settings.file_bytes_max:
+        raise _too_large(total, services.settings.file_bytes_max, "one file may have", "MUSTER_API_FILE_BYTES_MAX")
+    now = time.time()
+    row = FileRow(
+        id="file-" + "".join(secrets.choice(_ID_LETTERS) for _ in range(24)),
+        project=wanted.project,
+        owner=caller.person,
+        name=wanted.name,
+        purpose=wanted.purpose,
+        status=Status.UPLOADING,
+        bytes=total,
+        sha256=wanted.sha256,
+        key=None,
+        fault=None,
+        checked=None,
+        told=wanted.told,
+        lifetime_seconds=wanted.lifetime_seconds,
+        created_at=now,
+        expires_at=now + lives,
+    )
+    staging = services.files.staging
+    async with services.database.write() as session:
+        project = await repository.lock_project(session, wanted.project)
+        if project is None:
+            raise project_not_found(wanted.project)
+        await _refuse_full_project(session, project.name, ProjectLimits.model_validate(project.limits), total)
+        coming = await repository.on_their_way(session)
+        room = await asyncio.to_thread(lambda: staging.room() - staging.missing(coming))
+        if total - already > room:
+            detail = f"The disk of {staging.folder} has room for {size(max(0, room))}, and the file has {size(total)}."
+            raise ApiError("no_space", detail)
+        staging.make(row.id)
+        session.add(row)
+    return row
+
+
+def _refuse(wanted: NewFile) -> None:
+    """What can be said before a byte is read. Raises ApiError invalid_parameter."""
+    purposes = [str(each) for each in Purpose]
+    if wanted.purpose not in purposes:
+        words = f"{wanted.purpose[:80]!r} is not one of {', '.join(purposes)}"
+        raise invalid_parameter("purpose", words, nearest(wanted.purpose, purposes))
+    name = wanted.name
+    if not name.strip() or len(name) > NAME_LENGTH_MAX or not name.isprintable() or set(name) & set("/\\"):
+        words = f"must be a file's name, of at most {NAME_LENGTH_MAX} printable characters, without a folder"
+        raise invalid_parameter("name", words)
+    if wanted.bytes is not None and wanted.bytes <= 0:
+        raise _empty()
+    if wanted.sha256 is not None and not _SHA256.fullmatch(wanted.sha256):
+        raise invalid_parameter("sha256", "must be 64 hexadecimal digits in small letters")
+
+
+def _empty() -> ApiError:
+    return invalid_parameter("bytes", "the file is empty; there is nothing to keep")
+
+
+def _too_large(total: int, most: int, whose: str, where: str) -> ApiError:
+    return ApiError("file_too_large", f"The file has {size(total)}; {whose} {size(most)} ({where}).")
+
+
+async def _refuse_full_project(session: AsyncSession, project: str, limits: ProjectLimits, total: int) -> None:
+    if limits.file_bytes is None:
+        return
+    have = await repository.bytes_of(session, project)
+    if have + total > limits.file_bytes:
+        held = f"project {project!r} has files of {size(have)} and may have"
+        raise _too_large(total, limits.file_bytes, held, "its limit fileBytes")
+
+
+async def _room(services: Services, row: FileRow) -> int:
+    """What a file of unknown size may have at most."""
+    async with services.database.read() as session:
+        project = await session.get_one(ProjectRow, row.project)
+        limit = ProjectLimits.model_validate(project.limits).file_bytes
+        left = limit - await repository.bytes_of(session, row.project) if limit is not None else None
+        coming = await repository.on_their_way(session)
+    staging = services.files.staging
+    room = await asyncio.to_thread(lambda: staging.room() - staging.missing(coming))
+    return max(0, min(room, services.settings.file_bytes_max, *([left] if left is not None else [])))
+
+
+async def _arrived(services: Services, caller: Principal, file_id: str, total: int | None = None) -> FileRow:
+    """All bytes are here. What its sender said of them is compared, where that needs no reading."""
+    staging = services.files.staging
+    found = staging.digest(file_id)
+    async with services.database.write() as session:
+        row = _checked(caller, await repository.get(session, file_id, lock=True), file_id, act=True)
+        if row.status != Status.UPLOADING:
+            return row
+        if found is not None and row.sha256 not in (None, found):
+            detail = f"What has arrived has the SHA-256 {found}, and {row.sha256} was announced. Upload it again."
+            await session.execute(delete(FileRow).where(FileRow.id == file_id))
+            wrong = ApiError("checksum_mismatch", detail)
+        else:
+            wrong = None
+            row.status, row.expires_at = Status.CHECKING, None
+            row.bytes = row.bytes if total is None else total
+            row.sha256 = found or row.sha256
+            after: dict[str, Any] = {"name": row.name, "bytes": row.bytes, "purpose": row.purpose}
+            record(session, caller, Act("file.uploaded", row.id, row.project, after=after))
+    if wrong is not None:
+        staging.remove(file_id)
+        raise wrong
+    if services.files.arrivals is not None:
+        services.files.arrivals.work.wake.set()
+    return row
+
+
+async def _forget(services: Services, file_id: str) -> None:
+    """Drop an upload that its sender can't go on with; one that is whole stays."""
+    async with services.database.write() as session:
+        gone = delete(FileRow).where(FileRow.id == file_id, FileRow.status == Status.UPLOADING)
+        if (await session.execute(gone.returning(FileRow.id))).scalar_one_or_none() is None:
+            return
+    services.files.staging.remove(file_id)
+
+
+def _checked(caller: Principal, row: FileRow | None, file_id: str, act: bool) -> FileRow:
+    role = caller.role_in(row.project) if row is not None else None
+    if row is None or role is None:
+        words = f"There is no file with the id {file_id[:80]!r}; GET /api/v1/files lists them."
+        raise ApiError("file_not_found", words)
+    if act and not (role.covers(Role.MAINTAINER) or (role.covers(Role.MEMBER) and caller.person == row.owner)):
+        detail = (
+            f"File {row.id} is {row.owner}'s; in project {row.project!r} you are a {role}. Its owner or a maintainer "
+            "may do that."
+        )
+        raise ApiError("forbidden", detail)
+    return row

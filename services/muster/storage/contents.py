@@ -1,0 +1,76 @@
+"""Files by what they hold: `<project>/<sha256><ending>` in one folder, so that equal ones are there once.
+
+The ending is that of the name they came with (`.jsonl`, `.csv.gz`): whoever reads them tells the format by it.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import re
+from pathlib import Path
+
+from muster.contract.address import Address
+from muster.storage.errors import NotFound
+from muster.storage.file_store import FileStore
+from muster.storage.sources import COMPRESSED
+from muster.storage.store import Store, open_store
+
+_ENDING = re.compile(r"\.[a-z0-9]{1,12}")
+
+
+def ending_of(name: str) -> str:
+    """The ending of a file's name that tells what is in it, with that of a compression; empty where it tells nothing.
+
+    >>> ending_of("My data.JSONL.gz")
+    '.jsonl.gz'
+    """
+    name = name.lower()
+    compressed = next((each for each in COMPRESSED if name.endswith(each)), "")
+    stem, dot, last = name.removesuffix(compressed).rpartition(".")
+    kind = dot + last if stem and _ENDING.fullmatch(dot + last) else ""
+    return kind + compressed
+
+
+class Contents:
+    """What people have uploaded, in a folder of this machine or of S3; each project has a folder of its own there, by
+    which the workers of other projects are kept out."""
+
+    def __init__(self, place: Address) -> None:
+        self.place = place
+
+    @functools.cached_property
+    def store(self) -> Store:
+        return open_store(self.place)
+
+    def key(self, project: str, sha256: str, name: str) -> str:
+        return f"{project}/{sha256}{ending_of(name)}"
+
+    def address(self, key: str) -> str:
+        """As a job's document names it."""
+        return str(self.place.child(key))
+
+    def has(self, key: str) -> bool:
+        """Raises StoreError."""
+        try:
+            self.store.about(key)
+        except NotFound:
+            return False
+        return True
+
+    def put(self, key: str, path: Path) -> None:
+        """Keep the bytes of a file of this machine, which is gone afterwards. Raises StoreError."""
+        if isinstance(self.store, FileStore):
+            self.store.adopt(key, path)
+            return
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            view = memoryview(mapped)
+            try:
+                self.store.verify(self.store.write(key, view))
+            finally:
+                view.release()
+        path.unlink()
+
+    def delete(self, key: str) -> None:
+        """Nothing happens where they are not there. Raises StoreError."""
+        self.store.delete(key)

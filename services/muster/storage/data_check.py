@@ -1,0 +1,222 @@
+"""python -m muster.storage.data_check ADDRESS --name NAME
+
+Reads a file of training data from its first byte to its last, as a job's first rank will, and prints a JSON document:
+its format, how many samples it holds and how many bytes they are, and the first fault with its line. Memory is bounded,
+also where the file is made to burst it: a compressed one may grow EXPANSION_MAX times, a record has RECORD_BYTES_MAX.
+
+It is a process of its own, because what it reads was sent by somebody else. It needs no torch and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import importlib.util
+import io
+import json
+import resource
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO, Final, cast
+
+from muster.contract.base import UserError
+from muster.contract.data_formats import CONVERSATIONS, SHAPES, columns_of, looks_like
+from muster.storage import sources
+from muster.storage.conversations import conversation
+from muster.storage.errors import StorageError
+from muster.storage.records import arrow, broken, is_table, open_bytes, read_records
+from muster.storage.sources import COMPRESSED, File, is_of_records
+
+# Text that people write shrinks 3 to 10 times and logs 30 times; what grows more is made to. Small files may.
+EXPANSION_MAX: Final = 200
+EXPANDED_BYTES_FREE: Final = 64 << 20
+MEMORY_BYTES_MAX: Final = 4 << 30  # of addresses; a record of 64 MiB takes 0.4 GB to parse
+BLOCK_BYTES: Final = 1 << 20
+EXIT_STORAGE: Final = 83
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is in a file. `bytes` are those of its records as they are read, without a compression; of a table, as its
+    own list of contents says. Where `fault` is not empty nothing can be learnt from it, and the counts are of what
+    comes before; where `unknown` is not, nobody could read it here, and why."""
+
+    format: str | None = None
+    samples: int | None = None
+    bytes: int | None = None
+    fault: str = ""
+    unknown: str = ""
+
+
+def check(file: File, name: str) -> Checked:
+    """Read all of `file`, which is called `name` in messages. Raises StorageError where a disk or a store fails."""
+    bounded = _Bounded(file, name)
+    if (name.lower().endswith(".zst") or is_table(bounded)) and importlib.util.find_spec("pyarrow") is None:
+        return Checked(unknown="Parquet and .zst files are read by pyarrow, which is not installed beside the API")
+    reader = _records if is_of_records(name) else _text
+    counted = _Counted()
+    try:
+        if is_table(bounded):
+            _must_be_small(bounded, counted)
+        reader(bounded, counted)
+    except UserError as error:
+        return Checked(counted.format, counted.samples, bounded.bytes or counted.bytes, fault=str(error)[:1000])
+    except (MemoryError, RecursionError):
+        return Checked(counted.format, counted.samples, fault=f"{name}: a record of it is too large to be read")
+    return Checked(counted.format, counted.samples, bounded.bytes or counted.bytes)
+
+
+@dataclass
+class _Counted:
+    format: str | None = None
+    samples: int = 0
+    bytes: int = 0
+
+
+def _text(file: _Bounded, counted: _Counted) -> None:
+    """One document, whatever is in it, as long as it is text."""
+    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
+    with file.open() as stream:
+        while True:
+            block = stream.read(BLOCK_BYTES)
+            waiting = len(decoder.getstate()[0])
+            try:
+                decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                where = at - waiting + error.start
+                raise UserError(f"{file.address}: is not UTF-8 text: {error.reason} at byte {where}") from None
+            if not block:
+                break
+            at += len(block)
+    if not at:
+        raise UserError(f"{file.address}: is empty")
+    counted.format, counted.samples = "text", 1
+
+
+def _records(file: _Bounded, counted: _Counted) -> None:
+    """Every record is of one format, which is that of the first."""
+    for record in read_records(file, {}):
+        found = looks_like(record.value)
+        if found is None:
+            raise UserError(f"{record.place}: {_of_no_format(record.value)}")
+        if counted.format is None:
+            counted.format = found
+        fault = _other(found, counted.format) or _fault(record.value, counted.format)
+        if fault:
+            raise UserError(f"{record.place}: {fault}")
+        counted.samples += 1
+    if not counted.samples:
+        raise UserError(f"{file.address}: holds no record")
+
+
+def _of_no_format(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return f"is a {type(value).__name__}, and a record is an object"
+    shapes = "; ".join(SHAPES.values())
+    return f'has the columns {columns_of(value)}, which are those of no format: {{"text": …}}; {shapes}'
+
+
+def _other(found: str, format: str) -> str:
+    return "" if found == format else f"looks like {found}, and the records before it like {format}"
+
+
+def _fault(value: Any, format: str) -> str:
+    """What a job would say of the record, as far as no tokenizer is needed for it."""
+    try:
+        if format in CONVERSATIONS:
+            conversation(value, format).hash()
+        else:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        return f"has half a character ({half} alone), which no UTF-8 text can hold; write both halves or leave it out"
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _must_be_small(file: _Bounded, counted: _Counted) -> None:
+    """A table says itself how large its pages are; one that lies is stopped by the bound of memory."""
+    with file.open_anywhere() as stream:
+        try:
+            about = arrow("pyarrow.parquet").ParquetFile(stream).metadata
+        except (ValueError, OSError) as error:
+            raise UserError(f"{file.address}: is not a Parquet file that can be read: {error}") from None
+    counted.bytes = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+    _refuse_expansion(file.address, counted.bytes, file.size)
+
+
+def _refuse_expansion(name: str, expanded: int, stored: int) -> None:
+    if expanded > max(EXPANDED_BYTES_FREE, EXPANSION_MAX * stored):
+        raise UserError(
+            f"{name}: grows to more than {EXPANSION_MAX} times its size when it is decompressed, which no text does; "
+            "send it uncompressed if it is meant"
+        )
+
+
+class _Bounded:
+    """A file under its own name, decompressed and counted as it is read."""
+
+    def __init__(self, file: File, name: str) -> None:
+        self._file = file
+        self.name = self.address = name
+        for compressed in COMPRESSED:
+            if name.lower().endswith(compressed):
+                self.address = name[: -len(compressed)]
+        self.size, self.stamp = file.size, file.stamp
+        self.bytes = 0
+
+    def open(self) -> BinaryIO:
+        return cast(BinaryIO, io.BufferedReader(_Counting(open_bytes(self._file), self), BLOCK_BYTES))
+
+    def open_anywhere(self) -> BinaryIO:
+        return self._file.open_anywhere()
+
+    def saw(self, count: int) -> None:
+        self.bytes += count
+        _refuse_expansion(self.address, self.bytes, self.size)
+
+
+class _Counting(io.RawIOBase):
+    """The bytes of a stream, which are counted for the file as they pass."""
+
+    def __init__(self, stream: BinaryIO, file: _Bounded) -> None:
+        self._stream, self._file = stream, file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read(min(len(buffer), BLOCK_BYTES))
+        except (EOFError, zlib.error, OSError) as error:
+            raise broken(self._file.name, error) from None
+        buffer[: len(data)] = data
+        self._file.saw(len(data))
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m muster.storage.data_check", description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("--name", required=True)
+    given = parser.parse_args(arguments)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    try:
+        (file,) = sources.find(given.address, "text")
+        found = check(file, given.name)
+    except StorageError as error:
+        print(json.dumps({"error": str(error)}), file=sys.stderr)
+        return EXIT_STORAGE
+    print(json.dumps(asdict(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

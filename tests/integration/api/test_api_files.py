@@ -1,0 +1,340 @@
+"""Files: uploaded at once or by tus, cut and gone on with, put away by what they hold, read through, named by jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.integration.api.people import People, settle
+from tests.integration.api.platform import Platform, document, platform, until
+
+from muster.api.files import service, staging
+from muster.api.files.arrivals import drop_expired
+from muster.contract.base import dump_json
+from muster.contract.layout import State
+from muster.local.cluster import LocalCluster
+
+TUS = {"tus-resumable": "1.0.0"}
+CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+DATA = b"".join(json.dumps(CHAT).encode() + b"\n" for _ in range(500))
+
+
+@pytest.fixture
+async def local(tmp_path: Path) -> AsyncIterator[Platform]:
+    async with platform(tmp_path / "state") as running:
+        yield running
+
+
+async def upload(here: Platform, data: Any = DATA, expect: int = 201, **query: Any) -> Any:
+    query = {"name": "chat.jsonl", "purpose": "fine-tune", **query}
+    reply = await here.client.post("/api/v1/files", params=query, content=data)
+    assert reply.status_code == expect, reply.text
+    return reply.json()
+
+
+async def taken_in(here: Platform, file_id: str) -> Any:
+    async def ask() -> Any:
+        found = await here.get(f"/files/{file_id}")
+        return found if found["status"] in ("ready", "failed") else None
+
+    return await until(ask, "the check of a file")
+
+
+def metadata(**values: str) -> str:
+    return ",".join(f"{key} {base64.b64encode(value.encode()).decode()}" for key, value in values.items())
+
+
+async def begin(here: Platform, size: int = len(DATA), expect: int = 201, **values: str) -> httpx2.Response:
+    values = {"filename": "chat.jsonl", "purpose": "fine-tune", **values}
+    headers = TUS | {"upload-length": str(size), "upload-metadata": metadata(**values)}
+    reply = await here.client.post("/api/v1/files", headers=headers)
+    assert reply.status_code == expect, reply.text
+    return reply
+
+
+async def send(here: Platform, place: str, offset: int, data: Any, **headers: str) -> httpx2.Response:
+    said = TUS | {"upload-offset": str(offset), "content-type": "application/offset+octet-stream", **headers}
+    return await here.client.patch(place, headers=said, content=data)
+
+
+async def offset_of(here: Platform, place: str) -> int:
+    reply = await here.client.head(place, headers=TUS)
+    assert reply.status_code == 200
+    return int(reply.headers["upload-offset"])
+
+
+async def test_a_file_is_uploaded_checked_read_and_deleted(here: Platform) -> None:
+    made = await upload(here, sha256=hashlib.sha256(DATA).hexdigest())
+    found = await taken_in(here, made["id"])
+    expected = {"status": "ready", "bytes": len(DATA), "format": "openai-chat", "samples": 500, "fault": None}
+    assert {key: found[key] for key in expected} == expected
+    assert found["sha256"] == hashlib.sha256(DATA).hexdigest()
+    assert [each["id"] for each in (await here.get("/files", purpose="fine-tune"))["items"]] == [made["id"]]
+    content = f"/api/v1/files/{made['id']}/content"
+    assert (await here.client.get(content)).content == DATA
+    for asked, part in (("bytes=10-19", DATA[10:20]), ("bytes=-5", DATA[-5:]), ("bytes=20000-", DATA[20_000:])):
+        reply = await here.client.get(content, headers={"range": asked})
+        assert (reply.status_code, reply.content) == (206, part)
+    beyond = await here.client.get(content, headers={"range": f"bytes={len(DATA)}-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(DATA)}")
+    assert (await here.client.delete(f"/api/v1/files/{made['id']}")).status_code == 204
+    assert (await here.client.get(content)).status_code == 404
+    assert list(here.state.files.rglob("*.jsonl")) == []
+    assert list(here.state.uploads.iterdir()) == []
+
+
+async def test_equal_files_share_their_bytes_until_the_last_is_deleted(local: Platform) -> None:
+    one, two = [await taken_in(local, (await upload(local, name=name))["id"]) for name in ("a.jsonl", "b.jsonl")]
+    assert len(list(local.state.files.rglob("*.jsonl"))) == 1
+    await local.client.delete(f"/api/v1/files/{one['id']}")
+    assert (await local.client.get(f"/api/v1/files/{two['id']}/content")).content == DATA
+    await local.client.delete(f"/api/v1/files/{two['id']}")
+    assert list(local.state.files.rglob("*.jsonl")) == []
+
+
+class Cut(Exception):
+    """The connection of a sender breaks."""
+
+
+async def test_an_upload_cut_at_every_tenth_is_gone_on_with_by_another_process(tmp_path: Path) -> None:
+    """Each half by a platform of its own, each tenth by what knows nothing of what was there before."""
+    size, sent, place = len(DATA), 0, ""
+    for half in (range(1, 6), range(6, 11)):
+        async with platform(tmp_path / "state") as here:
+            place = place or (await begin(here)).headers["location"]
+            for tenth in half:
+                here.services.files.staging._digests.clear()
+                assert await offset_of(here, place) == sent
+                stop = size * tenth // 10
+
+                async def tenth_of_it(start: int = sent, stop: int = stop) -> AsyncIterator[bytes]:
+                    yield DATA[start : (start + stop) // 2]
+                    yield DATA[(start + stop) // 2 : stop]
+                    if stop < size:
+                        raise Cut
+
+                with contextlib.suppress(Cut):
+                    await send(here, place, sent, tenth_of_it())
+                sent = stop
+            if sent == size:
+                found = await taken_in(here, place.rpartition("/")[2])
+                assert (found["status"], found["sha256"]) == ("ready", hashlib.sha256(DATA).hexdigest())
+
+
+async def test_a_process_that_ends_between_arrival_and_check_is_followed_by_one_that_does_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(*_: object) -> None:
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("muster.api.files.arrivals.Arrivals._check", dies)
+        async with platform(tmp_path / "state") as here:
+            made = await upload(here)
+            key = State(tmp_path / "state").files / "default" / f"{hashlib.sha256(DATA).hexdigest()}.jsonl"
+
+            async def put_away() -> bool:
+                return key.exists()
+
+            await until(put_away, "the move of the bytes")
+            assert (await here.get(f"/files/{made['id']}"))["status"] == "checking"
+    async with platform(tmp_path / "state") as here:
+        assert (await taken_in(here, made["id"]))["status"] == "ready"
+
+
+async def test_bytes_that_are_not_those_of_the_checksum_are_dropped(local: Platform) -> None:
+    wrong = hashlib.sha256(b"other").digest()
+    refused = await upload(local, expect=460, sha256=wrong.hex())
+    assert (refused["code"], (await local.get("/files"))["items"]) == ("checksum_mismatch", [])
+    place = (await begin(local)).headers["location"]
+    said = {"upload-checksum": f"sha256 {base64.b64encode(wrong).decode()}"}
+    assert (await send(local, place, 0, DATA[:100], **said)).status_code == 460
+    assert await offset_of(local, place) == 0
+    right = base64.b64encode(hashlib.md5(DATA[:100], usedforsecurity=False).digest()).decode()
+    assert (await send(local, place, 0, DATA[:100], **{"upload-checksum": f"md5 {right}"})).status_code == 204
+    assert await offset_of(local, place) == 100
+
+
+async def test_what_was_not_compared_when_a_process_was_killed_is_not_kept(local: Platform) -> None:
+    place = (await begin(local)).headers["location"]
+    name = place.rpartition("/")[2]
+    kept = local.services.files.staging
+    kept.path(name).write_bytes(DATA[:100])  # as a process leaves it that dies before it has compared
+    (kept.folder / f"{name}.from").write_text("0")
+    assert await offset_of(local, place) == 0
+    assert (await send(local, place, 0, DATA)).headers["upload-offset"] == str(len(DATA))
+    assert (await taken_in(local, name))["sha256"] == hashlib.sha256(DATA).hexdigest()
+
+
+async def test_a_resumed_upload_is_compared_with_what_was_announced(tmp_path: Path) -> None:
+    """The process that ends it has not seen its beginning, and reads it."""
+    async with platform(tmp_path / "state") as here:
+        place = (await begin(here, sha256="0" * 64)).headers["location"]
+        await send(here, place, 0, DATA[:100])
+    async with platform(tmp_path / "state") as here:
+        assert (await send(here, place, 100, DATA[100:])).status_code == 204
+        found = await taken_in(here, place.rpartition("/")[2])
+    assert found["status"] == "failed"
+    assert "was announced" in found["fault"]
+
+
+async def test_the_later_of_two_senders_goes_on(local: Platform) -> None:
+    """A client whose connection hangs comes back on another one, and must not wait for the first to time out."""
+    place = (await begin(local)).headers["location"]
+    arrived, never = asyncio.Event(), asyncio.Event()
+
+    async def hangs() -> AsyncIterator[bytes]:
+        yield DATA[: staging.BLOCK_BYTES]
+        arrived.set()
+        await never.wait()
+
+    first = asyncio.create_task(send(local, place, 0, hangs()))
+    await arrived.wait()
+
+    async def later() -> Any:
+        have = await offset_of(local, place)
+        reply = await send(local, place, have, DATA[have:])
+        return reply if reply.status_code == 204 else None
+
+    await until(later, "the second sender")
+    assert (await first).status_code == 409
+    assert (await taken_in(local, place.rpartition("/")[2]))["sha256"] == hashlib.sha256(DATA).hexdigest()
+
+
+async def test_what_can_not_be_kept_is_refused(local: Platform) -> None:
+    for query, data, code, words in (
+        ({"purpose": "fine-tuned"}, DATA, "invalid_parameter", "fine-tune"),
+        ({"name": "../../etc/passwd"}, DATA, "invalid_parameter", "without a folder"),
+        ({"name": ""}, DATA, "invalid_parameter", "must be a file's name"),
+        ({}, b"", "invalid_parameter", "empty"),
+        ({"sha256": "abc"}, DATA, "invalid_parameter", "64 hexadecimal digits"),
+        ({"lifetimeSeconds": "0"}, DATA, "invalid_parameter", "number of seconds"),
+        ({"project": "nobodys"}, DATA, "project_not_found", "nobodys"),
+    ):
+        asked = {"name": "a.jsonl", "purpose": "fine-tune", **query}
+        reply = await local.client.post("/api/v1/files", params=asked, content=data)
+        assert (reply.json()["code"], words in reply.text) == (code, True), reply.text
+    assert (await local.get("/files"))["items"] == []
+    assert not any(local.state.uploads.glob("*"))
+
+
+async def test_a_hundred_gigabytes_are_refused_before_a_byte_where_there_is_no_room(
+    local: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = local.services.files.staging
+    monkeypatch.setattr(kept, "room", lambda: 100 * 10**9)
+    await begin(local, size=60 * 10**9)
+    refused = (await begin(local, size=60 * 10**9, expect=507)).json()
+    assert refused["code"] == "no_space"
+    assert "has room for 37.3 GiB" in refused["detail"], "what is on its way counts"
+    assert (await begin(local, size=2 * 10**12, expect=413)).json()["code"] == "file_too_large"
+
+
+async def test_a_projects_files_stay_within_its_limit(tmp_path: Path) -> None:
+    async with platform(tmp_path / "state", auth=True) as here:
+        people = await settle(here, tmp_path / "state")
+        await people.ask("admin", "PUT", "/projects/nlp", json={"limits": {"fileBytes": len(DATA) + 10}})
+        asked = {"name": "a.jsonl", "purpose": "fine-tune", "project": "nlp"}
+
+        async def put(content: Any) -> Any:
+            return await people.ask("nlp-member", "POST", "/files", params=asked, content=content)
+
+        async def unsized() -> AsyncIterator[bytes]:
+            yield DATA
+
+        assert (await put(DATA)).status_code == 201
+        assert (await put(DATA)).json()["code"] == "file_too_large"
+        assert (await put(unsized())).json()["code"] == "file_too_large", "nor without saying its size before"
+        assert len((await people.ask("nlp-member", "GET", "/files")).json()["items"]) == 1
+
+
+async def test_data_that_can_not_be_learnt_from_says_its_first_bad_line(local: Platform) -> None:
+    bad = DATA + b'{"messages": [{"role": "wizard", "content": "x"}]}\n' + b"oops\n"
+    found = await taken_in(local, (await upload(local, bad))["id"])
+    assert found["status"] == "failed"
+    assert found["samples"] == 500
+    assert found["fault"].startswith("chat.jsonl, line 501: messages[0].role is 'wizard'")
+    other = await taken_in(local, (await upload(local, b"{oops", name="tokenizer.json", purpose="user_data"))["id"])
+    assert other["status"] == "ready", "what is no data is kept as it is"
+
+
+async def test_a_wrong_request_of_tus_changes_nothing(local: Platform) -> None:
+    place = (await begin(local)).headers["location"]
+    for headers, offset, status in (
+        ({"tus-resumable": "0.2.2"}, 0, 412),
+        ({"content-type": "text/plain"}, 0, 415),
+        ({"upload-offset": "x"}, 0, 422),
+        ({"upload-checksum": "sha256 !"}, 0, 422),
+        ({}, 7, 409),
+    ):
+        assert (await send(local, place, offset, b"x", **headers)).status_code == status
+    assert (await send(local, place, 0, DATA + b"x")).status_code == 413
+
+    async def unsized() -> AsyncIterator[bytes]:
+        yield DATA
+        yield b"one too many"
+
+    assert (await send(local, place, 0, unsized())).status_code == 413
+    assert await offset_of(local, place) == 0
+    assert (await local.client.delete(place, headers=TUS)).status_code == 204
+    assert (await local.client.head(place, headers=TUS)).status_code == 404
+
+
+async def test_an_upload_that_is_not_gone_on_with_is_dropped(local: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "UPLOAD_SECONDS", -1.0)
+    place = (await begin(local)).headers["location"]
+    await send(local, place, 0, DATA[:100])
+    gone = await drop_expired(local.services.database, local.services.files)
+    assert gone == [place.rpartition("/")[2]]
+    assert list(local.state.uploads.iterdir()) == []
+
+
+async def test_a_job_names_a_file_and_its_workers_read_an_address(here: Platform) -> None:
+    ready = await taken_in(here, (await upload(here))["id"])
+    training = document()["spec"]["training"] | {"data": {"train": [{"source": ready["id"]}], "sequenceLength": 256}}
+    training |= {"task": "sft"}
+    job = await here.submit("named", training=training)
+    assert job["spec"]["training"]["data"]["train"][0]["source"] == ready["id"]
+    await here.handed_over(job["id"])
+    carried = dump_json(LocalCluster(here.state.cluster).get(job["id"]).spec)
+    key = here.state.files.resolve() / "default" / f"{ready['sha256']}.jsonl"
+    assert key.as_uri() in carried
+    assert ready["id"] not in carried
+    refused = await here.client.delete(f"/api/v1/files/{ready['id']}")
+    assert (refused.status_code, refused.json()["code"]) == (409, "file_in_use")
+    assert "named" in refused.text
+    await here.finish(job["id"])
+    assert (await here.client.delete(f"/api/v1/files/{ready['id']}")).status_code == 204
+    again = await here.client.post("/api/v1/jobs", json=document("again", training=training))
+    assert again.status_code == 422
+    assert "there is no file" in again.text
+    assert again.json()["errors"][0]["path"] == "spec.training.data.train[0].source"
+
+
+async def test_a_file_of_another_project_is_not_there(tmp_path: Path) -> None:
+    async with platform(tmp_path / "state", auth=True) as here:
+        people: People = await settle(here, tmp_path / "state")
+        asked = {"name": "a.jsonl", "purpose": "fine-tune", "project": "cv"}
+        made = (await people.ask("cv-member", "POST", "/files", params=asked, content=DATA)).json()
+
+        async def ready() -> bool:
+            return bool((await people.ask("cv-member", "GET", f"/files/{made['id']}")).json()["status"] == "ready")
+
+        await until(ready, "the check")
+        training = document()["spec"]["training"] | {"task": "sft"}
+        training["data"] = {"train": [{"source": made["id"]}], "sequenceLength": 256}
+        refused = await people.submit("nlp-member", "theirs", "nlp", training=training)
+        assert refused.status_code == 422
+        assert "there is no file" in refused.text
+        own = await people.submit("cv-member", "ours", "cv", training=training)
+        assert own.status_code == 201, own.text
+        hidden = await people.ask("nlp-maintainer", "GET", f"/files/{made['id']}")
+        assert hidden.json()["code"] == "file_not_found"
