@@ -48,10 +48,15 @@ def test_a_teacher_is_read_under_the_prefixes_of_data() -> None:
 
 def test_a_job_that_says_nothing_gets_its_projects_defaults() -> None:
     limits = ProjectLimits(
-        service_account="nlp", checkpoint_prefix="s3://ckpt/nlp", queue="nlp", instance_types=("p5.48xlarge",)
+        service_account="nlp",
+        checkpoint_prefix="s3://ckpt/nlp",
+        kms_key_id="alias/nlp",
+        queue="nlp",
+        instance_types=("p5.48xlarge",),
     )
     made = with_defaults(job(gang={"scheduler": {"kind": "kueue"}}), limits)
-    assert made.checkpoint.uri == "s3://ckpt/nlp"
+    assert (made.checkpoint.uri, made.checkpoint.kms_key_id) == ("s3://ckpt/nlp", "alias/nlp")
+    assert made.checkpoint.variables == {"MUSTER_S3_KMS_KEY_ID": "alias/nlp"}
     assert made.runtime.service_account_name == "nlp"
     assert (made.gang.scheduler.queue, made.gang.instance_types) == ("nlp", ("p5.48xlarge",))
     assert limit_problems(made, limits, "nlp") == ()

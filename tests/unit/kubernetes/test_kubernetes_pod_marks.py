@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 from tests.unit.kubernetes.making import make_job
 
+from muster.contract.names import Env
 from muster.operator.core.decision import CreateWorker
 from muster.operator.kubernetes.jobs import Job
 from muster.operator.kubernetes.render import Site, pin, render_pod, require_node_affinity
 from muster.operator.kubernetes.settings import TOLERATIONS
+from muster.storage.settings import S3Settings
 
 SITE = Site(image="trainer", tolerations=TOLERATIONS, image_pull_secrets=("ours",))
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -86,3 +88,12 @@ def test_a_pod_whose_node_is_chosen_goes_nowhere_else() -> None:
     pin(pod, "node-7")
     (term,) = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-7"]}]}
+
+
+def test_a_jobs_own_key_encrypts_its_commits_in_place_of_the_platforms() -> None:
+    site = Site(image="trainer", s3={Env.S3_KMS_KEY: "alias/platform"})
+    for given, key in (({}, "alias/platform"), ({"kmsKeyId": "alias/nlp"}, "alias/nlp")):
+        job = make_job(STARTING, checkpoint={"uri": "s3://ckpt/nlp", **given})
+        (container,) = render_pod(job, CreateWorker(1, 0, "", ("", ""), 0), site, "builtin")["spec"]["containers"]
+        variables = {each["name"]: each.get("value", "") for each in container["env"]}
+        assert S3Settings.from_environment(variables).kms_key_id == key

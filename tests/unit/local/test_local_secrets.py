@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from muster.contract.names import Label
+from muster.contract.names import Env, Label
 from muster.contract.signals import WorkerExit
 from muster.contract.spec import parse_job
 from muster.contract.status import GangStatus, JobStatus, Phase
@@ -40,6 +40,7 @@ class House:
                 "length": {"steps": 10},
             },
             "runtime": runtime,
+            "checkpoint": {"kmsKeyId": "alias/nlp"},
         }
         submission = parse_job({"metadata": {"name": "tiny"}, "spec": spec})
         job = self.world.cluster.create("tiny", "nlp", submission.spec, {Label.PROJECT: "nlp"})
@@ -72,6 +73,7 @@ async def test_a_worker_gets_its_secrets_when_it_starts_and_they_are_in_no_file(
     house.set("wandb", KEY="k1", MODE="its", **{"not.a.name": "x"})
     await house.create()
     environment = house.environment()
+    assert environment[Env.S3_KMS_KEY] == "alias/nlp", "of the job's checkpoint"
     await house.world.stop_workers(0.0)
     assert {name: environment.get(name) for name in ("HF_TOKEN", "W_KEY", "W_MODE", "W_not.a.name")} == {
         "HF_TOKEN": VALUE, "W_KEY": "k1", "W_MODE": "own", "W_not.a.name": None,

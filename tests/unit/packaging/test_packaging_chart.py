@@ -258,7 +258,7 @@ def test_the_api_reads_its_settings_as_meant(
             "CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN", "PRICES_FILE",
             "BASE_MODELS_FILE",
             "OIDC_ISSUER", "OIDC_CLIENT_ID", "OIDC_AUDIENCE", "OIDC_SCOPES", "OIDC_PERSON_CLAIM", "OIDC_GROUPS_CLAIM",
-            "OIDC_ROLES",
+            "OIDC_ROLES", "OPERATOR_URL", "OPERATOR_TOKEN_FILE",
         )
     }  # fmt: skip
     for name, value in environment(container).items():
@@ -272,6 +272,9 @@ def test_the_api_reads_its_settings_as_meant(
     settings = ApiSettings()
     assert (settings.cluster, settings.auth, settings.port) == ("kubernetes", True, 8642)
     assert settings.default_checkpoint_uri == "s3://ckpt/muster"
+    assert settings.operator_url == "http://muster-operator.muster-system", "the Service's name"
+    assert settings.operator_token_file is not None
+    assert settings.operator_token_file.parent in [Path(mount["mountPath"]) for mount in container["volumeMounts"]]
     monkeypatch.delenv("MUSTER_API_CHECKPOINT_URI")
     assert ApiSettings().default_checkpoint_uri is None, "the operator's own; never a folder of the API's pod"
 
