@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = ("services", "operator", "trainer_image")
 # Rooms that others share, and by whom they are used: what they import must be in the extra of each.
 SHARED = {
+    "charts": ("api", "cli"),
     "documents": ("api", "agent", "cli", "operator"),
     "kube": ("api", "agent", "operator"),
     "storage": ("api", "operator", "trainer"),

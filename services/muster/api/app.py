@@ -36,6 +36,7 @@ from muster.api.hub import Hub
 from muster.api.jobs import routes as jobs
 from muster.api.jobs.repository import live_in_cluster
 from muster.api.logs import routes as logs
+from muster.api.metrics import curve_routes as curves
 from muster.api.metrics import routes as metrics
 from muster.api.metrics.steps import StepLogs
 from muster.api.middleware import BodyLimits, LoopbackGuard, RequestLog
@@ -125,7 +126,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
-    of_jobs = (jobs, attempts, events, checkpoints, exports, data, metrics, samples, logs, why)
+    of_jobs = (jobs, attempts, events, checkpoints, exports, data, metrics, curves, samples, logs, why)
     of_all = (projects, files, secrets, usage, fleet, signin, people, tokens, audit)
     for room in (estimates, *of_jobs, *of_all):
         api.include_router(room.router)

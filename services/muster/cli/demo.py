@@ -153,7 +153,24 @@ def _gather(client: Connection, platform: Platform, job_id: str, kill: Kill | No
         kill=kill,
         sample=sample,
         left_running=(),
+        report=_report(client, job_id),
     )
+
+
+def _report(client: Connection, job_id: str) -> str:
+    """`muster report` of the job, in a file that stays when the platform's folder goes; empty if it can't be made."""
+    from muster.cli.report import make_report
+
+    try:
+        page = make_report(client, job_id)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="muster-demo-", suffix=".html", delete=False
+        ) as file:
+            file.write(page)
+    except (MusterError, OSError) as error:
+        say(f"The report could not be written: {error}", "red")
+        return ""
+    return file.name
 
 
 def _generate(client: Connection, job_id: str) -> str:

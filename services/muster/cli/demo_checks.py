@@ -42,6 +42,7 @@ class Evidence:
     kill: Kill | None
     sample: str  # text that the best commit generated
     left_running: tuple[str, ...]  # command lines of processes that lived after everything was told to stop
+    report: str = ""  # the file that tells of the run (`muster report`)
 
 
 @dataclass(frozen=True)

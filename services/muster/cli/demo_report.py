@@ -33,6 +33,7 @@ def document(evidence: Evidence, results: tuple[CheckResult, ...], seconds: floa
         "goodput": goodput_shares(evidence.job["status"]),
         "evaluations": evaluations,
         "sample": evidence.sample,
+        "report": evidence.report or None,
         "promises": [asdict(result) for result in results],
         "kept": all(result.kept for result in results),
     }
@@ -54,6 +55,8 @@ def show(evidence: Evidence, results: tuple[CheckResult, ...], seconds: float) -
     for result in results:
         mark, style = ("kept  ", "green") if result.kept else ("BROKEN", "bold red")
         console.print(f"{mark}  {result.promise}: {result.because}", style=style, soft_wrap=True)
+    if evidence.report:
+        console.print(f"\nThe run as a page, curves inside, to open or to mail: {evidence.report}", soft_wrap=True)
 
 
 def _figures(evidence: Evidence, seconds: float) -> Table:

@@ -32,6 +32,9 @@ from muster.api.jobs import repository, service
 from muster.api.jobs.repository import ORDERS, Filter
 from muster.api.jobs.schemas import cost_document, job_document, job_summary
 from muster.api.logs.files import Logs, Page, page, tail_offset
+from muster.api.metrics.curves import CurveQuery
+from muster.api.metrics.service import curves
+from muster.api.metrics.steps import Axis
 from muster.api.samples.routes import list_samples
 from muster.api.services import Services, ServicesDependency
 from muster.api.sessions import service as sessions
@@ -46,7 +49,9 @@ __all__ = [
     "COOKIE",
     "ORDERS",
     "ApiError",
+    "Axis",
     "Cluster",
+    "CurveQuery",
     "JobRow",
     "Logs",
     "Page",
@@ -58,6 +63,7 @@ __all__ = [
     "bearer",
     "counted",
     "create_api",
+    "curves",
     "hash_of",
     "of_session",
     "page",

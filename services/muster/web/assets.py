@@ -15,11 +15,12 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from muster.charts import assets as charts
 from muster.web.api import ApiError
 
 router = APIRouter(include_in_schema=False)
 
-FOLDERS = (Path(__file__).parent / "static",)
+FOLDERS = (Path(__file__).parent / "static", charts.FOLDER)
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _FOR_GOOD = "public, max-age=31536000, immutable"
 

@@ -11,13 +11,15 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from muster.web import api, goodput
+from muster.charts import goodput
+from muster.charts.timeline import BEGINS, COMMITTED, timeline
+from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Services, ServicesDependency
+from muster.web.chart_data import sources
 from muster.web.notes import Note, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, Visitor
 from muster.web.sparkline import Sparklines
-from muster.web.timeline import BEGINS, COMMITTED, timeline
 
 router = APIRouter(prefix="/jobs/{job_id}", include_in_schema=False)
 
@@ -84,6 +86,7 @@ async def show_job(request: Request, services: ServicesDependency, visitor: Visi
         spent=tried["cost"],
         parts=goodput.parts((row.status.get("ledger") or {}).get("seconds") or {}),
         spark=sparks[job_id],
+        curve_sources=sources([(row, None)]),
     )
 
 

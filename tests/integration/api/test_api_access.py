@@ -68,6 +68,7 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "send_file": ACTS,
     "delete_file": ACTS,
     "read_metrics": SEES,
+    "read_curves": SEES,
     "read_logs": SEES,
     "explain_job": SEES,
     "read_queues": ANYBODY,

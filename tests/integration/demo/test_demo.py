@@ -93,6 +93,9 @@ def test_the_demo_keeps_every_promise(tmp_path: Path, demos: list[Demo]) -> None
     assert 0 < report["detectionSeconds"] < report["recoverySeconds"]
     assert sum(report["goodput"].values()) == pytest.approx(1)
     assert report["sample"].startswith("def ")
+    page = Path(report["report"])
+    assert all(words in page.read_text() for words in ("Attempt 2", "infrastructure", "<job-curves>", "Succeeded"))
+    page.unlink()
     assert demo.left() == []
     assert not demo.state.exists(), "without --keep nothing stays on the disk"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from muster.charts.goodput import parts
+from muster.charts.timeline import COMMITS_MAX, Span, timeline
 from muster.contract.status import Attempt
 from muster.contract.times import rfc3339
-from muster.web.goodput import parts
-from muster.web.timeline import COMMITS_MAX, Span, timeline
 
 COST: dict[str, Any] = {"cost": 0.0}
 

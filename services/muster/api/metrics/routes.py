@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -12,7 +13,8 @@ from muster.api.auth import Caller
 from muster.api.jobs import service
 from muster.api.jobs.examples import AT
 from muster.api.jobs.routes import JobId, reads
-from muster.api.metrics.steps import Step, thinned
+from muster.api.metrics.steps import Record, thinned
+from muster.api.metrics.steps import shown as finite_only
 from muster.api.openapi import problems, shown
 from muster.api.services import Services, ServicesDependency
 from muster.contract.replies import History
@@ -71,20 +73,23 @@ async def read_metrics(
 
 
 def _history(services: Services, job_id: str, points: int, after_step: int) -> dict[str, Any]:
-    steps = [step for step in services.step_logs.history(job_id) if step.step > after_step or after_step == 0]
-    evaluations = thinned([step for step in steps if step.evaluation_loss is not None], points)
-    trained = [step for step in steps if step.step > 0]
-    chosen = thinned(trained, points)
+    history = services.step_logs.history(job_id)
+    # A step 0 is no step: it is the evaluation before training, which is there unless somebody asks for what is new.
+    trained, evaluated = history.trained, history.evaluated
+    if after_step:
+        trained = tuple(span.between("step", after_step + 1, math.inf) for span in trained)
+        evaluated = tuple(span.between("step", after_step + 1, math.inf) for span in evaluated)
+    total = sum(len(span) for span in trained)
+    found = thinned(trained, points)
     return {
-        "points": [with_times({**step.document(), "attempt": step.attempt}) for step in chosen],
-        "evaluations": [_evaluation(step) for step in evaluations],
-        "total": len(trained),
-        "downsampled": len(chosen) < len(trained),
+        "points": [with_times({**finite_only(record), "attempt": attempt}) for attempt, record in found],
+        "evaluations": [_evaluation(attempt, finite_only(record)) for attempt, record in thinned(evaluated, points)],
+        "total": total,
+        "downsampled": len(found) < total,
     }
 
 
-def _evaluation(step: Step) -> dict[str, Any]:
-    record = step.document()
+def _evaluation(attempt: int, record: Record) -> dict[str, Any]:
     loss, at = record.get("evaluationLoss"), rfc3339_or_none(record.get("at"))
     values = record.get("evaluationValues") or {}
-    return {"step": step.step, "attempt": step.attempt, "loss": loss, "values": values, "at": at}
+    return {"step": record.get("step"), "attempt": attempt, "loss": loss, "values": values, "at": at}

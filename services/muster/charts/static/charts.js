@@ -1,0 +1,414 @@
+// <job-curves>: a grid of charts over steps, tokens or time, from documents of GET /api/v1/jobs/{id}/curves.
+//
+// The element holds <script type="application/json"> with [{name, src, curves}]: `curves` is drawn at once, `src` is
+// asked for what is newer or nearer. Its other children are for readers without scripts. With data-live="5" it asks
+// anew every five seconds. Strings reach the page as text only.
+(() => {
+  "use strict";
+
+  const { TITLES, AXES, compact, whole, el, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable } =
+    globalThis.curveValues;
+  const DASHES = [[], [9, 4], [2, 3], [12, 4, 2, 4]];
+  const COLOURS = 8;
+  const POINTS = 600;
+  const HEIGHT = 220;
+  const NEAR_PIXELS = 6;
+  const CATCH_UP_MILLISECONDS = 150;
+  const DETAIL_MILLISECONDS = 250;
+
+  // -- one chart -------------------------------------------------------------------------------------------------------
+
+  // The lines of one metric: [{label, job, kind, table}], a table being places and one column of values.
+  function linesOf(grid, name) {
+    const found = [];
+    grid.documents.forEach((curves, job) => {
+      if (!curves || grid.hiddenJobs.has(job)) return;
+      const series = curves.series[name], evaluated = curves.evaluations.series[name];
+      const add = (kind, axes, column) =>
+        found.push({ job, kind, table: drawable(axes[grid.axis], [column], grid.log) });
+      if (series && grid.smoothing > 0) {
+        add("raw", curves.axes, series.mean);
+        add("line", curves.axes, smoothed(series.mean, grid.smoothing));
+      } else if (series) {
+        if (series.min) {
+          add("max", curves.axes, series.max);
+          add("min", curves.axes, series.min);
+        }
+        add("line", curves.axes, series.mean);
+      }
+      if (evaluated) add("evaluation", curves.evaluations.axes, evaluated.mean);
+    });
+    return found;
+  }
+
+  class Chart {
+    constructor(grid, name) {
+      this.grid = grid;
+      this.name = name;
+      this.title = titleOf(name);
+      this.readout = el("output", { class: "curve-readout" });
+      this.holder = el("div", {
+        class: "curve-plot", tabindex: "0", role: "group", "aria-roledescription": "chart",
+        onkeydown: (event) => this.press(event),
+        onfocus: () => this.readout.setAttribute("aria-live", "polite"),
+        onblur: () => this.readout.removeAttribute("aria-live"),
+      });
+      const caption = el("figcaption", {}, el("strong", {}, this.title), this.readout);
+      this.figure = el("figure", { class: "curve" }, caption, this.holder);
+    }
+
+    get width() {
+      return Math.max(180, this.figure.clientWidth - 16);
+    }
+
+    draw() {
+      this.lines = linesOf(this.grid, this.name);
+      const data = this.lines.length ? uPlot.join(this.lines.map((line) => line.table)) : [[]];
+      const shape = JSON.stringify([this.grid.axis, this.grid.log, this.lines.map(({ job, kind }) => [job, kind])]);
+      if (shape !== this.shape) {
+        this.plot?.destroy();
+        this.shape = shape;
+        this.plot = new uPlot(this.options(), data, this.holder);
+      } else {
+        this.plot.setData(data, false);
+      }
+      this.place();
+      this.holder.setAttribute("aria-label", this.summary());
+      this.show(null);
+    }
+
+    place() {
+      const { zoom } = this.grid;
+      const places = this.plot.data[0];
+      if (!places.length) return;
+      const [min, max] = zoom ?? [places[0], places[places.length - 1]];
+      this.plot.setScale("x", { min, max: max > min ? max : min + 1 });
+    }
+
+    resize() {
+      if (this.plot && this.plot.width !== this.width) this.plot.setSize({ width: this.width, height: HEIGHT });
+    }
+
+    options() {
+      const { grid, name } = this, style = getComputedStyle(grid);
+      const text = style.getPropertyValue("--chart-text"), lines = style.getPropertyValue("--chart-grid");
+      const axis = { stroke: text, grid: { stroke: lines, width: 1 }, ticks: { stroke: lines, width: 1 } };
+      const bands = this.lines.flatMap((line, i) =>
+        line.kind === "max" ? [{ series: [i + 1, i + 2], fill: faint(grid.colour(line.job), 0.2) }] : []);
+      return {
+        width: this.width, height: HEIGHT, bands, legend: { show: false },
+        cursor: {
+          sync: { key: grid.key }, drag: { x: true, y: false, setScale: false }, points: { size: 7 },
+          bind: { dblclick: () => () => grid.setZoom(null) },
+        },
+        scales: { x: { time: false, auto: false }, y: { distr: grid.log ? 3 : 1, auto: true } },
+        axes: [
+          { ...axis, space: 70, values: (_, ticks) => ticks.map((value) => formatPlace(grid.axis, value)) },
+          { ...axis, size: 62, values: (_, ticks) => ticks.map((v) => (v === null ? "" : formatValue(name, v))) },
+        ],
+        series: [{}, ...this.lines.map((line) => this.stroke(line))],
+        hooks: {
+          draw: [(plot) => this.markAttempts(plot)],
+          setCursor: [(plot) => this.show(plot.cursor.idx)],
+          setSelect: [(plot) => this.select(plot)],
+        },
+      };
+    }
+
+    stroke({ job, kind }) {
+      const colour = this.grid.colour(job), dash = DASHES[Math.floor(job / 2) % DASHES.length];
+      const common = { spanGaps: true, points: { show: false } };
+      if (kind === "max" || kind === "min") return { ...common, stroke: "transparent", width: 0 };
+      if (kind === "raw") return { ...common, stroke: faint(colour, 0.3), width: 1 };
+      if (kind === "line") return { ...common, stroke: colour, width: 1.6, dash };
+      const ring = getComputedStyle(this.grid).getPropertyValue("--chart-text").trim();
+      return { ...common, stroke: ring, width: 1, dash: [3, 3], points: { show: true, size: 6, fill: colour, stroke: ring } };
+    }
+
+    // Where an attempt went on after another: a line with its number.
+    markAttempts(plot) {
+      const { ctx, bbox } = plot;
+      ctx.save();
+      ctx.textAlign = "left";
+      ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+      ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
+      let free = -Infinity;
+      for (const { job, attempt, place } of this.grid.restarts()) {
+        const x = plot.valToPos(place, "x", true);
+        if (x < bbox.left || x > bbox.left + bbox.width) continue;
+        ctx.strokeStyle = ctx.fillStyle = this.grid.documents.length > 1 ? this.grid.colour(job) : this.grid.restartColour;
+        ctx.beginPath();
+        ctx.moveTo(x, bbox.top);
+        ctx.lineTo(x, bbox.top + bbox.height);
+        ctx.stroke();
+        if (x < free) continue;
+        const label = String(attempt.number);
+        ctx.fillText(label, x + 3 * devicePixelRatio, bbox.top + 11 * devicePixelRatio);
+        free = x + ctx.measureText(label).width + 8 * devicePixelRatio;
+      }
+      ctx.restore();
+    }
+
+    select(plot) {
+      if (plot.select.width < NEAR_PIXELS) return;
+      const { left, width } = plot.select;
+      const zoom = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")];
+      plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+      this.grid.setZoom(zoom);
+    }
+
+    // Values at the cursor; without one, the newest.
+    show(index) {
+      if (!this.plot) return;
+      const places = this.plot.data[0], at = index ?? places.length - 1;
+      const parts = [];
+      for (const [i, line] of this.lines.entries()) {
+        if (line.kind !== "line" && line.kind !== "evaluation") continue;
+        const value = nearest(this.plot.data[i + 1], at);
+        if (value === null) continue;
+        const text = `${line.kind === "evaluation" ? "evaluation " : ""}${formatValue(this.name, value)}`;
+        parts.push(el("span", { class: `curve-value chart-colour-${(line.job % COLOURS) + 1}` }, text));
+      }
+      if (index !== null && index !== undefined) {
+        parts.unshift(el("span", {}, `${AXES[this.grid.axis].toLowerCase()} ${formatPlace(this.grid.axis, places[at])}`));
+        const restart = this.restartNear(places[at]);
+        if (restart) parts.push(el("span", { class: "curve-restart" }, restart));
+      }
+      this.readout.replaceChildren(...parts.flatMap((part) => [part, " "]));
+    }
+
+    restartNear(place) {
+      const x = this.plot.valToPos(place, "x");
+      const near = this.grid.restarts().find((each) => Math.abs(this.plot.valToPos(each.place, "x") - x) < NEAR_PIXELS);
+      if (!near) return "";
+      const { attempt, before } = near;
+      return `attempt ${attempt.number} from step ${whole.format(attempt.step)}${before?.cause ? ` after ${before.cause}` : ""}`;
+    }
+
+    press(event) {
+      const places = this.plot?.data[0] ?? [];
+      const at = this.plot?.cursor.idx ?? places.length - 1;
+      const [low, high] = this.grid.zoom ?? [places[0], places[places.length - 1]];
+      const step = event.shiftKey ? Math.max(1, Math.round(places.length / 20)) : 1;
+      const zoom = (factor) => {
+        const half = ((high - low) * factor) / 2, middle = places[at] ?? (low + high) / 2;
+        this.grid.setZoom([Math.max(places[0], middle - half), middle + half]);
+      };
+      const actions = {
+        ArrowLeft: () => this.move(at - step), ArrowRight: () => this.move(at + step), Home: () => this.move(0),
+        End: () => this.move(places.length - 1), "+": () => zoom(0.5), "-": () => zoom(2),
+        0: () => this.grid.setZoom(null), Escape: () => this.grid.setZoom(null),
+      };
+      if (!actions[event.key] || !places.length || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      actions[event.key]();
+    }
+
+    move(index) {
+      const places = this.plot.data[0], at = Math.min(Math.max(index, 0), places.length - 1);
+      this.plot.setCursor({ left: this.plot.valToPos(places[at], "x"), top: HEIGHT / 3 });
+      this.show(at);
+    }
+
+    summary() {
+      const told = this.lines.flatMap((line, i) => {
+        const values = this.plot.data[i + 1].filter((value) => value !== null && value !== undefined);
+        if (!values.length || (line.kind !== "line" && line.kind !== "evaluation")) return [];
+        const least = values.reduce((a, b) => Math.min(a, b)), format = (value) => formatValue(this.name, value);
+        const what = `${this.grid.sources[line.job].name}${line.kind === "evaluation" ? ", evaluation" : ""}`;
+        return [`${what}: from ${format(values[0])} to ${format(values[values.length - 1])}, least ${format(least)}`];
+      });
+      return `${this.title}. ${told.join(". ")}. Arrow keys read values, plus and minus zoom, 0 shows all.`;
+    }
+
+    remove() {
+      this.plot?.destroy();
+      this.figure.remove();
+    }
+  }
+
+  // -- the grid --------------------------------------------------------------------------------------------------------
+
+  let grids = 0;
+
+  class JobCurves extends HTMLElement {
+    connectedCallback() {
+      if (this.sources) return;
+      const given = this.querySelector('script[type="application/json"]');
+      this.sources = JSON.parse(given?.textContent || "[]");
+      this.key = `curves-${(grids += 1)}`;
+      this.axis = "step";
+      this.smoothing = 0;
+      this.log = false;
+      this.zoom = null;
+      this.hiddenJobs = new Set();
+      this.charts = new Map();
+      this.documents = this.sources.map((source) => source.curves ?? null);
+      this.build();
+      this.resizing = new ResizeObserver(() => this.charts.forEach((chart) => chart.resize()));
+      this.resizing.observe(this.grid);
+      this.scheme = matchMedia("(prefers-color-scheme: dark)");
+      this.repaint = () => { this.forget(); this.draw(); };
+      this.scheme.addEventListener("change", this.repaint);
+      this.themes = new MutationObserver(this.repaint);
+      this.themes.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme", "class"] });
+      this.draw();
+      if (this.documents.some((curves, i) => !curves && this.sources[i].src)) this.load();
+      else this.schedule();
+    }
+
+    disconnectedCallback() {
+      clearTimeout(this.timer);
+      this.resizing?.disconnect();
+      this.themes?.disconnect();
+      this.scheme?.removeEventListener("change", this.repaint);
+      this.forget();
+      this.asked = -1;
+    }
+
+    build() {
+      const axes = Object.entries(AXES).map(([axis, title]) => el("label", {},
+        el("input", { type: "radio", name: `${this.key}-axis`, value: axis, ...(axis === "step" ? { checked: "" } : {}),
+          onchange: () => this.setAxis(axis) }), title));
+      const smoothing = el("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: "0",
+        oninput: (event) => { this.smoothing = Number(event.target.value); this.draw(); } });
+      const log = el("input", { type: "checkbox",
+        onchange: (event) => { this.log = event.target.checked; this.draw(); } });
+      this.whole = el("button", { type: "button", hidden: "", onclick: () => this.setZoom(null) }, "Show all");
+      this.state = el("p", { class: "curve-state", role: "status" });
+      this.grid = el("div", { class: "curve-grid" });
+      this.table = el("details", { class: "curve-table", ontoggle: () => this.fillTable() },
+        el("summary", {}, "Values as a table"));
+      this.replaceChildren(
+        el("div", { class: "curve-tools" },
+          el("fieldset", {}, el("legend", {}, "Over"), ...axes),
+          el("label", {}, "Smoothing", smoothing), el("label", {}, log, "Logarithmic"), this.whole),
+        ...(this.sources.length > 1 ? [this.legend()] : []), this.state, this.grid, this.table);
+    }
+
+    legend() {
+      const toggle = (job) => (event) => {
+        const hides = !this.hiddenJobs.delete(job);
+        if (hides) this.hiddenJobs.add(job);
+        event.currentTarget.setAttribute("aria-pressed", String(!hides));
+        this.draw();
+      };
+      const buttons = this.sources.map((source, job) => el("button",
+        { type: "button", "aria-pressed": "true", onclick: toggle(job) },
+        el("span", { class: `curve-swatch chart-fill-${(job % COLOURS) + 1}`, "aria-hidden": "true" }), source.name));
+      return el("div", { class: "curve-legend", role: "group", "aria-label": "Jobs shown" }, ...buttons);
+    }
+
+    colour(job) {
+      return getComputedStyle(this).getPropertyValue(`--chart-${(job % COLOURS) + 1}`).trim() || "#0072b2";
+    }
+
+    get restartColour() {
+      return getComputedStyle(this).getPropertyValue("--chart-restart").trim() || "#8a5a00";
+    }
+
+    restarts() {
+      return this.documents.flatMap((curves, job) => (this.hiddenJobs.has(job) ? [] : curves?.attempts ?? [])
+        .map((attempt, i, all) => ({ job, attempt, before: all[i - 1], place: attempt[this.axis] }))
+        .filter(({ attempt, place }) => attempt.number > 1 && place !== null));
+    }
+
+    setAxis(axis) {
+      this.axis = axis;
+      this.setZoom(null);
+    }
+
+    setZoom(zoom) {
+      this.zoom = zoom;
+      this.whole.hidden = zoom === null;
+      this.draw();
+      if (this.sources.some((source) => source.src)) {
+        clearTimeout(this.timer);
+        this.timer = setTimeout(() => this.load(), DETAIL_MILLISECONDS);
+      }
+    }
+
+    async load() {
+      const query = new URLSearchParams({ points: String(POINTS), axis: this.axis });
+      if (this.zoom) {
+        query.set("from", String(this.zoom[0]));
+        query.set("to", String(this.zoom[1]));
+      }
+      const asked = (this.asked = (this.asked ?? 0) + 1);
+      try {
+        const found = await Promise.all(this.sources.map((source, i) =>
+          (source.src ? ask(`${source.src}?${query}`) : this.documents[i])));
+        if (asked !== this.asked) return;
+        this.documents = found;
+        const unread = found.reduce((sum, curves) => sum + (curves?.unread ?? 0), 0);
+        this.tell(unread ? `Reading older records: ${compact.format(unread)}B to go` : "");
+        this.draw();
+        this.schedule(unread ? CATCH_UP_MILLISECONDS : null);
+      } catch (error) {
+        if (asked !== this.asked) return;
+        this.tell(`${error.message} These curves are of ${new Date(this.drawnAt ?? Date.now()).toLocaleTimeString()}.`);
+        this.schedule();
+      }
+    }
+
+    schedule(milliseconds = null) {
+      const live = Number(this.dataset.live || 0) * 1000;
+      clearTimeout(this.timer);
+      if (!milliseconds && !live) return;
+      const next = () => (document.visibilityState === "hidden" ? this.schedule(milliseconds) : this.load());
+      this.timer = setTimeout(next, milliseconds ?? live);
+    }
+
+    tell(words) {
+      if (this.state.textContent !== words) this.state.textContent = words;
+    }
+
+    draw() {
+      const known = this.documents.filter(Boolean);
+      const names = new Set([...Object.keys(TITLES), ...known.flatMap((curves) =>
+        [...Object.keys(curves.series), ...Object.keys(curves.evaluations.series)])]);
+      const told = [...names].filter((name) =>
+        known.some((curves) => curves.series[name] || curves.evaluations.series[name]));
+      for (const [name, chart] of this.charts) {
+        if (told.includes(name)) continue;
+        chart.remove();
+        this.charts.delete(name);
+      }
+      for (const [i, name] of told.entries()) {
+        if (!this.charts.has(name)) this.charts.set(name, new Chart(this, name));
+        const { figure } = this.charts.get(name);
+        // Only where it is not there yet: what is moved loses the focus.
+        if (this.grid.children[i] !== figure) this.grid.insertBefore(figure, this.grid.children[i] ?? null);
+        this.charts.get(name).draw();
+      }
+      if (known.length && !told.length) this.tell("No step is done yet.");
+      if (known.length) this.drawnAt = Date.now();
+      this.fillTable();
+    }
+
+    forget() {
+      this.charts.forEach((chart) => chart.remove());
+      this.charts.clear();
+    }
+
+    fillTable() {
+      if (!this.table.open) return;
+      const tables = this.documents.flatMap((curves, job) => (curves ? [valueTable(this.sources[job].name, curves)] : []));
+      this.table.replaceChildren(this.table.firstElementChild, ...tables);
+    }
+  }
+
+  async function ask(address) {
+    let reply;
+    try {
+      reply = await fetch(address, { headers: { accept: "application/json" }, credentials: "same-origin" });
+    } catch {
+      throw new Error("The server does not answer.");
+    }
+    if (reply.status === 401 || reply.redirected) throw new Error("The session has ended: sign in again in another tab.");
+    if (!reply.ok) throw new Error(`The server answered with status ${reply.status}.`);
+    return reply.json();
+  }
+
+  customElements.define("job-curves", JobCurves);
+})();

@@ -1,0 +1,95 @@
+// What the values of curves look like: numbers in words, smoothing, and the table beside a chart. For charts.js.
+globalThis.curveValues = (() => {
+  "use strict";
+
+  const TITLES = {
+    loss: "Loss", gradNorm: "Gradient norm", lr: "Learning rate", tokensPerSecond: "Tokens per second",
+    mfu: "MFU", memoryBytes: "Memory", stepSeconds: "Step time", dataWaitSeconds: "Wait for data",
+  };
+  const AXES = { step: "Steps", tokens: "Tokens", seconds: "Time" };
+  const TABLE_ROWS = 25;
+
+  function el(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+      else made.setAttribute(name, value);
+    }
+    made.append(...children);
+    return made;
+  }
+
+  const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 2 });
+  const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+  function formatDuration(seconds) {
+    const parts = [[86400, "d"], [3600, "h"], [60, "m"], [1, "s"]];
+    const rounded = Math.round(Math.abs(seconds));
+    const first = parts.findIndex(([unit]) => rounded >= unit);
+    if (first < 0) return "0s";
+    const [unit, name] = parts[first], [next, nextName] = parts[first + 1] ?? [0, ""];
+    const rest = next ? Math.floor((rounded % unit) / next) : 0;
+    return `${seconds < 0 ? "−" : ""}${Math.floor(rounded / unit)}${name}${rest ? ` ${rest}${nextName}` : ""}`;
+  }
+
+  function formatValue(name, value) {
+    if (value === null || value === undefined) return "–";
+    if (name === "mfu") return `${(100 * value).toFixed(1)} %`;
+    if (name === "memoryBytes") return `${compact.format(value)}B`;
+    if (name === "stepSeconds" || name === "dataWaitSeconds") return `${Number(value.toPrecision(3))} s`;
+    if (value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 10000)) {
+      return Math.abs(value) < 0.001 ? value.toExponential(1) : compact.format(value);
+    }
+    return String(Number(value.toPrecision(4)));
+  }
+
+  function formatPlace(axis, value) {
+    if (axis === "seconds") return formatDuration(value);
+    return axis === "step" ? whole.format(value) : compact.format(value);
+  }
+
+  const titleOf = (name) => TITLES[name] ?? name.replace(/^values\./, "");
+
+  // Exponential moving mean without the pull of its first value; a hole stays one.
+  function smoothed(values, weight) {
+    let mean = 0, known = 0;
+    return values.map((value) => {
+      if (value === null) return null;
+      mean = mean * weight + value * (1 - weight);
+      known = known * weight + (1 - weight);
+      return mean / known;
+    });
+  }
+
+  // What a chart can join with others: places that rise, and nothing below zero on a logarithmic scale.
+  function drawable(places, columns, log) {
+    const kept = places.map((place, i) => i).filter((i) => i === 0 || places[i] > places[i - 1]);
+    const pick = (column) => kept.map((i) => (log && !(column[i] > 0) ? null : column[i]));
+    return [kept.map((i) => places[i]), ...columns.map(pick)];
+  }
+
+  function faint(colour, share) {
+    const alpha = Math.round(255 * share).toString(16).padStart(2, "0");
+    return /^#[0-9a-f]{6}$/i.test(colour) ? `${colour}${alpha}` : colour;
+  }
+
+  // The value there, else the one before it: lines of several jobs have their points at different places.
+  function nearest(values, index) {
+    for (let i = index; i >= 0; i -= 1) if (values[i] !== null && values[i] !== undefined) return values[i];
+    return null;
+  }
+
+  function valueTable(title, curves) {
+    const names = Object.keys(curves.series), places = curves.axes.step;
+    const every = Math.max(1, Math.ceil(places.length / TABLE_ROWS));
+    const rows = places.map((_, i) => i).filter((i) => i % every === 0 || i === places.length - 1);
+    const head = [...Object.values(AXES), ...names.map(titleOf)].map((name) => el("th", { scope: "col" }, name));
+    const body = rows.map((i) => el("tr", {},
+      ...Object.keys(AXES).map((axis) => el("td", {}, formatPlace(axis, curves.axes[axis][i]))),
+      ...names.map((name) => el("td", {}, formatValue(name, curves.series[name].mean[i])))));
+    const table = el("table", {}, el("caption", {}, title), el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body));
+    return el("div", { class: "curve-scroll", tabindex: "0", role: "region", "aria-label": `Values of ${title}` }, table);
+  }
+
+  return { TITLES, AXES, compact, whole, el, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable };
+})();
