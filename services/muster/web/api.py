@@ -142,6 +142,14 @@ async def find_named(services: Services, caller: Principal, near: JobRow, name: 
     return checked(caller, rows[0] if rows else None, name)
 
 
+async def find_visible(services: Services, caller: Principal, name: str) -> JobRow:
+    """The job of that id, else the newest of that name that the caller may see. Raises ApiError job_not_found."""
+    some = Filter(visible=caller.visible_projects, name=name)
+    async with services.database.read() as session:
+        rows = await repository.ordered(session, some, "newest", 0, 1)
+    return rows[0] if rows else await service.find(services, caller, name)
+
+
 def document(services: Services, caller: Principal, row: JobRow) -> dict[str, Any]:
     """The job as the API shows it to this caller."""
     return job_document(row, services.prices, caller.person)

@@ -6,12 +6,21 @@ import secrets
 
 from fastapi import FastAPI
 
-from muster.web import assets, curves, errors, job, jobs, live, logs, session
+from muster.web import assets, compare, curves, errors, job, jobs, live, logs, session
 from muster.web.api import Cluster, Settings, create_api
 
 HOME = "/jobs"
 # A page's router is listed here, and its link in rendering.NAVIGATION.
-ROUTERS = (assets.router, session.router, live.router, jobs.router, curves.router, job.router, logs.router)
+ROUTERS = (
+    assets.router,
+    session.router,
+    live.router,
+    jobs.router,
+    compare.router,
+    curves.router,
+    job.router,
+    logs.router,
+)
 
 
 def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
