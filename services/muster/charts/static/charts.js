@@ -6,7 +6,7 @@
 (() => {
   "use strict";
 
-  const { TITLES, AXES, compact, whole, el, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable } =
+  const { TITLES, AXES, whole, el, formatBytes, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable } =
     globalThis.curveValues;
   const DASHES = [[], [9, 4], [2, 3], [12, 4, 2, 4]];
   const COLOURS = 8;
@@ -341,7 +341,7 @@
         if (asked !== this.asked) return;
         this.documents = found;
         const unread = found.reduce((sum, curves) => sum + (curves?.unread ?? 0), 0);
-        this.tell(unread ? `Reading older records: ${compact.format(unread)}B to go` : "");
+        this.tell(unread ? `Reading older records: ${formatBytes(unread)} to go` : "");
         this.draw();
         this.schedule(unread ? CATCH_UP_MILLISECONDS : null);
       } catch (error) {

@@ -32,10 +32,16 @@ globalThis.curveValues = (() => {
     return `${seconds < 0 ? "−" : ""}${Math.floor(rounded / unit)}${name}${rest ? ` ${rest}${nextName}` : ""}`;
   }
 
+  function formatBytes(count) {
+    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    const at = Math.min(units.length - 1, Math.floor(Math.log2(Math.max(1, Math.abs(count))) / 10));
+    return `${Number((count / 1024 ** at).toPrecision(3))} ${units[at]}`;
+  }
+
   function formatValue(name, value) {
     if (value === null || value === undefined) return "–";
     if (name === "mfu") return `${(100 * value).toFixed(1)} %`;
-    if (name === "memoryBytes") return `${compact.format(value)}B`;
+    if (name === "memoryBytes") return formatBytes(value);
     if (name === "stepSeconds" || name === "dataWaitSeconds") return `${Number(value.toPrecision(3))} s`;
     if (value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 10000)) {
       return Math.abs(value) < 0.001 ? value.toExponential(1) : compact.format(value);
@@ -91,5 +97,5 @@ globalThis.curveValues = (() => {
     return el("div", { class: "curve-scroll", tabindex: "0", role: "region", "aria-label": `Values of ${title}` }, table);
   }
 
-  return { TITLES, AXES, compact, whole, el, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable };
+  return { TITLES, AXES, compact, whole, el, formatBytes, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable };
 })();
