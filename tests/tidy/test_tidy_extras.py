@@ -51,6 +51,9 @@ FOREIGN = {
     "trainer": ("fastapi", "uvicorn", "sqlalchemy", "kubernetes", "typer", "transformers"),
 }
 
+# Extras whose libraries a room imports only where somebody asks for them.
+OPTIONAL = {"trainer": ("tensorboard", "wandb", "mlflow")}
+
 # Import names that belong to the documented interface of another distribution, which requires and documents them.
 COMPANIONS = {
     "botocore": ["boto3"],  # boto3's exceptions and configuration live there
@@ -112,7 +115,8 @@ def requirements(root: Path, room: str) -> set[str]:
     if room in SHARED:
         return set.intersection(*(requirements(root, user) for user in SHARED[room]))
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"].get(room, [])]
+    extras = (room, *OPTIONAL.get(room, ()))
+    lines = [*project["dependencies"], *(line for e in extras for line in project["optional-dependencies"].get(e, []))]
     return {normal(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines}
 
 

@@ -73,7 +73,17 @@ class Source(Spec):
     columns: Columns | None = None
     """Where the files call the format's columns otherwise."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """The source's share of the samples, relative to the weights of the other sources."""
+    """The source's share of the samples, relative to the weights of the other sources. Beside sources with `epochs` it
+    is relative to all of those together: at 0.1 it gives one sample for every ten of theirs, as often as that takes.
+    """
+    epochs: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    """How often its samples are seen in an epoch of the job, in place of a weight: at 1 once, at 0.5 half of them, and
+    the other half in the next. An epoch ends when all sources with `epochs` are done.
+    """
+    max_documents: Positive | None = None
+    """At most so many of its documents are used, chosen by their content; left out, all."""
+    max_tokens: Positive | None = None
+    """At most so many tokens of its documents are used, in whole documents chosen by their content; left out, all."""
     name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")] | None = None
     """What the source is called where its own loss is reported; left out, its number."""
 
@@ -88,6 +98,14 @@ def with_different_names(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     names = source_names(sources)
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two sources are called {twice[0]}; each source's loss is reported by its name or number")
+    return sources
+
+
+def only_evaluated(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    """The sources. Raises ValueError for what is only for training."""
+    for number, source in enumerate(sources):
+        if source.epochs is not None:
+            raise ValueError(f"[{number}].epochs is for training; an evaluation sees every sample once: leave it out")
     return sources
 
 
@@ -124,7 +142,10 @@ class DataConfig(Spec):
     """Mixes the sources by weight × samples^(1/temperature): 1 takes all in proportion to their sizes, and the higher
     it is, the more often the small ones are seen. Left out, the weights alone decide.
     """
-
+    overfit: Positive | None = None
+    """Trains on the first so many samples alone, again and again, and says at the end whether the loss fell to nearly
+    nothing: a test of model, data and settings in a few minutes. Left out, it trains on all.
+    """
     curation: Curation | None = None
     """Which training documents are left out."""
 
@@ -144,6 +165,9 @@ class DataConfig(Spec):
 
     @model_validator(mode="after")
     def _weights_are_comparable(self) -> Self:
+        if self.in_epochs:
+            self._epochs_go_with_weights()
+            return self
         total = math.fsum(source.weight for source in self.train)
         for number, source in enumerate(self.train):
             if not source.weight / total >= WEIGHT_SHARE_MIN:
@@ -153,3 +177,27 @@ class DataConfig(Spec):
                     f"{WEIGHT_SHARE_MIN:g} of the sum, or leave it out"
                 )
         return self
+
+    @property
+    def in_epochs(self) -> bool:
+        """Whether an epoch is what sources say that it has of them, and not when every sample was seen."""
+        return any(source.epochs is not None for source in self.train)
+
+    def _epochs_go_with_weights(self) -> None:
+        if self.temperature is not None:
+            raise ValueError(
+                "temperature mixes the sources by their sizes, and epochs says how often each is seen; leave one of "
+                "them out"
+            )
+        for number, source in enumerate(self.train):
+            if source.epochs is not None and source.weight != 1.0:
+                raise ValueError(
+                    f"train[{number}] has epochs, which says how many samples it gives, and weight, which says so too; "
+                    "leave one of them out"
+                )
+        beside = math.fsum(source.weight for source in self.train if source.epochs is None)
+        if not 1 / (1 + beside) >= WEIGHT_SHARE_MIN:
+            raise ValueError(
+                f"the weights of sources without epochs add up to {beside:g}: for each sample of those with epochs "
+                "there would be so many others; lower them"
+            )

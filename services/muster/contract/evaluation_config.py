@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from muster.contract.base import Many, Spec
-from muster.contract.data_config import Source, source_names, with_different_names
+from muster.contract.data_config import Source, only_evaluated, source_names, with_different_names
 from muster.contract.fields import Positive, Text
 from muster.contract.objectives import VALUES, Task
 
@@ -23,7 +23,7 @@ _LOWER: Final = frozenset({"loss", "nll_loss", *TOKEN_METRICS})
 _HIGHER: Final = frozenset({"accuracy", "log_odds_ratio", "rewards/accuracies", "rewards/margins"})
 
 Better = Literal["lower", "higher"]
-Sources = Annotated[Many[Source], AfterValidator(with_different_names)]
+Sources = Annotated[Many[Source], AfterValidator(with_different_names), AfterValidator(only_evaluated)]
 
 
 class EarlyStopping(Spec):

@@ -30,7 +30,7 @@ LOGIT_CHUNK_BYTES = 64 * 2**20
 class Need:
     """The bytes that one rank needs at the fullest moment of a step, by part."""
 
-    weights: int  # beside an adapter: those that are frozen
+    weights: int  # beside an adapter: those that are frozen; else all
     gradients: int
     optimizer: int  # both moments of AdamW, and the mean of the weights
     adapters: int  # the weights of adapters
@@ -94,11 +94,11 @@ def estimate(
     """
     parts = 1 if shard == "ddp" else shards
     learning, frozen = -(-size.learning // parts), -(-size.frozen_total // parts)
-    adapter, each = size.frozen_total > 0, weight_bytes(training)
+    adapter, each = size.frozen_total > 0 and not training.freeze, weight_bytes(training)
     state, offloaded = -(-state_bytes(size, training) // parts), training.optimizer.offload and device == "cuda"
     fullest = max(_moments(size, training, shard, shards, accumulation, device, casts_itself), key=lambda m: m.total)
     return Need(
-        weights=frozen if adapter else each * learning,
+        weights=frozen if adapter else frozen + each * learning,
         gradients=fullest.gradients,
         optimizer=0 if offloaded else state,
         adapters=each * learning if adapter else 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from muster.contract.adapter_config import ALL_LINEAR, SCORE, Adapter, is_named
 from muster.contract.architecture import Architecture
 from muster.contract.optimizer_state import eight_bit_moments_bytes
+from muster.contract.parameter_names import any_matches
 
 NF4_BYTES = 0.5 + 4 / 64  # of a weight: four bits, and the fp32 scale of each block of 64
 
@@ -67,18 +68,21 @@ class Dimensions:
     experts_per_token: int = 0
 
 
-def decoder_size(architecture: Architecture, adapter: Adapter | None, scores: int | None = None) -> ModelSize:
-    """Of our own decoder. `scores` is as in `size_of`."""
+def decoder_size(
+    architecture: Architecture, adapter: Adapter | None, scores: int | None = None, freeze: Sequence[str] = ()
+) -> ModelSize:
+    """Of our own decoder. `scores` and `freeze` are as in `size_of`."""
     a = architecture
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (a.vocab_size, a.dim), "norm.weight": (a.dim,)}
+    shapes: dict[str, tuple[int, ...]] = {"embed.weight": (a.vocab_size, a.dim), "norm.weight": (a.dim,)}
     if not a.tied_head:
-        shapes["lm_head.weight"] = (a.vocab_size, a.dim)
+        shapes["head.weight"] = (a.vocab_size, a.dim)
     for layer in range(a.layers):
         for name, shape in a.projections.items():
-            shapes[f"layers.{layer}.{name}.weight"] = shape
+            part = "attention" if name in _OF_ATTENTION else "feed_forward"
+            shapes[f"layers.{layer}.{part}.{name}.weight"] = shape
         shapes |= {f"layers.{layer}.{name}_norm.weight": (a.dim,) for name in ("attention", "feed_forward")}
     dimensions = Dimensions(a.dim, a.heads, a.kv_heads, a.head_dim, a.ffn_dim, a.tied_head)
-    return size_of(shapes, dimensions, adapter, scores=scores)
+    return size_of(shapes, dimensions, adapter, scores=scores, freeze=freeze)
 
 
 def dimensions_of(config: Mapping[str, Any]) -> Dimensions:
@@ -134,6 +138,7 @@ _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|head|score)\.weight$")
 _ROUTER = re.compile(r"(?:mlp|block_sparse_moe|moe)\.(?:gate|router)\.weight$")
 _QUERIES = ("q_proj", "qkv_proj", "query_key_value", "c_attn")
 _INTO_ATTENTION = (*_QUERIES, "k_proj", "v_proj")
+_OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # of our own decoder
 _INTO_FFN = ("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1", "w1", "w3")
 _OUT_OF_FFN = ("down_proj", "fc2", "w2")
 
@@ -144,13 +149,15 @@ def size_of(
     adapter: Adapter | None = None,
     frozen_bytes: int = 4,
     scores: int | None = None,
+    freeze: Sequence[str] = (),
 ) -> ModelSize:
     """The size of a model with these weights, and with this adapter beside them.
 
     `shapes` has the shape of each weight by its name, without an adapter's: as in a folder's files, or as in a module,
     whose experts are held together. It may list a tied head, which is counted once. `frozen_bytes` is the size of one
-    weight beside an adapter. `scores` is the number of scores that a head gives a text, which takes the place of the
-    head that predicts tokens.
+    weight that is not trained. `scores` is the number of scores that a head gives a text, which takes the place of the
+    head that predicts tokens. `freeze` are patterns of weights that are not trained, where there is no adapter; the
+    activations are counted as if all were.
     """
     if scores is not None:
         d = replace(d, tied_head=False)
@@ -172,19 +179,20 @@ def size_of(
     groups = [_sum(counts, names) for names in layers.values()] + [counts[name] for name in lone]
     root = _sum(counts, (name for name in rest if name not in lone))
     first = layers.get("0") or next(iter(layers.values()), [])
-    saved = {name: counts[name] for name in saved_weights(named, adapter, d.tied_head)}
+    left = [name for name in named if not any_matches(freeze, _names_of(name, d.tied_head))]
+    saved = {name: counts[name] for name in (saved_weights(named, adapter, d.tied_head) if adapter else left)}
     linear = {name: shape for name, shape in named.items() if name not in saved and _is_target(name, shape, adapter)}
     beside = {name: _adapter_weights(shape, adapter) for name, shape in linear.items()}
     held = [name for name in named if name not in saved and adapter is not None and adapter.adds_to(name)]
     beside |= {name: _adapter_weights(_as_matrix(named[name]), adapter) for name in held}
-    added, learns = sum(beside.values()), adapter is None
+    added, learns = sum(beside.values()), len(saved) == len(named)
     targets = set(beside) if adapter else set(named)
     trained = {name: beside.get(name, 0) + saved.get(name, 0) for name in named}
     group_trained = max((_sum(trained, names) for names in [*layers.values(), rest]), default=0)
     table = next((named[name] for name in tables if _EMBEDDING.search(name)), (0, 0))
     return ModelSize(
         parameters=weights + added,
-        learning=weights if learns else added + sum(saved.values()),
+        learning=added + sum(saved.values()),
         active=multiplied + added,
         active_learning=multiplied if learns else added + _sum(saved, (n for n in saved if _multiplies(n, d))),
         largest_group=max([root, *groups]),
@@ -208,6 +216,11 @@ def size_of(
     )
 
 
+def _names_of(weight: str, tied_head: bool) -> tuple[str, ...]:
+    """All that a weight may be called: a tied embedding is the head too."""
+    return (weight, "lm_head.weight", "head.weight") if tied_head and is_embedding(weight) else (weight,)
+
+
 def _multiplies(name: str, d: Dimensions) -> bool:
     """Whether tokens are multiplied with a weight: an embedding that is no head is only looked up."""
     return d.tied_head or not _EMBEDDING.search(name)
@@ -216,10 +229,9 @@ def _multiplies(name: str, d: Dimensions) -> bool:
 def _trained_shapes(
     named: Mapping[str, tuple[int, ...]], beside: Iterable[str], saved: Iterable[str], adapter: Adapter | None
 ) -> list[tuple[int, ...]]:
-    if adapter is None:
-        return list(named.values())
     shapes = [named[name] for name in saved]
     for experts, outputs, inputs in ((1, *named[name])[-3:] for name in beside):
+        assert adapter is not None, "only an adapter stands beside weights"
         ranks = adapter.rank * experts
         shapes += [(ranks, inputs), (outputs, ranks), *([(outputs,)] if adapter.kind == "dora" else [])]
     return shapes

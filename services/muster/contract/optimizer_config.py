@@ -6,8 +6,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from muster.contract.base import Spec
+from muster.contract.base import Many, Spec
 from muster.contract.fields import Count, Fraction
+from muster.contract.parameter_names import NamePatterns
+
+Rate = Annotated[float, Field(gt=0, lt=10)]
+WeightDecay = Annotated[float, Field(ge=0, le=10)]  # more would turn weights over at any lr of use
 
 
 class Schedule(Spec):
@@ -43,6 +47,38 @@ class Ema(Spec):
     """
 
 
+class ParameterGroup(Spec):
+    """Parameters that learn in another way than the rest."""
+
+    parameters: Annotated[NamePatterns, Field(min_length=1)]
+    """Patterns of parts of the parameters' names: `embed_tokens`, `layers.[0-3]`, `lora_B`. Each must match one."""
+    lr: Rate | None = None
+    """Their highest learning rate, which follows the same schedule; left out, optimizer.lr."""
+    weight_decay: WeightDecay | None = None
+    """Their weight decay, norms and biases spared; left out, optimizer.weightDecay."""
+
+    @model_validator(mode="after")
+    def _differs(self) -> Self:
+        if self.lr is None and self.weight_decay is None:
+            raise ValueError("gives its parameters neither lr nor weightDecay of their own; give one, or leave it out")
+        return self
+
+
+class RangeTest(Spec):
+    """Rates that grow evenly by their logarithm, from the first step to the last of the job's length."""
+
+    lowest: Rate = 1e-7
+    """The rate of the first step."""
+    highest: Rate = 1.0
+    """The rate of the last step, which is not reached where the loss diverges before."""
+
+    @model_validator(mode="after")
+    def _grows(self) -> Self:
+        if self.lowest >= self.highest:
+            raise ValueError(f"lowest {self.lowest:g} is not below highest {self.highest:g}")
+        return self
+
+
 class OptimizerConfig(Spec):
     """How weights are changed by gradients."""
 
@@ -50,13 +86,13 @@ class OptimizerConfig(Spec):
     """`adamw` keeps both moments in fp32. `adamw8bit` keeps them in eight bits wherever a weight has rows of whole
     blocks of 64 values, and at least 4,096 values: they take a quarter of the memory, and of the bytes in a commit.
     """
-    lr: Annotated[float, Field(gt=0, lt=10)] = 3e-4
+    lr: Rate = 3e-4
     """The highest learning rate of the schedule."""
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.95), strict=False)
     """AdamW's decay of its means of gradients and of squared gradients."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """What AdamW adds to the root of the squared gradients' mean."""
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1  # more would turn weights over at any lr of use
+    weight_decay: WeightDecay = 0.1
     """The share of the learning rate by which weights shrink at each step; norms and biases are spared."""
     clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 1.0
     """The largest norm of the gradient; a longer one is scaled down to it. 0 does not clip."""
@@ -71,4 +107,10 @@ class OptimizerConfig(Spec):
     """
     ema: Ema | None = None
     """The mean of the weights over the last steps, which is kept beside them and exported with `--ema`; left out, none.
+    """
+    groups: Annotated[Many[ParameterGroup], Field(max_length=32)] = ()
+    """Parameters with a learning rate or weight decay of their own. No two groups may name one parameter."""
+    range_test: RangeTest | None = None
+    """Looks for a learning rate instead of training with one: lr and schedule are not used, and the job ends with a
+    table and a suggestion in its log. Left out, it trains.
     """

@@ -112,6 +112,7 @@ class Heartbeat(Record):
     memory: str = ""  # what this rank needs and has, and what to change should that be too little
     skipped_steps: int = 0  # of this job, as far as this attempt's commits and steps know
     last_skipped: StepRecord | None = None
+    tracking_fault: str = ""  # by rank 0: which experiment trackers are left out, and why
     stopped: bool = (
         False  # by SIGSTOP, while its launcher goes on; told by who reads the file, for the rank can't write
     )

@@ -16,6 +16,7 @@ from muster.contract.pods import PodMarks, label_key, label_value
 from muster.contract.redaction import masked_paths
 from muster.contract.signals import Cause
 from muster.contract.status import DataSkip, JobStatus
+from muster.contract.tracking import WANDB_KEY, Tracking
 from muster.contract.training import TrainingConfig
 
 # Bounded, so that what is made of them stays a number of 64 bits; only the digits 0 to 9, as Kubernetes has it.
@@ -148,6 +149,7 @@ class JobSpec(Spec):
     gang: Gang = Gang()
     checkpoint: CheckpointSpec = CheckpointSpec()
     recovery: Recovery = Recovery()
+    tracking: Tracking = Tracking()
     runtime: Runtime = Runtime()
     suspend: bool = False
     """Whether the job is to commit, give its nodes back and wait."""
@@ -168,6 +170,19 @@ class JobSpec(Spec):
             raise ValueError(
                 "training.precision fp8 is for GPUs of compute capability 8.9 or more, and gang.gpusPerNode 0 trains "
                 "on CPUs, which have no float8; ask for GPUs, or take bf16"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trackers_have_their_tokens(self) -> Self:
+        """Only where it is certain that there is none: a variable may come from `envFrom`, too."""
+        wandb, runtime = self.tracking.wandb, self.runtime
+        named = {variable.name for variable in runtime.env}
+        if wandb is not None and wandb.mode == "online" and not runtime.env_from and WANDB_KEY not in named:
+            raise ValueError(
+                f"tracking.wandb needs its token in {WANDB_KEY}: keep it by `muster secrets set wandb`, and give "
+                f"runtime.env: [{{name: {WANDB_KEY}, valueFrom: {{secretKeyRef: {{name: wandb, key: value}}}}}}]; or "
+                "set tracking.wandb.mode to offline"
             )
         return self
 
@@ -271,13 +286,18 @@ class WorkerConfig(Record):
     training: TrainingConfig
     checkpoint: CheckpointSpec
     past: Past | None = None
+    tracking: Tracking = Tracking()
     data_skip: DataSkip | None = None  # applies where training begins after that very commit
 
 
 def worker_config(spec: JobSpec, status: JobStatus) -> WorkerConfig:
     """What the workers of the job's next attempt are told."""
     return WorkerConfig(
-        training=spec.training, checkpoint=spec.checkpoint, past=past_of(status), data_skip=status.data_skip
+        training=spec.training,
+        checkpoint=spec.checkpoint,
+        past=past_of(status),
+        tracking=spec.tracking,
+        data_skip=status.data_skip,
     )
 
 

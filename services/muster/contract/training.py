@@ -18,6 +18,7 @@ from muster.contract.fields import Fraction, Positive, Seed
 from muster.contract.model_config import ModelConfig
 from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Kto, Orpo, Reward, Simpo, Task
 from muster.contract.optimizer_config import OptimizerConfig
+from muster.contract.parameter_names import NamePatterns
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 FP8_MULTIPLE = 16  # of the rows of a product, which float8 kernels take
@@ -95,6 +96,10 @@ class TrainingConfig(Spec):
     """A teacher whose predictions pretrain and sft learn beside the tokens; left out, none."""
     model: ModelConfig
     adapter: Adapter | None = None
+    freeze: NamePatterns = ()
+    """Weights that stay as they are while the rest learns, by patterns of parts of their names: `embed_tokens`,
+    `layers.[0-3]`. Each must match a weight. They have no gradient and no optimizer state, and are written once.
+    """
     data: DataConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig
@@ -111,6 +116,10 @@ class TrainingConfig(Spec):
     router_aux_loss_coef: Annotated[float, Field(ge=0, le=100)] | None = None
     """The weight of the loss that keeps the experts of a mixture equally busy; 0 trains without it. Left out, it is
     that of the model's config.json where that says output_router_logits, else 0.
+    """
+    neftune_noise_alpha: Annotated[float, Field(gt=0, le=1_000)] | None = None
+    """Adds noise to the embeddings of pretrain and sft, while training only: uniform within alpha / sqrt(sequenceLength
+    × the embedding's width), as NEFTune does (arXiv 2310.05914; 5 to 15 is usual). Left out, none.
     """
     seed: Seed = 0
     """Decides new weights, the order of the data and dropout."""
@@ -153,6 +162,9 @@ class TrainingConfig(Spec):
                 "from another job's commit (model.from) or a model's folder (model.source), or leave adapter out to "
                 "train the whole model"
             )
+        self._freezes_what_is_worth_keeping()
+        if self.data.overfit is not None and self.optimizer.range_test is not None:
+            raise ValueError("data.overfit and optimizer.rangeTest are two trials; make one after the other")
         self._fits_the_task()
         if self.evaluation is not None:
             must_be_reported(self.evaluation, self.task, self.data.train)
@@ -174,6 +186,22 @@ class TrainingConfig(Spec):
             raise ValueError(
                 "data.curation.nearDuplicates.drop false keeps near duplicates on one side of evaluation.holdout, and "
                 "there is none; leave nearDuplicates out, or give evaluation.holdout"
+            )
+
+    def _freezes_what_is_worth_keeping(self) -> None:
+        if not self.freeze:
+            return
+        if self.adapter is not None:
+            raise ValueError(
+                f"freeze leaves some weights as they are, and beside an adapter of {self.adapter.kind} all of them "
+                "stay so already; leave one of them out"
+            )
+        if self.precision == "fp8":
+            raise ValueError("freeze is not for precision fp8, which multiplies in float8 where all learns; use bf16")
+        if self.model.from_ is None and self.model.source is None:
+            raise ValueError(
+                "freeze leaves weights as they are, and a new model has none worth keeping; start from another job's "
+                "commit (model.from) or a model's folder (model.source), or leave it out"
             )
 
     def _fits_the_precision(self) -> None:
@@ -205,6 +233,8 @@ class TrainingConfig(Spec):
                 f"labelSmoothing is for pretrain and sft; task {self.task} compares whole answers"
                 + (f": set {self.task}.labelSmoothing" if self.task in ("dpo", "simpo") else "")
             )
+        if self.task in PREFERENCE_TASKS and self.neftune_noise_alpha is not None:
+            raise ValueError(f"neftuneNoiseAlpha is for pretrain and sft, not for task {self.task}; leave it out")
         if self.distillation is not None and (self.task in PREFERENCE_TASKS or self.label_smoothing):
             what = (
                 f"task {self.task}, which compares whole answers" if self.task in PREFERENCE_TASKS else "labelSmoothing"
@@ -273,6 +303,17 @@ class TrainingConfig(Spec):
                     f"= {schedule.min_ratio * self.optimizer.lr:.3g}",
                 )
             )
+        if self.data.in_epochs:
+            found += [
+                (
+                    f"data.train[{number}].weight",
+                    f"{source.weight:g} is {source.weight:g} samples for each one of all sources with epochs; 0.05 to "
+                    "0.25 is usual to keep what a model knows",
+                )
+                for number, source in enumerate(self.data.train)
+                if source.epochs is None and source.weight >= 1
+            ]
+            return tuple(found)
         total = math.fsum(source.weight for source in self.data.train)
         found += [
             (

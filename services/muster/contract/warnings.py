@@ -36,7 +36,7 @@ class DataShape:
     """What a look at the training data told. None stands for what it did not tell."""
 
     documents: int | None = None
-    tokens: int | None = None  # of all documents together, estimated where `exact` is False
+    tokens: int | None = None  # of an epoch, estimated where `exact` is False
     exact: bool = False
     lengths: tuple[int, int, int] | None = None  # tokens of the documents at the 50th, 90th and 99th percentile
     formats: tuple[str, ...] = ()  # of each source, as its files look

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from muster.contract.address import parse_address
 from muster.contract.base import UserError
-from muster.contract.data_config import Source
+from muster.contract.data_config import DataConfig, Source
 from muster.contract.data_formats import fits_task, wrong_format
 from muster.contract.training import TrainingConfig
 from muster.contract.warnings import DataShape
@@ -46,7 +46,7 @@ def look_at(training: TrainingConfig) -> DataShape | None:
             return None
         if found is None:
             return None
-        looks.append(found)
+        looks.append(_capped(found, source, per_token))
     lengths = [length for look in looks for length in look.lengths]
     if not lengths:
         return None
@@ -54,7 +54,7 @@ def look_at(training: TrainingConfig) -> DataShape | None:
     at = [round(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in (0.5, 0.9, 0.99)]
     return DataShape(
         documents=round(sum(look.documents for look in looks)),
-        tokens=max(1, round(sum(look.text_bytes for look in looks) / per_token)),
+        tokens=max(1, round(_of_an_epoch(training.data, [look.text_bytes for look in looks]) / per_token)),
         exact=False,
         lengths=(at[0], at[1], at[2]),
         formats=tuple(look.format for look in looks),
@@ -64,6 +64,23 @@ def look_at(training: TrainingConfig) -> DataShape | None:
             if not fits_task(look.format, training.task)
         ),
     )
+
+
+def _capped(look: _Look, source: Source, per_token: float) -> _Look:
+    """What maxDocuments and maxTokens leave of a source."""
+    most_documents = float("inf") if source.max_documents is None else float(source.max_documents)
+    most_bytes = float("inf") if source.max_tokens is None else source.max_tokens * per_token
+    left = min(1.0, most_documents / max(look.documents, 1.0), most_bytes / max(look.text_bytes, 1.0))
+    return replace(look, documents=look.documents * left, text_bytes=look.text_bytes * left)
+
+
+def _of_an_epoch(data: DataConfig, sizes: Sequence[float]) -> float:
+    """What an epoch reads of sources of these sizes: all of them, or as often as `epochs` says, and beside those as
+    much of the others as their weights say."""
+    if not data.in_epochs:
+        return sum(sizes)
+    counted = sum((source.epochs or 0.0) * size for source, size in zip(data.train, sizes, strict=True))
+    return counted * (1.0 + sum(source.weight for source in data.train if source.epochs is None))
 
 
 def _look(source: Source, budget: int) -> _Look | None:

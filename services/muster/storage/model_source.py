@@ -42,24 +42,40 @@ def model_facts(training: TrainingConfig) -> ModelFacts:
         return found
     teacher = training.distillation.teacher
     if teacher.source is not None:
-        size = _of_folder(teacher.source, None, None).size
+        size = _of_folder(teacher.source, _PLAIN).size
     else:
         assert teacher.from_ is not None, "a teacher is a folder or a commit"
-        size = _of_commit(teacher.from_, None, None).size
+        size = _of_commit(teacher.from_, _PLAIN).size
     return replace(found, size=replace(found.size, teacher=size))
 
 
 def _own_facts(training: TrainingConfig) -> ModelFacts:
-    model, adapter, scores = training.model, training.whole_adapter, training.scores
+    model, learning = training.model, _Learning(training.whole_adapter, training.scores, training.freeze)
     if model.shape is not None:
-        return ModelFacts(decoder_size(model.shape, adapter, scores), True, model.shape.max_positions)
+        return ModelFacts(_decoder_size(model.shape, learning), True, model.shape.max_positions)
     if model.source is not None:
-        return _of_folder(model.source, adapter, scores)
+        return _of_folder(model.source, learning)
     assert model.from_ is not None, "a model is a preset, a shape, a folder or a commit"
-    return _of_commit(model.from_, adapter, scores)
+    return _of_commit(model.from_, learning)
 
 
-def _of_folder(source: str, adapter: Adapter | None, scores: int | None) -> ModelFacts:
+@dataclass(frozen=True)
+class _Learning:
+    """What a job makes of a model before it trains it."""
+
+    adapter: Adapter | None = None
+    scores: int | None = None  # that its head gives a text; None where it predicts tokens
+    freeze: tuple[str, ...] = ()  # patterns of weights that stay as they are
+
+
+_PLAIN = _Learning()
+
+
+def _decoder_size(architecture: Architecture, learning: _Learning) -> ModelSize:
+    return decoder_size(architecture, learning.adapter, learning.scores, learning.freeze)
+
+
+def _of_folder(source: str, learning: _Learning) -> ModelFacts:
     address = parse_address(source)
     if address.scheme == "hf":
         where = hub_path(address)
@@ -69,22 +85,22 @@ def _of_folder(source: str, adapter: Adapter | None, scores: int | None) -> Mode
     if folder.config.get("quantization_config"):
         raise UserError(f"model.source {source}: its weights are quantised, which can't be trained; take the originals")
     shapes = {name: tensor.shape for name, tensor in folder.tensors.items()}
-    return _of_config(folder.config, shapes, folder.dtype, adapter, scores, f"model.source {source}")
+    return _of_config(folder.config, shapes, folder.dtype, learning, f"model.source {source}")
 
 
 def _of_config(
     config: dict[str, Any],
     shapes: dict[str, tuple[int, ...]],
     dtype: str,
-    adapter: Adapter | None,
-    scores: int | None,
+    learning: _Learning,
     where: str,
 ) -> ModelFacts:
     try:
         dimensions = dimensions_of(config)
     except ValueError as error:
         raise UserError(f"{where}: {error}, so its memory can't be told; is it a language model?") from None
-    size = size_of(shapes, dimensions, adapter, ITEM_BYTES[dtype], scores)
+    adapter = learning.adapter
+    size = size_of(shapes, dimensions, adapter, ITEM_BYTES[dtype], learning.scores, learning.freeze)
     if adapter is not None and size.learning == 0:
         raise UserError(
             f"adapter.targets: {', '.join(adapter.targets + adapter.target_parameters)} match no layer of {where}"
@@ -92,7 +108,7 @@ def _of_config(
     return ModelFacts(size, False, position_limit(config))
 
 
-def _of_commit(origin: FromCommit, adapter: Adapter | None, scores: int | None) -> ModelFacts:
+def _of_commit(origin: FromCommit, learning: _Learning) -> ModelFacts:
     if origin.uri is None:
         raise UserError(f"model.from: only a server knows where job {origin.job!r} commits; name its folder (uri)")
     commit = _read(open_store(origin.uri, S3Settings.for_a_look(os.environ)), origin)
@@ -105,12 +121,12 @@ def _of_commit(origin: FromCommit, adapter: Adapter | None, scores: int | None) 
     document = {key: value for key, value in commit.architecture.items() if key != "scores"}
     if document.get("kind") == "transformers":
         config = json.loads(document["companions"]["config.json"])
-        return _of_config(config, shapes, str(document.get("storedDtype", "F32")), adapter, scores, where)
+        return _of_config(config, shapes, str(document.get("storedDtype", "F32")), learning, where)
     try:
         architecture = parse(Architecture, document)
     except InvalidDocument as error:
         raise UserError(f"{where} describes a model that this Muster does not know: {error}") from None
-    return ModelFacts(decoder_size(architecture, adapter, scores), True, architecture.max_positions)
+    return ModelFacts(_decoder_size(architecture, learning), True, architecture.max_positions)
 
 
 def _read(store: Store, origin: FromCommit) -> Commit:

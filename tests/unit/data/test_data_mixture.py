@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.trainer.data.mixture import Mixture
+from muster.contract.data_config import Source
+from muster.trainer.data.mixture import Mixture, shares_of
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=5)
 WEIGHTS = st.fractions(Fraction(1, 50), 10, max_denominator=50)
@@ -71,3 +72,31 @@ def test_weights_like_the_sizes_give_everything_exactly_once(sizes: list[int]) -
 def test_sources_are_interleaved_evenly(weights: list[Fraction], expected: str) -> None:
     mixture = Mixture([100] * len(weights), weights)
     assert "".join(str(mixture.find(number)[0]) for number in range(10)) == expected
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 4)), min_size=1, max_size=4), st.integers(0, 3))
+def test_epochs_say_how_often_each_sample_is_seen(counted: list[tuple[int, int]], replayed: int) -> None:
+    """Exactly so often where nothing stands beside them; with sources that are replayed, to within the rounding."""
+    sources = [Source(source="/a", epochs=float(times)) for _, times in counted]
+    sources += [Source(source="/b", weight=0.25)] * replayed
+    sizes = [size for size, _ in counted] + [1000] * replayed
+    shares = shares_of(sources, sizes, None)
+    mixture = Mixture(sizes, shares.weights, shares.per_epoch)
+    found = Counter((s, i) for s, _, i in map(mixture.find, range(mixture.samples_per_epoch)))
+    total = sum(size * times for size, times in counted)
+    for source, (size, times) in enumerate(counted):
+        seen = [found[source, index] for index in range(size)]
+        assert sum(seen) >= size * times
+        assert sum(seen) <= size * times + len(sizes)
+        assert replayed or seen == [times] * size
+    assert mixture.samples_per_epoch == pytest.approx(total * (1 + 0.25 * replayed), abs=len(sizes) + 1)
+
+
+def test_half_an_epoch_goes_on_with_the_other_half() -> None:
+    shares = shares_of([Source(source="/a", epochs=0.5), Source(source="/b", epochs=1.0)], [10, 3], None)
+    mixture = Mixture([10, 3], shares.weights, shares.per_epoch)
+    assert mixture.samples_per_epoch == 8
+    first, second = (
+        {index for source, _, index in map(mixture.find, range(at, at + 8)) if source == 0} for at in (0, 8)
+    )
+    assert (len(first), len(second), first | second) == (5, 5, set(range(10)))

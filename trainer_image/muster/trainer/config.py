@@ -15,6 +15,7 @@ from muster.contract.base import InvalidDocument, dump, parse, problems
 from muster.contract.names import Env
 from muster.contract.spec import CheckpointSpec, Past, WorkerConfig
 from muster.contract.status import DataSkip
+from muster.contract.tracking import Tracking
 from muster.contract.training import TrainingConfig
 from muster.trainer.errors import UserError
 
@@ -37,6 +38,7 @@ class Run:
     checkpoint: CheckpointSpec
     past: Past = field(default_factory=Past)
     data_skip: DataSkip | None = None
+    tracking: Tracking = field(default_factory=Tracking)
 
     @property
     def document(self) -> dict[str, object]:
@@ -98,6 +100,7 @@ def read_run(environ: Mapping[str, str] = os.environ) -> Run:
         checkpoint=config.checkpoint,
         past=config.past or Past(),
         data_skip=config.data_skip,
+        tracking=config.tracking,
     )
 
 
@@ -133,7 +136,9 @@ def _worker_config(text: str) -> WorkerConfig:
     try:
         training = parse(TrainingConfig, document.get("training"), "training")
         checkpoint = parse(CheckpointSpec, document.get("checkpoint") or {}, "checkpoint")
-        return WorkerConfig.model_validate({**document, "training": training, "checkpoint": checkpoint})
+        tracking = parse(Tracking, document.get("tracking") or {}, "tracking")
+        known = {"training": training, "checkpoint": checkpoint, "tracking": tracking}
+        return WorkerConfig.model_validate({**document, **known})
     except InvalidDocument as error:
         raise UserError(f"the job's configuration was refused:\n{error}") from None
     except ValidationError as error:

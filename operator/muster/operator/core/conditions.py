@@ -1,8 +1,8 @@
 """The conditions of a TrainingJob, in the habits of Kubernetes: `kubectl wait --for=condition=Complete` works.
 
-Phase conditions follow the phase. Training conditions (Straggler, DataBound, CheckpointOverdue, BatchesSkipped) say
-what is not as it should be in a gang that trains all the same; no gang ends for them. Their messages carry no number
-that changes by itself, because each change is a write of the status and an event.
+Phase conditions follow the phase. Training conditions (Straggler, DataBound, CheckpointOverdue, BatchesSkipped,
+TrackingFailed) say what is not as it should be in a gang that trains all the same; no gang ends for them. Their
+messages carry no number that changes by itself, because each change is a write of the status and an event.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TRUE_IN: dict[str, frozenset[Phase]] = {
 
 
 # Set only while a gang trains, and cleared when it stops.
-TRAINING_CONDITIONS = ("Straggler", "DataBound", "CheckpointOverdue", "BatchesSkipped")
+TRAINING_CONDITIONS = ("Straggler", "DataBound", "CheckpointOverdue", "BatchesSkipped", "TrackingFailed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,7 @@ def training_conditions(summary: WorkerSummary) -> dict[str, Any]:
         _data_bound(beat.data_wait_share, known.get("DataBound")),
         _overdue(summary),
         _skipped(summary),
+        _untracked(beat),
     )
     after = with_updates(status.conditions, found, seen.now, seen.generation)
     if after is status.conditions:
@@ -150,13 +151,18 @@ def training_conditions(summary: WorkerSummary) -> dict[str, Any]:
 def change_key(beat: Heartbeat) -> tuple[object, ...]:
     """What of a heartbeat calls for a look at the job when it changes; a further step alone does not."""
     slow = tuple(entry.rank for entry in beat.slow_ranks)
-    return beat.rank, beat.pid, beat.phase, beat.last_commit_step, slow, beat.skipped_steps
+    return beat.rank, beat.pid, beat.phase, beat.last_commit_step, slow, beat.skipped_steps, beat.tracking_fault
 
 
 def _is_well(beat: Heartbeat, conditions: tuple[Condition, ...]) -> bool:
     """Nothing to tell, nor to take back. Almost always so, and cheap to see."""
     share, due = beat.data_wait_share, beat.commit_seconds
-    if beat.slow_ranks or beat.last_skipped is not None or (share is not None and share > FED_SHARE):
+    if (
+        beat.slow_ranks
+        or beat.last_skipped is not None
+        or beat.tracking_fault
+        or (share is not None and share > FED_SHARE)
+    ):
         return False
     if due is not None and beat.at - (beat.last_commit_at or beat.started_at) > OVERDUE_INTERVALS * due:
         return False
@@ -202,6 +208,12 @@ def _skipped(summary: WorkerSummary) -> ConditionUpdate | None:
     last = beat.last_skipped
     words = f"{beat.skipped_steps} batches were not learnt from; the last at step {last.step}: {last.skipped}"
     return ConditionUpdate("BatchesSkipped", True, "NumbersUnsound", words)
+
+
+def _untracked(beat: Heartbeat) -> ConditionUpdate | None:
+    if not beat.tracking_fault:
+        return None  # a tracker that is left out stays so until the attempt ends
+    return ConditionUpdate("TrackingFailed", True, "TrackerLeftOut", beat.tracking_fault[:1_000])
 
 
 def _charge_slow_nodes(summary: WorkerSummary, before: Condition | None) -> dict[str, Any]:

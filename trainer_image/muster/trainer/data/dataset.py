@@ -18,7 +18,7 @@ from muster.contract.training import TrainingConfig
 from muster.trainer.data import store as stores
 from muster.trainer.data.comparisons import must_have_both_labels, packed_pairs
 from muster.trainer.data.duplicates import without_duplicates
-from muster.trainer.data.mixture import Mixture
+from muster.trainer.data.mixture import Mixture, Shares, shares_of
 from muster.trainer.data.packing import (
     ConcatPacking,
     DocumentPacking,
@@ -30,7 +30,7 @@ from muster.trainer.data.packing import (
 )
 from muster.trainer.data.prepare import prepared, with_formats
 from muster.trainer.data.rules import NO_RULES, Rules
-from muster.trainer.data.store import Documents, TokenStore
+from muster.trainer.data.store import Documents, TokenStore, capped
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.data.truncation import cut_documents
 from muster.trainer.errors import UserError
@@ -50,25 +50,36 @@ class Dataset:
     """Samples of (seed, epoch, index): no state, the same on every rank. Parts are mixed by weight."""
 
     def __init__(
-        self, parts: Sequence[Packing], weights: Sequence[Fraction], seed: int, names: Sequence[str] = ()
+        self,
+        parts: Sequence[Packing],
+        shares: Shares,
+        seed: int,
+        names: Sequence[str] = (),
+        samples_max: int | None = None,
     ) -> None:
-        """`names` says what the source of each part is called; left out, its number."""
+        """`names` says what the source of each part is called; left out, its number. `samples_max` are the first
+        samples of the first epoch, which every epoch then repeats; None takes all of each."""
         self.seed = seed
         self.parts = tuple(parts)
         self.names = tuple(names) or tuple(str(number) for number in range(len(parts)))
-        self._mixture = Mixture([part.samples for part in parts], weights)
-        self.samples_per_epoch = self._mixture.samples_per_epoch
+        self._mixture = Mixture([part.samples for part in parts], shares.weights, shares.per_epoch)
+        self._repeats = samples_max is not None
+        whole = self._mixture.samples_per_epoch
+        self.samples_per_epoch = whole if samples_max is None else min(samples_max, whole)
 
     def sample(self, epoch: int, index: int) -> Sample:
         """Raises IndexError outside of [0, samples_per_epoch)."""
         if not 0 <= index < self.samples_per_epoch or epoch < 0:
             raise IndexError(f"no sample {index} of epoch {epoch}; an epoch has {self.samples_per_epoch}")
-        source, own_epoch, own_index = self._mixture.find(epoch * self.samples_per_epoch + index)
+        source, own_epoch, own_index = self._mixture.find(self._number(epoch, index))
         return self.parts[source].sample(own_epoch, own_index)
 
     def source_of(self, epoch: int, index: int) -> int:
         """The number of the part that a sample is of."""
-        return self._mixture.find(epoch * self.samples_per_epoch + index)[0]
+        return self._mixture.find(self._number(epoch, index))[0]
+
+    def _number(self, epoch: int, index: int) -> int:
+        return index if self._repeats else epoch * self.samples_per_epoch + index
 
 
 @dataclass(frozen=True)
@@ -136,7 +147,8 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     def apart(sources: Sequence[Source], name: str) -> Dataset:
         found = [next(held_apart) for _ in sources]
         _tell_overlap(opened, found, report)
-        held, parts = maker.evaluation(sources, [stores.split(store, 0)[0] for store in found], name)
+        every = [stores.split(store, 0)[0] for store in found]
+        held, parts = maker.evaluation(sources, _as_many_as_asked(sources, every, report), name)
         evaluated.extend(parts)
         return held
 
@@ -158,19 +170,20 @@ class _Maker:
     report: Report
 
     def training(self, documents: Sequence[Documents]) -> tuple[Dataset, tuple[Packed, ...]]:
-        every = self._packed(self.config.data.train, documents)
+        sources = self.config.data.train
+        documents = _as_many_as_asked(sources, documents, self.report)
+        every = self._packed(sources, documents)
         packed = _those_with_samples(every)
-        # A weight is written in decimals: 0.1 means a tenth, not the nearest double.
-        temperature = self.config.data.temperature
-        weights = [
-            Fraction(repr(self.config.data.train[number].weight)) * _by_size(packing.samples, temperature)
-            for number, packing in packed.items()
-        ]
-        for number, source in enumerate(self.config.data.train):
+        sizes = [packing.samples for packing in packed.values()]
+        shares = shares_of([sources[number] for number in packed], sizes, self.config.data.temperature)
+        for number, given, size in zip(packed, shares.per_epoch, sizes, strict=True):
+            if sources[number].epochs is not None:
+                self.report(f"data: {sources[number].source}: {given:,} samples an epoch, of {size:,}")
+        for number, source in enumerate(sources):
             if number not in packed:
                 self.report(f"{WARNING}nothing of {source.source} is left to train on; its weight has no effect")
         must_have_both_labels(packed.values())
-        return self._dataset("training", documents, packed, weights), every
+        return self._dataset("training", documents, packed, shares, samples_max=self.config.data.overfit), every
 
     def evaluation(
         self, sources: Sequence[Source], documents: Sequence[Documents], name: str = "evaluation"
@@ -178,16 +191,18 @@ class _Maker:
         """Every sample once per epoch, so the weights are the sizes. `name` is what people are told of."""
         every = self._packed(sources, documents)
         packed = _those_with_samples(every)
-        weights = [Fraction(part.samples) for part in packed.values()]
-        return self._dataset(name, documents, packed, weights, source_names(sources)), every
+        sizes = tuple(part.samples for part in packed.values())
+        shares = Shares(tuple(Fraction(size) for size in sizes), sizes)
+        return self._dataset(name, documents, packed, shares, source_names(sources)), every
 
     def _dataset(
         self,
         name: str,
         documents: Sequence[Documents],
         packed: dict[int, Packing],
-        weights: Sequence[Fraction],
+        shares: Shares,
         names: Sequence[str] = (),
+        samples_max: int | None = None,
     ) -> Dataset:
         length = self.config.data.sequence_length
         if not packed:  # text always leaves something
@@ -196,7 +211,7 @@ class _Maker:
             words = lost if any(one.store.meta.compares for one in documents) else silent
             raise UserError(f"{name} data: {words} {length} tokens; raise data.sequenceLength")
         called = [names[number] for number in packed] if names else ()
-        dataset = Dataset(list(packed.values()), weights, self.config.seed, called)
+        dataset = Dataset(list(packed.values()), shares, self.config.seed, called, samples_max)
         self.report(
             f"data: {name}: {sum(map(len, documents)):,} documents, {sum(part.tokens for part in documents):,} tokens, "
             f"{dataset.samples_per_epoch:,} samples of {length} tokens per epoch"
@@ -234,9 +249,20 @@ class _Maker:
         return Packed(documents, packing, cut.truncated, cut.lost)
 
 
-def _by_size(samples: int, temperature: float | None) -> Fraction:
-    """What a source's weight is multiplied by. Rounded, for the last digits of a power differ between machines."""
-    return Fraction(1) if temperature is None else Fraction(f"{samples ** (1 / temperature):.6g}")
+def _as_many_as_asked(sources: Sequence[Source], documents: Sequence[Documents], report: Report) -> list[Documents]:
+    """Of each source, what maxDocuments and maxTokens leave. Raises UserError where they leave nothing."""
+    found = []
+    for source, whole in zip(sources, documents, strict=True):
+        part = capped(whole, source.max_documents, source.max_tokens)
+        if len(whole) and not len(part):
+            raise UserError(
+                f"data source {source.source}: maxTokens {source.max_tokens:,} leaves nothing of it, for the first "
+                f"document that is chosen has {int(whole.bounds[1] - whole.bounds[0]):,} tokens; raise it"
+            )
+        if len(part) < len(whole):
+            report(f"data: {source.source}: {len(part):,} of {len(whole):,} documents are used, as asked")
+        found.append(part)
+    return found
 
 
 def _those_with_samples(packed: Sequence[Packed]) -> dict[int, Packing]:
@@ -253,7 +279,7 @@ def _tell_what_is_dropped(opened: Sequence[TokenStore], report: Report) -> None:
 
 def _tell_of_small_data(config: TrainingConfig, train: Dataset, report: Report) -> None:
     step = config.samples_per_step()
-    if train.samples_per_epoch < step:
+    if train.samples_per_epoch < step and config.data.overfit is None:
         report(
             f"{WARNING}a step takes {step:,} samples and an epoch has {train.samples_per_epoch:,}: every step sees "
             "some of them again; lower batch.tokensPerStep, or add data"
@@ -296,15 +322,23 @@ def _threshold(opened: Sequence[TokenStore], holdout: float, report: Report) -> 
 
 def _fingerprint(config: TrainingConfig, tokenizer: Tokenizer, opened: Sequence[TokenStore]) -> str:
     sources = [
-        [store.meta.contents, store.meta.tokens, source.format, source.weight]
+        [store.meta.contents, store.meta.tokens, source.format, source.weight, *_chosen(source)]
         for store, source in zip(opened, config.data.train, strict=True)
     ]
     settings: list[object] = [config.data.sequence_length, config.data.packing, config.seed, ORDER_VERSION]
     settings += [config.data.truncation] if config.task in PREFERENCE_TASKS or config.data.truncation != "right" else []
+    settings += [{"overfit": config.data.overfit}] if config.data.overfit is not None else []
     settings += [{"temperature": config.data.temperature}] if config.data.temperature is not None else []
     holdout = config.evaluation.holdout if config.evaluation else 0.0
     document = json.dumps([sources, settings, holdout, tokenizer.describe()], sort_keys=True)
     return hashlib.sha256(document.encode()).hexdigest()
+
+
+def _chosen(source: Source) -> list[object]:
+    """What a fingerprint says of a source beside its contents and weight, where there is anything."""
+    chosen = {"epochs": source.epochs, "documents": source.max_documents, "tokens": source.max_tokens}
+    found = {name: value for name, value in chosen.items() if value is not None}
+    return [found] if found else []
 
 
 def _tell_overlap(training: Sequence[TokenStore], evaluation: Sequence[TokenStore], report: Report) -> None:

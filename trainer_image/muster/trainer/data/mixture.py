@@ -5,23 +5,56 @@ n · share of all, rounded, the second its share of what is left, and so on. Sha
 the same on every machine, however large n.
 
 Each source counts its own epochs. An epoch of the mixture ends when every sample of every source has been given at
-least once; a source whose weight is large for its size has gone round several times by then. The count runs on from one
-epoch of the mixture into the next.
+least once; a source whose weight is large for its size has gone round several times by then. Where sources say how
+often they are to be seen (`epochs`), it ends when each of those has given just so many samples. The count runs on from
+one epoch of the mixture into the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+
+from muster.contract.data_config import Source
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How the sources are mixed."""
+
+    weights: tuple[Fraction, ...]
+    per_epoch: tuple[int, ...]  # the samples of each source that an epoch must have given; 0: it waits for none
+
+
+def shares_of(sources: Sequence[Source], sizes: Sequence[int], temperature: float | None) -> Shares:
+    """What the configuration asks for, of sources with so many samples each."""
+    # A number is written in decimals: 0.1 means a tenth, not the nearest double.
+    own = [Fraction(repr(source.weight)) for source in sources]
+    if all(source.epochs is None for source in sources):
+        scales = [_by_size(size, temperature) for size in sizes]
+        return Shares(tuple(weight * scale for weight, scale in zip(own, scales, strict=True)), tuple(sizes))
+    given = [
+        0 if source.epochs is None else max(1, round(Fraction(repr(source.epochs)) * size))
+        for source, size in zip(sources, sizes, strict=True)
+    ]
+    beside = sum(given)
+    return Shares(tuple(Fraction(n) or weight * beside for n, weight in zip(given, own, strict=True)), tuple(given))
+
+
+def _by_size(samples: int, temperature: float | None) -> Fraction:
+    """What a source's weight is multiplied by. Rounded, for the last digits of a power differ between machines."""
+    return Fraction(1) if temperature is None else Fraction(f"{samples ** (1 / temperature):.6g}")
 
 
 class Mixture:
     """Which sample of which source stands where.
 
-    `sizes` holds the samples of one epoch of each source, `weights` the relative weight of each, above 0.
+    `sizes` holds the samples of one epoch of each source, `weights` the relative weight of each, above 0. `per_epoch`
+    is as in Shares; left out, the sizes.
     """
 
-    def __init__(self, sizes: Sequence[int], weights: Sequence[Fraction]) -> None:
+    def __init__(self, sizes: Sequence[int], weights: Sequence[Fraction], per_epoch: Sequence[int] = ()) -> None:
         self._sizes = tuple(sizes)
         left = sum(weights, Fraction(0))
         self._shares: list[tuple[int, int]] = []  # numerator, denominator of each source's share of what is left for it
@@ -29,7 +62,9 @@ class Mixture:
             share = weight / left
             self._shares.append((share.numerator, share.denominator))
             left -= weight
-        self.samples_per_epoch = max(self._first_with(k, size) for k, size in enumerate(self._sizes))
+        self.samples_per_epoch = max(
+            self._first_with(k, count) for k, count in enumerate(per_epoch or self._sizes) if count
+        )
 
     def find(self, number: int) -> tuple[int, int, int]:
         """(source, its epoch, its sample) of the mixture's sample `number`, counted from the start of training."""

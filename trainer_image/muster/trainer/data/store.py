@@ -190,6 +190,16 @@ def split(store: TokenStore, threshold: int) -> tuple[Documents, Documents]:
     return Documents(store, cut, store.meta.documents), Documents(store, 0, cut)
 
 
+def capped(documents: Documents, count: int | None, tokens: int | None) -> Documents:
+    """The first of them, as many as there may be and as have so many tokens together. Their order is that of hashes,
+    so they are as good as drawn at random, and the same in however many files they lie."""
+    last = documents.last if count is None else min(documents.last, documents.first + count)
+    if tokens is not None:
+        bounds = documents.bounds
+        last = min(last, documents.first + int(np.searchsorted(bounds, bounds[0] + tokens, side="right")) - 1)
+    return Documents(documents.store, documents.first, last)
+
+
 def shared_contents(one: Documents, other: Documents) -> int:
     """How many documents of `one` have content that `other` has too."""
     mine, theirs = one.store.hashes[one.first : one.last], other.store.hashes[other.first : other.last]

@@ -22,7 +22,13 @@ from muster.contract.signals import WorkerExit
 from muster.local.metric_pages import CONTENT_TYPE, gathered
 from muster.local.processes import is_stopped
 
-NOT_LAST = ("stands", "memory", "slowRanks", "lastSkipped")  # what nobody asks of a rank that has ended
+NOT_LAST = (
+    "stands",
+    "memory",
+    "slowRanks",
+    "lastSkipped",
+    "trackingFault",
+)  # what nobody asks of a rank that has ended
 TERMINATION_BYTES_MAX = 4_096  # the kubelet keeps no more of a termination message
 
 

@@ -32,6 +32,7 @@ from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, LAUNC
 from muster.trainer.launch.report import leave_word, serve_reports
 from muster.trainer.launch.stack_dumps import dump, record_flights
 from muster.trainer.launch.verdict import RankEnd, hung_ranks, log_tail, read_end, worker_exit
+from muster.trainer.tracking.processes import Trackers, commands
 
 FENCE_SECONDS_MAX = 60.0
 # After one rank failed, the others get this long to notice before they are killed.
@@ -191,6 +192,7 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
     stop.ranks_may_exist = True
     if stop.wanted:
         raise StoppedEarly
+    trackers = Trackers(run.worker_dir, commands(run))
     try:
         launch_agent(config, command, command_arguments)
     except ChildFailedError as error:
@@ -199,6 +201,7 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
         ends = [_end(run, rank, failure, started) for rank, failure in error.failures.items()]
         return worker_exit(ends, stop.wanted, SHUTDOWN_SECONDS)
     finally:
+        trackers.finish()
         wait_for_uploads()
     return WorkerExit(exit_code=ExitCode.DONE, at=time.time())
 

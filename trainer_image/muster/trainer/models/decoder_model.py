@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from muster.trainer.models.decoder import Decoder, build
 from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize, initialize_adapter
 from muster.trainer.models.lora import attach
+from muster.trainer.models.named import freeze
 from muster.trainer.models.scoring import ScoreHead
 from muster.trainer.models.shards import local_rows
 
@@ -26,6 +27,7 @@ class DecoderModel:
     architecture: Architecture
     adapter: Adapter | None = None
     scores: ScoreHead | None = None  # None where it predicts tokens
+    freeze: tuple[str, ...] = ()  # patterns of weights that are not trained, where there is no adapter
 
     casts_weights = True
     packs = True
@@ -40,13 +42,23 @@ class DecoderModel:
         return self.architecture.vocab_size
 
     def size(self) -> ModelSize:
-        return decoder_size(self.architecture, self.adapter, None if self.scores is None else self.scores.count)
+        scores = None if self.scores is None else self.scores.count
+        return decoder_size(self.architecture, self.adapter, scores, self.freeze)
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
         decoder = build(self.architecture, dtype, recompute, scores=self.scores)
         if self.adapter is not None:
             attach(decoder, self.adapter)
+        if self.freeze:
+            freeze(decoder, self.freeze)
         return decoder
+
+    def freezing(self, patterns: Sequence[str]) -> DecoderModel:
+        return replace(self, freeze=tuple(patterns))
+
+    def embedding(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, Decoder)
+        return model.embed
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         assert isinstance(model, Decoder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import nn
@@ -43,6 +43,13 @@ class ModelDefinition(Protocol):
         these, the loss of each token [B, T]. One that scores texts is called without labels, and gives fp32
         [B, T, scores] by the number of the document.
         """
+
+    def freezing(self, patterns: Sequence[str]) -> Self:
+        """The same with the weights frozen that the patterns mean (contract/parameter_names.py). `build` raises
+        UserError for a pattern that means none."""
+
+    def embedding(self, model: nn.Module) -> nn.Module:
+        """The module that looks tokens up."""
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
         """What is sharded, compiled and timed one by one, in order."""

@@ -8,7 +8,6 @@ it stand `lora_A`, `lora_B` and, for DoRA, `lora_magnitude_vector`, as in `peft`
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from muster.contract.adapter_config import ALL_LINEAR, Adapter, is_named
 from muster.trainer.errors import UserError
 from muster.trainer.models.adapter import is_part
 from muster.trainer.models.layers import Linear
+from muster.trainer.models.named import near
 from muster.trainer.models.nf4 import NF4Linear
 from muster.trainer.models.parameter_lora import attach_to_parameters
 from muster.trainer.models.shards import local
@@ -60,7 +60,7 @@ def saved_modules(model: nn.Module, adapter: Adapter) -> dict[str, nn.Module]:
         names = [name for name in found if is_named(name, asked)]
         if not names:
             own = sorted({name.rpartition(".")[2] for name in modules if not name.rpartition(".")[2].isdecimal()})
-            raise UserError(f"adapter.modulesToSave: {asked!r} matches no module of this model; {_near(asked, own)}")
+            raise UserError(f"adapter.modulesToSave: {asked!r} matches no module of this model; {near(asked, own)}")
         within = [name for name in modules if any(f"{name}.".startswith(f"{whole}.") for whole in names)]
         if target := next((target for target in adapter.targets for name in within if is_named(name, target)), None):
             raise UserError(
@@ -165,10 +165,4 @@ def _missing(target: str, model: nn.Module, linear: dict[str, nn.Module]) -> str
             f"adapter.targets: {target!r} is a weight of experts that are held together, and no linear layer; name it "
             f"in adapter.targetParameters (as in peft). Linear layers are {', '.join(there)}"
         )
-    return f"adapter.targets: {target!r} matches no layer of this model; {_near(target, there)}"
-
-
-def _near(asked: str, there: list[str]) -> str:
-    near = difflib.get_close_matches(asked.rpartition(".")[2], there, 3, 0.4)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{hint}There are {', '.join(there)}"
+    return f"adapter.targets: {target!r} matches no layer of this model; {near(target, there)}"

@@ -23,6 +23,7 @@ from muster.trainer.config import DataParallel, Ranks, data_parallel
 from muster.trainer.errors import OutOfMemory, UserError
 from muster.trainer.models import load_balancing
 from muster.trainer.models.definition import ModelDefinition
+from muster.trainer.models.embedding_noise import add_noise
 from muster.trainer.models.float8 import use_float8
 from muster.trainer.models.shards import local
 
@@ -184,6 +185,8 @@ class ParallelModel:
                 parameter.data = parameter.data.to(dtype)
         if training.router_aux_loss_coef is not None:
             load_balancing.set_weight(self.module, training.router_aux_loss_coef)
+        if training.neftune_noise_alpha is not None:
+            add_noise(definition.embedding(self.module), training.neftune_noise_alpha)
         if training.precision == "fp8":
             use_float8(self.module)
         # the repeated blocks, first to last, which are sharded, compiled and timed one by one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize_adapter, initialize_scores
 from muster.trainer.models.loading import TORCH_DTYPES, ReadRange, checksums
 from muster.trainer.models.lora import attach, saved_modules
+from muster.trainer.models.named import freeze
 from muster.trainer.models.new_tokens import NewTokens, must_be_trained
 from muster.trainer.models.nf4 import quantize
 from muster.trainer.models.scoring import WEIGHT as SCORE_WEIGHT
@@ -46,6 +47,7 @@ class TransformersModel:
     provenance: dict[str, Any] = field(default_factory=dict)  # what was loaded, for every commit
     new_tokens: NewTokens | None = None  # tokens that the folder's weights have no rows for
     scores: ScoreHead | None = None  # None where it predicts tokens
+    freeze: tuple[str, ...] = ()  # patterns of weights that are not trained, where there is no adapter
 
     casts_weights = False
 
@@ -79,7 +81,7 @@ class TransformersModel:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         dimensions = dimensions_of({**self.config.to_dict(), "tie_word_embeddings": bool(model.all_tied_weights_keys)})
         scores = None if self.scores is None else self.scores.count
-        return size_of(shapes, dimensions, self.adapter, ITEM_BYTES[self.stored_dtype], scores)
+        return size_of(shapes, dimensions, self.adapter, ITEM_BYTES[self.stored_dtype], scores, self.freeze)
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
         draws = self.adapter is not None and self.adapter.dropout > 0
@@ -89,10 +91,20 @@ class TransformersModel:
             if self.adapter.kind == "qlora":
                 quantize(model, {head, *saved_modules(model, self.adapter).values()})
             attach(model, self.adapter, head)
+        if self.freeze:
+            freeze(model, self.freeze)
+        if self.adapter is not None or self.freeze:
             for parameter in model.parameters():
                 if not parameter.requires_grad and parameter.is_floating_point():
                     parameter.data = parameter.data.to(TORCH_DTYPES[self.stored_dtype])
         found: nn.Module = model
+        return found
+
+    def freezing(self, patterns: Sequence[str]) -> TransformersModel:
+        return replace(self, freeze=tuple(patterns))
+
+    def embedding(self, model: nn.Module) -> nn.Module:
+        found: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
         return found
 
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:

@@ -35,6 +35,7 @@ from muster.trainer.train.reference import compute_reference, read_reference
 from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.step import TrainStep
 from muster.trainer.train.teaching import LoadedTeacher, TeacherOrigin, find_teacher
+from muster.trainer.train.trials import tell_verdict, trial_of
 
 INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
 
@@ -103,6 +104,7 @@ class Trainer:
         self.progress = Progress(
             steps=total_steps(config, data.train.samples_per_epoch),
             cursor=DataCursor(seed=config.seed, epoch=0, sample=0),
+            trial=trial_of(config),
         )
         fresh = origin.resume is None and origin.weights is None
         values = fresh or config.adapter is not None or config.scores is not None
@@ -283,7 +285,7 @@ class Trainer:
         )
 
     def _over(self) -> bool:
-        return self.progress.step >= self.progress.steps or self.best.stop
+        return self.progress.over or self.best.stop
 
     def _publish(self, record: StepRecord) -> None:
         if self.ranks.rank == 0 and record.step % INTERVAL_STEPS == 0 and record.step_seconds > 0:
@@ -322,6 +324,8 @@ class Trainer:
         self.checkpoints.close()
         self.rank_state.activity.enter(TrainerPhase.DONE)
         if self.ranks.rank == 0:
+            if self.progress.trial is not None:
+                tell_verdict(self.progress.trial, self.run.folder, say)
             early = f": the held-out {self.best.metric} stopped improving" if self.best.stop else ""
             say(f"done after step {self.progress.step}{early}")
         return ExitCode.DONE

@@ -10,23 +10,50 @@ import torch
 from torch import Tensor, nn
 
 from muster.contract.optimizer_config import OptimizerConfig
+from muster.trainer.errors import UserError
+from muster.trainer.models.named import named_by
 from muster.trainer.train.adamw import ShardAdamW
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, seed: int = 0) -> ShardAdamW:
     """AdamW of all that is not frozen. Norms (and any other vector) do not decay. `seed` is the job's. Raises UserError
     where eight bits are asked for and their kernels can't be loaded."""
+    return ShardAdamW(parameter_groups(model, config), config, seed)
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """What torch calls the groups of an optimizer: all that is trained, first what `optimizer.groups` does not name.
+    `rate_scale` is what the schedule's rate is multiplied by. Raises UserError for patterns that no trained parameter
+    matches, and for a parameter in two groups."""
+    owners: dict[nn.Parameter, int] = {}
+    for number, each in enumerate(config.groups):
+        path = f"optimizer.groups[{number}]"
+        named = {p: name for p, name in named_by(model, each.parameters, path).items() if p.requires_grad}
+        if not named:
+            raise UserError(f"{path}: {', '.join(each.parameters)} match only weights that are not trained")
+        taken = next((p for p in named if p in owners), None)
+        if taken is not None:
+            raise UserError(
+                f"{path} and optimizer.groups[{owners[taken]}] both match {named[taken]}; leave it out of one of them"
+            )
+        owners |= dict.fromkeys(named, number)
+    groups: list[dict[str, Any]] = []
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return ShardAdamW(groups, config, seed)
+    for number, of in enumerate((None, *config.groups), start=-1):
+        own = [parameter for parameter in parameters if owners.get(parameter, -1) == number]
+        decay = config.weight_decay if of is None or of.weight_decay is None else of.weight_decay
+        scale = 1.0 if of is None or of.lr is None else of.lr / config.lr
+        groups += [
+            {"params": [p for p in own if p.ndim >= 2], "weight_decay": decay, "rate_scale": scale},
+            {"params": [p for p in own if p.ndim < 2], "weight_decay": 0.0, "rate_scale": scale},
+        ]
+    return groups
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the schedule's rate, of which each group takes its multiple."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["rate_scale"]
 
 
 def squared_norm(gradients: list[Tensor]) -> Tensor:

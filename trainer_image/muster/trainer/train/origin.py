@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pydantic import ValidationError
 
 from muster.contract.base import dump
@@ -36,6 +37,7 @@ from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.files import open_files
 from muster.trainer.models.from_commit import definition_of
 from muster.trainer.models.scoring import ScoreHead, chosen_head, score_head_of
+from muster.trainer.train.optimizer import parameter_groups
 
 if TYPE_CHECKING:
     from muster.trainer.models.new_tokens import NewTokens
@@ -63,13 +65,13 @@ def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
     `report` is called with a line of text when a damaged commit is set aside for the one before it.
     """
     if run.resume_step:
-        return _resumed(run, report)
+        return _as_trained(_resumed(run, report), run.training)
     return fresh_origin(run.training)
 
 
 def fresh_origin(training: TrainingConfig) -> Origin:
     """What a job of this configuration begins with, before it has commits. Raises UserError, StorageError."""
-    origin = _begun(training)
+    origin = _as_trained(_begun(training), training)
     return replace(origin, tokenizer=templated(origin.tokenizer, training.data.chat_template))
 
 
@@ -98,6 +100,15 @@ def _begun(training: TrainingConfig) -> Origin:
     model = DecoderModel(architecture, training.whole_adapter, _score_head(training, tokenizer))
     _vocabularies_fit(tokenizer, model, f"data.tokenizer {training.data.tokenizer}", "the model")
     return Origin(model, tokenizer)
+
+
+def _as_trained(origin: Origin, training: TrainingConfig) -> Origin:
+    """With what the configuration freezes. Raises UserError for patterns of weights that the model does not have."""
+    if not (training.freeze or training.optimizer.groups):
+        return origin
+    model = origin.model.freezing(training.freeze)
+    parameter_groups(model.build(torch.float32, "none"), training.optimizer)
+    return replace(origin, model=model)
 
 
 def _resumed(run: Run, report: Callable[[str], None]) -> Origin:

@@ -14,6 +14,7 @@ from muster.storage.store import open_store
 from muster.trainer.checkpoint.quarantine import quarantine
 from muster.trainer.data.loader import advanced
 from muster.trainer.train.step import StepOutcome
+from muster.trainer.train.trials import Trial
 
 
 @dataclass
@@ -27,20 +28,31 @@ class Progress:
     # The stretches of the data's order that were left out, as {epoch, sample, samples}.
     skipped_data: list[dict[str, int]] = field(default_factory=list)
     skipped_now: bool = False  # whether this attempt left one out
+    trial: Trial | None = None  # what the run is made to find out; None where it is made to learn
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no further step."""
+        return self.step >= self.steps or (self.trial is not None and self.trial.over)
 
     def advance(self, outcome: StepOutcome) -> None:
         """One step is done."""
         self.step, self.cursor = outcome.number, outcome.cursor
         self.tokens += outcome.tokens
+        if self.trial is not None:
+            self.trial.saw(outcome)
 
     def restore(self, commit: Commit) -> None:
         """Stand where the commit stood."""
         self.step, self.tokens, self.cursor = commit.step, commit.tokens, commit.cursor
         self.skipped_data = list(commit.state.get("passedOver", ()))
+        if self.trial is not None:
+            self.trial.restore(commit.state.get("trial", {}))
 
     def state(self) -> dict[str, Any]:
         """What `restore` reads beside the commit's own fields, as JSON."""
-        return {"passedOver": self.skipped_data, "steps": self.steps}
+        tried = {} if self.trial is None else {"trial": self.trial.state()}
+        return {"passedOver": self.skipped_data, "steps": self.steps, **tried}
 
     def skip_data(self, skip: DataSkip | None, samples_per_step: int, samples_per_epoch: int) -> bool:
         """Leave out the data that the last attempt could not learn from, if we stand before it; whether we did."""

@@ -15,6 +15,7 @@ from muster.contract.names import HEARTBEAT, RANK_FAILURE, ExitCode
 from muster.contract.signals import Heartbeat, RankFailure, SlowRank, StepRecord, TrainerPhase
 from muster.storage.small_files import write_whole
 from muster.trainer.launch.stack_dumps import main_thread_stands
+from muster.trainer.tracking.processes import FAULTS
 from muster.trainer.train.activity import Activity
 from muster.trainer.train.heartbeats import HeartbeatThread
 
@@ -81,6 +82,19 @@ class DataWaitWindow:
         return waited / (waited + productive) if waited + productive > DATA_WINDOW_SECONDS / 2 else None
 
 
+class TrackerFaults:
+    """What the launcher says of experiment trackers that are left out; of it the first rank tells."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self._path = directory / FAULTS if rank == 0 else None
+
+    def read(self) -> str:
+        try:
+            return "" if self._path is None else self._path.read_text().strip()
+        except OSError:
+            return ""
+
+
 class FailureRecord:
     """Why a rank ends. Two threads may find a reason at the same moment: the first one counts."""
 
@@ -109,6 +123,7 @@ class RankState:
         self.memory = ""  # what a rank needs, in words
         self._attempt, self._started_at = attempt, started_at
         self._data_wait = DataWaitWindow()
+        self._trackers = TrackerFaults(directory, rank)
         self._metrics_port: int | None = None
         self._failure = FailureRecord(directory / RANK_FAILURE.format(rank=rank))
         self.heartbeats = HeartbeatThread(directory / HEARTBEAT.format(rank=rank), self.heartbeat, self._stop)
@@ -174,6 +189,7 @@ class RankState:
             memory=self.memory,
             skipped_steps=steps.skipped,
             last_skipped=steps.last_skipped,
+            tracking_fault=self._trackers.read(),
             stands=main_thread_stands() if activity.idle_share() > TELL_SHARE else "",
         )
 

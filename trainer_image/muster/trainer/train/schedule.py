@@ -15,9 +15,13 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
 
     Linear warm-up reaches the peak at step warmup_steps; then the decay ends at min_ratio x peak on the last step
     (`constant` does not decay; `wsd` decays linearly over the last decay_fraction of all steps, arXiv 2404.06395;
-    `inverse_sqrt` and `cosine_with_restarts` are those of transformers, but for min_ratio).
+    `inverse_sqrt` and `cosine_with_restarts` are those of transformers, but for min_ratio). A range test has a
+    course of its own.
     """
     schedule = config.schedule
+    if config.range_test is not None:
+        lowest, highest = config.range_test.lowest, config.range_test.highest
+        return float(lowest * (highest / lowest) ** ((step - 1) / max(1, steps - 1)))
     if step <= schedule.warmup_steps:
         return config.lr * step / schedule.warmup_steps
     start = schedule.warmup_steps

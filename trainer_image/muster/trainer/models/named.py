@@ -1,0 +1,58 @@
+"""Which parameters of a model the patterns of a setting mean, and those of them that are to stay as they are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from torch import nn
+
+from muster.contract.parameter_names import any_matches, matches
+from muster.trainer.errors import UserError
+
+
+def names_of(model: nn.Module) -> dict[nn.Parameter, tuple[str, ...]]:
+    """All names of each parameter: several where modules share it."""
+    found: dict[nn.Parameter, tuple[str, ...]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found[parameter] = (*found.get(parameter, ()), name)
+    return found
+
+
+def named_by(model: nn.Module, patterns: Sequence[str], path: str) -> dict[nn.Parameter, str]:
+    """The parameters that the patterns mean, with a name of each. `path` is the setting's, for messages.
+
+    Raises UserError for a pattern that means none.
+    """
+    names = names_of(model)
+    every = [name for each in names.values() for name in each]
+    for pattern in patterns:
+        if not any(matches(pattern, name) for name in every):
+            raise UserError(f"{path}: {pattern!r} matches no weight of this model; {_near_to(pattern, every)}")
+    return {parameter: each[0] for parameter, each in names.items() if any_matches(patterns, each)}
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Mark the parameters that the patterns mean as not trained. To be called before the model is sharded. Raises
+    UserError for a pattern that means none, and where nothing would be left to train."""
+    for parameter in named_by(model, patterns, "freeze"):
+        parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"freeze: {', '.join(patterns)} match all weights of this model, so nothing would be trained")
+
+
+def near(asked: str, there: Sequence[str]) -> str:
+    """What there is, in words, and what of it somebody may have meant."""
+    found = difflib.get_close_matches(asked.rpartition(".")[2], there, 3, 0.4)
+    hint = f"did you mean {' or '.join(found)}? " if found else ""
+    return f"{hint}There are {', '.join(there)}"
+
+
+def _near_to(pattern: str, names: Sequence[str]) -> str:
+    """By the first part of the pattern that no name has."""
+    parts = {part for name in names for part in name.split(".")}
+    strange = [each for each in pattern.split(".") if not any(matches(each, part) for part in parts)]
+    words = sorted(part for part in parts if not part.isdecimal())
+    if not strange:
+        return f"its parts stand in no name in this order; names are such as {names[0]} and {names[-1]}"
+    return near(strange[0], words)

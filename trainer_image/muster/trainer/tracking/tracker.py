@@ -1,0 +1,40 @@
+"""What a tracker is, and the names that it shows a step's numbers by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from muster.contract.signals import StepRecord
+
+
+class Tracker(Protocol):
+    """Where a job's numbers go. Whatever it raises, it is asked again with the same records for a while."""
+
+    def write(self, records: Sequence[StepRecord]) -> None:
+        """Take these, in the order of their steps. After a restart, steps may come that were told before."""
+
+    def close(self) -> None:
+        """Keep what is not kept yet; there will be no more."""
+
+
+def scalars(record: StepRecord) -> dict[str, float]:
+    """The numbers of a step by the names that people look for: `train/loss`, `evaluation/loss` and so on."""
+    found: dict[str, float] = {}
+    if record.step_seconds > 0:  # step 0 is an evaluation alone
+        found = {
+            "train/loss": record.loss,
+            "train/grad_norm": record.grad_norm,
+            "train/learning_rate": record.lr,
+            "speed/tokens_per_second": record.tokens_per_second,
+            "speed/step_seconds": record.step_seconds,
+            "speed/data_wait_seconds": record.data_wait_seconds,
+            "speed/memory_bytes": float(record.memory_bytes),
+        }
+        if record.mfu is not None:
+            found["speed/mfu"] = record.mfu
+        found |= {f"train/{name}": value for name, value in record.values.items()}
+    if record.evaluation_loss is not None:
+        found["evaluation/loss"] = record.evaluation_loss
+        found |= {f"evaluation/{name}": value for name, value in record.evaluation_values.items()}
+    return found
