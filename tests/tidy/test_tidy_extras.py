@@ -61,6 +61,8 @@ COMPANIONS = {
     "pydantic_core": ["pydantic"],
     "starlette": ["fastapi"],
     "typing_extensions": ["pydantic"],
+    **{name: [name] for name in ("tensorboard", "wandb")},  # optional, so maybe not installed here
+    "mlflow": ["mlflow-skinny"],
     "urllib3": ["boto3", "kubernetes"],  # its exceptions come through both unwrapped
 }
 

@@ -10,10 +10,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Sequence
-
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
+from typing import Any
 
 from muster.contract.signals import StepRecord
 from muster.storage.store import open_store
@@ -26,7 +23,11 @@ KEEP_SECONDS = 30.0
 
 
 class TensorBoard:
+    """Its library is loaded with the first of them: only jobs that ask for it need it."""
+
     def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
         self._store, self._clock = open_store(run.folder), clock
         self._name = f"{FOLDER}/events.out.tfevents.{int(time.time()):010d}.{run.attempt:06d}"
         self._part, self._kept_at, self._news = 0, clock(), False
@@ -35,6 +36,9 @@ class TensorBoard:
         self._add(Event(wall_time=time.time(), step=run.resume_step + 1, session_log=start))
 
     def write(self, records: Sequence[StepRecord]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         for record in records:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(record).items()]
             self._add(Event(wall_time=record.at, step=record.step, summary=Summary(value=values)))
@@ -50,12 +54,15 @@ class TensorBoard:
             self._keep()
 
     def _begin(self) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self._buffer = io.BytesIO()
         self._records = RecordWriter(self._buffer)
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._news = False
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
         self._news = True
 
