@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 import sys
@@ -181,9 +182,7 @@ def test_mlflow_goes_on_with_the_jobs_run(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.timeout(120)
 def test_wandb_keeps_an_offline_run_beside_the_commits(tmp_path: Path) -> None:
     """By the tracker's own process, as a job starts it."""
-    from wandb.proto import wandb_internal_pb2
-
-    made: Any = wandb_internal_pb2.Record  # made at import, so that nobody can type it
+    messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")  # made at import: nobody can type it
     run = run_in(tmp_path, wandb={"project": "demo", "mode": "offline"})
     log(run, *(record(step, evaluation_loss=4.0) for step in range(1, 4)))
     trackers = started(run)
@@ -192,7 +191,7 @@ def test_wandb_keeps_an_offline_run_beside_the_commits(tmp_path: Path) -> None:
     (path,) = (tmp_path / "checkpoints" / "uid-1" / "wandb" / "attempt-1").glob("*/*.wandb")
     steps = []
     for data in leveldb_records(path.read_bytes()):
-        found = made.FromString(data)
+        found = messages.Record.FromString(data)
         if found.WhichOneof("record_type") == "history":
             items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in found.history.item}
             steps.append((items["_step"], items["train/loss"], items["evaluation/loss"]))
