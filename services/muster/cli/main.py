@@ -15,6 +15,7 @@ from muster.cli import (
     checkpoints,
     data,
     doctor,
+    files,
     fleet,
     generation,
     jobs,
@@ -88,6 +89,7 @@ for panel, commands in PANELS.items():
         app.command(rich_help_panel=panel)(command)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Looking into a job")
 app.add_typer(data.app, name="data", rich_help_panel="Looking into a job")
+app.add_typer(files.app, name="files", rich_help_panel="Jobs")
 app.add_typer(projects.app, name="projects", rich_help_panel="Platform")
 app.add_typer(secrets.app, name="secrets", rich_help_panel="Platform")
 app.add_typer(people.app, name="people", rich_help_panel="Platform")

@@ -1,0 +1,159 @@
+"""Commands on files: data that is uploaded once and named by jobs, `file-…`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from muster.cli.errors import CliError, Exit
+from muster.cli.options import Json, Project, Server, connect
+from muster.cli.output import answers, json_wanted, print_json, say
+
+if TYPE_CHECKING:
+    from muster.cli.options import JobsClient
+    from muster.client.connection import Connection
+
+app = typer.Typer(help="Upload data once, and name it in jobs as file-….", no_args_is_help=True)
+
+Ids = Annotated[list[str], typer.Argument(metavar="FILE-ID…", help="Ids of files.")]
+Id = Annotated[str, typer.Argument(metavar="FILE-ID", help="Id of a file.")]
+PAGE_FILES = 500
+
+
+@app.command("upload")
+def upload(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files of this machine.")],
+    purpose: Annotated[
+        str,
+        typer.Option("--purpose", help="fine-tune or evals: data, which is read through; user_data: anything else."),
+    ] = "fine-tune",
+    project: Project = None,
+    expires: Annotated[
+        float | None, typer.Option("--expires-hours", min=0.001, help="Delete it so long after it is ready.")
+    ] = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Send files to the server, which keeps them where workers read them, and wait until they are read through.
+
+    What was cut before goes on where it was. Exit code 1 where data can't be learnt from, with its first bad line.
+    """
+    from muster.cli.uploading import send_file
+
+    with connect(server) as client:
+        found = []
+        for path in paths:
+            lifetime = expires * 3600 if expires is not None else None
+            found.append(send_file(api(client), path, purpose, project, lifetime))
+            if not json_wanted():
+                typer.echo(found[-1]["id"])
+    if json:
+        print_json(found[0] if len(found) == 1 else {"items": found})
+    if any(file["status"] == "failed" for file in found):
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command("ls")
+def ls(
+    project: Annotated[
+        str | None, typer.Option("--project", metavar="NAME", help="Only files of this project.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 30,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """List files, the newest first, those on their way too."""
+    with connect(server) as client:
+        items: list[dict[str, Any]] = []
+        cursor = None
+        while len(items) < limit:
+            page = client.get("files", project=project, limit=min(PAGE_FILES, limit - len(items)), cursor=cursor)
+            items += page["items"]
+            cursor = page["nextCursor"]
+            if cursor is None:
+                break
+    if json:
+        print_json({"items": items, "more": cursor is not None})
+    elif not items:
+        say("No files.")
+    else:
+        answers().print(_table(items), soft_wrap=True)
+
+
+@app.command("get")
+def get(
+    file: Id,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write its bytes to this path.")] = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show a file: what is in it, how it was found, what is wrong with it. With --output, fetch it."""
+    from muster.cli.uploading import fetch_file
+
+    with connect(server) as client:
+        found = client.get(f"files/{file}")
+        if output is not None:
+            fetch_file(api(client), found, output)
+    if json:
+        print_json(found)
+    elif output is None:
+        answers().print(_details(found), soft_wrap=True)
+
+
+@app.command("rm")
+def rm(files: Ids, server: Server = None, json: Json = False) -> None:
+    """Delete files, and uploads that nobody will go on with. Refused while a live job reads one."""
+    with connect(server) as client:
+        for each in files:
+            client.delete(f"files/{each}")
+            say(f"{each} is deleted")
+    if json:
+        print_json({"deleted": files})
+
+
+def api(client: JobsClient) -> Connection:
+    """The connection to an API: a cluster itself keeps no files. Raises CliError."""
+    from muster.client.connection import Connection
+
+    if isinstance(client, Connection):
+        return client
+    what = "a cluster keeps no files: they are the API's"
+    raise CliError(what, Exit.USAGE, "no-files", next_step="leave --context out, and name the API with --server")
+
+
+def _table(items: list[dict[str, Any]]) -> Any:
+    from muster.cli import formatting
+    from muster.cli.table import Table
+
+    table = Table("id", "name", "purpose", "status", ">size", ">samples", "project")
+    for file in items:
+        samples = f"{file['samples']:,}" if file["samples"] is not None else formatting.NOTHING
+        status = file["status"]
+        if status == "uploading":
+            status = f"uploading {100 * file['received'] // max(1, file['bytes'])}%"
+        table.add_row(
+            file["id"], file["name"], file["purpose"], status, formatting.size(file["bytes"]), samples, file["project"]
+        )
+    return table
+
+
+def _details(file: dict[str, Any]) -> Any:
+    from muster.cli import formatting
+    from muster.cli.table import Table
+
+    table = Table("", "", header=False)
+    table.add_row("file", f"{file['id']}  {file['name']}")
+    table.add_row("status", file["status"] + (f": {file['fault']}" if file["fault"] else ""))
+    table.add_row("for", f"{file['purpose']}, project {file['project']}, of {file['owner']}")
+    table.add_row("size", f"{formatting.size(file['bytes'])} ({file['bytes']:,} bytes)")
+    if file["samples"] is not None:
+        table.add_row("holds", f"{formatting.plural(file['samples'], 'sample')}, {file['format']}")
+    if file["unchecked"]:
+        table.add_row("not read through", file["unchecked"])
+    if file["sha256"]:
+        table.add_row("sha256", file["sha256"])
+    if file["expiresAt"]:
+        table.add_row("expires", file["expiresAt"])
+    return table

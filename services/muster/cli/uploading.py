@@ -1,0 +1,57 @@
+"""Files on their way between this machine and a server, with progress for the person who waits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from muster.cli import formatting
+from muster.cli.output import messages, say
+
+if TYPE_CHECKING:
+    from muster.client.connection import Connection
+
+
+def send_file(
+    client: Connection, path: Path, purpose: str, project: str | None, lifetime_seconds: float | None = None
+) -> dict[str, Any]:
+    """Upload it and wait until it is ready or failed; a failure is told. Raises MusterError."""
+    from muster.client.transfers import Transfers
+
+    with Transfers(client) as transfers, shown(path.name) as progress:
+        made = transfers.upload(path, purpose, project, None, lifetime_seconds, progress)
+    with Transfers(client) as transfers:
+        found = transfers.until_checked(made["id"])
+    if found["status"] == "failed":
+        say(f"{path}: nothing can be learnt from it: {found['fault']}", "red")
+    elif found["samples"] is not None:
+        say(f"{path.name}: {formatting.plural(found['samples'], 'sample')}, {found['format']}", "dim")
+    return found
+
+
+def fetch_file(client: Connection, file: dict[str, Any], target: Path) -> None:
+    """Write a file of the server to `target`. Raises MusterError."""
+    from muster.client.transfers import Transfers
+
+    with Transfers(client) as transfers, shown(file["name"]) as progress:
+        transfers.download(f"files/{file['id']}/content", target, file["bytes"], progress)
+
+
+@contextlib.contextmanager
+def shown(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Tell of progress on a terminal: share, size, speed, time left. Nothing where nobody watches."""
+    if not messages().is_terminal:
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=messages(), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def tell(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total or None)
+
+        yield tell

@@ -1,0 +1,321 @@
+"""Files to and from the API: uploads that go on where they were cut (tus 1.0), and downloads that do (Range).
+
+An upload is found again by its name, size and time of change, so that another process goes on with it. What arrived is
+compared with what was read: a file that changed while it was sent is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from muster.client.errors import BUSY, InvalidRequest, MusterError, NotFound, Unreachable, refusal
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from muster.client.connection import Connection
+
+BLOCK_BYTES = 1 << 20
+# Of one request. A server's proxy may bound it, and what is cut within one is sent again from where it was cut.
+REQUEST_BYTES_MAX = 1 << 30
+PATIENCE_SECONDS = 60.0  # without a byte more having arrived
+PAUSE_SECONDS = 1.0
+FLUSH_SECONDS_MAX = 300.0  # for the server to write what it has been sent to its disk
+_API = "/api/v1"
+_TUS = {"tus-resumable": "1.0.0"}
+
+Progress = Callable[[int, int], None]  # bytes that have arrived, of all
+
+
+def nobody(_: int, __: int) -> None:
+    """Take the news of progress for a caller who does not want it."""
+
+
+class Transfers:
+    """Sends and fetches files over one connection. Every method raises MusterError."""
+
+    def __init__(self, connection: Connection) -> None:
+        import httpx2
+
+        from muster.client.wire import client_options
+
+        self._connection = connection
+        options = client_options(connection.server, None)
+        self._http = httpx2.Client(**options | {"timeout": httpx2.Timeout(FLUSH_SECONDS_MAX, connect=5.0)})
+
+    def __enter__(self) -> Transfers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    # -- uploads ------------------------------------------------------------------------------------------------------
+
+    def upload(
+        self,
+        path: Path,
+        purpose: str,
+        project: str | None = None,
+        name: str | None = None,
+        lifetime_seconds: float | None = None,
+        progress: Progress = nobody,
+    ) -> dict[str, Any]:
+        """Send a file of this machine, going on with an upload of it that was cut. It is whole then, as the API shows
+        it, and perhaps not yet read through."""
+        with _opened(path) as source:
+            about = {
+                "filename": name or path.name,
+                "purpose": purpose,
+                "stamp": source.stamp,
+                **({"project": project} if project else {}),
+                **({"lifetimeSeconds": str(lifetime_seconds)} if lifetime_seconds is not None else {}),
+            }
+            file_id = self._begun(about, source.size, project) or self._begin(about, source.size)
+            self._send_all(file_id, source, progress)
+            found = self._whole(file_id)
+            if source.changed() or found["sha256"] != source.digest():
+                self._connection.delete(f"files/{file_id}")
+                what = f"{path} changed while it was sent, so that nobody knows what has arrived"
+                raise InvalidRequest(what, "file-changed", next_step="upload it again when nobody writes to it")
+            return found
+
+    def until_checked(self, file_id: str, pause_seconds: float = 0.2) -> dict[str, Any]:
+        """The file when it is ready or failed."""
+        while True:
+            found: dict[str, Any] = self._connection.get(f"files/{file_id}")
+            if found["status"] in ("ready", "failed"):
+                return found
+            time.sleep(pause_seconds)
+            pause_seconds = min(2.0, pause_seconds * 1.5)
+
+    def _begun(self, about: dict[str, str], size: int, project: str | None) -> str | None:
+        """The upload of this very file that another process has begun."""
+        found = self._connection.get("files", status="uploading", name=about["filename"], project=project, limit=100)
+        for file in found["items"]:
+            if file["bytes"] == size and file["purpose"] == about["purpose"]:
+                head = self._request("HEAD", f"files/{file['id']}")
+                if head.is_success and head.headers.get("upload-metadata", "") == _metadata(about):
+                    return str(file["id"])
+        return None
+
+    def _begin(self, about: dict[str, str], size: int) -> str:
+        headers = {"upload-length": str(size), "upload-metadata": _metadata(about)}
+        reply = self._request("POST", "files", headers)
+        self._refuse(reply)
+        return str(reply.json()["id"])
+
+    def _send_all(self, file_id: str, source: _Source, progress: Progress) -> None:
+        have, heard_at = -1, time.monotonic()
+        while True:
+            reason, reply = "", self._try("HEAD", file_id)
+            if isinstance(reply, str):
+                reason = reply
+            else:
+                self._refuse(reply)
+                offset = int(reply.headers["upload-offset"])
+                if offset > have:
+                    have, heard_at = offset, time.monotonic()
+                progress(have, source.size)
+                if have >= source.size:
+                    return
+                sent = self._try("PATCH", file_id, source, offset, progress)
+                if isinstance(sent, str):
+                    reason = sent
+                elif sent.status_code in (409, 423, *BUSY):
+                    reason = f"status {sent.status_code}"
+                else:
+                    self._refuse(sent)
+            if reason:
+                if time.monotonic() - heard_at > PATIENCE_SECONDS:
+                    raise Unreachable(self._connection.server.url, reason, "repeat it: it goes on where it was cut")
+                self._connection.exchange.waiting(reason)
+                time.sleep(PAUSE_SECONDS)
+
+    def _try(
+        self, method: str, file_id: str, source: _Source | None = None, offset: int = 0, progress: Progress = nobody
+    ) -> httpx2.Response | str:
+        """The answer, or why there is none."""
+        import httpx2
+
+        headers: dict[str, str] = {}
+        content = None
+        if source is not None:
+            count = min(REQUEST_BYTES_MAX, source.size - offset)
+            headers = {
+                "upload-offset": str(offset),
+                "content-type": "application/offset+octet-stream",
+                "content-length": str(count),
+            }
+            content = source.blocks(offset, count, progress)
+        try:
+            return self._request(method, f"files/{file_id}", headers, content)
+        except httpx2.TransportError as error:
+            return str(error) or type(error).__name__
+
+    def _whole(self, file_id: str) -> dict[str, Any]:
+        """The file with its digest, which the server may have to read first."""
+        while True:
+            found: dict[str, Any] = self._connection.get(f"files/{file_id}")
+            if found["sha256"] is not None or found["status"] in ("ready", "failed"):
+                return found
+            time.sleep(0.2)
+
+    # -- downloads ----------------------------------------------------------------------------------------------------
+
+    def download(self, path: str, target: Path, size: int, progress: Progress = nobody, **params: Any) -> None:
+        """Fetch what is at `path`, of `size` bytes, into a file; what an earlier try has left of it is gone on with."""
+        import httpx2
+
+        part = target.with_name(f"{target.name}.part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        heard_at = time.monotonic()
+        with open(part, "ab") as file:
+            while (have := file.tell()) < size:
+                try:
+                    self._fetch(path, file, have, size, progress, params)
+                except (httpx2.TransportError, _Later) as error:
+                    heard_at = time.monotonic() if file.tell() > have else heard_at
+                    if time.monotonic() - heard_at > PATIENCE_SECONDS:
+                        next_step = "repeat it: it goes on where it was cut"
+                        raise Unreachable(self._connection.server.url, f"{error}", next_step) from None
+                    self._connection.exchange.waiting(f"{error}" or type(error).__name__)
+                    time.sleep(PAUSE_SECONDS)
+            if have > size:
+                raise MusterError(f"{part} has {have} bytes, and there are only {size}: remove it", "bad-part")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+        progress(size, size)
+
+    def _fetch(self, path: str, file: Any, have: int, size: int, progress: Progress, params: dict[str, Any]) -> None:
+        headers = self._headers() | {"accept": "*/*"} | ({"range": f"bytes={have}-"} if have else {})
+        with self._http.stream("GET", f"{_API}/{path}", params=params, headers=headers) as reply:
+            if reply.status_code in (202, *BUSY):
+                raise _Later(f"status {reply.status_code}")
+            if not reply.is_success:
+                reply.read()
+                self._refuse(reply)
+            if have and reply.status_code != 206:
+                file.truncate(0)
+                have = 0
+            for block in reply.iter_bytes(BLOCK_BYTES):
+                file.write(block)
+                have += len(block)
+                progress(have, size)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _headers(self) -> dict[str, str]:
+        token = self._connection.exchange.token()
+        return {"authorization": f"Bearer {token}"} if token else {}
+
+    def _request(
+        self, method: str, path: str, headers: dict[str, str] | None = None, content: Iterator[bytes] | None = None
+    ) -> httpx2.Response:
+        return self._http.request(
+            method, f"{_API}/{path}", headers=self._headers() | _TUS | (headers or {}), content=content
+        )
+
+    def _refuse(self, reply: httpx2.Response) -> None:
+        if reply.is_success:
+            return
+        try:
+            body = reply.json()
+        except ValueError:  # a HEAD has no body
+            body = {}
+        if reply.status_code == 404 and not body:
+            raise NotFound("the upload is not there any more", "file_not_found", next_step="begin it anew")
+        server = self._connection.server
+        raise refusal(reply.status_code, body if isinstance(body, dict) else {}, server.url, server.signed_in)
+
+
+class _Later(Exception):
+    """The server has it not yet."""
+
+
+class _Source:
+    """A file that is sent: its bytes from any place on, and the digest of all that was read of it in order."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115 - closed by the context manager
+        self._about = os.fstat(self._file.fileno())
+        self.size = self._about.st_size
+        self._hash = hashlib.sha256()
+        self._hashed = 0
+        self._worker = ThreadPoolExecutor(1, "digest")
+        self._under_way: Future[None] | None = None
+
+    def __enter__(self) -> _Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.shutdown()
+        self._file.close()
+
+    @property
+    def stamp(self) -> str:
+        """Another one for every version of the file, as far as the file system tells."""
+        return f"{self._about.st_size}-{self._about.st_mtime_ns}-{self._about.st_ino}"
+
+    def changed(self) -> bool:
+        now = os.fstat(self._file.fileno())
+        return (now.st_size, now.st_mtime_ns) != (self._about.st_size, self._about.st_mtime_ns)
+
+    def blocks(self, offset: int, count: int, progress: Progress) -> Iterator[bytes]:
+        """Bytes [offset, offset + count), hashed beside by another thread. What is missing is not made up."""
+        self._hash_until(offset)
+        self._file.seek(offset)
+        at, end = offset, offset + count
+        while at < end and (block := self._file.read(min(BLOCK_BYTES, end - at))):
+            if at == self._hashed:
+                self._hash_beside(block)
+            yield block
+            at += len(block)
+            progress(at, self.size)
+
+    def digest(self) -> str:
+        self._hash_until(self.size)
+        self._wait()
+        return self._hash.hexdigest()
+
+    def _hash_beside(self, block: bytes) -> None:
+        self._wait()
+        self._under_way = self._worker.submit(self._hash.update, block)
+        self._hashed += len(block)
+
+    def _hash_until(self, offset: int) -> None:
+        """Of what another process, or an earlier request, has sent."""
+        self._file.seek(self._hashed)
+        while self._hashed < offset and (block := self._file.read(min(BLOCK_BYTES, offset - self._hashed))):
+            self._hash_beside(block)
+
+    def _wait(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()
+            self._under_way = None
+
+
+def _opened(path: Path) -> _Source:
+    """Raises InvalidRequest for what is no file with anything in it."""
+    try:
+        if not path.is_file():
+            kind = "is a folder; name its files" if path.is_dir() else "is not there"
+            raise InvalidRequest(f"{path} {kind}", "no-file")
+        source = _Source(path)
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be read: {error.strerror or error}", "no-file") from None
+    if not source.size:
+        source.__exit__()
+        raise InvalidRequest(f"{path} is empty; there is nothing to keep", "empty-file")
+    return source
+
+
+def _metadata(about: dict[str, str]) -> str:
+    return ",".join(f"{key} {base64.b64encode(value.encode()).decode()}" for key, value in about.items())

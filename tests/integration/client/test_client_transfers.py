@@ -1,0 +1,84 @@
+"""Files go to and from a real server: whole, also after a cut, and never when they changed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.integration.api.platform import Platform, served
+
+from muster.client.address import Server
+from muster.client.connection import Connection
+from muster.client.errors import InvalidRequest
+from muster.client.transfers import Transfers
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+DATA = b"".join(json.dumps({**CHAT, "id": number}).encode() + b"\n" for number in range(40_000))  # 4 MB
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[Platform]:
+    async with served(tmp_path / "state") as (running, _):
+        yield running
+
+
+def connected(here: Platform) -> Connection:
+    return Connection(Server(str(here.client.base_url).rstrip("/"), "a test"))
+
+
+async def test_a_file_arrives_is_gone_on_with_and_comes_back(
+    here: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, target = tmp_path / "chat.jsonl", tmp_path / "back.jsonl"
+    path.write_bytes(DATA)
+    seen: list[int] = []
+
+    def killed(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    def transfer() -> dict[str, object]:
+        with connected(here) as connection:
+            with pytest.raises(KeyboardInterrupt), Transfers(connection) as first:
+                first.upload(path, "fine-tune", progress=killed)
+            with Transfers(connection) as second:
+                made = second.upload(path, "fine-tune", progress=lambda done, _: seen.append(done))
+                found = second.until_checked(str(made["id"]))
+                part = target.with_name("back.jsonl.part")
+                part.write_bytes(DATA[:1_000])  # as an earlier process left it
+                second.download(f"files/{made['id']}/content", target, len(DATA))
+            assert len(connection.get("files")["items"]) == 1, "it was gone on with, not begun anew"
+            return found
+
+    found = await asyncio.to_thread(transfer)
+    assert (found["status"], found["samples"]) == ("ready", 40_000)
+    assert found["sha256"] == hashlib.sha256(DATA).hexdigest()
+    assert seen[0] > 0, "what had arrived was not sent again"
+    assert target.read_bytes() == DATA
+
+
+async def test_a_file_that_changes_while_it_is_sent_is_refused(here: Platform, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_bytes(DATA)
+
+    def writes(done: int, total: int) -> None:
+        if done == total:
+            with path.open("r+b") as file:
+                file.write(b"{")
+
+    def transfer() -> None:
+        with connected(here) as connection, Transfers(connection) as sender:
+            with pytest.raises(InvalidRequest, match="changed while it was sent"):
+                sender.upload(path, "fine-tune", progress=writes)
+            assert connection.get("files")["items"] == []
+            for name, data in (("none.jsonl", None), ("empty.jsonl", b"")):
+                if data is not None:
+                    (tmp_path / name).write_bytes(data)
+                with pytest.raises(InvalidRequest, match=name):
+                    sender.upload(tmp_path / name, "fine-tune")
+
+    await asyncio.to_thread(transfer)
