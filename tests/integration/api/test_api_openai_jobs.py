@@ -254,6 +254,20 @@ async def test_a_model_that_nobody_mapped_names_those_that_are(small: House, tmp
     assert (await client.models.retrieve("org/whole")).owned_by == "org"
 
 
+async def test_null_is_left_out(small: House, tmp_path: Path) -> None:
+    """Clients send null for what was not given."""
+    here, _ = small
+    asked = {"model": "tiny", "training_file": chat_file(tmp_path)}
+    nothing = dict.fromkeys(
+        ("validation_file", "suffix", "seed", "metadata", "integrations", "method", "hyperparameters")
+    )
+    assert (await here.client.post("/v1/fine_tuning/jobs", json=asked | nothing)).status_code == 200
+    asked = {"model": "none", "prompt": "a"}
+    nothing = dict.fromkeys(("max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "logprobs", "echo"))
+    reply = await here.client.post("/v1/completions", json=asked | nothing)
+    assert (reply.status_code, reply.json()["code"]) == (404, "model_not_found")
+
+
 async def test_the_words_of_openai_for_what_goes_wrong(small: House) -> None:
     here, client = small
     with pytest.raises(openai.NotFoundError) as missing:

@@ -105,6 +105,8 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     path = models_file(folder, {"models": {**MODELS["models"], "spoken": spoken}})
     with mock.patch.dict(os.environ, {"MUSTER_API_BASE_MODELS_FILE": str(path)}), api(folder / "state") as running:
         yield running
+        running.process.terminate()  # and so it ends its worker
+        running.process.wait()
 
 
 @pytest.mark.long

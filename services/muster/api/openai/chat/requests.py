@@ -28,6 +28,9 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=1_000)]], Field(max_length=16)]
+
+
 class Message(OpenAIRequest):
     """A turn of a conversation. A `developer` is the system."""
 
@@ -52,11 +55,7 @@ class _Asked(OpenAIRequest):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=1_000)]] | None,
-        BeforeValidator(_listed, json_schema_input_type=str | list[str] | None),
-        Field(max_length=16),
-    ] = None
+    stop: Annotated[Stops | None, BeforeValidator(_listed, json_schema_input_type=str | list[str] | None)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Literal[1] | None = None
@@ -92,6 +91,18 @@ class ChatRequest(_Asked):
         return {"messages": told, **self.sampling(self.max_completion_tokens or self.max_tokens or CHAT_TOKENS)}
 
 
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
+    )
+
+
+def _prompts(value: Any) -> Any:
+    if _is_prompt(value) or (isinstance(value, list) and all(map(_is_prompt, value))):
+        return value
+    raise ValueError("must be text, a list of ids of tokens, or a list of these")
+
+
 Text = Annotated[str, Field(max_length=TEXT_MAX)]
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=TEXT_MAX)]
 
@@ -99,7 +110,9 @@ Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1,
 class CompletionRequest(_Asked):
     """Texts to continue, as text or as ids of tokens."""
 
-    prompt: Text | Ids | Annotated[list[Text | Ids], Field(min_length=1, max_length=PROMPTS_MAX)] = ""
+    prompt: Annotated[
+        Text | Ids | Annotated[list[Text | Ids], Field(min_length=1, max_length=PROMPTS_MAX)], BeforeValidator(_prompts)
+    ] = ""
     max_tokens: Annotated[int, Field(ge=0, le=TOKENS_MAX)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None

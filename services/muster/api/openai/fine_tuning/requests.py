@@ -106,7 +106,8 @@ class CreateFineTuningJob(OpenAIRequest):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     metadata: Metadata | None = None
     integrations: Annotated[
-        list[Any] | None, BeforeValidator(_none_carried), Field(max_length=0, description="None are carried yet.")
+        Annotated[list[Any], Field(max_length=0, description="None are carried yet.")] | None,
+        BeforeValidator(_none_carried),
     ] = None
 
 

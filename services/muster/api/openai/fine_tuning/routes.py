@@ -34,7 +34,7 @@ from muster.api.openai.fine_tuning.retries import ROUTE, Repeatable, RetryCount
 from muster.api.openai.fine_tuning.service import Act
 from muster.api.openapi import body, problems, shown
 from muster.api.services import Services, ServicesDependency
-from muster.contract.base import Problem, UserError
+from muster.contract.base import UserError
 from muster.documents.document import Document
 from muster.storage.errors import StorageError
 
@@ -262,5 +262,4 @@ def _number(after: str | None, prefix: str, what: str) -> int | None:
     number = after.removeprefix(prefix)
     if after.startswith(prefix) and number.isascii() and number.isdigit() and len(number) < 19:
         return int(number)
-    words = f"is not the id of {what} of this job; send the last id of the page before"
-    raise ApiError("invalid_request", f"after: {words}", errors=(Problem("after", words),))
+    raise invalid_parameter("query.after", f"is not the id of {what} of this job; send the last id of the page before")
