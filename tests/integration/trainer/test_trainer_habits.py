@@ -90,7 +90,7 @@ def test_trials_end_with_a_verdict_and_go_on_after_a_stop(tmp_path: Path) -> Non
         document = training(source, deterministic=True, length={"steps": 60}, **changes)
         return Job(tmp_path / name, document, uid=name)
 
-    tested = {"rangeTest": {"lowest": 1e-5, "highest": 10.0}}
+    tested = {"rangeTest": {"lowest": 1e-5, "highest": 3.0}}
     calm, stopped = job("calm", optimizer=tested), job("stopped", optimizer=tested)
     parts = [Part(calm), Part(stopped, 1, 0, stop_after=20), Part(stopped, 2, 20)]
     done, kept = ExitCode.DONE, ExitCode.PREEMPTED_COMMITTED
