@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from sqlalchemy import delete, select, update
 from tests.integration.api.platform import Platform
 
+from muster.api.events import repository as events
+from muster.api.events.types import EventType, NewEvent
+from muster.api.tables import EventRow, JobRow
 from muster.contract.names import LOG, STEP_LOG
 from muster.contract.status import Attempt, CheckpointStatus, Failure, GangStatus, GoodputAccount, Phase, Progress
 
@@ -92,12 +96,40 @@ async def lived(here: Platform, name: str = "llama-sft", message: str = "worker 
         ),
     )
     await here.phase(uid, "Running")
+    await _remember(here, uid, now, message)
     for number, steps in ((1, range(1, 89)), (2, range(81, 125))):
         folder = here.state.worker(uid, number, 0)
         write_log(folder, steps, f"attempt {number}: {message}")
     here.commit(uid, 80)
     here.commit(uid, 120, attempt=2, metrics={"loss": 2.33})
     return uid
+
+
+async def _remember(here: Platform, uid: str, now: float, message: str) -> None:
+    """The events of that life, which the mirror would have made of each status as it came."""
+    story = (
+        (300, EventType.JOB_STARTING, "attempt 1 starts", {}),
+        (280, EventType.JOB_RUNNING, "training", {}),
+        (200, EventType.CHECKPOINT_COMMITTED, "step 40 is committed", {"step": 40}),
+        (150, EventType.CHECKPOINT_COMMITTED, "step 80 is committed", {"step": 80}),
+        (140, EventType.JOB_SUSPECTED, "worker 1 has made no step for 15 s", {}),
+        (120, EventType.ATTEMPT_FAILED, message, {"cause": "infrastructure"}),
+        (120, EventType.JOB_RESTARTING, "attempt 1 failed (infrastructure)", {}),
+        (110, EventType.JOB_STARTING, "attempt 2 starts from the commit of step 80", {}),
+        (90, EventType.JOB_RUNNING, "training", {}),
+        (20, EventType.CHECKPOINT_COMMITTED, "step 120 is committed", {"step": 120}),
+    )
+    async with here.services.database.write() as session:
+        row = await session.get_one(JobRow, (await session.scalars(select(JobRow.seq).where(JobRow.id == uid))).one())
+        row.created_at = now - 320
+        await session.execute(delete(EventRow).where(EventRow.job_id == uid, EventRow.number > 1))
+        await session.execute(update(EventRow).where(EventRow.job_id == uid).values(at=row.created_at))
+        row.last_event = 1
+        await session.flush()
+        told = [
+            NewEvent(kind, now - before, words, 2 if before < 120 else 1, data) for before, kind, words, data in story
+        ]
+        await events.append(session, uid, told)
 
 
 def write_log(folder: Path, steps: range, words: str) -> None:
