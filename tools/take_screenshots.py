@@ -26,9 +26,7 @@ PICTURES = (
     ("job", "/jobs/{job}", "light", 1280),
     ("job-dark", "/jobs/{job}", "dark", 1280),
     ("job-narrow", "/jobs/{job}", "dark", 360),
-    ("logs", "/jobs/{job}/logs", "light", 1280),
     ("commits", "/jobs/{job}/checkpoints", "light", 1280),
-    ("events", "/jobs/{job}/events", "dark", 1280),
 )
 _HEIGHT = 760
 _SETTLED_MILLISECONDS = 1_500
