@@ -14,8 +14,8 @@ from pathlib import Path
 
 from playwright.sync_api import BrowserContext, sync_playwright
 
-from muster.cli.address import find_server
-from muster.cli.client import Client
+from muster.client.address import find_server
+from muster.client.connection import Connection
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "web"
 # Name of the picture, path on the server ({job} is its id), scheme, width in pixels.
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--job", required=True, help="name or id of the job to show")
     given = parser.parse_args()
     server = find_server(given.server)
-    with Client(server) as client:
+    with Connection(server) as client:
         job = client.job_id(given.job)
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     FOLDER.mkdir(parents=True, exist_ok=True)
