@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 
 from muster.api import sse
 from muster.api.access import checked
@@ -26,6 +27,7 @@ from muster.api.cluster import Cluster
 from muster.api.errors import ApiError
 from muster.api.events import repository as event_rows
 from muster.api.events.schemas import event_of
+from muster.api.fleet.routes import read_nodes, read_queues
 from muster.api.hub import ANY_JOB
 from muster.api.jobs import clone as cloning
 from muster.api.jobs import repository, service
@@ -40,7 +42,9 @@ from muster.api.services import Services, ServicesDependency
 from muster.api.sessions import service as sessions
 from muster.api.settings import Settings
 from muster.api.tables import JobRow, MirrorRow
+from muster.api.usage import repository as usage_rows
 from muster.api.why.routes import explain_job
+from muster.contract.usage import month_of, month_range, usage
 from muster.documents.document import Document, DocumentError
 from muster.documents.reader import read
 
@@ -148,6 +152,39 @@ async def find_visible(services: Services, caller: Principal, name: str) -> JobR
     async with services.database.read() as session:
         rows = await repository.ordered(session, some, "newest", 0, 1)
     return rows[0] if rows else await service.find(services, caller, name)
+
+
+async def nodes(services: Services, caller: Principal) -> dict[str, Any]:
+    return _said(await read_nodes(services, caller))
+
+
+async def queues(services: Services, caller: Principal) -> dict[str, Any]:
+    return _said(await read_queues(services, caller))
+
+
+async def recent_jobs(
+    services: Services, caller: Principal, since: float, limit: int = 5_000
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """Id, name and status of the jobs that live or ended since then, the newest of those that the caller may see."""
+    query = select(JobRow.id, JobRow.name, JobRow.status).where(or_(JobRow.live.is_(True), JobRow.finished_at > since))
+    if caller.visible_projects is not None:
+        query = query.where(JobRow.project.in_(caller.visible_projects))
+    async with services.database.read() as session:
+        rows = await session.execute(query.order_by(JobRow.seq.desc()).limit(limit))
+    return [(row[0], row[1], row[2]) for row in rows]
+
+
+async def spending(services: Services, caller: Principal, projects: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What each project used this month, by its name."""
+    since, until = month_range(month_of(time.time()))
+    async with services.database.read() as session:
+        held = {name: await usage_rows.held_by(session, name, since, until) for name in projects}
+    now = time.time()
+    made = {name: usage(each, services.prices, since, until, now) for name, each in held.items()}
+    return {
+        name: {**each.total.model_dump(mode="json", by_alias=True), "currency": each.currency}
+        for name, each in made.items()
+    }
 
 
 def document(services: Services, caller: Principal, row: JobRow) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import secrets
 
 from fastapi import FastAPI
 
-from muster.web import assets, compare, curves, errors, job, jobs, live, logs, session
+from muster.web import assets, compare, curves, errors, fleet, job, jobs, live, logs, session
 from muster.web.api import Cluster, Settings, create_api
 
 HOME = "/jobs"
@@ -18,6 +18,7 @@ ROUTERS = (
     jobs.router,
     compare.router,
     curves.router,
+    fleet.router,
     job.router,
     logs.router,
 )
