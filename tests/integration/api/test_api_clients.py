@@ -64,7 +64,7 @@ const path = { job_id: data.id };
 const { data: listed } = await client.GET("/api/v1/jobs", { params: { query: { name: "typed", live: true } } });
 if (listed?.items[0].id !== data.id || listed.nextCursor !== null) throw new Error("it is not listed");
 const { data: told } = await client.GET("/api/v1/jobs/{job_id}/events", { params: { path, query: { limit: 1 } } });
-if (told?.items[0].type !== "job.created") throw new Error("no event tells of it");
+if (!told || !("items" in told) || told.items[0].type !== "job.created") throw new Error("no event tells of it");
 const { data: checkpoints } = await client.GET("/api/v1/jobs/{job_id}/checkpoints", { params: { path } });
 if (checkpoints?.items.length !== 0) throw new Error("commits of a job that has not begun");
 const { error: refused } = await client.POST("/api/v1/jobs", { body: job });

@@ -276,7 +276,7 @@ async def server(tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyP
 
 
 def whoami(server: str) -> str:
-    with Connection(address.find_server(server), patience_seconds=1) as client:
+    with Connection(address.find_server(server)) as client:
         return str(client.get("me")["person"])
 
 
