@@ -138,7 +138,7 @@ KINDS: dict[str, Kind] = {
         503, "The checkpoint folder can't be used", "The detail names the place and the next step; nothing was changed."
     ),
     "no_space": Kind(507, "The disk of the files is full", "Free some space; what has arrived is kept."),
-    "export_unavailable": Kind(503, "Models can't be made here", "The detail says why, and where they can."),
+    "export_unavailable": Kind(424, "Models can't be made here", "The detail says why, and where they can."),
     "files_unavailable": Kind(503, "Files can't be kept", "The detail says why and what to do; nothing was changed."),
     "database_unavailable": Kind(
         503, "The database does not answer", "Nothing was changed. Retry after `Retry-After` seconds."

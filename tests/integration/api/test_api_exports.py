@@ -66,7 +66,7 @@ async def test_what_can_not_be_made_or_written_is_refused(made: tuple[Platform, 
         reply: httpx2.Response = await here.client.request(method, at, **more)
         return reply.status_code, reply.json()["code"]
 
-    assert await code("GET", f"{url}?dtype=bf16") == (503, "export_unavailable")
+    assert await code("GET", f"{url}?dtype=bf16") == (424, "export_unavailable")
     assert await code("GET", f"{url}?format=gguf") == (422, "invalid_parameter")
     for to in ("file:///tmp/x", "s3://bucket", "nonsense://x"):
         assert await code("POST", url, json={"to": to}) == (422, "invalid_parameter")
