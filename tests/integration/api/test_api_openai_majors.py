@@ -15,8 +15,8 @@ from tests.integration.api.test_api_clients import fetched, run
 from tests.integration.api.test_api_process import Process, api
 from tests.model_families import write_model
 
-# The first with `method` (dpo), the last of 2.x, and 3.x, which speaks by another HTTP library.
-VERSIONS = ("1.57.0", "2.54.0", "3.54.0")
+# The oldest that is supported, the last of 2.x, and 3.x, which speaks by another HTTP library.
+VERSIONS = ("1.66.0", "2.54.0", "3.54.0")
 
 CLIENT = """
 import json, sys
