@@ -114,6 +114,8 @@ def test_what_a_pair_looks_like_is_found_and_told(
         ),
         ({"prompt": "a", "chosen": 3, "rejected": "c"}, "chosen is neither text nor a list of messages"),
         ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": "big"}, "margin is 'big'; it must be a number"),
+        ({"input": {}, "preferred_output": [say("b")], "non_preferred_output": [say("c")]}, "input is not"),
+        ({"input": {"messages": [ASK]}, "preferred_output": [say("b")]}, "it has no rejected"),
     ],
 )
 def test_a_malformed_pair_is_refused_with_its_place(tmp_path: Path, record: dict[str, Any], words: str) -> None:
@@ -122,6 +124,14 @@ def test_a_malformed_pair_is_refused_with_its_place(tmp_path: Path, record: dict
         opened(config(path), tmp_path / "cache")
     assert str(refused.value).startswith(f"{path}, line 2: ")
     assert words in str(refused.value)
+
+
+def test_openais_form_of_a_pair_is_the_same_pair(tmp_path: Path) -> None:
+    theirs = {"input": {"messages": [ASK]}, "preferred_output": [say("cd")], "non_preferred_output": [say("e")]}
+    ours = {"prompt": [ASK], "chosen": [say("cd")], "rejected": [say("e")]}
+    paths = [write_jsonl(tmp_path / f"{name}.jsonl", [pair]) for name, pair in (("a", theirs), ("b", ours))]
+    rows = [opened(config(path), tmp_path / "cache").train.sample(0, 0).tokens.tolist() for path in paths]
+    assert rows[0] == rows[1]
 
 
 def test_the_format_is_found_and_columns_may_have_other_names(tmp_path: Path) -> None:
