@@ -28,6 +28,7 @@ FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "simpo": ("preference",),
     "kto": ("unpaired-preference",),
     "reward": ("preference",),
+    "grpo": ("openai-chat", "sharegpt", "alpaca", "prompt-completion"),
 }
 SHAPES: Final[Mapping[str, str]] = {
     "openai-chat": '{"messages": [{"role": …, "content": …}, …]}',

@@ -12,6 +12,7 @@ from muster.contract.base import Many, Spec
 from muster.contract.data_config import Source, only_evaluated, source_names, with_different_names
 from muster.contract.fields import Positive, Text
 from muster.contract.objectives import VALUES, Task
+from muster.contract.verifiers import Verifiers, must_differ, score_metrics
 
 SETS_MAX: Final = 32
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
@@ -20,7 +21,7 @@ TOKEN_METRICS: Final = ("perplexity", "bits_per_byte")
 _TOKEN_TASKS: Final = ("pretrain", "sft")
 # Of which metrics less is better, and of which more. What is in neither is a matter of taste.
 _LOWER: Final = frozenset({"loss", "nll_loss", *TOKEN_METRICS})
-_HIGHER: Final = frozenset({"accuracy", "log_odds_ratio", "rewards/accuracies", "rewards/margins"})
+_HIGHER: Final = frozenset({"accuracy", "log_odds_ratio", "rewards/accuracies", "rewards/margins", "score", "finished"})
 
 Better = Literal["lower", "higher"]
 Sources = Annotated[Many[Source], AfterValidator(with_different_names), AfterValidator(only_evaluated)]
@@ -35,6 +36,20 @@ class EarlyStopping(Spec):
     """By how much evaluation.metric must get better to count as an improvement."""
 
 
+class Answers(Spec):
+    """The model answers the prompts of a set by its likeliest tokens, and verifiers score what it says."""
+
+    verifiers: Verifiers
+    """What scores an answer. Each reports its mean as `<set>/<name>`; `<set>/score` is the sum by their weights."""
+    max_tokens: Annotated[int, Field(gt=0, le=4096)] = 128
+    """At most so many tokens an answer."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        must_differ(self.verifiers)
+        return self
+
+
 class EvaluationSet(Spec):
     """Documents that are only evaluated on, and reported by a name of their own."""
 
@@ -42,6 +57,8 @@ class EvaluationSet(Spec):
     """The sources of the documents."""
     samples: Positive | None = None
     """The most samples that are scored each time; left out, evaluation.samples."""
+    answers: Answers | None = None
+    """Let the model answer the first `samples` prompts, and score the answers; left out, it does not."""
 
 
 class Generation(Spec):
@@ -112,14 +129,15 @@ class Evaluation(Spec):
             names += source_metrics(source_names(main))
         for name, each in self.sets.items():
             of_sources = source_metrics(source_names(each.data))
-            names += [f"{name}/{metric}" for metric in (*of_set, *of_sources)]
+            of_answers = score_metrics(each.answers.verifiers) if each.answers else ()
+            names += [f"{name}/{metric}" for metric in (*of_set, *of_sources, *of_answers)]
         return tuple(names)
 
     def direction(self) -> Better:
         """Which values of `metric` are better. Raises ValueError where its name does not tell and `better` is left out,
         or where `better` contradicts it."""
         known: Better | None = "lower" if _ends_in(self.metric, _LOWER) else None
-        known = "higher" if _ends_in(self.metric, _HIGHER) else known
+        known = "higher" if _ends_in(self.metric, _HIGHER) or self.metric in self._scores() else known
         if known and self.better and known != self.better:
             raise ValueError(f"evaluation.better is {self.better}, but of {self.metric} the {known} is better")
         if not (found := known or self.better):
@@ -128,6 +146,14 @@ class Evaluation(Spec):
                 "evaluation.better to lower or higher"
             )
         return found
+
+    def _scores(self) -> set[str]:
+        """The metrics that verifiers report."""
+        return {
+            f"{name}/{verifier.called}"
+            for name, each in self.sets.items()
+            for verifier in (each.answers.verifiers if each.answers else ())
+        }
 
 
 def must_be_reported(evaluation: Evaluation, task: Task, training: Sequence[Source]) -> None:
@@ -140,13 +166,16 @@ def must_be_reported(evaluation: Evaluation, task: Task, training: Sequence[Sour
 
 def must_be_able_to_write(evaluation: Evaluation, task: str, predicts_tokens: bool, compiles: bool) -> None:
     """Raises ValueError where the model that is evaluated can't answer prompts."""
-    if evaluation.generate is None:
-        return
-    if not predicts_tokens:
-        raise ValueError(f"evaluation.generate: a model of task {task} scores texts and writes none")
-    if compiles:
+    answering = [f"evaluation.sets.{name}.answers" for name, each in evaluation.sets.items() if each.answers]
+    if answering and task == "pretrain":
+        raise ValueError(f"{answering[0]}: the texts of task pretrain have no prompts to answer; leave it out")
+    if evaluation.generate is not None:
+        answering.append("evaluation.generate")
+    if answering and not predicts_tokens:
+        raise ValueError(f"{answering[0]}: a model of task {task} scores texts and writes none")
+    if answering and compiles:
         raise ValueError(
-            "evaluation.generate grows by a token a pass, and parallel.compile would compile for each length; leave "
+            f"{answering[0]} grows by a token a pass, and parallel.compile would compile for each length; leave "
             "one of them out"
         )
 

@@ -8,8 +8,9 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from muster.contract.base import Spec
+from muster.contract.verifiers import Verifiers, must_differ
 
-Task = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "kto", "reward"]
+Task = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "kto", "reward", "grpo"]
 
 # Tasks whose samples are two texts that are compared. The settings of each stand in the field of the same name.
 PREFERENCE_TASKS: Final[tuple[Task, ...]] = ("dpo", "orpo", "simpo", "kto", "reward")
@@ -103,3 +104,39 @@ class Reward(Spec):
 
     center_rewards_coefficient: Weight = 0.0
     """The weight of (chosen + rejected)², which keeps rewards near zero (Eisenstein et al. 2023, arXiv 2312.09244)."""
+
+
+class Grpo(Spec):
+    """Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): the model answers each prompt several
+    times, verifiers reward the answers, and it learns to give those that are better than the others of their prompt.
+    """
+
+    verifiers: Verifiers
+    """What rewards an answer: the sum of the scores by their weights."""
+    completions: Annotated[int, Field(ge=2, le=1_024)] = 8
+    """Answers to each prompt. A step has samples of data.sequenceLength for all answers, so that it takes
+    tokensPerStep / sequenceLength / completions prompts.
+    """
+    max_tokens: Annotated[int, Field(gt=0, le=131_072)] = 256
+    """At most so many tokens an answer. A prompt that leaves less room than that in a sample is left out."""
+    loss: Literal["dapo", "grpo", "dr_grpo"] = "dapo"
+    """What the loss of the tokens is divided by: by all tokens of the step (`dapo`, arXiv 2503.14476), within each
+    answer by its tokens (`grpo`), or by the answers times maxTokens (`dr_grpo`, arXiv 2503.20783).
+    """
+    scale_rewards: bool = True
+    """Whether advantages are divided by the standard deviation of the rewards of their prompt."""
+    epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The probability of a token counts as changed by at most this part downwards."""
+    epsilon_high: Annotated[float, Field(gt=0, le=100)] | None = None
+    """The same upwards; left out, epsilon."""
+    beta: Weight = 0.0
+    """The weight of the divergence from the model without its adapter, per token."""
+    iterations: Annotated[int, Field(gt=0, le=64)] = 1
+    """Updates of the weights by the answers of each step."""
+    mask_truncated: bool = False
+    """Whether nothing is learnt from answers that maxTokens cut off."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        must_differ(self.verifiers)
+        return self

@@ -10,15 +10,17 @@ from pydantic import Field, model_validator
 
 from muster.contract.adapter_config import Adapter
 from muster.contract.base import Spec
-from muster.contract.data_config import WEIGHT_SHARE_ODD, DataConfig, Source
+from muster.contract.data_config import DataConfig, Source
 from muster.contract.data_formats import fits_task, wrong_format
 from muster.contract.distillation import Distillation
 from muster.contract.evaluation_config import Evaluation, must_be_able_to_write, must_be_reported
 from muster.contract.fields import Fraction, Positive, Seed
 from muster.contract.model_config import ModelConfig
-from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Kto, Orpo, Reward, Simpo, Task
+from muster.contract.objectives import PREFERENCE_TASKS, REFERENCE_TASKS, Dpo, Grpo, Kto, Orpo, Reward, Simpo, Task
+from muster.contract.oddities import oddities_of
 from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.parameter_names import NamePatterns
+from muster.contract.rewards import must_fit_rewards
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 FP8_MULTIPLE = 16  # of the rows of a product, which float8 kernels take
@@ -80,7 +82,7 @@ class TrainingConfig(Spec):
     task: Task = "pretrain"
     """`pretrain` learns every token of a document, `sft` what the assistant says in a conversation. `dpo`, `orpo` and
     `simpo` learn which of two answers is preferred, `kto` which answers are good and which bad. `reward` learns to
-    score an answer, from pairs.
+    score an answer, from pairs. `grpo` learns from scores of the answers that it gives itself.
     """
     dpo: Dpo | None = None
     """The settings of task dpo; left out, their defaults."""
@@ -92,6 +94,8 @@ class TrainingConfig(Spec):
     """The settings of task kto; left out, their defaults."""
     reward: Reward | None = None
     """The settings of task reward; left out, their defaults."""
+    grpo: Grpo | None = None
+    """The settings of task grpo, which needs them: its verifiers have no default."""
     distillation: Distillation | None = None
     """A teacher whose predictions pretrain and sft learn beside the tokens; left out, none."""
     model: ModelConfig
@@ -166,6 +170,7 @@ class TrainingConfig(Spec):
         if self.data.overfit is not None and self.optimizer.range_test is not None:
             raise ValueError("data.overfit and optimizer.rangeTest are two trials; make one after the other")
         self._fits_the_task()
+        must_fit_rewards(self)
         if self.evaluation is not None:
             must_be_reported(self.evaluation, self.task, self.data.train)
             must_be_able_to_write(self.evaluation, self.task, self.scores is None, self.parallel.compile)
@@ -285,7 +290,7 @@ class TrainingConfig(Spec):
 
     def oddities(self) -> tuple[tuple[str, str], ...]:
         """(path, what is odd there) of what is allowed and seldom meant."""
-        return _oddities(self)
+        return oddities_of(self)
 
     def known_steps(self) -> int | None:
         """Optimizer steps of the run; None where only the data says how many an epoch has."""
@@ -294,8 +299,14 @@ class TrainingConfig(Spec):
         return self.length.steps
 
     def samples_per_step(self) -> int:
-        """Samples of one optimizer step over the whole gang."""
-        return self.batch.tokens_per_step // self.data.sequence_length
+        """Samples of one optimizer step over the whole gang; of task grpo the prompts, each answered several times."""
+        rows = self.batch.tokens_per_step // self.data.sequence_length
+        return rows if self.grpo is None else rows // self.grpo.completions
+
+    @property
+    def loader_micro_batch(self) -> int:
+        """Samples that are dealt to a share together; prompts are dealt one by one."""
+        return self.batch.micro_batch if self.grpo is None else 1
 
     def data_parallel_size(self, ranks: int) -> int:
         """Into how many equal shares a gang of `ranks` ranks divides the samples of a step.
@@ -314,46 +325,3 @@ class TrainingConfig(Spec):
                 f"ranks: it must be a multiple of sequenceLength × microBatch × ranks = {per_pass}"
             )
         return self.batch.tokens_per_step // per_pass
-
-
-def _oddities(training: TrainingConfig) -> tuple[tuple[str, str], ...]:
-    schedule, steps = training.optimizer.schedule, training.known_steps()
-    found = []
-    if steps is not None and schedule.warmup_steps >= steps:
-        found.append(
-            (
-                "optimizer.schedule.warmupSteps",
-                f"{schedule.warmup_steps} steps of warm-up are all of the {steps} steps of the run: the learning "
-                f"rate ends at {training.optimizer.lr * steps / schedule.warmup_steps:.3g} and never decays",
-            )
-        )
-    elif steps == 1 and schedule.name not in ("constant", "inverse_sqrt") and schedule.min_ratio < 1:
-        found.append(
-            (
-                "length",
-                f"the run has one step, which is the last of schedule {schedule.name}: it is made at minRatio × lr "
-                f"= {schedule.min_ratio * training.optimizer.lr:.3g}",
-            )
-        )
-    if training.data.in_epochs:
-        found += [
-            (
-                f"data.train[{number}].weight",
-                f"{source.weight:g} is {source.weight:g} samples for each one of all sources with epochs; 0.05 to "
-                "0.25 is usual to keep what a model knows",
-            )
-            for number, source in enumerate(training.data.train)
-            if source.epochs is None and source.weight >= 1
-        ]
-        return tuple(found)
-    total = math.fsum(source.weight for source in training.data.train)
-    found += [
-        (
-            f"data.train[{number}].weight",
-            f"{source.weight:g} is {source.weight / total:.1g} of all weights: an epoch takes at least "
-            f"{total / source.weight:,.0f} times this source's samples",
-        )
-        for number, source in enumerate(training.data.train)
-        if source.weight / total < WEIGHT_SHARE_ODD
-    ]
-    return tuple(found)

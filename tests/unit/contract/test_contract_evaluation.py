@@ -10,7 +10,9 @@ from muster.contract.training import TrainingConfig
 HELD: dict[str, Any] = {"data": [{"source": "held.jsonl"}]}
 
 
-def config(evaluation: dict[str, Any], task: str = "pretrain", **data: Any) -> TrainingConfig:
+def config(
+    evaluation: dict[str, Any], task: str = "pretrain", top: dict[str, Any] | None = None, **data: Any
+) -> TrainingConfig:
     return parse(
         TrainingConfig,
         {
@@ -20,6 +22,7 @@ def config(evaluation: dict[str, Any], task: str = "pretrain", **data: Any) -> T
             "batch": {"tokensPerStep": 512},
             "length": {"steps": 9},
             "evaluation": {"every": 3, **evaluation},
+            **(top or {}),
         },
         "training",
     )
@@ -55,6 +58,42 @@ def test_the_metrics_of_each_set_and_source() -> None:
     of_pairs = metrics({"sets": {"new": HELD}}, task="dpo")
     assert of_pairs[:2] == ("loss", "rewards/chosen")
     assert "new/rewards/margins" in of_pairs
+
+
+VERIFIED = {
+    "code": {**HELD, "answers": {"verifiers": [{"exactMatch": {}}, {"regex": {"pattern": "a"}, "name": "has-a"}]}}
+}
+
+
+def test_answers_have_metrics_of_their_own_of_which_more_is_better() -> None:
+    found = metrics({"sets": VERIFIED}, task="sft")
+    assert found[-5:] == tuple(
+        f"code/{name}" for name in ("exact_match", "has-a", "score", "finished", "answer_tokens")
+    )
+    for metric in found[-5:-1]:
+        asked = config({"sets": VERIFIED, "metric": metric}, task="sft").evaluation
+        assert asked is not None
+        assert asked.direction() == "higher"
+    assert "does not say whether more or less" in refusal(
+        {"sets": VERIFIED, "metric": "code/answer_tokens"}, task="sft"
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "words"),
+    [
+        ("pretrain", {}, "evaluation.sets.code.answers: the texts of task pretrain have no prompts"),
+        ("reward", {}, "evaluation.sets.code.answers: a model of task reward scores texts"),
+        ("sft", {"parallel": {"compile": True}}, "evaluation.sets.code.answers grows by a token a pass"),
+    ],
+)
+def test_answers_that_there_can_not_be_are_refused(task: str, more: dict[str, Any], words: str) -> None:
+    assert words in refusal({"sets": VERIFIED}, task=task, top=more)
+
+
+def test_two_verifiers_have_two_names() -> None:
+    twice = {"code": {**HELD, "answers": {"verifiers": [{"exactMatch": {}}, {"exactMatch": {"column": "b"}}]}}}
+    assert "two verifiers are called exact_match; give one of them a name" in refusal({"sets": twice}, task="sft")
 
 
 @pytest.mark.parametrize(

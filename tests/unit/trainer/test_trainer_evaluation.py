@@ -144,4 +144,4 @@ def test_the_contract_knows_what_each_objective_reports() -> None:
         label_smoothing=0.0, adapter=None, dpo=None, orpo=None, simpo=None, kto=None, reward=None
     )
     assert {task: MAKERS[task](settings).names for task in VALUES} == VALUES
-    assert {task for task in MAKERS if task not in VALUES} <= {"pretrain", "sft"}
+    assert {task for task in MAKERS if task not in VALUES} <= {"pretrain", "sft", "grpo"}

@@ -21,6 +21,7 @@ from muster.trainer.data.sketches import Grams, Sketches
 from muster.trainer.data.store import FORMAT_VERSION, Array, Meta, sync
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
+from muster.trainer.verify.references import References
 
 Say = Callable[[str], None]
 
@@ -39,6 +40,7 @@ class Encoded(NamedTuple):
     value: float | None = None  # a pair's margin, or an answer's label
     place: str = ""
     look: Look | None = None
+    columns: bytes = b""  # what verifiers read of the record, as JSON
 
 
 @dataclass
@@ -50,6 +52,8 @@ class _Index:
     firsts: array[int] = field(default_factory=lambda: array("q"))  # the offset of the first scored token
     splits: array[int] = field(default_factory=lambda: array("q"))  # the offset of a pair's second side
     values: array[float] = field(default_factory=lambda: array("f"))  # a pair's margin, or an answer's label
+    columns: bytearray = field(default_factory=bytearray)  # what verifiers read of the records, one after the other
+    column_ends: array[int] = field(default_factory=lambda: array("q"))
     written: int = 0  # tokens
     learnt: int = 0  # tokens in the loss
     first: int = -1  # the first scored token of the document that is being written; -1: it is still to come
@@ -68,18 +72,23 @@ class Builder:
         say: Say,
         train_on: str = "assistant",
         rules: Rules = NO_RULES,
+        references: References | None = None,
     ) -> None:
-        self._rules = rules
+        self._rules, self._references = rules, references
         self._train_on = train_on
         self._folder, self._source, self._tokenizer, self._key = folder, source, tokenizer, key
         self._dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-        self._scored = source.format not in ("text", "jsonl")
         self._index = _Index()
         self._kinds, self._left_out = Counter[str](), LeftOut()
         self._read = 0
         self._sketches: Sketches | None = None
         self._grams = Grams() if rules.collect else None
         self._progress = Progress(source.source, say)
+
+    @property
+    def _scored(self) -> bool:
+        """Whether only some tokens are in the loss."""
+        return self._source.format not in ("text", "jsonl")
 
     def build(self, files: Sequence[File], digests: Sequence[str]) -> None:
         """Write the whole store; meta.json comes last. Raises UserError for bad input, OSError for a bad disk."""
@@ -109,7 +118,7 @@ class Builder:
     def _chunks(self, files: Sequence[File], digests: Sequence[str]) -> Iterator[Chunk]:
         rules = Reader(self._rules) if self._rules else None
         for file, digest in zip(files, digests, strict=True):
-            reading = Reading(file, self._advance, self._left_out, rules=rules)
+            reading = Reading(file, self._advance, self._left_out, rules=rules, references=self._references)
             yield from reading.chunks(self._source, self._tokenizer, self._train_on)
             self._kinds += reading.kinds
             if isinstance(file, LocalFile) and reading.digest() != digest:
@@ -150,6 +159,9 @@ class Builder:
                 self._index.values.append(encoded.value)
             if encoded.split is not None:
                 self._index.splits.append(encoded.split)
+            if self._references is not None:
+                self._index.columns += encoded.columns
+                self._index.column_ends.append(len(self._index.columns))
             self._index.hashes.append(encoded.hash)
             self._index.ends.append(self._index.written)
 
@@ -187,6 +199,10 @@ class Builder:
             index["values"] = np.frombuffer(self._index.values, np.float32)[order]
         if self._index.splits:
             index["splits"] = np.frombuffer(self._index.splits, np.int64)[order]
+        if self._references is not None:
+            last = np.frombuffer(self._index.column_ends, np.int64)
+            index["spans"] = np.stack((np.concatenate([np.zeros(1, np.int64), last[:-1]]), last), 1)[order]
+            (self._folder / "columns.bin").write_bytes(self._index.columns)
         if self._sketches is not None:
             self._sketches.finish(order)
         if self._grams is not None:
@@ -211,6 +227,7 @@ class Builder:
             sketched=self._sketches is not None,
             grams=len(index["grams"]) if self._grams is not None else None,
             learnt=self._index.learnt if self._scored else self._index.written,
+            columns=len(self._index.columns) if self._references is not None else None,
         )
 
 
@@ -237,7 +254,8 @@ def encode(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[Encoded]:
         lengths = [len(each) for each in ids]
         split = None if chunk.split is None else sum(lengths[: chunk.split])
         mask = np.repeat(flags, lengths)
-        yield Encoded(np.concatenate(ids), mask, chunk.hash, split, chunk.value, chunk.place, chunk.look)
+        known = (chunk.value, chunk.place, chunk.look, chunk.columns)
+        yield Encoded(np.concatenate(ids), mask, chunk.hash, split, *known)
 
 
 class Progress:

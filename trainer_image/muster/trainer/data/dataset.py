@@ -29,11 +29,13 @@ from muster.trainer.data.packing import (
     one_each,
 )
 from muster.trainer.data.prepare import prepared, with_formats
+from muster.trainer.data.prompts import Prompt, PromptPacking, Prompts, columns_digest, packed_prompts
 from muster.trainer.data.rules import NO_RULES, Rules
 from muster.trainer.data.store import Documents, TokenStore, capped
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.data.truncation import cut_documents
 from muster.trainer.errors import UserError
+from muster.trainer.verify.references import References, evaluated_sources
 
 Report = Callable[[str], None]
 
@@ -74,6 +76,13 @@ class Dataset:
         source, own_epoch, own_index = self._mixture.find(self._number(epoch, index))
         return self.parts[source].sample(own_epoch, own_index)
 
+    def prompt(self, sample_id: int) -> Prompt:
+        """The prompt of task grpo that is the sample of this number, counted on over all epochs."""
+        source, own_epoch, own_index = self._mixture.find(self._number(*divmod(sample_id, self.samples_per_epoch)))
+        part = self.parts[source]
+        assert isinstance(part, PromptPacking), "only task grpo learns from prompts"
+        return part.prompt(own_epoch, own_index)
+
     def source_of(self, epoch: int, index: int) -> int:
         """The number of the part that a sample is of."""
         return self._mixture.find(self._number(epoch, index))[0]
@@ -97,6 +106,7 @@ class Data:
     evaluated: tuple[Packed, ...] = ()
     warnings: tuple[str, ...] = ()
     sets: Mapping[str, Dataset] = field(default_factory=dict)  # of evaluation.sets
+    prompts: Mapping[str, Prompts] = field(default_factory=dict)  # of those that are answered
 
     @property
     def held_out(self) -> tuple[Dataset, ...]:
@@ -127,11 +137,12 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     curation = config.data.curation
     collect = Rules(collect=curation.decontamination.ngram) if curation and curation.decontamination else NO_RULES
     evaluation_stores = [
-        prepared(source, tokenizer, cache_dir, report, train_on, collect)
-        for _, source in (evaluation.sources() if evaluation else ())
+        prepared(source, tokenizer, cache_dir, report, train_on, collect, references)
+        for source, references in (evaluated_sources(evaluation) if evaluation else ())
     ]
     rules = Rules(curation, tuple(evaluation_stores) if collect else ())
-    whole = [prepared(source, tokenizer, cache_dir, report, train_on, rules) for source in config.data.train]
+    rewarded = References(config.grpo.verifiers) if config.grpo else None
+    whole = [prepared(source, tokenizer, cache_dir, report, train_on, rules, rewarded) for source in config.data.train]
     opened = without_duplicates(whole, curation, tokenizer, cache_dir, report)
     _tell_what_is_dropped(opened, report)
     threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0, report)
@@ -157,8 +168,14 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     if evaluation.holdout:
         main, parts = maker.evaluation(config.data.train, held_out)
         evaluated.extend(parts)
-    sets = {name: apart(each.data, f"evaluation set {name}") for name, each in evaluation.sets.items()}
-    return replace(data, evaluation=main, evaluated=tuple(evaluated), sets=sets)
+    sets, prompts = dict[str, Dataset](), dict[str, Prompts]()
+    for name, each in evaluation.sets.items():
+        before = len(evaluated)
+        sets[name] = apart(each.data, f"evaluation set {name}")
+        if each.answers is not None:
+            of_set = [part.documents for part in evaluated[before:]]
+            prompts[name] = Prompts(of_set, config.data.sequence_length)
+    return replace(data, evaluation=main, evaluated=tuple(evaluated), sets=sets, prompts=prompts)
 
 
 @dataclass(frozen=True)
@@ -172,7 +189,7 @@ class _Maker:
     def training(self, documents: Sequence[Documents]) -> tuple[Dataset, tuple[Packed, ...]]:
         sources = self.config.data.train
         documents = _as_many_as_asked(sources, documents, self.report)
-        every = self._packed(sources, documents)
+        every = self._packed(sources, documents, learnt=True)
         packed = _those_with_samples(every)
         sizes = [packing.samples for packing in packed.values()]
         shares = shares_of([sources[number] for number in packed], sizes, self.config.data.temperature)
@@ -209,6 +226,8 @@ class _Maker:
             silent = "in no conversation does the assistant speak within the first"
             lost = "of no pair of answers are both sides left within"
             words = lost if any(one.store.meta.compares for one in documents) else silent
+            if self.config.grpo is not None and name == "training":
+                words = f"no prompt leaves room for an answer of grpo.maxTokens {self.config.grpo.max_tokens} within"
             raise UserError(f"{name} data: {words} {length} tokens; raise data.sequenceLength")
         called = [names[number] for number in packed] if names else ()
         dataset = Dataset(list(packed.values()), shares, self.config.seed, called, samples_max)
@@ -218,17 +237,21 @@ class _Maker:
         )
         return dataset
 
-    def _packed(self, sources: Sequence[Source], documents: Sequence[Documents]) -> tuple[Packed, ...]:
+    def _packed(
+        self, sources: Sequence[Source], documents: Sequence[Documents], learnt: bool = False
+    ) -> tuple[Packed, ...]:
         return tuple(
-            self._pack(source, part, number)
+            self._pack(source, part, number, learnt)
             for number, (source, part) in enumerate(zip(sources, documents, strict=True))
         )
 
-    def _pack(self, source: Source, documents: Documents, stream: int) -> Packed:
+    def _pack(self, source: Source, documents: Documents, stream: int, learnt: bool) -> Packed:
         length, seed = self.config.data.sequence_length, self.config.seed
         chat = source.format in CONVERSATIONS
         if not len(documents):
             return Packed(documents, None)
+        if self.config.grpo is not None and learnt:
+            return packed_prompts(self.config, source, documents, self.pad, stream, self.report)
         if documents.store.meta.compares:
             return packed_pairs(self.config, source, documents, self.pad, stream, self.report)
         if self.config.data.packing and not chat:
@@ -329,6 +352,8 @@ def _fingerprint(config: TrainingConfig, tokenizer: Tokenizer, opened: Sequence[
     settings += [config.data.truncation] if config.task in PREFERENCE_TASKS or config.data.truncation != "right" else []
     settings += [{"overfit": config.data.overfit}] if config.data.overfit is not None else []
     settings += [{"temperature": config.data.temperature}] if config.data.temperature is not None else []
+    if config.grpo is not None:
+        settings += [{"prompts": config.grpo.max_tokens, "columns": [columns_digest(store) for store in opened]}]
     holdout = config.evaluation.holdout if config.evaluation else 0.0
     document = json.dumps([sources, settings, holdout, tokenizer.describe()], sort_keys=True)
     return hashlib.sha256(document.encode()).hexdigest()

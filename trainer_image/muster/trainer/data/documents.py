@@ -25,6 +25,7 @@ from muster.trainer.data.preference import Comparison
 from muster.trainer.data.rules import Look, Reader
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import UserError
+from muster.trainer.verify.references import References
 
 # A longer text, of whatever format, is tokenised in pieces that end at line ends: memory stays bounded, and only a
 # tokenizer that merges across line ends could tell the difference.
@@ -47,6 +48,7 @@ class Chunk(NamedTuple):
     value: float | None = None  # a pair's margin, or an answer's label
     place: str = ""  # with the last chunk: where the document is
     look: Look | None = None  # with the last chunk: what was seen of its text, where rules ask for that
+    columns: bytes = b""  # with the last chunk: what verifiers read of the record, as JSON
 
 
 class LeftOut:
@@ -68,7 +70,9 @@ class LeftOut:
 
 class Reading:
     """Reads one file and remembers what it saw. advance(n): n more bytes were read, for the progress line. What can't
-    be learnt from is noted in `left_out`. A record with a fault is noted in `faults`, where there are such."""
+    be learnt from is noted in `left_out`. A record with a fault is noted in `faults`, where there are such.
+    `references` takes what verifiers read of each record.
+    """
 
     def __init__(
         self,
@@ -77,8 +81,10 @@ class Reading:
         left_out: LeftOut | None = None,
         faults: list[str] | None = None,
         rules: Reader | None = None,
+        references: References | None = None,
     ) -> None:
         self.file = file
+        self._references = references
         self._rules = rules
         self._advance, self._faults = advance, faults
         self.kinds = Counter[str]()  # of preferences, in words
@@ -94,7 +100,7 @@ class Reading:
         for record in read_records(self.file, renamed_columns(source), self._saw):
             try:
                 if source.format in COMPARISONS:
-                    yield from self._comparison(COMPARISONS[source.format](record.value), record.place, tokenizer)
+                    yield from self._comparison(record, COMPARISONS[source.format](record.value), tokenizer)
                 else:
                     yield from self._document(record, source, tokenizer, train_on)
             except ValueError as error:  # UnicodeEncodeError is one
@@ -105,14 +111,15 @@ class Reading:
         if is_table(self.file):
             self._advance(self.file.size)
 
-    def _comparison(self, one: Comparison, place: str, tokenizer: Tokenizer) -> Iterator[Chunk]:
+    def _comparison(self, record: Record, one: Comparison, tokenizer: Tokenizer) -> Iterator[Chunk]:
         """One chunk, or none where nothing can be learnt from it. Raises ValueError for half a character."""
         if one.fault:
-            self._left_out.add(one.fault, place)
+            self._left_out.add(one.fault, record.place)
             return
         self.kinds[one.kind] += 1
-        if not (look := self._looked_at(preference.words(one), place))[0]:
+        if not (look := self._looked_at(preference.words(one), record.place))[0]:
             return
+        columns = self._references.of(record.value, preference.good_answer(one)) if self._references else b""
         first, *second = preference.parts(one, tokenizer)
         split = len(first) if second else None
         yield Chunk(
@@ -120,8 +127,9 @@ class Reading:
             preference.content_hash(one),
             split,
             one.value,
-            place,
+            record.place,
             look[1],
+            columns,
         )
 
     def _document(self, record: Record, source: Source, tokenizer: Tokenizer, train_on: str) -> Iterator[Chunk]:
@@ -138,7 +146,9 @@ class Reading:
         kept, look = self._looked_at(words, record.place)
         if kept:
             parts = chat.parts(given, tokenizer)
-            yield from _in_pieces(Chunk(parts, given.hash(), place=record.place, look=look))
+            said = next(turn.content for turn in given.turns if turn.loss_mask)
+            columns = self._references.of(record.value, said) if self._references else b""
+            yield from _in_pieces(Chunk(parts, given.hash(), place=record.place, look=look, columns=columns))
 
     def _looked_at(self, text: str, place: str) -> tuple[bool, Look | None]:
         """Whether a document is kept, and what was seen of it."""

@@ -220,7 +220,7 @@ def _write_index(
     sizes = np.diff(store.bounds)[order]
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     arrays: dict[str, Array] = {"hashes": hashes, "starts": store.starts[order], "bounds": bounds}
-    for name in ("firsts", "splits", "values"):
+    for name in ("firsts", "splits", "values", "spans"):
         if (found := getattr(store, name)) is not None:
             arrays[name] = found[order]
     for name, array in arrays.items():

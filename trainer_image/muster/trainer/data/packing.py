@@ -11,6 +11,7 @@ its own. What is longer than a sample is truncated (truncation.py). Padding has 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -150,6 +151,16 @@ def empty_sample(length: int) -> Sample:
     """A row of `length` tokens, to be filled."""
     tokens, labels, positions, documents = np.empty((4, length), np.int32)
     return Sample(tokens, labels, positions, documents)
+
+
+def unscored_row(tokens: Sequence[int], length: int, pad: int) -> Sample:
+    """A document's tokens, of which none is scored, and padding up to `length`."""
+    made, total = empty_sample(length), len(tokens)
+    made.tokens[:total], made.tokens[total:] = tokens, pad
+    made.labels[:] = IGNORED
+    made.positions[:total], made.positions[total:] = np.arange(total), np.arange(length - total)
+    made.documents[:total], made.documents[total:] = 0, PADDING
+    return made
 
 
 def one_each(count: int) -> tuple[Int64s, Int64s]:

@@ -78,6 +78,14 @@ def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]
     return tuple(chat.parts(Conversation((*before, *_turns(side))), tokenizer) for side in one.sides)
 
 
+def good_answer(one: Comparison) -> str | None:
+    """What the assistant first says in the better answer; None where the only one is bad."""
+    if len(one.sides) == 1 and not one.value:
+        return None
+    side = one.sides[0]
+    return side if isinstance(side, str) else next(turn.content for turn in side if turn.role == "assistant")
+
+
 def words(one: Comparison) -> str:
     """All that is said, but for the system's words."""
     texts = (

@@ -23,6 +23,7 @@ from muster.trainer.data.rules import NO_RULES, Rules
 from muster.trainer.data.store import FORMAT_VERSION, TokenStore, sync
 from muster.trainer.data.tokenizer import Tokenizer
 from muster.trainer.errors import StorageError, UserError, final_errors_are_the_users
+from muster.trainer.verify.references import References
 
 Report = Callable[[str], None]
 
@@ -39,20 +40,27 @@ def prepared(
     report: Report,
     train_on: str = "assistant",
     rules: Rules = NO_RULES,
+    references: References | None = None,
 ) -> TokenStore:
     """The token store of a source, made now if there is none. Blocks while another process makes it. `rules` say what
-    becomes of a document by its text.
+    becomes of a document by its text, and `references` what is kept of its record for verifiers.
 
     Raises UserError for bad input or a cache that can't be written, StorageError when the disk is full or fails.
     """
     try:
-        return _prepared(source, tokenizer, cache, report, train_on, rules)
+        return _prepared(source, tokenizer, cache, report, train_on, rules, references)
     except OSError as error:
         raise _disk_error(cache, error) from error
 
 
 def _prepared(
-    source: Source, tokenizer: Tokenizer, cache: Path, report: Report, train_on: str, rules: Rules
+    source: Source,
+    tokenizer: Tokenizer,
+    cache: Path,
+    report: Report,
+    train_on: str,
+    rules: Rules,
+    references: References | None,
 ) -> TokenStore:
     source, _ = _found(source, report)
     recipe = {
@@ -63,6 +71,7 @@ def _prepared(
         **({"trainOn": train_on} if source.format in CONVERSATIONS and train_on != "assistant" else {}),
         **({"columns": source.columns.renamed()} if source.columns else {}),
         **rules.recipe(),
+        **(references.recipe() if references else {}),
     }
     for place in ("tokens", "locks", "digests"):
         (cache / place).mkdir(parents=True, exist_ok=True)
@@ -78,7 +87,7 @@ def _prepared(
         if store is None:
             building = cache / "tokens" / f".building-{name}-{uuid.uuid4().hex}"
             try:
-                Builder(building, source, tokenizer, key, say, train_on, rules).build(files, digests)
+                Builder(building, source, tokenizer, key, say, train_on, rules, references).build(files, digests)
                 _publish(building, folder)
             finally:
                 shutil.rmtree(building, ignore_errors=True)

@@ -10,6 +10,8 @@
                          values.bin       float32 per document, preferences only: a pair's margin, an answer's label
                          sketches.bin     uint32 [documents, 128], where near duplicates are looked for: MinHash
                          grams.bin        uint64, ascending, of evaluation data: hashes of n-grams of words
+                         columns.bin      where verifiers score answers: what they read of each record, as JSON
+                         spans.bin        int64 [documents, 2], beside that: where its JSON begins and ends
                          meta.json        written last
 
 Index order is hash order: it depends neither on the names, the number nor the order of the files, it is random with
@@ -58,6 +60,7 @@ class Meta:
     learnt: int | None = None  # tokens in the loss; None: unknown, for an older Muster made the store
     sketched: bool = False  # whether it has sketches
     grams: int | None = None  # how many n-grams of words it has; None: they were not asked for
+    columns: int | None = None  # bytes of what verifiers read of the records; None: they were not asked for
 
     def write(self, folder: Path) -> None:
         (folder / META).write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -78,6 +81,8 @@ class Meta:
             sizes |= {"sketches.bin": self.documents * SKETCH_VALUES * 4}
         if self.grams is not None:
             sizes |= {"grams.bin": self.grams * 8}
+        if self.columns is not None:
+            sizes |= {"columns.bin": self.columns, "spans.bin": self.documents * 16}
         return sizes | ({"splits.bin": self.documents * 8} if self.compares == "pairs" else {})
 
 
@@ -97,6 +102,8 @@ class TokenStore:
     values: Array | None = None  # None but for preferences
     sketches: Array | None = None  # None but where near duplicates are looked for
     grams: Array | None = None  # None but for evaluation data that training data are held against
+    columns: Array | None = None  # None but where verifiers score answers
+    spans: Array | None = None
 
     def must_be_sound(self, ids: Array) -> None:
         """Raises StorageError for ids of this store that its tokenizer doesn't have: the file was damaged since it was
@@ -139,6 +146,8 @@ class TokenStore:
             values=array("values", "float32") if meta.compares else None,
             sketches=array("sketches", "uint32").reshape(-1, SKETCH_VALUES) if meta.sketched else None,
             grams=array("grams", "uint64") if meta.grams else None if meta.grams is None else np.zeros(0, np.uint64),
+            columns=None if not meta.columns else array("columns", "uint8"),
+            spans=None if not meta.columns else array("spans", "int64").reshape(-1, 2),
         )
 
 

@@ -9,15 +9,19 @@ from muster.contract.evaluation_config import reports_tokens
 from muster.trainer.checkpoint import Identity, Saver
 from muster.trainer.config import Ranks, Run
 from muster.trainer.data import Data
+from muster.trainer.data.answers import ends_of_turn
 from muster.trainer.models import sharding
+from muster.trainer.train.answering import AnswerEvaluator, Scoring, answered_sets
 from muster.trainer.train.checkpoint_scheduler import CheckpointScheduler
 from muster.trainer.train.evaluation import Evaluator, HeldOutSet
 from muster.trainer.train.metrics import CommitMetrics, Metrics
 from muster.trainer.train.origin import Origin
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.records import RecordMaker
+from muster.trainer.train.rollouts import Rollouts
 from muster.trainer.train.samples import SampleMaker
 from muster.trainer.train.step import TrainStep
+from muster.trainer.train.writing import ROWS_AT_ONCE, Writer
 
 # A second copy of this rank's part of the state is kept where it takes at most this part of the host's spare memory.
 SNAPSHOT_MEMORY_PART = 8
@@ -74,7 +78,7 @@ def checkpoint_scheduler(
     return CheckpointScheduler(saver, run.checkpoint.every, run.past, ranks, rank_state, metrics, snapshots)
 
 
-def evaluator(run: Run, origin: Origin, data: Data, step: TrainStep) -> Evaluator | None:
+def evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainStep) -> Evaluator | None:
     """None where the configuration asks for no evaluation."""
     config, model = run.training, step.model
     asked = config.evaluation
@@ -91,7 +95,31 @@ def evaluator(run: Run, origin: Origin, data: Data, step: TrainStep) -> Evaluato
         model.device,
         by_token,
         origin.tokenizer.text_bytes() if by_token else None,
+        _answer_evaluator(run, origin, ranks, data, step),
     )
+
+
+def rollouts(run: Run, origin: Origin, ranks: Ranks, data: Data, model: sharding.ParallelModel) -> Rollouts | None:
+    """None where the task does not answer while it trains."""
+    if run.training.grpo is None:
+        return None
+    tokenizer = origin.tokenizer
+    writer = Writer(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
+    scoring = Scoring(run.training.grpo.verifiers, tokenizer)
+    return Rollouts(run.training, data.train, scoring, model.module, writer, tokenizer.eos)
+
+
+def _answer_evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainStep) -> AnswerEvaluator | None:
+    """None where no set's prompts are answered."""
+    asked = run.training.evaluation
+    if asked is None or not data.prompts:
+        return None
+    model, tokenizer = step.model, origin.tokenizer
+    sets = answered_sets(asked.sets, asked.samples, data.prompts, tokenizer)
+    writer = Writer(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
+    at_once = ROWS_AT_ONCE * run.training.batch.micro_batch * run.training.data.sequence_length
+    decides = asked.metric in [metric for each in sets for metric in each.metrics()]
+    return AnswerEvaluator(sets, model.module, writer, model.division, at_once, model.device, decides)
 
 
 def sample_maker(run: Run, origin: Origin, ranks: Ranks, step: TrainStep) -> SampleMaker | None:

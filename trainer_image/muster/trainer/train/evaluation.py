@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from muster.contract.evaluation_config import source_metrics
 from muster.trainer.config import DataParallel
 from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import IGNORED, Sample
+from muster.trainer.train.answering import AnswerEvaluator
 from muster.trainer.train.tasks.objective import Objective, Totals, means
 
 # A perplexity is e to the loss; of a larger loss it is no number that fp64 holds.
@@ -83,7 +84,7 @@ class Evaluator:
 
     A batch holds samples of one source, so that each source has a loss of its own. `by_token` tells that the loss is a
     mean over tokens. `token_bytes` [vocab] holds the bytes of text that each token stands for; None where that is not
-    known.
+    known. `answers` scores what the model says to prompts of the sets.
     """
 
     def __init__(
@@ -95,7 +96,9 @@ class Evaluator:
         device: torch.device,
         by_token: bool = False,
         token_bytes: npt.NDArray[np.int64] | None = None,
+        answers: AnswerEvaluator | None = None,
     ) -> None:
+        self._answers = answers
         self._sets = tuple(sets)
         self._micro_batch, self._division, self._objective = micro_batch, division, objective
         self._device, self._by_token, self._token_bytes = device, by_token, token_bytes
@@ -127,7 +130,11 @@ class Evaluator:
         for place in range(len(totals)):
             loss, count, *values = sums[width * place : width * (place + 1)]
             scored.append(_Scored(loss, count, tuple(values), sums[width * len(totals) + place]))
-        return self._result(scored, stopped > 0)
+        found = self._result(scored, stopped > 0)
+        # A stop does not wait for answers, unless they decide what the best commit is.
+        if self._answers is None or (found.stop and not self._answers.decides):
+            return found
+        return replace(found, values=found.values | self._answers.run(total))
 
     def _result(self, scored: Sequence[_Scored], stop: bool) -> HeldOutResult:
         values: dict[str, float] = {}

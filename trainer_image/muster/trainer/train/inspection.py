@@ -37,6 +37,7 @@ from muster.trainer.data.rendering import Rendered, lines, render
 from muster.trainer.data.report import data_report
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.train.origin import as_packable, fresh_origin
+from muster.trainer.verify.references import References, evaluated_sources
 
 FAULTS_MAX = 20
 BARE_SHAPE = {"dim": 16, "layers": 1, "heads": 1, "kvHeads": 1, "ffnDim": 16}  # of a file without a model: never built
@@ -81,10 +82,13 @@ def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:
     found = list[str]()
     try:
         known = with_formats(config, _say_nothing)
-        for _, source in known.sources():
+        rewarded = References(known.grpo.verifiers) if known.grpo else None
+        sources: list[tuple[Source, References | None]] = [(source, rewarded) for source in known.data.train]
+        sources += evaluated_sources(known.evaluation) if known.evaluation else ()
+        for source, references in sources:
             _, files = of_known_format(source, find(source.source, source.format))
             for file in files:
-                reading = Reading(file, lambda count: None, faults=found)
+                reading = Reading(file, lambda count: None, faults=found, references=references)
                 try:
                     for _ in reading.chunks(source, tokenizer, config.data.train_on):
                         if len(found) >= FAULTS_MAX:

@@ -23,6 +23,7 @@ from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import load_balancing, sharding
 from muster.trainer.models.float8 import must_compute_float8
 from muster.trainer.train import assembly, randomness
+from muster.trainer.train.answering import must_be_able_to_verify
 from muster.trainer.train.best import Best
 from muster.trainer.train.data_report import keep_report
 from muster.trainer.train.evaluation import Evaluator, HeldOutResult
@@ -43,6 +44,7 @@ INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the opera
 def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
     """Train to the end, or to an agreed stop. Returns the exit code; raises the errors of `errors.py`."""
     division = data_parallel(run.training, ranks)
+    must_be_able_to_verify(run.training, say if ranks.rank == 0 else _say_nothing)
     origin = find_origin(run, say if ranks.rank == 0 else _say_nothing)
     device = sharding.choose_device(ranks)
     if run.training.precision == "fp8":
@@ -110,7 +112,8 @@ class Trainer:
         values = fresh or config.adapter is not None or config.scores is not None
         model = sharding.ParallelModel(origin.model, config, layout, ranks, device, values)
         taught_by = None if teacher is None else LoadedTeacher.load(teacher, config, layout, device)
-        self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state, taught_by)
+        rollouts = assembly.rollouts(run, origin, ranks, data, model)
+        self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state, taught_by, rollouts)
         self.best = Best.of(config.evaluation)
         self.reference: str | None = None  # the digest of what the reference model says of the data
         self.save_owed = False  # a save that waits until the weights have learnt again
@@ -119,7 +122,7 @@ class Trainer:
         self.reporter = StepReporter(run.worker_dir, metrics, rank_state, ranks)
         self.records = assembly.record_maker(run, origin, ranks, self.progress.steps, device)
         self.checkpoints = assembly.checkpoint_scheduler(run, origin, ranks, rank_state, self.step, metrics.commits)
-        self.evaluator = assembly.evaluator(run, origin, data, self.step)
+        self.evaluator = assembly.evaluator(run, origin, ranks, data, self.step)
         self.samples = assembly.sample_maker(run, origin, ranks, self.step)
         if ranks.rank == 0:
             say(
@@ -136,7 +139,7 @@ class Trainer:
 
     def open_loader(self) -> Loader:
         """Open the training data where this run stands in it."""
-        samples, micro_batch = self.run.training.samples_per_step(), self.run.training.batch.micro_batch
+        samples, micro_batch = self.run.training.samples_per_step(), self.run.training.loader_micro_batch
         model = self.step.model
         return Loader(self.data.train, self.progress.cursor, samples, micro_batch, model.division, model.device)
 
@@ -255,6 +258,8 @@ class Trainer:
         record = self.records.of(outcome)
         guard = self.step.guard
         self.reporter.finished(outcome, record, self.run.training.samples_per_step(), guard.skipped)
+        if self.step.rollouts is not None and self.ranks.rank == 0:
+            self.step.rollouts.watch(outcome.values, say)
         stop, due, improved = outcome.requests.stop, outcome.requests.save, False
         if self.evaluator is not None and self._evaluation_due():
             found = self._evaluate(self.evaluator)

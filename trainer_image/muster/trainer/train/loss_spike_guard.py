@@ -25,9 +25,13 @@ SKIPPED_IN_A_ROW_MAX = 3
 
 
 class LossSpikeGuard:
-    """Judges the numbers of each step by those of the steps before."""
+    """Judges the numbers of each step by those of the steps before.
 
-    def __init__(self) -> None:
+    `spikes` tells whether a loss can be too large: one that comes and goes around zero only says how rewards differ.
+    """
+
+    def __init__(self, spikes: bool = True) -> None:
+        self._spikes = spikes
         self.in_a_row = 0  # batches that were skipped up to now without a good one in between
         self.skipped = 0  # batches that were skipped in this job
         self._losses: deque[float] = deque(maxlen=REMEMBERED)
@@ -56,7 +60,7 @@ class LossSpikeGuard:
             return f"the loss is {loss}"
         if not math.isfinite(norm):
             return f"the gradient norm is {norm} (loss {loss:.4f})"
-        if len(self._losses) < KNOWN_MIN or loss <= self._losses[-1]:
+        if not self._spikes or len(self._losses) < KNOWN_MIN or loss <= self._losses[-1]:
             return ""
         usual = statistics.median(self._losses)
         if loss - usual <= SPIKE_SHARE * abs(usual):

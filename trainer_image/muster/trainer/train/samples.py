@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,8 +16,8 @@ from muster.trainer.data import Tokenizer, chat_prompt
 from muster.trainer.data.answers import ends_of_turn
 from muster.trainer.errors import StorageError, UserError
 from muster.trainer.models.definition import ModelDefinition
-from muster.trainer.models.generation import Continuation
 from muster.trainer.train.records import say
+from muster.trainer.train.writing import Writer
 
 WRITE_SECONDS_MAX = 30.0  # that the end of a job waits for its last samples
 
@@ -42,24 +41,23 @@ class SampleMaker:
     ) -> None:
         assert run.training.evaluation is not None
         assert run.training.evaluation.generate is not None, "there is something to be asked"
-        self._run, self._ranks, self._device = run, ranks, device
-        self._definition, self._module, self._tokenizer = definition, module, tokenizer
+        self._run, self._ranks = run, ranks
+        self._module, self._tokenizer = module, tokenizer
         self._config = run.training.evaluation.generate
         answers = run.training.task != "pretrain" and bool(tokenizer.template or tokenizer.chat)
-        self._ends = ends_of_turn(tokenizer) if answers else frozenset({tokenizer.eos})
+        ends = ends_of_turn(tokenizer) if answers else frozenset({tokenizer.eos})
+        self._writer = Writer(module, definition, tokenizer, ends, ranks, device)
         self._prompts = [_ids(prompt, tokenizer, answers) for prompt in self._config.prompts]
         self._writing: threading.Thread | None = None
 
     def make(self, step: int) -> tuple[Sample, ...]:
         """Let the model write, and keep it as the samples of `step`. Collective."""
         self._module.eval()
-        # Rows of different lengths are padded, which only models that keep documents apart are sure to bear.
-        groups = [self._prompts] if self._definition.packs else [[prompt] for prompt in self._prompts]
-        found = [row for group in groups for row in self._written(group)]
+        found = self._writer.write(self._prompts, self._config.max_tokens, self._agreed)
         self._module.train()
         samples = tuple(
-            Sample(prompt=prompt, text=self._tokenizer.decode(tokens), finished=finished)
-            for prompt, (tokens, finished) in zip(self._config.prompts, found, strict=True)
+            Sample(prompt=prompt, text=self._tokenizer.decode(row.tokens), finished=row.finished)
+            for prompt, row in zip(self._config.prompts, found, strict=True)
         )
         if self._ranks.rank == 0:
             self._keep(Samples(step=step, attempt=self._run.attempt, at=time.time(), samples=samples))
@@ -70,24 +68,8 @@ class SampleMaker:
         if self._writing is not None:
             self._writing.join(WRITE_SECONDS_MAX)
 
-    @torch.no_grad()
-    def _written(self, prompts: Sequence[Sequence[int]]) -> list[tuple[list[int], bool]]:
-        """For each prompt, the tokens that follow it, and whether they came to an end."""
-        rows = Continuation(self._module, prompts, 0, self._definition.position_limit, self._device)
-        known = min(self._tokenizer.vocab_size, self._definition.vocab_size)
-        tokens, finished = [list[int]() for _ in prompts], [False for _ in prompts]
-        for _ in range(self._config.max_tokens):
-            chosen = self._agreed(rows.next_logits()[:, :known].argmax(dim=-1))
-            for number, token in enumerate(chosen):
-                finished[number] = finished[number] or token in self._ends
-                if not finished[number]:
-                    tokens[number].append(token)
-            if all(finished):
-                break
-            rows.append(chosen)
-        return list(zip(tokens, finished, strict=True))
-
-    def _agreed(self, chosen: Tensor) -> list[int]:
+    def _agreed(self, logits: Tensor, first: int, turn: int) -> list[int]:
+        chosen = logits.argmax(dim=-1)
         if self._ranks.world > 1:
             dist.broadcast(chosen, src=0)
         return [int(token) for token in chosen.tolist()]

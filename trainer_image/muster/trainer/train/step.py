@@ -29,6 +29,7 @@ from muster.trainer.train.reduction import (
     all_reduce_step_report,
     pack_step_report,
 )
+from muster.trainer.train.rollouts import Rollouts
 from muster.trainer.train.schedule import learning_rate
 from muster.trainer.train.straggler_timer import StragglerTimer
 from muster.trainer.train.tasks.choice import objective_of
@@ -67,12 +68,13 @@ class TrainStep:
         ranks: Ranks,
         rank_state: RankState,
         teacher: LoadedTeacher | None = None,
+        rollouts: Rollouts | None = None,
     ) -> None:
-        self.model, self.steps = model, steps
+        self.model, self.steps, self.rollouts = model, steps, rollouts
         self.optimizer = make_optimizer(model.module, config.optimizer, config.seed)
         self.teacher = teacher
         self.objective = objective_of(config, teacher.model if teacher is not None else None)
-        self.guard = LossSpikeGuard()
+        self.guard = LossSpikeGuard(spikes=rollouts is None)
         self.last_seconds = 0.0
         self._config, self._ranks, self._rank_state = config, ranks, rank_state
         self._loss_scale = LossScale(enabled=config.precision == "fp16")
@@ -91,6 +93,21 @@ class TrainStep:
         began, doing = time.perf_counter(), self._rank_state.activity
         with doing.waiting_for_data():
             batch = loader.next()
+        if self.rollouts is not None:
+            doing.does("rollouts")
+            batch = self.rollouts.of(batch)
+        for _ in range(self._config.grpo.iterations - 1 if self._config.grpo else 0):
+            self._learn(number, batch, lambda: Requests(False, False, False))
+        report, loss, norm, rate, why = self._learn(number, batch, requests)
+        self.last_seconds = time.perf_counter() - began
+        return self._outcome(number, batch, report, loss, norm, rate, why)
+
+    def _learn(
+        self, number: int, batch: StepBatch, requests: Callable[[], Requests]
+    ) -> tuple[StepReport, float, float, float, str]:
+        """One update by the batch. Returns what all ranks reported, loss, gradient norm and learning rate, and why
+        nothing was learnt."""
+        doing = self._rank_state.activity
         packed = self._backward(batch, requests)
         gradients = self.model.gradients()
         doing.does("meeting")
@@ -107,8 +124,7 @@ class TrainStep:
         if sound:
             self._update(gradients, correction * clip_factor(norm, self._config.optimizer.clip_norm), rate)
         self.optimizer.zero_grad()
-        self.last_seconds = time.perf_counter() - began
-        return self._outcome(number, batch, report, loss, norm, rate, why)
+        return report, loss, norm, rate, why
 
     def state(self) -> dict[str, Any]:
         """What a commit keeps beside weights and optimizer, as JSON."""

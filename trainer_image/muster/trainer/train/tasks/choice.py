@@ -8,7 +8,7 @@ from typing import Final
 from muster.contract.objectives import Task
 from muster.contract.training import TrainingConfig
 from muster.trainer.models.teacher import TeacherModel
-from muster.trainer.train.tasks import dpo, kto, next_token, orpo, reward, simpo
+from muster.trainer.train.tasks import dpo, grpo, kto, next_token, orpo, reward, simpo
 from muster.trainer.train.tasks.distilled import Distilled
 from muster.trainer.train.tasks.objective import Objective
 
@@ -20,6 +20,7 @@ MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
     "simpo": simpo.make_objective,
     "kto": kto.make_objective,
     "reward": reward.make_objective,
+    "grpo": grpo.make_objective,
 }
 
 

@@ -1,0 +1,55 @@
+"""What a training configuration may say and seldom means."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from muster.contract.data_config import WEIGHT_SHARE_ODD
+
+if TYPE_CHECKING:
+    from muster.contract.training import TrainingConfig
+
+
+def oddities_of(training: TrainingConfig) -> tuple[tuple[str, str], ...]:
+    """(path, what is odd there) of what is allowed and seldom meant."""
+    schedule, steps = training.optimizer.schedule, training.known_steps()
+    found = []
+    if steps is not None and schedule.warmup_steps >= steps:
+        found.append(
+            (
+                "optimizer.schedule.warmupSteps",
+                f"{schedule.warmup_steps} steps of warm-up are all of the {steps} steps of the run: the learning "
+                f"rate ends at {training.optimizer.lr * steps / schedule.warmup_steps:.3g} and never decays",
+            )
+        )
+    elif steps == 1 and schedule.name not in ("constant", "inverse_sqrt") and schedule.min_ratio < 1:
+        found.append(
+            (
+                "length",
+                f"the run has one step, which is the last of schedule {schedule.name}: it is made at minRatio × lr "
+                f"= {schedule.min_ratio * training.optimizer.lr:.3g}",
+            )
+        )
+    if training.data.in_epochs:
+        found += [
+            (
+                f"data.train[{number}].weight",
+                f"{source.weight:g} is {source.weight:g} samples for each one of all sources with epochs; 0.05 to "
+                "0.25 is usual to keep what a model knows",
+            )
+            for number, source in enumerate(training.data.train)
+            if source.epochs is None and source.weight >= 1
+        ]
+        return tuple(found)
+    total = math.fsum(source.weight for source in training.data.train)
+    found += [
+        (
+            f"data.train[{number}].weight",
+            f"{source.weight:g} is {source.weight / total:.1g} of all weights: an epoch takes at least "
+            f"{total / source.weight:,.0f} times this source's samples",
+        )
+        for number, source in enumerate(training.data.train)
+        if source.weight / total < WEIGHT_SHARE_ODD
+    ]
+    return tuple(found)

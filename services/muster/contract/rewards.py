@@ -1,0 +1,48 @@
+"""What task grpo, which learns from rewards of its own answers, asks of the rest of a training configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muster.contract.training import TrainingConfig
+
+
+def must_fit_rewards(training: TrainingConfig) -> None:
+    """Raises ValueError where the settings of task grpo don't fit the rest, or are there or missing by mistake."""
+    if (training.grpo is not None) != (training.task == "grpo"):
+        raise ValueError(
+            "task grpo needs grpo.verifiers, which reward its answers"
+            if training.grpo is None
+            else f"grpo holds the settings of task grpo, and this is task {training.task}; leave it out"
+        )
+    if training.grpo is None:
+        return
+    rows, length = training.batch.tokens_per_step // training.data.sequence_length, training.data.sequence_length
+    if training.grpo.max_tokens >= length:
+        raise ValueError(
+            f"grpo.maxTokens {training.grpo.max_tokens} leaves no room for a prompt in data.sequenceLength {length}"
+        )
+    if rows % training.grpo.completions:
+        raise ValueError(
+            f"a step of tokensPerStep / sequenceLength = {rows} answers does not divide into prompts of "
+            f"grpo.completions {training.grpo.completions} answers each; make it a multiple"
+        )
+    if training.model.from_ is None and training.model.source is None:
+        raise ValueError(
+            "task grpo rewards what the model says already, and a new model says nothing; start from another "
+            "job's commit (model.from) or a model's folder (model.source)"
+        )
+    if training.grpo.beta and training.adapter is None:
+        raise ValueError(
+            "grpo.beta holds the model against itself without its adapter, and there is none: give an adapter, or "
+            "leave beta 0"
+        )
+    for what, given in (
+        ("labelSmoothing", training.label_smoothing),
+        ("distillation", training.distillation),
+        ("parallel.compile", training.parallel.compile),
+        ("precision fp8", training.precision == "fp8"),
+    ):
+        if given:
+            raise ValueError(f"task grpo writes its own answers, token by token, and can't do so with {what}")

@@ -1,0 +1,99 @@
+"""Answers at evaluations: each prompt's is what the model would say alone, scored once on however many ranks."""
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from muster.contract.architecture import Architecture
+from muster.contract.base import parse
+from muster.contract.verifiers import Verifier
+from muster.trainer.config import DataParallel, Ranks
+from muster.trainer.data import load_tokenizer
+from muster.trainer.data.prompts import Prompt
+from muster.trainer.models.decoder_model import DecoderModel
+from muster.trainer.models.generation import Sampling, generate
+from muster.trainer.train import randomness
+from muster.trainer.train.answering import AnsweredSet, AnswerEvaluator, Scoring
+from muster.trainer.train.writing import Writer
+
+SHAPE = Architecture(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=264, max_positions=64)
+CPU = torch.device("cpu")
+TOKENIZER = load_tokenizer("bytes")
+ENDS = frozenset({256, *range(0, 256, 20)})  # so many that some answers end
+WORDS = ["hello", "a", "what is said before is longer", "12 + 30 = ", "?", "the last of them", "b"]
+TOKENS = 10
+
+
+def model() -> tuple[DecoderModel, Any]:
+    definition = DecoderModel(SHAPE, None)
+    module = definition.build(torch.float32, "none")
+    definition.fill(module, CPU, 3, values=True)
+    for parameter in module.parameters():
+        if parameter.ndim == 2:
+            parameter.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(parameter.shape[0]))
+    return definition, module.train()
+
+
+def alone(module: Any) -> list[list[int]]:
+    """What the model says to each prompt."""
+    module.eval()
+    said = [list(generate(module, list(words.encode()), ENDS, 260, Sampling(TOKENS), 64, CPU)) for words in WORDS]
+    module.train()
+    return said
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 9])
+def test_each_prompt_is_answered_and_scored_once(ranks: int) -> None:
+    definition, module = model()
+    tokens = alone(module)
+    said = [TOKENIZER.decode(each) for each in tokens]
+    # The references of all but two are right.
+    prompts: Any = [Prompt(list(w.encode()), {"answer": f" {s} "}) for w, s in zip(WORDS, said, strict=True)]
+    prompts[2], prompts[4] = (prompts[n]._replace(columns={"answer": "something else"}) for n in (2, 4))
+    verifiers = [
+        parse(Verifier, {"exactMatch": {}}),
+        parse(Verifier, {"regex": {"pattern": "[a-z]"}, "name": "letters", "weight": 0.5}),
+    ]
+    vectors: list[Tensor] = []
+    values: list[dict[str, float]] = []
+    for adding in (True, False):
+        for rank in range(ranks):
+
+            def total(vector: Tensor, adding: bool = adding) -> list[float]:
+                if adding:
+                    vectors.append(vector)
+                return [float(value) for value in sum(vectors)]  # type: ignore[union-attr]
+
+            answered = AnsweredSet("held", prompts, 100, TOKENS, Scoring(verifiers, TOKENIZER))
+            writer = Writer(module, definition, TOKENIZER, ENDS, Ranks(0, 0, 1, 1), CPU)
+            evaluator = AnswerEvaluator([answered], module, writer, DataParallel(ranks, (rank,)), 80, CPU)
+            values.append(evaluator.run(total))
+    exact = (len(WORDS) - 2) / len(WORDS)
+    letters = sum(any("a" <= letter <= "z" for letter in each) for each in said) / len(WORDS)
+    lengths = [len(each) for each in tokens]
+    assert values[-1] == pytest.approx(
+        {
+            "held/exact_match": exact,
+            "held/letters": letters,
+            "held/score": exact + 0.5 * letters,
+            "held/finished": sum(length < TOKENS for length in lengths) / len(WORDS),
+            "held/answer_tokens": sum(lengths) / len(WORDS),
+        }
+    )
+    assert 0 < values[-1]["held/finished"] < 1, "else the test says little"
+
+
+def test_training_goes_on_as_if_nobody_had_asked() -> None:
+    definition, module = model()
+    weights, state = copy.deepcopy(module.state_dict()), (randomness.state(), random.getstate())
+    prompts: Any = [Prompt([97, 98], {"answer": "x"})]
+    answered = AnsweredSet("held", prompts, 1, 4, Scoring([parse(Verifier, {"exactMatch": {}})], TOKENIZER))
+    writer = Writer(module, definition, TOKENIZER, ENDS, Ranks(0, 0, 1, 1), CPU)
+    AnswerEvaluator([answered], module, writer, DataParallel(1, (0,)), 80, CPU).run(lambda vector: vector.tolist())
+    assert (randomness.state(), random.getstate()) == state
+    assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
+    assert module.training

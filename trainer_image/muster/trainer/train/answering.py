@@ -1,0 +1,165 @@
+"""How good the answers are that the model gives to the prompts of evaluation sets: verifiers score each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from muster.contract.evaluation_config import EvaluationSet
+from muster.contract.training import TrainingConfig
+from muster.contract.verifiers import ANSWER_METRICS, Verifier, score_metrics
+from muster.trainer.config import DataParallel
+from muster.trainer.data import Tokenizer
+from muster.trainer.data.prompts import Prompt, Prompts
+from muster.trainer.errors import UserError
+from muster.trainer.train.writing import Writer, Written, likeliest
+from muster.trainer.verify.scorers import Completion, Scorer, scorer
+from muster.trainer.verify.unit_tests import what_is_closed
+
+# Of programs that run at the same time, on each rank: they are short, and mostly wait to be started.
+PROGRAMS_MAX = 8
+
+
+class Scoring:
+    """Scores answers by several verifiers."""
+
+    def __init__(self, verifiers: Sequence[Verifier], tokenizer: Tokenizer) -> None:
+        self.verifiers = tuple(verifiers)
+        self._scorers = [scorer(each) for each in verifiers]
+        self._slow = any(each.unit_tests is not None for each in verifiers)
+        self._tokenizer = tokenizer
+
+    def scores(self, prompts: Sequence[Prompt], written: Sequence[Written]) -> Tensor:
+        """fp64 [answers, verifiers], each between 0 and 1."""
+        answers = [
+            Completion(self._tokenizer.decode(prompt.ids), self._tokenizer.decode(row.tokens), prompt.columns)
+            for prompt, row in zip(prompts, written, strict=True)
+        ]
+        pairs = list(itertools.product(answers, self._scorers))
+        if self._slow:
+            with ThreadPoolExecutor(min(PROGRAMS_MAX, os.cpu_count() or 1)) as threads:
+                found = list(threads.map(_scored, pairs))
+        else:
+            found = [_scored(pair) for pair in pairs]
+        return torch.tensor(found, dtype=torch.float64).view(len(answers), len(self._scorers))
+
+    def weighted(self, scores: Tensor) -> Tensor:
+        """fp64 [answers]: the sums of scores [answers, verifiers] by their verifiers' weights."""
+        return scores @ torch.tensor([each.weight for each in self.verifiers], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class AnsweredSet:
+    """A set whose prompts are answered."""
+
+    name: str
+    prompts: Prompts
+    samples: int  # the most that are answered
+    max_tokens: int
+    scoring: Scoring
+
+    @property
+    def count(self) -> int:
+        return min(self.samples, len(self.prompts))
+
+    def metrics(self) -> list[str]:
+        return [f"{self.name}/{metric}" for metric in score_metrics(self.scoring.verifiers)]
+
+
+class AnswerEvaluator:
+    """Answers the first prompts of each set by the likeliest tokens, dealt to the data-parallel shares in turn. Every
+    rank makes equally many passes, filled up with rows that nobody looks at. `tokens_at_once` bounds the tokens of all
+    rows of a pass. `decides` tells that one of the metrics is what the best commit is judged by."""
+
+    def __init__(
+        self,
+        sets: Sequence[AnsweredSet],
+        module: nn.Module,
+        writer: Writer,
+        division: DataParallel,
+        tokens_at_once: int,
+        device: torch.device,
+        decides: bool = False,
+    ) -> None:
+        self.decides = decides
+        self._sets, self._module, self._writer = tuple(sets), module, writer
+        self._division, self._tokens_at_once, self._device = division, tokens_at_once, device
+
+    def run(self, total: Callable[[Tensor], list[float]]) -> dict[str, float]:
+        """The metrics of all sets. Collective. `total` adds a vector up over all ranks."""
+        training = self._module.training
+        self._module.eval()
+        sums = [self._summed(each) for each in self._sets]
+        self._module.train(training)
+        found = iter(total(torch.cat(sums).to(self._device)))
+        values: dict[str, float] = {}
+        for each in self._sets:
+            count, *of_metrics = itertools.islice(found, 1 + len(each.metrics()))
+            values |= {name: value / count for name, value in zip(each.metrics(), of_metrics, strict=True) if count}
+        return values
+
+    def _summed(self, of: AnsweredSet) -> Tensor:
+        """fp64: how many answers this rank gave, and the sum of each metric over them."""
+        prompts, written = list[Prompt](), list[Written]()
+        for own, group in self._groups(of):
+            rows = self._writer.write([prompt.ids for prompt in group], of.max_tokens, likeliest)
+            prompts += group[:own]
+            written += rows[:own]
+        sums = torch.zeros(1 + len(of.metrics()), dtype=torch.float64)
+        if prompts:  # a rank may have none where there are few
+            scores = of.scoring.scores(prompts, written)
+            lengths = torch.tensor([[float(row.finished), float(len(row.tokens))] for row in written]).double()
+            by_answer = torch.cat((scores, of.scoring.weighted(scores)[:, None], lengths), dim=1)
+            sums[0], sums[1:] = len(prompts), by_answer.sum(0)
+        return sums
+
+    def _groups(self, of: AnsweredSet) -> Iterator[tuple[int, list[Prompt]]]:
+        """The prompts of each pass, and how many of them are this rank's own; the rest only fills it."""
+        # Prompts of about one length share a pass.
+        known = sorted((of.prompts[number] for number in range(of.count)), key=lambda prompt: len(prompt.ids))
+        longest = len(known[-1].ids) + of.max_tokens
+        size, shares = self._division.size, self._division.shares
+        rows = max(1, min(self._tokens_at_once // longest, math.ceil(len(known) / size)))
+        passes = math.ceil(len(known) / (size * rows))
+        for own in [*(known[share::size] for share in shares), *[[]] * self._division.blank_shares]:
+            for number in range(passes):
+                some = own[number * rows : (number + 1) * rows]
+                yield len(some), [*some, *[known[0]] * (rows - len(some))]
+
+
+def answered_sets(
+    sets: Mapping[str, EvaluationSet], samples: int, prompts: Mapping[str, Prompts], tokenizer: Tokenizer
+) -> list[AnsweredSet]:
+    """The sets of an evaluation whose prompts are answered. `samples` is how many, where a set says nothing."""
+    found = []
+    for name, each in sets.items():
+        if (asked := each.answers) is not None:
+            scoring = Scoring(asked.verifiers, tokenizer)
+            found.append(AnsweredSet(name, prompts[name], each.samples or samples, asked.max_tokens, scoring))
+    return found
+
+
+def must_be_able_to_verify(training: TrainingConfig, report: Callable[[str], None]) -> None:
+    """Raises UserError where this machine can't run what a verifier needs; says what programs are kept from."""
+    sets = training.evaluation.sets.values() if training.evaluation else ()
+    verifiers = [each for one in sets if one.answers for each in one.answers.verifiers]
+    if any(each.unit_tests for each in (*verifiers, *(training.grpo.verifiers if training.grpo else ()))):
+        try:
+            report(f"verifier unitTests: programs run without {'; '.join(what_is_closed())}")
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+
+def _scored(pair: tuple[Completion, Scorer]) -> float:
+    completion, by = pair
+    return by.score(completion)
+
+
+assert ANSWER_METRICS == ("score", "finished", "answer_tokens"), "in the order of _summed"

@@ -1,0 +1,100 @@
+"""Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): of several answers to one prompt, those with
+the larger rewards are made likelier, as far as the clipped ratio of probabilities goes.
+
+What is learnt from are the rows that train/rollouts.py makes. On held-out data the loss is the cross-entropy of its own
+answers: how far the model has come from speaking like them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from muster.contract.objectives import Grpo
+from muster.contract.training import TrainingConfig
+from muster.trainer.data.batch import Batch
+from muster.trainer.data.packing import IGNORED
+from muster.trainer.models.lora import adapter_off
+from muster.trainer.train.tasks.answers import cross_entropies
+from muster.trainer.train.tasks.objective import Losses
+
+# What is told of each answer, beside the score of each verifier.
+TOLD = ("reward", "reward_std", "zero_variance", "finished", "answer_tokens")
+
+
+class Rollout(Batch):
+    """Rows of a prompt and an answer each, of which the answer is scored. `advantages` are fp32 [B], and `told` fp32
+    [B, names] what is reported of them. `before` are the log-probabilities of the tokens, fp32 [B, T], that the model
+    gave them before the first update; None until they are known."""
+
+    __slots__ = ("advantages", "before", "counted", "told")
+
+    def __init__(self, values: Tensor, advantages: Tensor, told: Tensor, counted: Tensor) -> None:
+        """`counted` [B] is 1 for each row that is an answer, and 0 for one that only fills the batch."""
+        super().__init__(values)
+        self.advantages, self.told, self.counted = advantages, told, counted
+        self.before: Tensor | None = None
+
+
+class GrpoObjective:
+    """By how much likelier the better answers of each prompt become."""
+
+    stored_reference = False
+
+    def __init__(self, config: Grpo) -> None:
+        self.config = config
+        self.told = (*TOLD, *(f"rewards/{each.called}" for each in config.verifiers))
+        self.names = (*self.told, "clip_ratio", *(("kl",) if config.beta else ()))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Losses:
+        assert isinstance(batch, Rollout), "task grpo learns from what it wrote"
+        config = self.config
+        reference = self._reference(model, batch) if config.beta else None
+        log_probs = -cross_entropies(model, batch, batch.labels)
+        if batch.before is None:
+            batch.before = log_probs.detach()
+        mask = (batch.labels != IGNORED).float()
+        ratio = torch.exp(log_probs - batch.before)
+        low, high = 1.0 - config.epsilon, 1.0 + (config.epsilon_high or config.epsilon)
+        advantages = batch.advantages[:, None]
+        losses = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+        clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
+        by_token = [clipped.float()]
+        if reference is not None:
+            apart = reference - log_probs
+            # Times the ratio, whose value is 1 at first, the gradient is that of the divergence (arXiv 2512.02556).
+            kl = (torch.exp(apart) - apart - 1.0) * ratio
+            losses = losses + config.beta * kl
+            by_token.append(kl)
+        of_rows = torch.stack((batch.told.sum(0), batch.counted.sum().expand(len(self.told))), dim=1)
+        of_tokens = torch.stack([torch.stack(((each * mask).sum(), mask.sum())) for each in by_token])
+        total, count = self._divided(losses * mask, mask, batch.counted)
+        return Losses(total, count, torch.cat((of_rows, of_tokens)).detach())
+
+    def held_out_loss(self, model: nn.Module, batch: Batch) -> Losses:
+        loss = model(batch.tokens, batch.positions, batch.documents, batch.labels, 0.0)
+        return Losses(loss, (batch.labels != IGNORED).sum())
+
+    def _divided(self, losses: Tensor, mask: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of what `losses` [B, T] come to, and what the sum over the step is divided by."""
+        if self.config.loss == "dapo":
+            return losses.sum(), mask.sum().long()
+        if self.config.loss == "grpo":
+            return (losses.sum(1) / mask.sum(1).clamp_min(1.0)).sum(), counted.sum().long()
+        return losses.sum(), (counted.sum() * self.config.max_tokens).long()
+
+    @torch.no_grad()
+    def _reference(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The log-probabilities of the tokens without the adapter, and without dropout."""
+        training = model.training
+        model.eval()
+        try:
+            with adapter_off(model):
+                return -cross_entropies(model, batch, batch.labels)
+        finally:
+            model.train(training)
+
+
+def make_objective(training: TrainingConfig) -> GrpoObjective:
+    assert training.grpo is not None, "task grpo has settings"
+    return GrpoObjective(training.grpo)

@@ -1,0 +1,1 @@
+"""Verifiers: programs that score what a model wrote."""
