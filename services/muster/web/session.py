@@ -114,10 +114,7 @@ async def show_sign_in(request: Request, services: ServicesDependency, next: str
 def sign_in_page(request: Request, onward: str, status: int = 200, fault: str = "") -> Response:
     from muster.web.rendering import page  # it shows this module's form token on every page
 
-    settings = request.app.state.services.settings
-    return page(
-        request, "sign_in.html", None, status, onward=onward, fault=fault, provider=settings.oidc_issuer is not None
-    )
+    return page(request, "sign_in.html", None, status, onward=onward, fault=fault)
 
 
 @router.post("/sign-in")

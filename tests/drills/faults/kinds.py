@@ -90,7 +90,7 @@ def order_again(kind: str, **more: Any) -> Callable[[Job, Store], float]:
 
 def corrupt_tokens(job: Job, store: Store) -> float:
     """Token ids that the model doesn't have, in most of the prepared store."""
-    (path,) = job.platform.state.cache.glob("tokens/*/tokens.bin")
+    (path,) = job.platform.state.cache.glob("*/tokens/*/tokens.bin")
     tokens = np.memmap(path, np.uint16, mode="r+")
     tokens[::64] = 60_000
     tokens.flush()
