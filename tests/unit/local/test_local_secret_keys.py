@@ -58,7 +58,7 @@ def test_a_key_of_a_file_is_replaced_by_one_of_kms(keys: Any, tmp_path: Path) ->
     assert SecretBox(path).open("nlp", "hf-token", renewed) == DATA
 
 
-@pytest.mark.parametrize("line", ["kms:", "kms:%%%", f"kms:{Fernet.generate_key().decode()}", "no key at all"])
+@pytest.mark.parametrize("line", ["kms:", "kms:%%%", f"kms:{'A' * 43}=", "no key at all"])
 def test_a_damaged_line_is_named(keys: Any, tmp_path: Path, line: str) -> None:
     path = tmp_path / "secret-key"
     path.write_text(f"{line}\n")
