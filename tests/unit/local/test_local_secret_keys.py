@@ -8,7 +8,6 @@ from typing import Any
 
 import boto3
 import pytest
-from cryptography.fernet import Fernet
 from moto import mock_aws
 from moto.core.models import DEFAULT_ACCOUNT_ID as ACCOUNT_ID
 from moto.kms.models import kms_backends
