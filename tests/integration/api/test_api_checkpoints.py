@@ -65,7 +65,7 @@ async def test_a_commit_is_inspected_and_pinned(here: Platform, folder: tuple[st
     for refused in (await post("30:pin"), await post("99:pin")):
         assert (refused[0], refused[1]["code"]) == (404, "checkpoint_not_found")
     status, told = await post("20:keep")
-    assert (status, told["detail"]) == (404, "A commit knows no action 'keep'; there are POST …:pin, :unpin.")
+    assert (status, told["detail"]) == (404, "A commit knows no action 'keep'; there are POST …:pin, :unpin, :export.")
     assert (await here.client.get(f"/api/v1{path}/20:pin")).status_code == 405
     assert (await post("x:pin"))[1]["code"] == "invalid_parameter"
 

@@ -181,6 +181,11 @@ def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Pat
         "pause",
         "rotate",
         "delete",
+        "upload",
+        "send",
+        "fetch",
+        "head",
+        "describe",
     }
     assert {name.partition("_")[0] for name in operations} <= verbs | {"check", "scrape"}
     assert len(operations) == len(set(operations))
