@@ -76,8 +76,9 @@ async def test_commits_that_are_pinned_or_needed_stay(here: Platform) -> None:
 
 async def test_a_job_that_the_cluster_keeps_is_kept_here(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, its next status would bring it back as a job that somebody else made."""
-    monkeypatch.setattr(removal, "GONE_SECONDS", 0.05)
     uid = await finished(here, "kept")
-    assert await delete(here, uid) == (409, "job_leaving")
+    with monkeypatch.context() as impatient:
+        impatient.setattr(removal, "GONE_SECONDS", 0.05)
+        assert await delete(here, uid) == (409, "job_leaving")
     assert (await here.get(f"/jobs/{uid}"))["status"]["phase"] == "Succeeded"
     assert await gone(here, uid) == (204, "")
