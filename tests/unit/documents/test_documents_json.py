@@ -1,7 +1,6 @@
 """JSON is read strictly and with places, to the same data as the standard library's reader where that is right."""
 
 import json
-import time
 
 import pytest
 from hypothesis import given
@@ -68,12 +67,10 @@ def test_what_the_standard_library_refuses_is_refused(text: str) -> None:
     ],
 )
 def test_faults_are_named_with_their_place(text: str, line: int, column: int, message: str) -> None:
-    began = time.process_time()
     with pytest.raises(DocumentError) as raised:
         read_json(text)
     assert raised.value.message.startswith(message)
     assert raised.value.place == Place(line, column)
-    assert time.process_time() - began < 2
 
 
 def test_places_of_values() -> None:
