@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -212,10 +213,15 @@ def train_many(root: Path, ranks: int, parts: list[Part]) -> list[int]:
     ]
     try:
         codes = [process.wait(500) for process in processes]
+    except subprocess.TimeoutExpired:
+        for process in processes:
+            process.send_signal(signal.SIGABRT)  # each writes down where it stands
+        codes = [process.wait(20) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert codes == [0] * ranks, plan.with_suffix(".0.log").read_text()
+    logs = [plan.with_suffix(f".{rank}.log").read_text(errors="replace")[-4_000:] for rank in range(ranks)]
+    assert codes == [0] * ranks, "\n".join(f"rank {n} ended with {codes[n]}:\n{log}" for n, log in enumerate(logs))
     found: list[int] = json.loads(plan.with_suffix(".codes").read_text())
     return found
 

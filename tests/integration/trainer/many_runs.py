@@ -4,6 +4,7 @@ The ranks meet once and load torch once. Each writes down the samples that it tr
 else of the trainer is changed.
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -32,6 +33,7 @@ def watched(rank_state: RankState, ranks: Ranks, path: Path, stop_after: int | N
 
 
 def main() -> int:
+    faulthandler.enable()
     ranks, plan = read_ranks(), Path(sys.argv[1])
     codes = []
     part: dict[str, Any]
