@@ -26,6 +26,7 @@ from muster.contract.projects import Role
 
 PREFIX = "muster_"
 COOKIE = "muster_session"  # of a browser that signed in (sessions/service.py)
+FORM_HEADER = "x-muster-form"  # by which a page of ours says that it is one
 _BYTES = 32  # 256 bits: such a token can't be guessed, so a fast hash without salt keeps it as well as a slow one
 _CHARACTERS_MIN = len(PREFIX) + 32
 
@@ -120,10 +121,24 @@ async def principal(
                 "The token is unknown, revoked or expired; an admin makes a new one with POST /api/v1/tokens."
             )
     # A browser adds its cookie to whatever any page makes it ask. So by the cookie alone one only reads here; what
-    # changes something are the pages' forms, which prove that they are the pages'.
-    elif request.method not in ("GET", "HEAD") or (caller := await of_session(services, request)) is None:
+    # changes something proves that one of our own pages sent it.
+    elif (
+        not (request.method in ("GET", "HEAD") or _of_our_page(request))
+        or (caller := await of_session(services, request)) is None
+    ):
         raise unauthorized("This address needs a token: send `Authorization: Bearer muster_…`.")
     return counted(services, caller, address)
+
+
+def form_token(secret: str) -> str:
+    """What the forms of a session carry and no other site can know: it follows from the session's secret."""
+    return hash_of(f"form:{secret}")
+
+
+def _of_our_page(request: Request) -> bool:
+    """Whether the request carries the session's form token in a header, which no other site may even try to send."""
+    told, secret = request.headers.get(FORM_HEADER), request.cookies.get(COOKIE)
+    return bool(told and secret) and hmac.compare_digest((told or "").encode(), form_token(secret or "").encode())
 
 
 def counted(services: Services, caller: Principal, address: str) -> Principal:

@@ -35,8 +35,8 @@ async def read_body(request: Request, check: Callable[[Document], T], optional: 
         return check(Document({}))
     form = _format_of(request)
     if form == "json" and len(body) < _INLINE_BYTES_MAX:
-        return check(_read(body, form))
-    return await off_the_loop(lambda: check(_read(body, form)))
+        return check(document_of(body, form))
+    return await off_the_loop(lambda: check(document_of(body, form)))
 
 
 def _format_of(request: Request) -> Format:
@@ -49,7 +49,8 @@ def _format_of(request: Request) -> Format:
     raise ApiError("unsupported_media_type", f"The body must be application/json or application/yaml, {shown}.")
 
 
-def _read(body: bytes, form: Format) -> Document:
+def document_of(body: bytes, form: Format) -> Document:
+    """Raises ApiError invalid_document, with the place where it can't be read."""
     try:
         return read(body, form)
     except DocumentError as error:

@@ -29,6 +29,7 @@ from muster.client.errors import MusterError
 from muster.contract.layout import State
 from muster.contract.names import HEARTBEAT, heartbeat_rank
 from muster.contract.signals import Heartbeat
+from muster.documents.examples import examples_folder
 
 if TYPE_CHECKING:
     from muster.cli.follow import Moment
@@ -281,9 +282,10 @@ def find_example(given: Path | None) -> Path:
     """--job, else the example of the checkout. Raises CliError (exit 2) where there is none."""
     if given is not None:
         return given
-    for base in (Path.cwd(), *Path(__file__).resolve().parents):
-        if (base / EXAMPLE).is_file():
-            return base / EXAMPLE
+    if (Path.cwd() / EXAMPLE).is_file():
+        return Path.cwd() / EXAMPLE
+    if (folder := examples_folder()) is not None:
+        return folder / Path(EXAMPLE).name
     raise CliError(
         f"{EXAMPLE} is not here", Exit.USAGE, "no-example", next_step="run it in a checkout, or give a file: --job FILE"
     )

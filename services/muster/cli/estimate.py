@@ -13,6 +13,7 @@ from muster.cli.output import answers, say
 from muster.cli.submit import placed
 from muster.cli.table import Styled, Table
 from muster.contract.memory import USABLE
+from muster.contract.plan_words import estimate_facts, speed_words
 
 
 def ask(client: JobsClient, file: JobFile) -> dict[str, Any]:
@@ -66,56 +67,9 @@ def show(estimate: dict[str, Any]) -> None:
 
 def _facts(estimate: dict[str, Any]) -> Table:
     table = Table("", "", header=False)
-    trained = estimate["trainedParameters"]
-    whole = trained == estimate["parameters"]
-    learns = "all of them learn" if whole else f"{formatting.amount(trained)} of them learn"
-    table.add_row("model", f"{formatting.amount(estimate['parameters'])} parameters, {learns}")
-    where = estimate.get("instanceType") or estimate["device"]
-    workers = formatting.plural(estimate["nodes"], "worker")
-    table.add_row("gang", f"{workers}, {formatting.plural(estimate['ranks'], 'rank')} on {where}")
-    table.add_row("length", _length(estimate))
-    if formats := estimate.get("formats"):
-        table.add_row("data", ", ".join(formats))
-    table.add_row("time and price", _time(estimate))
-    commits = estimate["commits"]
-    each = f"{formatting.size(commits['bytes'])} each, every {commits['every']}"
-    if commits.get("seconds"):
-        each += f" ({formatting.duration(commits['seconds'])})"
-    if commits.get("uploadSeconds"):
-        each += f", under way {formatting.duration(commits['uploadSeconds'])}"
-    if commits["firstBytes"] > commits["bytes"]:
-        each += f"; with what is frozen {formatting.size(commits['firstBytes'])}"
-    table.add_row("commits", each)
+    for name, words in estimate_facts(estimate):
+        table.add_row(name, words)
     return table
-
-
-def _length(estimate: dict[str, Any]) -> str:
-    parts = []
-    if steps := estimate.get("steps"):
-        parts.append(f"{steps:,} steps of {formatting.amount(estimate['tokens'] / steps)} tokens")
-        parts.append(f"{formatting.amount(estimate['tokens'])} tokens")
-        parts.append(f"{estimate['tokensPerParameter']:.3g} per parameter")
-    if epochs := estimate.get("epochs"):
-        parts.append(f"{epochs:.3g} epochs")
-    return ", ".join(parts) or "only the data says how long an epoch is"
-
-
-def _time(estimate: dict[str, Any]) -> str:
-    speed = estimate.get("speed")
-    if not speed:
-        return "not known for this gang"
-    price = estimate.get("price")
-    return f"{_speed(speed)}{_money(price, estimate)}\n{speed['basis']}: {speed['source']}"
-
-
-def _speed(speed: dict[str, Any]) -> str:
-    hours = speed.get("hours")
-    lasts = f", {formatting.duration(hours * 3600)}" if hours else ""
-    return f"{formatting.amount(speed['tokensPerSecond'])} tokens/s, {speed['stepSeconds']:.3g} s a step{lasts}"
-
-
-def _money(price: float | None, estimate: dict[str, Any]) -> str:
-    return "" if price is None else f", {price:,.2f} {estimate['currency']}"
 
 
 def _memory(estimate: dict[str, Any]) -> Table:
@@ -153,6 +107,6 @@ def _gangs(estimate: dict[str, Any]) -> Table:
             formatting.size(option["memory"]["total"]),
             f"{option['hourly']:,.2f} {estimate['currency']}",
             formatting.NOTHING if price is None else f"{price:,.2f}",
-            f"{_speed(speed)} ({speed['basis']})" if speed else formatting.NOTHING,
+            f"{speed_words(speed)} ({speed['basis']})" if speed else formatting.NOTHING,
         )
     return table

@@ -21,7 +21,7 @@ from muster.api import sse
 from muster.api.access import checked
 from muster.api.app import create_app as create_api
 from muster.api.attempts.routes import list_attempts
-from muster.api.auth import COOKIE, Principal, Scope, bearer, counted, hash_of, of_session, principal, renewed
+from muster.api.auth import COOKIE, Principal, Scope, bearer, counted, form_token, of_session, principal, renewed
 from muster.api.checkpoints.routes import get_checkpoint, list_checkpoints, mark_commit
 from muster.api.cluster import Cluster
 from muster.api.errors import ApiError
@@ -29,14 +29,15 @@ from muster.api.events import repository as event_rows
 from muster.api.events.schemas import event_of
 from muster.api.fleet.routes import read_nodes, read_queues
 from muster.api.hub import ANY_JOB
-from muster.api.jobs import clone as cloning
-from muster.api.jobs import repository, service
+from muster.api.jobs import drafting, repository, service
+from muster.api.jobs.clone import editable
 from muster.api.jobs.repository import ORDERS, Filter
 from muster.api.jobs.schemas import cost_document, job_document, job_summary
 from muster.api.logs.files import Logs, Page, page, tail_offset
 from muster.api.metrics.curves import CurveQuery
 from muster.api.metrics.service import curves
 from muster.api.metrics.steps import Axis
+from muster.api.projects import service as projects
 from muster.api.samples.routes import list_samples
 from muster.api.services import Services, ServicesDependency
 from muster.api.sessions import service as sessions
@@ -44,9 +45,8 @@ from muster.api.settings import Settings
 from muster.api.tables import JobRow, MirrorRow
 from muster.api.usage import repository as usage_rows
 from muster.api.why.routes import explain_job
+from muster.contract.projects import Role
 from muster.contract.usage import month_of, month_range, usage
-from muster.documents.document import Document, DocumentError
-from muster.documents.reader import read
 
 __all__ = [
     "ANY_JOB",
@@ -68,7 +68,9 @@ __all__ = [
     "counted",
     "create_api",
     "curves",
-    "hash_of",
+    "drafting",
+    "editable",
+    "form_token",
     "of_session",
     "page",
     "principal",
@@ -228,19 +230,16 @@ async def act(services: Services, caller: Principal, job_id: str, verb: str) -> 
     await VERBS[verb](services, caller, job_id)
 
 
-async def clone(services: Services, caller: Principal, job_id: str, name: str, changes: str) -> dict[str, Any]:
-    """A new job like this one, with the changes to its spec as YAML. Raises ApiError, invalid_document with a place."""
-    try:
-        patch = read(changes.encode(), "yaml").data if changes.strip() else {}
-    except DocumentError as error:
-        raise ApiError("invalid_document", f"The changes can't be read: {error}.") from None
-    wanted = cloning.parse_request(Document({"name": name or None, "spec": patch}))
-    return (await cloning.clone(services, caller, job_id, wanted, None)).document
-
-
 async def free_name(services: Services, row: JobRow) -> str:
     async with services.database.read() as session:
         return await service.free_name(session, row)
+
+
+async def project_names(services: Services, caller: Principal) -> list[str]:
+    """Of the projects that the caller may submit to."""
+    async with services.database.read() as session:
+        rows = await projects.visible(session, caller)
+    return [row.name for row in rows if (role := caller.role_in(row.name)) is not None and role.covers(Role.MEMBER)]
 
 
 async def events(

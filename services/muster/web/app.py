@@ -6,7 +6,7 @@ import secrets
 
 from fastapi import FastAPI
 
-from muster.web import assets, compare, curves, errors, fleet, job, jobs, live, logs, session
+from muster.web import assets, compare, curves, errors, fleet, job, jobs, live, logs, session, submit
 from muster.web.api import Cluster, Settings, create_api
 
 HOME = "/jobs"
@@ -16,6 +16,7 @@ ROUTERS = (
     session.router,
     live.router,
     jobs.router,
+    submit.router,
     compare.router,
     curves.router,
     fleet.router,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,7 +12,7 @@ from starlette.types import ExceptionHandler
 
 from muster.web.api import ApiError
 from muster.web.rendering import page
-from muster.web.session import sign_in_page
+from muster.web.session import local_path, sign_in_page
 
 _TITLES = {
     401: "Sign in first",
@@ -62,6 +62,14 @@ def _page(request: Request, error: Exception) -> Response:
 def _to_sign_in(request: Request) -> Response:
     if request.method != "GET":
         words = "Your session has ended, so nothing was done. Sign in, and repeat it."
-        return sign_in_page(request, "/jobs", 401, words)
+        return sign_in_page(request, _page_of_the_form(request), 401, words)
     here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return RedirectResponse(f"/sign-in?next={quote(here)}", status_code=303)
+
+
+def _page_of_the_form(request: Request) -> str:
+    """Where the form that was sent stands, which may hold what was typed; else all jobs."""
+    came = urlsplit(request.headers.get("referer", ""))
+    if came.netloc != request.url.netloc:
+        return "/jobs"
+    return local_path(came.path + (f"?{came.query}" if came.query else ""))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import yaml
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from muster.charts import goodput
@@ -209,33 +209,11 @@ def _value(value: Any) -> str:
     return "" if value is None else as_yaml(value).strip().removesuffix("\n...")
 
 
-def _spec_text(services: Services, visitor: Principal, row: JobRow) -> str:
-    return as_yaml(api.document(services, visitor, row)["spec"])
-
-
 @router.get("/clone")
-async def show_clone(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
+async def clone(services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
+    """Where a new job like this one is written."""
     row = await api.find(services, visitor, job_id)
-    name = await api.free_name(services, row)
-    typed: dict[str, Any] = {"name_typed": name, "changes": "", "fault": "", "faults": ()}
-    typed["spec_text"] = _spec_text(services, visitor, row)
-    return await show(request, services, visitor, row, "clone", **typed)
-
-
-@router.post("/clone")
-async def clone(request: Request, services: ServicesDependency, form: Posted, job_id: JobId) -> Response:
-    """A refusal shows the form again, with what was typed."""
-    row = await api.find(services, form.caller, job_id)
-    name, changes = form.one("name").strip(), form.one("changes")
-    try:
-        made = await api.clone(services, form.caller, job_id, name, changes)
-    except ApiError as error:
-        if error.status >= 500:
-            raise
-        typed: dict[str, Any] = {"name_typed": name, "changes": changes, "fault": error.detail, "faults": error.errors}
-        typed["spec_text"] = _spec_text(services, form.caller, row)
-        return await show(request, services, form.caller, row, "clone", error.status, **typed)
-    return go_on(f"/jobs/{made['id']}", [Note(True, f"Cloned from {row.name}.")])
+    return RedirectResponse(f"/submit?clone={row.id}", status_code=303)
 
 
 @router.post("/{verb}")

@@ -22,7 +22,12 @@ from muster.web.notes import NOTE_COOKIE, read_notes
 from muster.web.session import form_token
 
 # Name of the page (for `aria-current`), its address, its words.
-NAVIGATION = (("jobs", "/jobs", "Jobs"), ("compare", "/compare", "Compare"), ("fleet", "/fleet", "Fleet"))
+NAVIGATION = (
+    ("jobs", "/jobs", "Jobs"),
+    ("submit", "/submit", "Submit"),
+    ("compare", "/compare", "Compare"),
+    ("fleet", "/fleet", "Fleet"),
+)
 
 HEADERS = {
     # Own scripts and styles from this server, and nothing inline: text that slips into a page can't run.

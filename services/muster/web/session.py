@@ -72,9 +72,9 @@ Posted = Annotated[Form, Depends(posted)]
 
 
 def form_token(request: Request) -> str:
-    """What our forms carry and no other site can know: it follows from the session's secret."""
+    """What our forms carry."""
     secret = request.cookies.get(COOKIE) or request.app.state.form_secret
-    return api.hash_of(f"form:{secret}")
+    return api.form_token(secret)
 
 
 def refuse_other_sites(request: Request) -> None:

@@ -2,76 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
+from playwright.async_api import expect
 from tests.integration.api.people import settle
-from tests.integration.api.platform import Platform, served
+from tests.integration.api.platform import served
 from tests.integration.web.pages import lived
+from tests.integration.web.watching import CHROMIUM, chromium, looking, must_look_well
 
 from muster.contract.names import LOG
 from muster.contract.status import Phase
 from muster.web.app import create_app
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
-PATHS = ("", "/logs", "/events", "/checkpoints", "/checkpoints/120", "/samples", "/config", "/clone")
+PATHS = ("", "/logs", "/events", "/checkpoints", "/checkpoints/120", "/samples", "/config")
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
     pytest.mark.timeout(300),
 ]
-
-
-@dataclass
-class Watched:
-    """A page, and what no page may do: write an error to the console, break its policy, ask another host."""
-
-    page: Page
-    host: str
-    faults: list[str] = field(default_factory=list)
-
-    def watch(self) -> None:
-        self.page.on("console", self._heard)
-        self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
-        self.page.on("request", self._asked)
-
-    def _heard(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.faults.append(f"{message.type}: {message.text}")
-
-    def _asked(self, request: Request) -> None:
-        if urlsplit(request.url).netloc not in (self.host, ""):
-            self.faults.append(f"asks {request.url}")
-
-
-@asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        await browser.close()
-
-
-@asynccontextmanager
-async def looking(browser: Browser, here: Platform, **options: Any) -> AsyncIterator[Watched]:
-    context = await browser.new_context(base_url=str(here.client.base_url), **options)
-    page = await context.new_page()
-    watched = Watched(page, urlsplit(str(here.client.base_url)).netloc)
-    watched.watch()
-    yield watched
-    assert watched.faults == []
-    await context.close()
 
 
 async def test_every_page_in_light_and_dark_narrow_and_wide(tmp_path: Path) -> None:
@@ -87,15 +39,7 @@ async def test_every_page_in_light_and_dark_narrow_and_wide(tmp_path: Path) -> N
                     assert reply is not None
                     assert reply.status == 200
                     await expect(watched.page.locator("[data-copy]").first).to_have_attribute("data-shown", "")
-                    found = (await Axe().run(watched.page)).response["violations"]
-                    serious = [
-                        (each["id"], each["nodes"][0]["target"])
-                        for each in found
-                        if each["impact"] in ("serious", "critical")
-                    ]
-                    assert serious == [], (path, scheme, width)
-                    over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-                    assert await watched.page.evaluate(over) <= 0, (path, width)
+                    await must_look_well(watched, (path, scheme, width))
                     assert "owned" not in await watched.page.title()
 
 

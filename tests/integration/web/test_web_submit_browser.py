@@ -1,0 +1,119 @@
+"""The page for submitting in a real Chromium: by the form and the keyboard, a fault at its line, a file, once only."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+from tests.integration.api.people import settle
+from tests.integration.api.platform import served
+from tests.integration.web.watching import CHROMIUM, chromium, looking, must_look_well
+
+from muster.web.app import create_app
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
+    pytest.mark.timeout(300),
+]
+VALUE = "document.getElementById('document').value"
+
+
+def holding(words: str) -> re.Pattern[str]:
+    return re.compile(re.escape(words))
+
+
+async def by_keyboard(page: Page) -> None:
+    await page.locator("#kind-fine-tune").focus()
+    await page.keyboard.press("ArrowRight")  # to pretrain
+    for words in ("my-run", None, "", "builtin://python-stdlib"):  # name, shape, tokenizer, data
+        await page.keyboard.press("Tab")
+        if words:
+            await page.keyboard.type(words)
+    await page.locator("#sequence").fill("256")
+    await page.locator("#preset").select_option("muster-1m")
+
+
+async def test_submit_by_the_form_and_the_keyboard(tmp_path: Path) -> None:
+    async with served(tmp_path / "state", make=create_app) as (here, _), chromium() as browser:
+        for scheme, width in (("light", 360), ("dark", 1920)):
+            options = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+            async with looking(browser, here, **options) as watched:
+                await watched.page.goto("/submit")
+                await must_look_well(watched, (scheme, width))
+                await by_keyboard(watched.page)
+                await expect(watched.page.locator("#plan h2")).to_have_text("It would be queued")
+                await expect(watched.page.locator("#plan")).to_contain_text("pretrain muster-1m")
+                await must_look_well(watched, (scheme, width))
+        async with looking(browser, here) as watched:
+            page = watched.page
+            await page.goto("/submit")
+            await by_keyboard(page)
+            await expect(page.locator("#document")).to_have_value(holding("preset: muster-1m"))
+            await page.locator("#document").focus()
+            await page.keyboard.press("Control+Home")
+            await page.keyboard.type("speck: 1\n")
+            await expect(page.locator(".gutter .bad")).to_have_text("1\n")
+            await expect(page.locator(".mark")).to_contain_text("unknown key")
+            await page.get_by_role("link", name="Line 1").focus()
+            await page.keyboard.press("Enter")
+            chosen = "document.getElementById('document').selectionEnd"
+            assert await page.evaluate(chosen) == len("speck: 1")
+            await page.reload()
+            await expect(page.locator("#kept")).to_be_visible()
+            await expect(page.locator("#document")).to_have_value(holding("speck: 1"))
+            await expect(page.locator("#name")).to_have_value("my-run")
+            await page.locator("#document").fill((await page.evaluate(VALUE)).removeprefix("speck: 1\n"))
+            await expect(page.locator("#plan h2")).to_have_text("It would be queued")
+            await page.locator("#submit").dblclick()
+            await expect(page.locator("h1")).to_contain_text("my-run")
+            first = page.url
+            await page.go_back()
+            await expect(page.locator("#document")).to_have_value(holding("name: my-run"))
+            await page.locator("#submit").focus()
+            await page.keyboard.press("Enter")
+            await expect(page.locator(".notice")).to_contain_text("submitted before")
+            assert page.url == first
+            assert [job["name"] for job in (await here.get("/jobs"))["items"]] == ["my-run"]
+
+
+async def test_a_file_is_uploaded_and_named_and_a_session_may_end(tmp_path: Path) -> None:
+    """What is typed outlives the session: signed in again in another tab, one goes on."""
+    data = tmp_path / "chat.jsonl"
+    turns = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}]
+    data.write_text(json.dumps({"messages": turns}) + "\n")
+    async with served(tmp_path / "state", make=create_app, auth=True) as (here, _), chromium() as browser:
+        people = await settle(here, tmp_path / "state")
+        made = await people.token("nlp-member", None)
+        async with looking(browser, here) as watched:
+            page = watched.page
+            await page.goto("/submit")
+            await page.keyboard.type(made["token"])
+            await page.keyboard.press("Enter")
+            await expect(page.locator("h1")).to_have_text("Submit a job")
+            await page.locator("#name").fill("tuned")
+            await page.locator("#model").fill("hf://org/name")
+            await page.locator("#file").set_input_files(data)
+            await expect(page.locator("#uploads")).to_contain_text("1 samples · openai-chat")
+            named = await page.locator("#data").input_value()
+            assert named.startswith("file-")
+            await expect(page.locator("#document")).to_have_value(holding(f"source: {named}"))
+            gone = await here.client.delete(f"/api/v1/tokens/{made['id']}", headers=people.admin)
+            assert gone.status_code == 204
+            await page.locator("#document").press("Control+End")
+            await page.keyboard.type("  priority: 3\n")
+            await expect(page.locator("#ended")).to_be_visible()
+            again = await page.context.new_page()
+            await again.goto("/sign-in")
+            token = people.headers["nlp-member"]["authorization"].removeprefix("Bearer ")
+            await again.keyboard.type(token)
+            await again.keyboard.press("Enter")
+            await expect(again.locator("h1")).to_have_text("Jobs")
+            await expect(page.locator("#ended")).to_be_hidden()
+            await expect(page.locator("#document")).to_have_value(holding("priority: 3"))
+            await page.locator("#check").click()
+            await expect(page.locator("#plan")).to_contain_text("sft hf://org/name")
+            watched.faults[:] = [fault for fault in watched.faults if "401" not in fault]  # the session's end

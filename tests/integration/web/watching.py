@@ -1,0 +1,66 @@
+"""A real Chromium for asynchronous tests, watched: no page may write an error, break its policy or ask another host."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from tests.integration.api.platform import Platform
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@dataclass
+class Watched:
+    """A page, and what no page may do: write an error to the console, break its policy, ask another host."""
+
+    page: Page
+    host: str
+    faults: list[str] = field(default_factory=list)
+
+    def watch(self) -> None:
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
+        self.page.on("request", self._asked)
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.faults.append(f"{message.type}: {message.text}")
+
+    def _asked(self, request: Request) -> None:
+        if urlsplit(request.url).netloc not in (self.host, ""):
+            self.faults.append(f"asks {request.url}")
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        await browser.close()
+
+
+@asynccontextmanager
+async def looking(browser: Browser, here: Platform, **options: Any) -> AsyncIterator[Watched]:
+    context = await browser.new_context(base_url=str(here.client.base_url), **options)
+    page = await context.new_page()
+    watched = Watched(page, urlsplit(str(here.client.base_url)).netloc)
+    watched.watch()
+    yield watched
+    assert watched.faults == []
+    await context.close()
+
+
+async def must_look_well(watched: Watched, place: object = None) -> None:
+    """Nothing serious by axe, and nothing wider than the window."""
+    found = (await Axe().run(watched.page)).response["violations"]
+    serious = [(each["id"], each["nodes"][0]["target"]) for each in found if each["impact"] in ("serious", "critical")]
+    assert serious == [], place
+    over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert await watched.page.evaluate(over) <= 0, place

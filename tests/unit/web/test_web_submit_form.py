@@ -1,0 +1,53 @@
+"""The document that the form stands for."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from muster.contract.spec import parse_job
+from muster.web.submit_form import FIELDS, METHODS, MODELS, read_fields, written
+
+TUNED = {**FIELDS, "name": "mine", "model": "hf://org/name@main", "data": "s3://bucket/chat.jsonl"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"method": method} for method, _ in METHODS),
+        {"gpus": "8", "nodes": "4"},
+        {"gpus": "3", "nodes": "7"},
+        {"project": "nlp", "lr": "3e-5", "epochs": "1"},
+        {"kind": "pretrain", "data": "/data/*.txt", "steps": "20"},
+    ],
+)
+def test_what_is_filled_in_can_be_submitted(changes: dict[str, str]) -> None:
+    """Whatever the number of ranks, the batch divides over them."""
+    job = parse_job(yaml.safe_load(written(TUNED | changes)))
+    assert job.name == "mine"
+    assert job.labels == ({"muster.dev/project": "nlp"} if "project" in changes else {})
+    assert job.spec.training.optimizer.lr == float(changes.get("lr", job.spec.training.optimizer.lr))
+
+
+def test_every_shape_can_be_pretrained() -> None:
+    for preset in MODELS:
+        fields = TUNED | {"kind": "pretrain", "preset": preset, "tokenizer": "s3://models/tokenizer.json"}
+        assert parse_job(yaml.safe_load(written(fields))).spec.training.model.preset == preset
+
+
+def test_a_model_is_a_job_by_its_name_or_a_folder() -> None:
+    def model(text: str) -> object:
+        return yaml.safe_load(written(TUNED | {"model": text}))["spec"]["training"]["model"]
+
+    assert model("base-run") == {"from": {"job": "base-run", "step": "best"}}
+    assert model("s3://models/llama") == {"source": "s3://models/llama"}
+
+
+def test_what_is_no_number_is_left_for_the_dry_run_to_refuse() -> None:
+    training = yaml.safe_load(written(TUNED | {"sequence": "many", "lr": "fast", "nodes": "-1"}))["spec"]["training"]
+    assert (training["data"]["sequenceLength"], training["optimizer"]["lr"]) == ("many", "fast")
+    assert training["batch"]["tokensPerStep"] == "many"
+
+
+def test_fields_that_were_not_sent_have_their_first_value() -> None:
+    assert read_fields({"name": ["  mine "], "foreign": ["x"]}) == FIELDS | {"name": "mine"}
