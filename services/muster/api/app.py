@@ -45,6 +45,8 @@ from muster.api.mirror import Mirror
 from muster.api.observability import Metrics
 from muster.api.openai.chat import routes as chat
 from muster.api.openai.chat.pool import REAP_SECONDS, WorkerPool
+from muster.api.openai.files import routes as openai_files
+from muster.api.openai.files import upload_routes as openai_uploads
 from muster.api.openai.fine_tuning import routes as fine_tuning
 from muster.api.openai.models import routes as models
 from muster.api.openai.models.base_models import load_models
@@ -136,7 +138,7 @@ def _api() -> APIRouter:
 def _openai() -> APIRouter:
     """What OpenAI's clients speak, over the same services."""
     api = APIRouter(prefix="/v1", dependencies=[Depends(known_parameters_only)])
-    for room in (fine_tuning, models, chat):
+    for room in (openai_files, openai_uploads, fine_tuning, models, chat):
         api.include_router(room.router)
     return api
 

@@ -27,7 +27,7 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _DRAIN_BYTES_MAX = 64_000_000
 _DRAIN_SECONDS_MAX = 2.0
 # Whose bodies are taken as they come, however large: their routes bound them, and never hold them.
-_UPLOADS = ("/api/v1/files", "/v1/files", "/v1/uploads")
+_UPLOADS = re.compile(r"(/api/v1/files|/v1/files)(/.*)?|/v1/uploads/[^/]+/parts", re.DOTALL)
 _QUIET = ("/healthz", "/readyz", "/metrics")
 
 
@@ -128,10 +128,7 @@ class BodyLimits:
 
 
 def _is_upload(scope: Scope) -> bool:
-    path = scope["path"]
-    return scope["method"] in ("POST", "PATCH") and any(
-        path == each or path.startswith(f"{each}/") for each in _UPLOADS
-    )
+    return scope["method"] in ("POST", "PATCH") and _UPLOADS.fullmatch(scope["path"]) is not None
 
 
 def _comes(headers: Headers) -> bool:

@@ -12,6 +12,7 @@ from muster.api.errors import KINDS, MEDIA_TYPE, ApiError, problem_body
 from muster.api.exports.schemas import ExportRequest
 from muster.api.jobs.schemas import CloneRequest, JobDocument
 from muster.api.openai.chat.requests import ChatRequest, CompletionRequest
+from muster.api.openai.files.requests import CompleteUpload, CreateUpload
 from muster.api.openai.fine_tuning.requests import CreateFineTuningJob
 from muster.api.people.schemas import PersonRequest
 from muster.api.projects.schemas import MemberRequest, ProjectRequest
@@ -24,6 +25,8 @@ _REQUESTS = (
     JobDocument,
     CloneRequest,
     CreateFineTuningJob,
+    CreateUpload,
+    CompleteUpload,
     ChatRequest,
     CompletionRequest,
     ExportRequest,

@@ -99,6 +99,15 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "resume_fine_tuning_job": ACTS,
     "list_fine_tuning_events": SEES,
     "list_fine_tuning_checkpoints": SEES,
+    "create_openai_file": SUBMITS,
+    "list_openai_files": ANYBODY,
+    "get_openai_file": SEES,
+    "read_openai_file": SEES,
+    "delete_openai_file": ACTS,
+    "create_upload": SUBMITS,
+    "create_upload_part": ACTS,
+    "complete_upload": ACTS,
+    "cancel_upload": ACTS,
     "list_models": ANYBODY,
     "get_model": SEES,
     "make_chat_completion": SEES,
@@ -168,7 +177,7 @@ async def _ask(
     decides = person is not None and person.endswith(("maintainer", "admin"))  # the others change nothing
     if "{token_id}" in path and (decides or project not in people.tokens):
         people.tokens[project] = (await people.token("robot", project))["id"]
-    if "{file_id}" in path and (decides or project not in people.files):
+    if ("{file_id}" in path or "{upload_id}" in path) and (decides or project not in people.files):
         people.files[project] = await people.upload(f"{project}-owner", project)
     if operation == "delete_member" and decides:
         await people.give(project, "zoe", "viewer")
@@ -179,6 +188,7 @@ async def _ask(
         "person": "zoe",
         "token_id": people.tokens.get(project, ""),
         "file_id": people.files.get(project, ""),
+        "upload_id": people.files.get(project, "").replace("file-", "upload_"),
         "code": "internal",
         "name": "hf-token",
         "fine_tuning_job_id": people.fine_tunes[project],
@@ -191,8 +201,12 @@ async def _ask(
         headers = headers | {"tus-resumable": "1.0.0"}
     if operation == "upload_file":
         path += f"?name=a.txt&purpose=user_data&project={project}"
-    if operation == "create_fine_tuning_job":
+    if operation in ("create_fine_tuning_job", "create_openai_file", "create_upload"):
         headers = {**headers, "OpenAI-Project": project}
+    if operation in ("create_openai_file", "create_upload_part"):
+        field = "data" if operation == "create_upload_part" else "file"
+        form: Any = {"data": {"purpose": "user_data"} if field == "file" else {}, "files": {field: ("a.txt", b"words")}}
+        return await people.here.client.request(method, path, headers=headers, **form)
     return await people.here.client.request(method, path, headers=headers, json=body)
 
 
@@ -227,6 +241,8 @@ def _body(operation: str, project: str, fine_tune: str, training_file: str) -> A
         "upload_file": "some words",
         "rotate_token": {},
         "create_fine_tuning_job": {"model": "tiny", "training_file": training_file},
+        "create_upload": {"filename": "a.txt", "bytes": 10, "mime_type": "text/plain", "purpose": "user_data"},
+        "complete_upload": {"part_ids": ["part_0"]},
         "make_chat_completion": {"model": _model(project, fine_tune), "messages": [{"role": "user", "content": "hi"}]},
         "make_completion": {"model": _model(project, fine_tune), "prompt": "hi"},
     }

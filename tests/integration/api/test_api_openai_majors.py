@@ -22,7 +22,7 @@ CLIENT = """
 import json, sys
 import openai
 
-url, training_file = sys.argv[1:]
+url, training_data = sys.argv[1:]
 http = __import__("httpx2" if openai.__version__.startswith("3.") else "httpx")
 openai._base_client.INITIAL_RETRY_DELAY = openai._base_client.MAX_RETRY_DELAY = 0.001
 
@@ -42,6 +42,26 @@ carrier = http.Client(transport=transport, timeout=120)
 client = openai.OpenAI(base_url=url + "/v1", api_key="unused", http_client=carrier)
 jobs = client.fine_tuning.jobs
 assert {model.id for model in client.models.list()} >= {"tiny", "spoken"}
+
+transport.lose = 2
+with open(training_data, "rb") as data:
+    training_file = client.files.create(file=data, purpose="fine-tune").id
+assert [file.id for file in client.files.list() if file.filename == "chat.jsonl"][:1] == [training_file]
+assert client.files.wait_for_processing(training_file, poll_interval=0.1).status == "processed"
+with open(training_data, "rb") as data:
+    content = data.read()
+assert client.files.content(training_file).read() == content
+said = {"filename": "parts.jsonl", "mime_type": "application/jsonl", "purpose": "fine-tune"}
+upload = client.uploads.create(bytes=len(content), **said)
+parts = [client.uploads.parts.create(upload.id, data=piece).id for piece in (content[:99], content[99:])]
+joined = client.uploads.complete(upload.id, part_ids=parts).file.id
+assert client.files.wait_for_processing(joined, poll_interval=0.1).status == "processed"
+assert client.files.delete(joined).deleted
+try:
+    client.files.create(file=b"x", purpose="assistants")
+    raise SystemExit("an unknown purpose was taken")
+except openai.BadRequestError as error:
+    assert error.param == "purpose", error.param
 
 def create(lose=0, **more):
     transport.lose = lose
@@ -119,5 +139,6 @@ def test_openais_client_of_each_major_speaks_to_it(version: str, process: Proces
         ["bin/python", "-m", "pip", "install", "-q", f"openai=={version}"],
     )
     (tmp_path / "use.py").write_text(CLIENT)
-    said = run(tools / "bin/python", "use.py", process.url, chat_file(tmp_path), folder=tmp_path)
+    data = chat_file(tmp_path).removeprefix("file://")
+    said = run(tools / "bin/python", "use.py", process.url, data, folder=tmp_path)
     assert len(json.loads(said)) == 4

@@ -184,4 +184,16 @@ async def drop_expired(database: Database, files: Files) -> list[str]:
             await repository.drop(session, row, files.contents)
             gone.append(file_id)
         files.staging.remove(file_id)
+    await _drop_left(database, files.staging)
     return gone
+
+
+async def _drop_left(database: Database, staging: Staging) -> None:
+    """Remove the bytes on this machine's disk that are of no file: what a request left whose process was killed."""
+    names = await asyncio.to_thread(lambda: set(staging.older(time.time() - ELSEWHERE_SECONDS)))
+    if not names:
+        return
+    async with database.read() as session:
+        names -= set((await session.scalars(select(FileRow.id).where(FileRow.id.in_(names)))).all())
+    for name in names:
+        staging.remove(name)

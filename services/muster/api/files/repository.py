@@ -24,7 +24,19 @@ class Filter:
     purpose: str | None = None
     status: str | None = None
     name: str | None = None
+    arrived: bool = False  # none that is on its way
     visible: Collection[str] | None = None  # the projects that the caller may see; None for all
+
+
+@dataclass(frozen=True)
+class Like:
+    """What two tries of one request to make a file have in common. `sha256` is None of one that has yet to arrive."""
+
+    project: str
+    name: str
+    purpose: str
+    bytes: int
+    sha256: str | None = None
 
 
 async def get(session: AsyncSession, file_id: str, lock: bool = False) -> FileRow | None:
@@ -32,9 +44,11 @@ async def get(session: AsyncSession, file_id: str, lock: bool = False) -> FileRo
     return (await session.scalars(query.with_for_update() if lock else query)).one_or_none()
 
 
-async def page(session: AsyncSession, wanted: Filter, before_seq: int | None, limit: int) -> list[FileRow]:
-    """The newest files older than `before_seq`, newest first."""
-    query = select(FileRow).order_by(FileRow.seq.desc()).limit(limit)
+async def page(
+    session: AsyncSession, wanted: Filter, past_seq: int | None, limit: int, oldest_first: bool = False
+) -> list[FileRow]:
+    """The newest files older than `past_seq`, newest first; or the oldest that are newer, oldest first."""
+    query = select(FileRow).order_by(FileRow.seq.asc() if oldest_first else FileRow.seq.desc()).limit(limit)
     for column, value in (
         (FileRow.project, wanted.project),
         (FileRow.purpose, wanted.purpose),
@@ -43,11 +57,27 @@ async def page(session: AsyncSession, wanted: Filter, before_seq: int | None, li
     ):
         if value is not None:
             query = query.where(column == value)
+    if wanted.arrived:
+        query = query.where(FileRow.status != Status.UPLOADING)
     if wanted.visible is not None:
         query = query.where(FileRow.project.in_(wanted.visible))
-    if before_seq is not None:
-        query = query.where(FileRow.seq < before_seq)
+    if past_seq is not None:
+        query = query.where(FileRow.seq > past_seq if oldest_first else FileRow.seq < past_seq)
     return list((await session.scalars(query)).all())
+
+
+async def newest_like(session: AsyncSession, owner: str, like: Like, since: float) -> FileRow | None:
+    """The newest file of this owner that is like that, begun since then; where there is no digest, one on its way."""
+    query = select(FileRow).where(
+        FileRow.owner == owner,
+        FileRow.project == like.project,
+        FileRow.name == like.name,
+        FileRow.purpose == like.purpose,
+        FileRow.bytes == like.bytes,
+        FileRow.created_at >= since,
+        FileRow.status == Status.UPLOADING if like.sha256 is None else FileRow.sha256 == like.sha256,
+    )
+    return (await session.scalars(query.order_by(FileRow.seq.desc()).limit(1))).one_or_none()
 
 
 async def lock_project(session: AsyncSession, project: str) -> ProjectRow | None:

@@ -170,7 +170,7 @@ async def list_files(
     """Files of the projects that the caller may see, newest first, those on their way too."""
     if project is not None:
         project_role(caller, project, Role.VIEWER)
-    wanted = Filter(project, purpose, status, name, caller.visible_projects)
+    wanted = Filter(project, purpose, status, name, visible=caller.visible_projects)
     rows = await service.page(services, wanted, seq_of(cursor) if cursor else None, limit + 1)
     more = len(rows) > limit
     items = [file_document(row, received) for row, received in rows[:limit]]

@@ -1,7 +1,8 @@
 """What can be done with a file: begun, sent on, sent whole, found, read, deleted.
 
-A file is uploaded by one request (`save`), or begun (`create`) and sent by any number of them (`append`). When its last
-byte has arrived the rest is `arrivals`' work: it is put away by what it holds, and read through if it is data.
+A file is uploaded by one request (`save`; or `receive` and `adopt`, where it comes before what is said of it), or begun
+(`create`) and sent by any number of them (`append`), or in parts (`parts`). When its last byte has arrived the rest is
+`arrivals`' work: it is put away by what it holds, and read through if it is data.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import re
 import secrets
 import string
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -23,13 +24,14 @@ from muster.api.audit.repository import Act, record
 from muster.api.auth import Principal
 from muster.api.errors import ApiError, invalid_parameter
 from muster.api.files import repository
-from muster.api.files.repository import Filter
+from muster.api.files.repository import Filter, Like
 from muster.api.files.schemas import Purpose, Status
 from muster.api.files.staging import Checksum
 from muster.api.services import Services
 from muster.api.tables import FileRow, ProjectRow
 from muster.contract.projects import ProjectLimits, Role
-from muster.contract.text import nearest, size
+from muster.contract.text import nearest
+from muster.contract.text import size as text_size
 from muster.storage.contents import Contents
 from muster.storage.errors import NotFound, StorageError
 
@@ -39,6 +41,7 @@ NAME_LENGTH_MAX = 255
 READ_BYTES = 1 << 20
 _ID_LETTERS = string.ascii_lowercase + string.digits
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+Chunks: TypeAlias = AsyncIterator[bytes]
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ async def create(services: Services, caller: Principal, wanted: NewFile) -> File
     """Begin an upload of a known size. Raises ApiError invalid_parameter, project_not_found, forbidden, file_too_large,
     no_space, files_unavailable."""
     assert wanted.bytes is not None, "without a size there is only `save`"
-    return await _begin(services, caller, wanted, wanted.bytes, UPLOAD_SECONDS)
+    return await begin(services, caller, wanted, wanted.bytes, UPLOAD_SECONDS, needs=wanted.bytes)
 
 
 async def append(
@@ -67,7 +70,7 @@ async def append(
     caller: Principal,
     file_id: str,
     offset: int,
-    chunks: AsyncIterator[bytes],
+    chunks: Chunks,
     checksum: Checksum | None = None,
 ) -> FileRow:
     """Add to an upload what follows its first `offset` bytes. With the last byte it becomes `checking`.
@@ -79,36 +82,75 @@ async def append(
     if row.status != Status.UPLOADING:
         raise ApiError("upload_conflict", f"All {row.bytes} bytes of {row.id} have arrived.")
     have = await services.files.staging.write(row.id, offset, chunks, row.bytes, checksum)
-    return await _arrived(services, caller, row.id) if have == row.bytes else row
+    return await arrived(services, caller, row.id) if have == row.bytes else row
 
 
-async def save(services: Services, caller: Principal, wanted: NewFile, chunks: AsyncIterator[bytes]) -> FileRow:
+async def save(services: Services, caller: Principal, wanted: NewFile, chunks: Chunks) -> FileRow:
     """Upload a whole file: it is there when this returns, or nothing of it. Raises ApiError as `create` and `append`
     do."""
-    row = await _begin(services, caller, wanted, wanted.bytes or 0, SAVE_SECONDS)
+    row = await begin(services, caller, wanted, wanted.bytes or 0, SAVE_SECONDS, needs=wanted.bytes or 0)
     staging = services.files.staging
     try:
-        most = wanted.bytes if wanted.bytes is not None else await _room(services, row)
+        most = wanted.bytes if wanted.bytes is not None else await _room(services, row.project)
         have = await staging.write(row.id, 0, chunks, most)
         if have == 0 or (wanted.bytes is not None and have != wanted.bytes):
-            raise _empty() if have == 0 else invalid_parameter("body", f"ends after {have} of {wanted.bytes} bytes")
-        return await _arrived(services, caller, row.id, have)
+            raise empty() if have == 0 else invalid_parameter("body", f"ends after {have} of {wanted.bytes} bytes")
+        return await arrived(services, caller, row.id, have)
     except BaseException:
         await asyncio.shield(_forget(services, row.id))
         raise
 
 
-async def whole(services: Services, caller: Principal, wanted: NewFile, parts: Sequence[str]) -> FileRow:
-    """A file of parts that lie among the uploads (`services.files.staging`), in this order; they are gone then."""
-    staging = services.files.staging
-    total = sum(staging.size(part) or 0 for part in parts)
-    row = await _begin(services, caller, wanted, total, SAVE_SECONDS, already=total)
+async def receive(services: Services, caller: Principal, project: str, size: int | None, chunks: Chunks) -> str:
+    """Take in the bytes of a file of which more is known afterwards; returns their name among the uploads, for `adopt`
+    or `drop`. `size` is what its sender says that they are at most. Raises ApiError as `create` and `append` do, and
+    then nothing of them is left."""
+    project_role(caller, project, Role.MEMBER)
+    contents_of(services)
+    staging, spool = services.files.staging, new_spool()
+    most = await _room(services, project)
+    if size is not None and size > most:
+        raise ApiError("file_too_large", f"The file has {text_size(size)}, and there is room for {text_size(most)}.")
     try:
-        await asyncio.to_thread(staging.join, row.id, parts)
-        return await _arrived(services, caller, row.id)
+        staging.make(spool)
+        await staging.write(spool, 0, chunks, most)
     except BaseException:
-        await asyncio.shield(_forget(services, row.id))
+        staging.remove(spool)
         raise
+    return spool
+
+
+async def adopt(services: Services, caller: Principal, wanted: NewFile, spool: str) -> FileRow:
+    """A file of the bytes that `receive` has taken in, which are gone from there then. Raises ApiError as `create`
+    does."""
+    staging = services.files.staging
+    try:
+        total = staging.size(spool) or 0
+        row = await begin(services, caller, replace(wanted, bytes=total), total, SAVE_SECONDS, needs=0)
+        try:
+            return await arrived(services, caller, row.id, spool=spool)
+        except BaseException:
+            await asyncio.shield(_forget(services, row.id))
+            raise
+    finally:
+        staging.remove(spool)
+
+
+async def made_before(services: Services, caller: Principal, like: Like, since: float) -> FileRow | None:
+    """The newest file of the caller's that is `like` this one and was begun since then: what an earlier try of the same
+    request has made."""
+    async with services.database.read() as session:
+        return await repository.newest_like(session, caller.person, like, since)
+
+
+def new_spool() -> str:
+    """A name among the uploads that no file has."""
+    return f"spool-{secrets.token_hex(12)}"
+
+
+def drop(services: Services, spool: str) -> None:
+    """Forget what `receive` has taken in."""
+    services.files.staging.remove(spool)
 
 
 async def find(services: Services, caller: Principal, file_id: str, act: bool = False) -> FileRow:
@@ -182,10 +224,10 @@ def contents_of(services: Services) -> Contents:
     return services.files.contents
 
 
-async def _begin(
-    services: Services, caller: Principal, wanted: NewFile, total: int, lives: float, already: int = 0
+async def begin(
+    services: Services, caller: Principal, wanted: NewFile, total: int, lives: float, needs: int
 ) -> FileRow:
-    """The row and an upload without a byte. `already` of `total` bytes lie on the disk in another form."""
+    """The row and an upload without a byte, which `needs` so many bytes of the disk until it is whole."""
     project_role(caller, wanted.project, Role.MEMBER)
     contents_of(services)
     _refuse(wanted)
@@ -217,8 +259,9 @@ async def _begin(
         await _refuse_full_project(session, project.name, ProjectLimits.model_validate(project.limits), total)
         coming = await repository.on_their_way(session)
         room = await asyncio.to_thread(lambda: staging.room() - staging.missing(coming))
-        if total - already > room:
-            detail = f"The disk of {staging.folder} has room for {size(max(0, room))}, and the file has {size(total)}."
+        if needs > room:
+            room_for = text_size(max(0, room))
+            detail = f"The disk of {staging.folder} has room for {room_for}, and the upload needs {text_size(needs)}."
             raise ApiError("no_space", detail)
         staging.make(row.id)
         session.add(row)
@@ -236,17 +279,17 @@ def _refuse(wanted: NewFile) -> None:
         words = f"must be a file's name, of at most {NAME_LENGTH_MAX} printable characters, without a folder"
         raise invalid_parameter("name", words)
     if wanted.bytes is not None and wanted.bytes <= 0:
-        raise _empty()
+        raise empty()
     if wanted.sha256 is not None and not _SHA256.fullmatch(wanted.sha256):
         raise invalid_parameter("sha256", "must be 64 hexadecimal digits in small letters")
 
 
-def _empty() -> ApiError:
+def empty() -> ApiError:
     return invalid_parameter("bytes", "the file is empty; there is nothing to keep")
 
 
 def _too_large(total: int, most: int, whose: str, where: str) -> ApiError:
-    return ApiError("file_too_large", f"The file has {size(total)}; {whose} {size(most)} ({where}).")
+    return ApiError("file_too_large", f"The file has {text_size(total)}; {whose} {text_size(most)} ({where}).")
 
 
 async def _refuse_full_project(session: AsyncSession, project: str, limits: ProjectLimits, total: int) -> None:
@@ -254,26 +297,29 @@ async def _refuse_full_project(session: AsyncSession, project: str, limits: Proj
         return
     have = await repository.bytes_of(session, project)
     if have + total > limits.file_bytes:
-        held = f"project {project!r} has files of {size(have)} and may have"
+        held = f"project {project!r} has files of {text_size(have)} and may have"
         raise _too_large(total, limits.file_bytes, held, "its limit fileBytes")
 
 
-async def _room(services: Services, row: FileRow) -> int:
+async def _room(services: Services, project: str) -> int:
     """What a file of unknown size may have at most."""
     async with services.database.read() as session:
-        project = await session.get_one(ProjectRow, row.project)
-        limit = ProjectLimits.model_validate(project.limits).file_bytes
-        left = limit - await repository.bytes_of(session, row.project) if limit is not None else None
+        row = await session.get_one(ProjectRow, project)
+        limit = ProjectLimits.model_validate(row.limits).file_bytes
+        left = limit - await repository.bytes_of(session, project) if limit is not None else None
         coming = await repository.on_their_way(session)
     staging = services.files.staging
     room = await asyncio.to_thread(lambda: staging.room() - staging.missing(coming))
     return max(0, min(room, services.settings.file_bytes_max, *([left] if left is not None else [])))
 
 
-async def _arrived(services: Services, caller: Principal, file_id: str, total: int | None = None) -> FileRow:
-    """All bytes are here. What its sender said of them is compared, where that needs no reading."""
+async def arrived(
+    services: Services, caller: Principal, file_id: str, total: int | None = None, spool: str | None = None
+) -> FileRow:
+    """All bytes are here, under the name `spool` where one is given. What its sender said of them is compared, where
+    that needs no reading."""
     staging = services.files.staging
-    found = staging.digest(file_id)
+    found = staging.digest(spool or file_id)
     async with services.database.write() as session:
         row = _checked(caller, await repository.get(session, file_id, lock=True), file_id, act=True)
         if row.status != Status.UPLOADING:
@@ -284,6 +330,8 @@ async def _arrived(services: Services, caller: Principal, file_id: str, total: i
             wrong = ApiError("checksum_mismatch", detail)
         else:
             wrong = None
+            if spool is not None:
+                staging.rename(spool, file_id)
             row.status, row.expires_at = Status.CHECKING, None
             row.bytes = row.bytes if total is None else total
             row.sha256 = found or row.sha256

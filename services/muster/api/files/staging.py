@@ -22,6 +22,7 @@ BLOCK_BYTES = 4 << 20  # that are handed to a thread at a time: at 1 MiB the han
 DIGESTS_KEPT = 1_000  # digests of uploads that are not whole; of any other the file is read once more at the end
 FREE_BYTES_KEPT = 256 << 20  # of the disk, for the database and whatever else is on it
 _UNVERIFIED = ".from"
+_PART = ".part_"
 
 
 class Hash(Protocol):
@@ -156,30 +157,61 @@ class Staging:
         return writer.at
 
     def remove(self, name: str) -> None:
+        """An upload, and the parts of it."""
         self._digests.pop(name, None)
-        for path in (self.path(name), self._mark(name)):
+        for path in (self.path(name), self._mark(name), *self.folder.glob(f"{name}{_PART}*")):
             path.unlink(missing_ok=True)
 
-    def join(self, name: str, parts: Sequence[str]) -> int:
-        """Make one upload of several, in this order, and remove these; returns its bytes. In bounded memory."""
-        with _explained(self.folder), open(self.path(name), "wb") as whole:
+    def parts(self, name: str) -> dict[str, int]:
+        """The parts of an upload that lie here, in whatever order they are to follow each other, and their bytes."""
+        found = {}
+        for path in self.folder.glob(f"{name}{_PART}*"):
+            with contextlib.suppress(FileNotFoundError):
+                found[path.name.rpartition(_PART)[2]] = path.stat().st_size
+        return found
+
+    def part(self, name: str, part: str) -> str:
+        """The name under which a part of an upload lies here."""
+        return f"{name}{_PART}{part}"
+
+    def join(self, name: str, parts: Sequence[str], algorithm: str) -> str:
+        """Write an upload anew from others, one after another, in bounded memory; they stay. Returns its digest in hex.
+        Raises ApiError no_space, files_unavailable, and upload_conflict where one of them is gone."""
+        whole, asked, at = new_hash("sha256"), new_hash(algorithm), 0
+        with _explained(self.folder), open(self.path(name), "wb") as joined:
             for part in parts:
-                with open(self.path(part), "rb") as file:
-                    shutil.copyfileobj(file, whole, BLOCK_BYTES)
-            whole.flush()
-            os.fsync(whole.fileno())
-            size = whole.tell()
-        for part in parts:
-            self.remove(part)
-        return size
+                for block in self._blocks(part):
+                    joined.write(block)
+                    whole.update(block)
+                    asked.update(block)
+                    at += len(block)
+            joined.flush()
+            os.fsync(joined.fileno())
+        self._digests[name] = (at, whole)
+        return asked.digest().hex()
+
+    def _blocks(self, name: str) -> Iterator[bytes]:
+        try:
+            file = open(self.path(name), "rb")  # noqa: SIM115 - closed below
+        except FileNotFoundError:
+            raise ApiError("upload_conflict", f"{name} is not on this machine any more.") from None
+        with file:
+            while block := file.read(BLOCK_BYTES):
+                yield block
+
+    def rename(self, name: str, to: str) -> None:
+        """Let an upload that is whole take the place of another one, in an instant."""
+        os.replace(self.path(name), self.path(to))
+        if (known := self._digests.pop(name, None)) is not None:
+            self._digests[to] = known
 
     def older(self, before: float) -> Iterator[str]:
-        """Uploads that nothing was written to since."""
+        """Uploads that nothing was written to since; a part counts as its upload."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     if not entry.name.endswith(_UNVERIFIED) and entry.stat().st_mtime < before:
-                        yield entry.name
+                        yield entry.name.partition(_PART)[0]
 
     def _mark(self, name: str) -> Path:
         """Holds the offset while bytes behind it are not yet compared with their checksum."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass
+from typing import Final
 
 from muster.api.auth import Principal
 from muster.api.files import repository
+from muster.api.files.schemas import Purpose, Status
 from muster.api.openai.requests import refused
 from muster.api.services import Services
+from muster.api.tables import FileRow
 from muster.contract.address import AddressError, data_address
+from muster.contract.data_formats import FORMATS, fits_task, wrong_format
 from muster.contract.names import FILE_ID
+from muster.contract.objectives import Task
+
+# A gigabyte of conversations is read through in less; OpenAI's client waits ten minutes for an answer.
+CHECK_SECONDS_MAX: Final = 120.0
+LOOK_SECONDS: Final = 0.2
 
 
 @dataclass(frozen=True)
@@ -24,14 +35,17 @@ class TrainingFile:
         return {"source": self.source, "format": self.format}
 
 
-async def training_file(services: Services, caller: Principal, named: str, param: str, form: str) -> TrainingFile:
-    """Raises ApiError invalid_request that names `param`."""
+async def training_file(services: Services, caller: Principal, named: str, param: str, task: Task) -> TrainingFile:
+    """A file that is still read through is waited for, as programs name it as soon as it has arrived. Raises ApiError
+    invalid_request that names `param`."""
+    form = FORMATS[task][0]
     if FILE_ID.fullmatch(named):
-        async with services.database.read() as session:
-            row = await repository.get(session, named)
-        if row is None or caller.role_in(row.project) is None:
-            raise refused(param, f"there is no file {named}; upload it first")
-        return TrainingFile(named, form, (row.checked or {}).get("samples"))
+        row = await _read_through(services, caller, named, param)
+        checked = row.checked or {}
+        found = checked.get("format")
+        if found is not None and not fits_task(found, task):
+            raise refused(param, f"{row.name} ({named}): {wrong_format(found, task)}")
+        return TrainingFile(named, found or form, checked.get("samples"))
     if "://" not in named:
         words = "must be an uploaded file's id, or an address that the workers can read (s3://bucket/chat.jsonl)"
         raise refused(param, f"{words}, not {named[:200]!r}")
@@ -40,3 +54,23 @@ async def training_file(services: Services, caller: Principal, named: str, param
     except AddressError as error:
         raise refused(param, str(error)) from None
     return TrainingFile(named, form)
+
+
+async def _read_through(services: Services, caller: Principal, named: str, param: str) -> FileRow:
+    deadline = time.monotonic() + CHECK_SECONDS_MAX
+    while True:
+        async with services.database.read() as session:
+            row = await repository.get(session, named)
+        if row is None or caller.role_in(row.project) is None:
+            raise refused(param, f"there is no file {named}; upload it first")
+        if row.status == Status.FAILED:
+            raise refused(param, f"nothing can be learnt from {named}: {row.fault}")
+        if row.status == Status.READY:
+            break
+        if row.status == Status.UPLOADING or time.monotonic() > deadline:
+            words = "has not arrived" if row.status == Status.UPLOADING else "is still read through"
+            raise refused(param, f"{named} {words}: create the job when the file's status is processed")
+        await asyncio.sleep(LOOK_SECONDS)
+    if not Purpose(row.purpose).is_data:
+        raise refused(param, f"{named} has the purpose {row.purpose} and is not read through: upload it as fine-tune")
+    return row

@@ -31,13 +31,13 @@ from muster.api.services import Services
 from muster.api.tables import JobRow
 from muster.contract.base import InvalidDocument, Problem
 from muster.contract.names import Label
+from muster.contract.objectives import Task
 from muster.contract.spec import Submission, parse_job
 from muster.contract.warnings import DataShape
 from muster.storage.data_shape import look_at
 
 _TRIES = 5  # each time another request of the same body was quicker
-_FORMATS = {"supervised": "openai-chat", "dpo": "preference"}
-_TASKS = {"supervised": "sft", "dpo": "dpo"}
+_TASKS: dict[str, Task] = {"supervised": "sft", "dpo": "dpo"}
 _EVALUATIONS = 10  # of a run with a validation file, where its length is known
 _EVERY = 20  # steps between evaluations, where it is not
 Act = Literal["cancel", "pause", "resume"]
@@ -188,11 +188,11 @@ async def _prepare(services: Services, caller: Principal, request: Request) -> _
         raise invalid_request(faults)
     base = await base_model(services, caller, wanted.model)
     seed = secrets.randbelow(2**31) if wanted.seed is None else wanted.seed
-    form = _FORMATS[wanted.method.type if wanted.method else "supervised"]
-    training = await training_file(services, caller, wanted.training_file, "training_file", form)
+    task = _TASKS[wanted.method.type if wanted.method else "supervised"]
+    training = await training_file(services, caller, wanted.training_file, "training_file", task)
     validation = None
     if wanted.validation_file is not None:
-        validation = await training_file(services, caller, wanted.validation_file, "validation_file", form)
+        validation = await training_file(services, caller, wanted.validation_file, "validation_file", task)
     recipe = _Recipe(request, base, training, validation, seed, _name(wanted.suffix))
     multiple, asked = batch_multiple(base.mapped), asked_of(wanted)
     if asked.batch_size != "auto" and asked.batch_size % multiple:

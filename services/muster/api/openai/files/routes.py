@@ -1,0 +1,176 @@
+"""`/v1/files`: create, list, retrieve, content, delete."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import StreamingResponse
+
+from muster.api.access import project_role
+from muster.api.auth import Caller, Scope, needs
+from muster.api.errors import invalid_parameter
+from muster.api.files import service as files
+from muster.api.files.repository import Filter
+from muster.api.files.schemas import Purpose
+from muster.api.jobs.examples import AT
+from muster.api.openai.files import service
+from muster.api.openai.files.form import Form
+from muster.api.openai.files.replies import DeletedFile, FileObject, FileObjectList, file_reply
+from muster.api.openai.files.requests import FORM_SCHEMA
+from muster.api.openai.fine_tuning.retries import RetryCount
+from muster.api.openai.fine_tuning.routes import After, ProjectHeader
+from muster.api.openapi import problems, shown
+from muster.api.ranges import ranged
+from muster.api.services import ServicesDependency
+from muster.contract.projects import Role
+
+router = APIRouter(prefix="/files", tags=["openai"])
+reads, writes = Depends(needs(Scope.READ)), Depends(needs(Scope.WRITE))
+
+FileId = Annotated[str, Path(description="`file-…`", min_length=1, max_length=64, pattern=r"^[^\x00]*$")]
+EXAMPLE: dict[str, Any] = {
+    "id": "file-0a1b2c3d4e5f6g7h8i9j0k1l",
+    "object": "file",
+    "bytes": 7_340_032,
+    "created_at": int(AT),
+    "expires_at": None,
+    "filename": "chat.jsonl",
+    "purpose": "fine-tune",
+    "status": "processed",
+    "status_details": None,
+    "x_format": "openai-chat",
+    "x_samples": 4_800,
+}
+REFUSED = (
+    "invalid_request",
+    "invalid_document",
+    "project_not_found",
+    "file_too_large",
+    "files_unavailable",
+    "body_too_slow",
+    "unsupported_media_type",
+)
+_LIST = {"object": "list", "data": [EXAMPLE], "first_id": EXAMPLE["id"], "last_id": EXAMPLE["id"], "has_more": False}
+_BYTES = {"schema": {"type": "string", "format": "binary"}, "example": '{"messages": […]}\n'}
+
+
+def form_body(schema: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
+    """A multipart body that the route reads by itself."""
+    content = {"multipart/form-data": {"schema": schema, "example": example}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def length_of(request: Request) -> int | None:
+    """Of the body; None where it is sent without saying so before."""
+    told = request.headers.get("content-length", "")
+    return int(told) if told.isascii() and told.isdigit() else None
+
+
+@router.post(
+    "",
+    response_model=FileObject,
+    dependencies=[writes],
+    summary="Upload a file",
+    operation_id="create_openai_file",
+    responses={200: shown(EXAMPLE, "It has arrived, and is read through"), **problems(*REFUSED)},
+    openapi_extra=form_body(FORM_SCHEMA, {"purpose": "fine-tune", "file": '{"messages": […]}\n'}),
+)
+async def create_openai_file(
+    request: Request,
+    services: ServicesDependency,
+    caller: Caller,
+    retries: RetryCount = 0,
+    project: ProjectHeader = None,
+) -> JSONResponse:
+    """The form's file is kept whole or not at all. Data is read through afterwards: it is `processed` then, or in
+    `error` with its first bad line. A retry of OpenAI's client finds the file that its first try made."""
+    form = Form(request, "file")
+    row = await service.create_file(services, caller, project or None, form, length_of(request), retries > 0)
+    return JSONResponse(file_reply(row).model_dump(mode="json"))
+
+
+@router.get(
+    "",
+    response_model=FileObjectList,
+    dependencies=[reads],
+    summary="List files",
+    operation_id="list_openai_files",
+    responses={200: shown(_LIST, "A page"), **problems("project_not_found")},
+)
+async def list_openai_files(
+    services: ServicesDependency,
+    caller: Caller,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Annotated[Literal["asc", "desc"], Query(description="By the time of creation.")] = "desc",
+    purpose: Annotated[Purpose | None, Query(description="Only for this.")] = None,
+    project: ProjectHeader = None,
+) -> JSONResponse:
+    """Files that have arrived, of the projects that the caller may see, the newest first."""
+    if project:
+        project_role(caller, project, Role.VIEWER)
+    wanted = Filter(project or None, purpose, arrived=True, visible=caller.visible_projects)
+    rows = await service.list_files(services, caller, wanted, after, limit + 1, order == "asc")
+    if rows is None:
+        raise invalid_parameter("query.after", "is the id of no file; send the last id of the page before")
+    data = [file_reply(row).model_dump(mode="json") for row in rows[:limit]]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    page = {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(rows) > limit}
+    return JSONResponse(page)
+
+
+@router.get(
+    "/{file_id}",
+    response_model=FileObject,
+    dependencies=[reads],
+    summary="Retrieve a file",
+    operation_id="get_openai_file",
+    responses={200: shown(EXAMPLE, "The file"), **problems("file_not_found")},
+)
+async def get_openai_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> JSONResponse:
+    """Whether it was read through, and what is wrong with it."""
+    return JSONResponse(file_reply(await files.find(services, caller, file_id)).model_dump(mode="json"))
+
+
+@router.get(
+    "/{file_id}/content",
+    response_class=StreamingResponse,
+    dependencies=[reads],
+    summary="Retrieve a file's content",
+    operation_id="read_openai_file",
+    responses={
+        200: {"description": "Its bytes", "content": {"application/octet-stream": _BYTES}},
+        206: {"description": "The part that `Range` asks for", "content": {"application/octet-stream": _BYTES}},
+        **problems("file_not_found", "file_unfit", "files_unavailable", "range_unsatisfiable"),
+    },
+)
+async def read_openai_file(
+    request: Request, services: ServicesDependency, caller: Caller, file_id: FileId
+) -> StreamingResponse:
+    """What was uploaded, byte by byte."""
+    row = await files.find(services, caller, file_id)
+
+    async def read(start: int, stop: int) -> AsyncIterator[bytes]:
+        return await files.content(services, row, start, stop)
+
+    return await ranged(request, read, row.bytes, row.sha256 or row.id, row.name)
+
+
+@router.delete(
+    "/{file_id}",
+    response_model=DeletedFile,
+    dependencies=[writes],
+    summary="Delete a file",
+    operation_id="delete_openai_file",
+    responses={
+        200: shown({"id": EXAMPLE["id"], "object": "file", "deleted": True}, "It is gone"),
+        **problems("file_not_found", "file_in_use", "files_unavailable"),
+    },
+)
+async def delete_openai_file(services: ServicesDependency, caller: Caller, file_id: FileId) -> JSONResponse:
+    """Refused while a job that has not ended reads the file."""
+    await files.remove(services, caller, file_id)
+    return JSONResponse(DeletedFile(id=file_id).model_dump(mode="json"))
