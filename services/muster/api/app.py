@@ -70,6 +70,12 @@ from muster.api.signin.service import SignIn
 from muster.api.tokens import routes as tokens
 from muster.api.tokens import service as token_service
 from muster.api.usage import routes as usage
+from muster.api.webhooks import routes as webhooks
+from muster.api.webhooks.delivering import DELIVERY_SECONDS, Deliveries, forget_old
+from muster.api.webhooks.reach import Reach
+from muster.api.webhooks.sealing import sealing_of
+from muster.api.webhooks.service import Webhooks
+from muster.api.webhooks.waits import WAIT_SECONDS, tell_of_waits
 from muster.api.why import routes as why
 from muster.contract.base import Problem
 from muster.documents.prices import load_prices
@@ -129,7 +135,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
     of_jobs = (jobs, attempts, events, checkpoints, exports, data, metrics, curves, samples, logs, why)
-    of_all = (projects, files, secrets, usage, fleet, signin, people, tokens, audit)
+    of_all = (projects, files, secrets, webhooks, usage, fleet, signin, people, tokens, audit)
     for room in (estimates, *of_jobs, *of_all):
         api.include_router(room.router)
     return api
@@ -156,12 +162,14 @@ async def _opened(settings: Settings, cluster: Cluster | None, counted: Metrics,
         await token_service.ensure_first(database, settings)
         async with _reached(settings, database, cluster) as there:
             services = _assemble(settings, database, there, counted, hub)
+            await _renew_webhooks(services)
             services.background.start()
             try:
                 yield services
             finally:
                 hub.close()
                 await services.background.stop()
+                await services.webhooks.deliveries.stop()
                 await services.chat.close()
                 await services.exports.stop()
                 if services.files.arrivals is not None:
@@ -203,6 +211,14 @@ def _local_cluster(settings: Settings) -> Local:
     return local
 
 
+async def _renew_webhooks(services: Services) -> None:
+    try:
+        if lost := await services.webhooks.sealing.renew(services.database):
+            log.warning("no key opens the secrets of these webhooks: rotate them", webhooks=", ".join(lost))
+    except SecretsLocked as locked:  # all else goes on
+        log.warning("secrets of webhooks can't be used", cause=str(locked))
+
+
 def _assemble(settings: Settings, database: Database, cluster: Cluster, counted: Metrics, hub: Hub) -> Services:
     mirror = Mirror(database, cluster, hub, counted)
     relay = Relay(database, cluster, hub, counted, mirror.caught_up)
@@ -220,7 +236,11 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     ]
     accounting = Accounting(database, prices, counted, lambda: works[0].healthy and mirror.caught_up.is_set())
     quotas = QuotaWriter(database, cluster, lambda: spent_of(accounting.counted), settings.files_place)
+    sealing, reach = sealing_of(settings), Reach(settings.webhook_networks)
+    told = Webhooks(Deliveries(database, sealing, reach), sealing, reach)
     works += [
+        Work("webhooks", told.deliveries.step, DELIVERY_SECONDS, wake=told.deliveries.freed),
+        Work("waits", lambda: tell_of_waits(database), WAIT_SECONDS),
         Work("accounting", accounting.step, ACCOUNTING_SECONDS),
         Work("quotas", quotas.step, QUOTA_SECONDS),
         Work("chat", pool.reap, REAP_SECONDS),
@@ -244,6 +264,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         rates=RateLimits(settings.requests_per_second, settings.requests_burst),
         callers=callers,
         previews=OperatorPreviews(settings),
+        webhooks=told,
         sign_in=SignIn(settings, database, Provider(settings)) if settings.oidc_issuer else None,
         token_uses=uses,
     )
@@ -252,12 +273,14 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
 async def _keep_house(
     settings: Settings, database: Database, uses: dict[str, float], kept: Files, made: Exports
 ) -> bool:
-    """When tokens were last used; and what ends: Idempotency-Keys that nobody will repeat any more, sessions, files."""
+    """When tokens were last used; and what ends: Idempotency-Keys that nobody will repeat any more, sessions, files,
+    and what webhooks were told long ago."""
     noted = dict(uses)
     async with database.write() as session:
         await token_service.note_uses(session, noted)
         await idempotency.forget(session, time.time() - settings.idempotency_days * 86_400)
         await sessions.forget_expired(session, time.time())
+        await forget_old(session, time.time())
     for token_id, at in noted.items():
         if uses.get(token_id) == at:
             del uses[token_id]

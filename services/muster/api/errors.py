@@ -54,6 +54,8 @@ KINDS: dict[str, Kind] = {
     "member_not_found": Kind(404, "There is no such member", "GET /api/v1/projects/{project}/members lists them."),
     "token_not_found": Kind(404, "There is no such token", "GET /api/v1/tokens lists the tokens."),
     "secret_not_found": Kind(404, "There is no such secret", "GET /api/v1/projects/{project}/secrets lists them."),
+    "webhook_not_found": Kind(404, "There is no such webhook", "GET /api/v1/projects/{project}/webhooks lists them."),
+    "delivery_not_found": Kind(404, "There is no such message", "GET …/webhooks/{name}/deliveries lists them."),
     "file_not_found": Kind(404, "There is no such file", "GET /api/v1/files lists the files."),
     "export_file_not_found": Kind(404, "The model has no such file", "Accept application/json to see which it has."),
     "method_not_allowed": Kind(
@@ -66,6 +68,7 @@ KINDS: dict[str, Kind] = {
         409, "The queue is full", "Submit again when a queued job has begun, or ask an admin for a higher quota."
     ),
     "project_exists": Kind(409, "There is such a project", "PUT changes its limits; a new one needs another name."),
+    "webhook_exists": Kind(409, "There is such a webhook", "PATCH changes it; a new one needs another name."),
     "namespace_taken": Kind(
         409, "The namespace has jobs of another project", "Choose another namespace, or wait until they have ended."
     ),
@@ -108,6 +111,7 @@ KINDS: dict[str, Kind] = {
     "invalid_project": Kind(422, "The project is not valid", "`errors` names every fault with its path."),
     "invalid_person": Kind(422, "The person is not valid", "`errors` names every fault with its path."),
     "invalid_token": Kind(422, "The token is not valid", "`errors` names every fault with its path."),
+    "invalid_webhook": Kind(422, "The webhook is not valid", "`errors` names every fault with its path."),
     "invalid_secret": Kind(422, "The secret is not valid", "`errors` names every fault with its path."),
     "invalid_parameter": Kind(422, "A parameter is not valid", "`errors` names every fault with its path."),
     "invalid_cursor": Kind(

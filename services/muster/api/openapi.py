@@ -19,6 +19,7 @@ from muster.api.projects.schemas import MemberRequest, ProjectRequest
 from muster.api.secrets.schemas import SecretRequest
 from muster.api.tokens.schemas import RotateRequest, TokenRequest
 from muster.contract.base import Problem
+from muster.contract.webhooks import RotateWebhookRequest, WebhookChange, WebhookRequest
 
 _REF = "#/components/schemas/{model}"
 _REQUESTS = (
@@ -36,6 +37,9 @@ _REQUESTS = (
     PersonRequest,
     TokenRequest,
     RotateRequest,
+    WebhookRequest,
+    WebhookChange,
+    RotateWebhookRequest,
 )
 
 EXAMPLE_JOB: dict[str, Any] = {

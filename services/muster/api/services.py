@@ -24,8 +24,9 @@ from muster.api.settings import Settings
 from muster.contract.prices import Prices
 from muster.storage.listing import CommitListing
 
-if TYPE_CHECKING:  # it makes what auth.py defines, which stands on this
+if TYPE_CHECKING:  # they stand on what stands on this
     from muster.api.signin.service import SignIn
+    from muster.api.webhooks.service import Webhooks
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Services:
     rates: RateLimits
     callers: Callers
     previews: OperatorPreviews
+    webhooks: Webhooks
     sign_in: SignIn | None  # None: tokens alone
     token_uses: dict[str, float]  # token id → when it was last used, until housekeeping writes it down
 

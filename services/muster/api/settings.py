@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -33,8 +34,8 @@ class Settings(BaseSettings):
     auth: bool = True  # False is refused unless the API listens on this machine only
     # The first admin token (`muster_…`); None: one is made and written to `<state>/admin-token`.
     bootstrap_token: SecretStr | None = None
-    # The keys of secrets on one machine, a line each, of which the first seals; None: `<state>/secret-key`, made at the
-    # first use. The operator reads the same variable.
+    # The keys of secrets, a line each, of which the first seals: those of one machine, whose operator reads the same
+    # variable, and those of webhooks; None: `<state>/secret-key`, made at the first use.
     secret_key_file: Path | None = None
     # The key of AWS KMS by which that file's key is encrypted when it is made; who opens secrets asks KMS, too.
     secret_kms_key_id: str | None = None
@@ -82,6 +83,8 @@ class Settings(BaseSettings):
     prices_file: Annotated[Path | None, AfterValidator(checked_prices)] = None  # laid over the built-in table of prices
     # Models that answer /v1/chat/completions at a time, each a process that holds it in memory; 0: none does.
     chat_workers: Annotated[int, Field(ge=0, le=64)] = 1
+    # Networks beside the internet that webhooks may reach, by http too: ["10.20.0.0/16"]
+    webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     # The models that clients of /v1 may name (docs/openai.md); None: there are none.
     base_models_file: Annotated[Path | None, AfterValidator(checked_models)] = None
 

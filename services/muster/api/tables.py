@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, Integer, MetaData, String, text
+from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, Integer, MetaData, String, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from muster.api.db import Json
@@ -260,6 +260,65 @@ class SecretRow(Table):
     created_at: Mapped[float]
     changed_at: Mapped[float]
     changed_by: Mapped[str] = mapped_column(String(64))
+
+
+class WebhookRow(Table):
+    """Whom a project tells what happens. `secret` and `old_secret` are sealed (muster.secrets.box); the old one signs
+    too until `old_secret_until`."""
+
+    __tablename__ = "webhooks"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    project: Mapped[str] = mapped_column(String(64), ForeignKey("projects.name", ondelete="CASCADE"))
+    name: Mapped[str] = mapped_column(String(64))
+    url: Mapped[str] = mapped_column(String(2048))
+    kinds: Mapped[dict[str, Any]]  # {"kinds": [contract.webhooks.WebhookKind]}
+    preset: Mapped[str | None] = mapped_column(String(16))
+    wait_seconds: Mapped[float]
+    enabled: Mapped[bool] = mapped_column(Boolean)
+    secret: Mapped[str] = mapped_column(Text)
+    old_secret: Mapped[str | None] = mapped_column(Text)
+    old_secret_until: Mapped[float | None]
+    created_at: Mapped[float]
+    changed_at: Mapped[float]
+    changed_by: Mapped[str] = mapped_column(String(64))
+
+    __table_args__ = (Index("uq_webhooks_project", "project", "name", unique=True),)
+
+
+class WebhookDeliveryRow(Table):
+    """A message to one webhook, the outbox: written in the commit of what it tells of, and kept as the history.
+
+    Whoever sends it moves `next_at` to when another process may, should this one be heard of no more.
+    """
+
+    __tablename__ = "webhook_deliveries"
+
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(64), unique=True)  # the message's, the same however often it is sent
+    webhook_id: Mapped[str] = mapped_column(String(64), ForeignKey("webhooks.id", ondelete="CASCADE"))
+    key: Mapped[str] = mapped_column(String(255))  # what it tells of
+    kind: Mapped[str] = mapped_column(String(32))
+    body: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(index=True)
+    status: Mapped[str] = mapped_column(String(16))  # api.webhooks.schemas.Status
+    tries: Mapped[int]
+    next_at: Mapped[float]
+    give_up_at: Mapped[float]
+    delivered_at: Mapped[float | None]
+    attempts: Mapped[dict[str, Any]]  # {"attempts": [api.webhooks.schemas.DeliveryAttempt]}, oldest first
+
+    __table_args__ = (
+        Index("uq_webhook_deliveries_key", "webhook_id", "key", unique=True),
+        Index("ix_webhook_deliveries_webhook", "webhook_id", "seq"),
+        Index(
+            "ix_webhook_deliveries_due",
+            "next_at",
+            sqlite_where=text("status = 'waiting'"),
+            postgresql_where=text("status = 'waiting'"),
+        ),
+        {"sqlite_autoincrement": True},
+    )
 
 
 class FileRow(Table):

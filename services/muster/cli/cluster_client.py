@@ -85,6 +85,9 @@ class ClusterClient:
     def put(self, path: str, body: Any) -> Any:
         raise self._needs_api(path)
 
+    def patch(self, path: str, body: Any) -> Any:
+        raise self._needs_api(path)
+
     def delete(self, path: str, **params: Any) -> None:
         raise self._needs_api(path)
 

@@ -30,6 +30,7 @@ from muster.cli import (
     tokens,
     usage,
     watch,
+    webhooks,
 )
 from muster.cli.errors import CliError, Exit, cli_error
 from muster.cli.options import choose_cluster
@@ -92,6 +93,7 @@ app.add_typer(data.app, name="data", rich_help_panel="Looking into a job")
 app.add_typer(files.app, name="files", rich_help_panel="Jobs")
 app.add_typer(projects.app, name="projects", rich_help_panel="Platform")
 app.add_typer(secrets.app, name="secrets", rich_help_panel="Platform")
+app.add_typer(webhooks.app, name="webhooks", rich_help_panel="Platform")
 app.add_typer(people.app, name="people", rich_help_panel="Platform")
 app.add_typer(tokens.app, name="tokens", rich_help_panel="Platform")
 

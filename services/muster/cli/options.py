@@ -62,6 +62,8 @@ class JobsClient(Protocol):
 
     def put(self, path: str, body: Any) -> Any: ...
 
+    def patch(self, path: str, body: Any) -> Any: ...
+
     def delete(self, path: str, **params: Any) -> None: ...
 
     def job_id(self, name: str) -> str: ...
@@ -131,6 +133,11 @@ def connect(server: str | None, patience_seconds: float = 20.0) -> JobsClient:
     )
 
 
+def project_of(client: JobsClient, named: str | None) -> str:
+    """The project that was named, or the token's own."""
+    return named or str(client.get("me")["home"])
+
+
 __all__ = [
     "Job",
     "Jobs",
@@ -142,4 +149,5 @@ __all__ = [
     "StateFolder",
     "connect",
     "json_wanted",
+    "project_of",
 ]

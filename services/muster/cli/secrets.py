@@ -11,7 +11,7 @@ import typer
 
 from muster.cli import formatting
 from muster.cli.errors import usage
-from muster.cli.options import JobsClient, Json, Project, Server, connect
+from muster.cli.options import Json, Project, Server, connect, project_of
 from muster.cli.output import answers, print_json, say
 from muster.cli.table import Table
 
@@ -43,7 +43,7 @@ def set_secret(
     """
     data = dict(_from_file(each) for each in from_file) if from_file else {key: _from_input(name)}
     with connect(server) as client:
-        made = client.put(f"projects/{_project(client, project)}/secrets/{name}", {"data": data})
+        made = client.put(f"projects/{project_of(client, project)}/secrets/{name}", {"data": data})
     if json:
         print_json(made)
     say(f"secret {name} is set ({', '.join(made['keys'])}); workers that start from now on get it", "bold green")
@@ -53,7 +53,7 @@ def set_secret(
 def ls(project: Project = None, server: Server = None, json: Json = False) -> None:
     """List a project's secrets: their names and entries, who set them and when. Never their values."""
     with connect(server) as client:
-        found = client.get(f"projects/{_project(client, project)}/secrets")
+        found = client.get(f"projects/{project_of(client, project)}/secrets")
     if json:
         print_json(found)
         return
@@ -68,14 +68,10 @@ def ls(project: Project = None, server: Server = None, json: Json = False) -> No
 def rm(name: Name, project: Project = None, server: Server = None, json: Json = False) -> None:
     """Delete a secret: jobs that name it can't start any more; those that run keep what they have. For maintainers."""
     with connect(server) as client:
-        client.delete(f"projects/{_project(client, project)}/secrets/{name}")
+        client.delete(f"projects/{project_of(client, project)}/secrets/{name}")
     if json:
         print_json({"name": name, "deleted": True})
     say(f"secret {name} is gone")
-
-
-def _project(client: JobsClient, named: str | None) -> str:
-    return named or str(client.get("me")["home"])
 
 
 def _from_input(name: str) -> str:

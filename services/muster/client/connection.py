@@ -64,6 +64,9 @@ class Connection:
     def put(self, path: str, body: Any) -> Any:
         return self.ask(Ask("PUT", path, body=body))
 
+    def patch(self, path: str, body: Any) -> Any:
+        return self.ask(Ask("PATCH", path, body=body))
+
     def delete(self, path: str, **params: Any) -> None:
         self.ask(Ask("DELETE", path, params))
 

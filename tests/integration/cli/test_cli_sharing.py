@@ -15,6 +15,7 @@ import pytest
 import structlog
 from tests.integration.api.people import bearer
 from tests.integration.api.platform import Platform, document, served, until
+from tests.integration.api.webhook_receiver import receiver
 from typer.testing import CliRunner
 
 from muster.cli import output
@@ -68,7 +69,7 @@ async def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(output._Format, "json", False)
     # The server's log goes to standard output, which a command of this process has for itself.
     with structlog.testing.capture_logs():
-        async with served(tmp_path / "state", auth=True) as (here, _):
+        async with served(tmp_path / "state", auth=True, webhook_networks=["127.0.0.0/8"]) as (here, _):
             yield await settled(here)
     output.answers.cache_clear()
     output.messages.cache_clear()
@@ -121,6 +122,31 @@ async def test_projects_and_people(team: Team) -> None:
     assert (await team.bob.document("projects", "ls"))["items"] == []
     await team.admin.run("people", "set", "ann", "--disabled")
     assert await team.ann.code("whoami") == "unauthorized"
+
+
+async def test_webhooks_are_made_tried_changed_and_looked_at(team: Team, tmp_path: Path) -> None:
+    ann = team.ann
+    with receiver(tmp_path / "receiver") as there:
+        secret = await ann.run("webhooks", "add", "on-call", f"{there.url}/ok", "--on", "job.failed")
+        assert secret.startswith("whsec_")
+        assert (await ann.document("webhooks", "test", "on-call"))["status"] == "delivered"
+        assert len(there.heard("/ok")) == 1
+        await ann.run(
+            "webhooks", "set", "on-call", "--url", f"{there.url}/500", "--preset", "slack", "--wait-minutes", "5"
+        )
+        (shown,) = (await ann.document("webhooks", "ls"))["items"]
+        with pytest.raises(AssertionError):  # the exit code is not 0
+            await ann.run("webhooks", "test", "on-call")
+    assert (shown["preset"], shown["waitSeconds"], shown["kinds"]) == ("slack", 300.0, ["job.failed"])
+    failed, delivered = rows(await ann.run("webhooks", "deliveries", "on-call"))[1:]
+    assert ("answered 500" in " ".join(failed), delivered[1:3]) == (True, ["webhook.test", "delivered"])
+    assert (await ann.document("webhooks", "replay", "on-call", delivered[0]))["status"] == "waiting"
+    assert (await ann.run("webhooks", "rotate", "on-call")).strip() not in (secret, "")
+    assert await ann.code("webhooks", "set", "on-call") == "nothing-to-change"
+    assert await ann.code("webhooks", "add", "bad", "https://10.0.0.1/") == "invalid_webhook"
+    assert await team.bob.code("webhooks", "ls") == "forbidden"
+    await ann.run("webhooks", "rm", "on-call")
+    assert await ann.code("webhooks", "test", "on-call") == "webhook_not_found"
 
 
 async def test_secrets_are_set_from_input_or_files_listed_and_never_shown(team: Team, tmp_path: Path) -> None:

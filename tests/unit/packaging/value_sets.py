@@ -40,6 +40,7 @@ EVERYTHING: dict[str, Any] = MONITORED | {
         "replicas": 2,
         "database": {"existingSecret": "database"},
         "bootstrapToken": {"existingSecret": "token"},
+        "secretKey": {"existingSecret": "keys"},
         "secrets": {"namespaces": ["nlp", "cv"]},
         "oidc": {
             "issuer": "https://id.example.com",
@@ -183,6 +184,8 @@ CHANGES: dict[str, Any] = {
     "api.database.key": "other",
     "api.bootstrapToken.existingSecret": "",
     "api.bootstrapToken.key": "other",
+    "api.secretKey.existingSecret": "",
+    "api.secretKey.key": "other",
     "api.secrets.namespaces": [],
     "api.oidc.issuer": "",
     "api.oidc.clientId": "other",

@@ -10,11 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.events.types import NewEvent
 from muster.api.tables import EventRow, JobRow
+from muster.api.webhooks import outbox
+from muster.api.webhooks.messages import NamedJob
 from muster.contract.redaction import redact
 
 
 async def append(session: AsyncSession, job_id: str, events: Sequence[NewEvent]) -> None:
-    """Add the events with the job's next numbers; the job's row stays locked until the commit.
+    """Add the events with the job's next numbers, and what webhooks are told of them; the job's row stays locked until
+    the commit.
 
     Times never go back from one event to the next: what is heard of late (a commit, while the status is newer already)
     has the time of the event before it, and its own as `happenedAt` in its data.
@@ -22,7 +25,8 @@ async def append(session: AsyncSession, job_id: str, events: Sequence[NewEvent])
     if not events:
         return
     counted = update(JobRow).where(JobRow.id == job_id).values(last_event=JobRow.last_event + len(events))
-    last = (await session.execute(counted.returning(JobRow.last_event), execution_options=_QUIETLY)).scalar_one()
+    counted = counted.returning(JobRow.last_event, JobRow.name, JobRow.owner, JobRow.project)
+    last, name, owner, project = (await session.execute(counted, execution_options=_QUIETLY)).one()
     first = last - len(events) + 1
     before = select(EventRow.at).where(EventRow.job_id == job_id, EventRow.number == first - 1)
     at, rows = (await session.scalars(before)).one_or_none() or 0.0, []
@@ -33,6 +37,7 @@ async def append(session: AsyncSession, job_id: str, events: Sequence[NewEvent])
         at = values["at"]
         rows.append(values)
     await session.execute(insert(EventRow), rows)
+    await outbox.note_events(session, NamedJob(job_id, name, owner, project), rows)
 
 
 # The session's own copy of the row is not looked at again.

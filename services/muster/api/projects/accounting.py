@@ -14,9 +14,12 @@ from muster.api.observability import Metrics
 from muster.api.projects.quotas import quota_of
 from muster.api.tables import ProjectRow
 from muster.api.usage import repository
+from muster.api.webhooks import outbox
+from muster.api.webhooks.budgets import reached
 from muster.contract.prices import Prices
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
 from muster.contract.usage import Amounts, Held, Usage, month_of, month_range, usage
+from muster.contract.webhooks import WebhookKind
 
 ACCOUNTING_SECONDS = 60.0
 
@@ -51,7 +54,23 @@ class Accounting:
         counted = await asyncio.to_thread(_count, everybody, self._prices, begins, ends, now)
         self.counted = counted
         self._metrics.show_usage({name: one.usage.total for name, one in counted.items()}, ratios(quotas, counted))
+        await tell_of_budgets(self._database, quotas, counted)
         return False
+
+
+async def tell_of_budgets(
+    database: Database, quotas: Mapping[str, ProjectQuota], counted: Mapping[str, Counted]
+) -> None:
+    """Put into the outbox which budgets are reached, where a webhook wants to know and was not told of it yet."""
+    async with database.read() as session:
+        webhooks = await outbox.interested(session, kind=WebhookKind.BUDGET_REACHED)
+    known = [webhook for webhook in webhooks if webhook.project in quotas and webhook.project in counted]
+    found = [
+        (webhook, message)
+        for webhook in known
+        for message in reached(webhook.project, quotas[webhook.project], counted[webhook.project].spent)
+    ]
+    await outbox.note_once(database, found)
 
 
 def _count(held: dict[str, list[Held]], prices: Prices, begins: float, ends: float, now: float) -> dict[str, Counted]:

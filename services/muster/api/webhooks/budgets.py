@@ -1,0 +1,42 @@
+"""Which budgets of a month are used up to 80 or 100 per cent, as messages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from muster.api.webhooks.messages import Message
+from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
+from muster.contract.webhooks import WebhookKind
+
+PERCENTS = (100, 80)  # those of the alerts (docs/runbooks.md); of a budget that is used up, only that is told
+
+
+def reached(project: str, quota: ProjectQuota, spent: MonthSpent) -> Iterator[Message]:
+    """A budget of nothing is never reached: nothing begins under it."""
+    yield from _of(project, None, quota, spent.total, spent)
+    for person, used in spent.people.items():
+        yield from _of(project, person, quota.person, used, spent)
+
+
+def _of(project: str, person: str | None, limits: Quota, used: Spent, month: MonthSpent) -> Iterator[Message]:
+    pairs = (
+        ("gpuHours", "GPU-hours", limits.gpu_hours_per_month, used.gpu_hours),
+        ("money", "(in the prices' currency)", limits.money_per_month, used.money),
+    )
+    for unit, words, limit, amount in pairs:
+        percent = next((each for each in PERCENTS if limit and amount >= limit * each / 100), None)
+        if percent is None:
+            continue
+        whose = f"{person} in project {project}" if person else f"project {project}"
+        text = f"Budget: {whose} has used {percent} % of {limit:g} {words} in {month.month} ({amount:.6g})"
+        data = {
+            "person": person,
+            "unit": unit,
+            "month": month.month,
+            "percent": percent,
+            "limit": limit,
+            "used": amount,
+        }
+        # With the limit: one that is raised may be reached again.
+        key = f"budget/{month.month}/{unit}/{person or ''}/{limit:g}/{percent}"
+        yield Message(WebhookKind.BUDGET_REACHED, key, month.as_of, text, {"budget": data})

@@ -1,0 +1,293 @@
+"""`/projects/{project}/webhooks`: for its maintainers, for an address is a password to some services."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from muster.api.access import project_role
+from muster.api.audit.repository import Act, record
+from muster.api.auth import Caller, Scope, needs
+from muster.api.body import parsed, read_body
+from muster.api.jobs.routes import NO_NUL
+from muster.api.openapi import body, problems, shown
+from muster.api.paging import cursor_of, seq_of
+from muster.api.projects.routes import ProjectName
+from muster.api.reply import Reply
+from muster.api.services import Services, ServicesDependency
+from muster.api.webhooks import delivering, outbox, service
+from muster.api.webhooks.schemas import (
+    Delivery,
+    DeliveryPage,
+    NewWebhook,
+    Status,
+    Webhook,
+    WebhookList,
+    delivery_of,
+    webhook_of,
+)
+from muster.contract.names import JOB_NAME
+from muster.contract.projects import Role
+from muster.contract.times import rfc3339
+from muster.contract.webhooks import RotateWebhookRequest, WebhookChange, WebhookRequest
+
+manages = Depends(needs(Scope.ADMIN))
+router = APIRouter(prefix="/projects/{project}/webhooks", tags=["webhooks"])
+
+WebhookName = Annotated[
+    str, Path(max_length=48, pattern=f"^{JOB_NAME.pattern}$", description="The webhook's name in its project.")
+]
+MessageId = Annotated[str, Path(max_length=64, pattern=NO_NUL, description="The message's `webhook-id`.")]
+
+_AT = rfc3339(1_795_000_000.0)
+_EXAMPLE: dict[str, Any] = {
+    "name": "on-call",
+    "project": "nlp",
+    "url": "https://example.com/hooks/muster",
+    "kinds": ["job.failed", "job.waits_long"],
+    "preset": None,
+    "waitSeconds": 3600.0,
+    "enabled": True,
+    "createdAt": _AT,
+    "changedAt": _AT,
+    "changedBy": "ann",
+}
+_DELIVERY: dict[str, Any] = {
+    "id": "msg_8c0a4c3c9f3b4d0f9d2d7f6b1c5e4a3b",
+    "kind": "job.failed",
+    "status": "waiting",
+    "createdAt": _AT,
+    "nextAt": rfc3339(1_795_000_020.0),
+    "deliveredAt": None,
+    "attempts": [{"at": _AT, "status": 500, "error": "answered 500", "seconds": 0.041}],
+    "body": '{"type":"job.failed","timestamp":"2026-11-18T12:26:40.000000Z","data":{}}',
+}
+_REQUEST = {"name": "on-call", "url": "https://example.com/hooks/muster", "kinds": ["job.failed", "job.waits_long"]}
+_SHOWN_ONCE = shown({**_EXAMPLE, "secret": "whsec_…"}, "The only time that the secret is shown")
+_BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invalid_webhook")
+_WRONG = "The webhook is not valid"
+
+
+def _document(reply: Reply) -> dict[str, Any]:
+    return reply.model_dump(mode="json", by_alias=True)
+
+
+def _answer(reply: Reply) -> JSONResponse:
+    return JSONResponse(_document(reply))
+
+
+def _shown_once(webhook: Webhook, secret: str, status: int) -> JSONResponse:
+    content = {**_document(webhook), "secret": secret}
+    return JSONResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=NewWebhook,
+    dependencies=[manages],
+    summary="Make a webhook",
+    responses={
+        201: _SHOWN_ONCE, **problems("project_not_found", "webhook_exists", "secrets_unavailable", *_BODY)
+    },
+    openapi_extra=body("WebhookRequest", _REQUEST),
+)  # fmt: skip
+async def make_webhook(
+    request: Request, services: ServicesDependency, caller: Caller, project: ProjectName
+) -> JSONResponse:
+    """From now on the address is told what happens in the project, in the form and with the signature of Standard
+    Webhooks. For maintainers."""
+    project_role(caller, project, Role.MAINTAINER)
+    wanted = await read_body(request, parsed(WebhookRequest, "invalid_webhook", _WRONG))
+    webhooks = services.webhooks
+    await service.reachable(webhooks.reach, wanted.url)
+    async with services.database.write() as session:
+        row, secret = await service.make(session, webhooks.sealing, caller.person, project, wanted)
+        record(session, caller, Act("webhook.made", row.name, project, after=service.recorded(row)))
+    return _shown_once(webhook_of(row), secret, 201)
+
+
+@router.get(
+    "",
+    response_model=WebhookList,
+    dependencies=[manages],
+    summary="List a project's webhooks",
+    responses={200: shown({"items": [_EXAMPLE]}, "Webhooks, by name"), **problems("project_not_found")},
+)
+async def list_webhooks(services: ServicesDependency, caller: Caller, project: ProjectName) -> JSONResponse:
+    """Never their secrets. For maintainers."""
+    project_role(caller, project, Role.MAINTAINER)
+    async with services.database.read() as session:
+        rows = await service.in_project(session, project)
+    return _answer(WebhookList(items=[webhook_of(row) for row in rows]))
+
+
+@router.get(
+    "/{name}",
+    response_model=Webhook,
+    dependencies=[manages],
+    summary="Get a webhook",
+    responses={200: shown(_EXAMPLE, "The webhook"), **problems("project_not_found", "webhook_not_found")},
+)
+async def get_webhook(
+    services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
+) -> JSONResponse:
+    """Without its secret. For maintainers."""
+    project_role(caller, project, Role.MAINTAINER)
+    async with services.database.read() as session:
+        return _answer(webhook_of(await service.find(session, project, name)))
+
+
+@router.patch(
+    "/{name}",
+    response_model=Webhook,
+    dependencies=[manages],
+    summary="Change a webhook",
+    responses={200: shown(_EXAMPLE, "Changed"), **problems("project_not_found", "webhook_not_found", *_BODY)},
+    openapi_extra=body("WebhookChange", {"enabled": False}),
+)
+async def change_webhook(
+    request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
+) -> JSONResponse:
+    """What is left out stays. Messages that still wait are sent to the new address, in the form that they have. For
+    maintainers."""
+    project_role(caller, project, Role.MAINTAINER)
+    wanted = await read_body(request, parsed(WebhookChange, "invalid_webhook", _WRONG))
+    await service.reachable(services.webhooks.reach, wanted.url)
+    async with services.database.write() as session:
+        row = await service.find(session, project, name, lock=True)
+        before = service.recorded(row)
+        service.change(row, caller.person, wanted)
+        record(session, caller, Act("webhook.changed", name, project, before, service.recorded(row)))
+    return _answer(webhook_of(row))
+
+
+@router.delete(
+    "/{name}",
+    status_code=204,
+    response_class=Response,
+    dependencies=[manages],
+    summary="Delete a webhook",
+    responses={
+        204: {"description": "It is gone, with its history; what waited is not sent any more"},
+        **problems("project_not_found", "webhook_not_found"),
+    },
+)
+async def delete_webhook(
+    services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
+) -> Response:
+    """For maintainers."""
+    project_role(caller, project, Role.MAINTAINER)
+    async with services.database.write() as session:
+        row = await service.find(session, project, name, lock=True)
+        record(session, caller, Act("webhook.deleted", name, project, service.recorded(row)))
+        await session.delete(row)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/{name}:rotate",
+    response_model=NewWebhook,
+    dependencies=[manages],
+    summary="Rotate a webhook's secret",
+    responses={
+        200: _SHOWN_ONCE, **problems("project_not_found", "webhook_not_found", "secrets_unavailable", *_BODY)
+    },
+    openapi_extra=body("RotateWebhookRequest", {"overlapHours": 24}, required=False),
+)  # fmt: skip
+async def rotate_webhook(
+    request: Request, services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
+) -> JSONResponse:
+    """Messages are signed by both secrets while they overlap, so that receivers may change theirs in peace. For
+    maintainers."""
+    project_role(caller, project, Role.MAINTAINER)
+    wanted = await read_body(request, parsed(RotateWebhookRequest, "invalid_webhook", _WRONG), optional=True)
+    async with services.database.write() as session:
+        row = await service.find(session, project, name, lock=True)
+        secret = service.rotate(row, services.webhooks.sealing, caller.person, wanted.overlap_hours * 3600.0)
+        record(session, caller, Act("webhook.rotated", name, project, after={"overlapHours": wanted.overlap_hours}))
+    return _shown_once(webhook_of(row), secret, 200)
+
+
+@router.post(
+    "/{name}:test",
+    response_model=Delivery,
+    dependencies=[manages],
+    summary="Send a test to a webhook",
+    responses={
+        200: shown({**_DELIVERY, "kind": "webhook.test", "status": "delivered"}, "What came of it"),
+        **problems("project_not_found", "webhook_not_found"),
+    },
+)
+async def test_webhook(
+    services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName
+) -> JSONResponse:
+    """Send one message now, also where the webhook is off, and say what was answered, after at most 15 s. It is not
+    sent again. For maintainers."""
+    project_role(caller, project, Role.MAINTAINER)
+    async with services.database.write() as session:
+        row = await service.find(session, project, name)
+        message = await service.add_test(session, row, caller.person)
+    await services.webhooks.deliveries.send_now(message)
+    return await _delivery(services, project, name, message)
+
+
+@router.get(
+    "/{name}/deliveries",
+    response_model=DeliveryPage,
+    dependencies=[manages],
+    summary="List what a webhook was told",
+    responses={
+        200: shown({"items": [_DELIVERY], "nextCursor": None}, "Messages, newest first"),
+        **problems("project_not_found", "webhook_not_found", "invalid_cursor"),
+    },
+)
+async def list_deliveries(
+    services: ServicesDependency,
+    caller: Caller,
+    project: ProjectName,
+    name: WebhookName,
+    status: Annotated[Status | None, Query(description="Only messages that stand so.")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: Annotated[str | None, Query(max_length=100, pattern=NO_NUL)] = None,
+) -> JSONResponse:
+    """Each message with what was answered to every attempt, for 30 days. For maintainers."""
+    project_role(caller, project, Role.MAINTAINER)
+    before = seq_of(cursor) if cursor is not None else None
+    async with services.database.read() as session:
+        webhook = await service.find(session, project, name)
+        rows = await service.history(session, webhook, status, before, limit + 1)
+    following = cursor_of(rows[limit - 1].seq) if len(rows) > limit else None
+    return _answer(DeliveryPage(items=[delivery_of(row) for row in rows[:limit]], next_cursor=following))
+
+
+@router.post(
+    "/{name}/deliveries/{message_id}:replay",
+    response_model=Delivery,
+    dependencies=[manages],
+    summary="Send a message again",
+    responses={
+        200: shown(_DELIVERY, "It is sent again, at once"),
+        **problems("project_not_found", "webhook_not_found", "delivery_not_found"),
+    },
+)
+async def replay_delivery(
+    services: ServicesDependency, caller: Caller, project: ProjectName, name: WebhookName, message_id: MessageId
+) -> JSONResponse:
+    """Under the same `webhook-id`, whatever came of it before, and for another day if need be. For maintainers."""
+    project_role(caller, project, Role.MAINTAINER)
+    async with services.database.write() as session:
+        webhook = await service.find(session, project, name)
+        row = await service.find_delivery(session, webhook, message_id)
+        await delivering.replay(session, row, outbox.GIVE_UP_SECONDS)
+        record(session, caller, Act("webhook.replayed", name, project, after={"message": message_id}))
+    services.webhooks.deliveries.freed.set()
+    return _answer(delivery_of(row))
+
+
+async def _delivery(services: Services, project: str, name: str, message: str) -> JSONResponse:
+    async with services.database.read() as session:
+        webhook = await service.find(session, project, name)
+        return _answer(delivery_of(await service.find_delivery(session, webhook, message)))

@@ -1,0 +1,102 @@
+"""Webhooks and their deliveries as REST shows them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from muster.api.reply import Reply
+from muster.api.tables import WebhookDeliveryRow, WebhookRow
+from muster.contract.base import Time
+from muster.contract.webhooks import WebhookKind, WebhookPreset
+
+
+class Status(StrEnum):
+    """Where a message stands."""
+
+    WAITING = "waiting"  # it is still to be sent, or sent again
+    DELIVERED = "delivered"
+    FAILED = "failed"  # given up; `:replay` sends it again
+
+
+class Webhook(Reply):
+    """A webhook without its secret. `changed_by` is who set it last. `preset` is null for the form of Standard
+    Webhooks."""
+
+    name: str
+    project: str
+    url: str
+    kinds: list[WebhookKind]
+    preset: WebhookPreset | None
+    wait_seconds: float
+    enabled: bool
+    created_at: Time
+    changed_at: Time
+    changed_by: str
+
+
+class NewWebhook(Webhook):
+    """`secret` is shown this once: receivers check the messages' signatures by it."""
+
+    secret: str
+
+
+class WebhookList(Reply):
+    items: list[Webhook]
+
+
+class DeliveryAttempt(Reply):
+    """One time that a message was sent: what was answered, or why nothing was. `seconds` is what it took."""
+
+    at: Time
+    status: int | None
+    error: str | None
+    seconds: float
+
+
+class Delivery(Reply):
+    """A message. `id` is its `webhook-id`; `next_at` is when it is sent (again), while it is waiting, and `body` is
+    what is sent."""
+
+    id: str
+    kind: WebhookKind
+    status: Status
+    created_at: Time
+    next_at: Time | None
+    delivered_at: Time | None
+    attempts: list[DeliveryAttempt]
+    body: str
+
+
+class DeliveryPage(Reply):
+    """`next_cursor` asks for the next page; it is null on the last."""
+
+    items: list[Delivery]
+    next_cursor: str | None
+
+
+def webhook_of(row: WebhookRow) -> Webhook:
+    return Webhook(
+        name=row.name,
+        project=row.project,
+        url=row.url,
+        kinds=row.kinds["kinds"],
+        preset=WebhookPreset(row.preset) if row.preset is not None else None,
+        wait_seconds=row.wait_seconds,
+        enabled=row.enabled,
+        created_at=row.created_at,
+        changed_at=row.changed_at,
+        changed_by=row.changed_by,
+    )
+
+
+def delivery_of(row: WebhookDeliveryRow) -> Delivery:
+    return Delivery(
+        id=row.id,
+        kind=WebhookKind(row.kind),
+        status=Status(row.status),
+        created_at=row.created_at,
+        next_at=max(row.next_at, row.created_at) if row.status == Status.WAITING else None,
+        delivered_at=row.delivered_at,
+        attempts=row.attempts["attempts"],
+        body=row.body,
+    )
