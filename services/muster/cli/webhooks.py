@@ -11,7 +11,7 @@ from muster.cli.errors import Exit, usage
 from muster.cli.options import Json, Project, Server, connect, project_of
 from muster.cli.output import answers, print_json, say
 from muster.cli.table import Table
-from muster.contract.webhooks import WebhookKind, WebhookPreset
+from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
 app = typer.Typer(help="Webhooks: tell other programs, or Slack, what happens in a project.", no_args_is_help=True)
 

@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -19,27 +18,9 @@ from pydantic import AfterValidator, Field
 from muster.contract.address import is_metadata_host
 from muster.contract.base import Many, Spec
 from muster.contract.names import JOB_NAME
+from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - what every secret begins with
-
-
-class WebhookKind(StrEnum):
-    """What a webhook may be told of."""
-
-    JOB_SUCCEEDED = "job.succeeded"
-    JOB_FAILED = "job.failed"
-    JOB_CANCELLED = "job.cancelled"
-    JOB_RESTARTING = "job.restarting"
-    JOB_WAITS_LONG = "job.waits_long"  # for nodes, longer than the webhook's `waitSeconds`
-    BUDGET_REACHED = "budget.reached"  # 80 % and 100 % of a month's budget
-    TEST = "webhook.test"  # whoever asked for a test
-
-
-class WebhookPreset(StrEnum):
-    """A form of the body that another service wants."""
-
-    SLACK = "slack"  # an incoming webhook of Slack, or of a server that takes its form
-    OPENAI = "openai"  # `fine_tuning.job.*`, of the jobs that came by /v1/fine_tuning
 
 
 _URL = re.compile(

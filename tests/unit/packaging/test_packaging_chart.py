@@ -258,7 +258,7 @@ def test_the_api_reads_its_settings_as_meant(
             "CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN", "PRICES_FILE",
             "BASE_MODELS_FILE",
             "OIDC_ISSUER", "OIDC_CLIENT_ID", "OIDC_AUDIENCE", "OIDC_SCOPES", "OIDC_PERSON_CLAIM", "OIDC_GROUPS_CLAIM",
-            "OIDC_ROLES", "OPERATOR_URL", "OPERATOR_TOKEN_FILE",
+            "OIDC_ROLES", "OPERATOR_URL", "OPERATOR_TOKEN_FILE", "SECRET_KEY_FILE",
         )
     }  # fmt: skip
     for name, value in environment(container).items():
@@ -274,7 +274,10 @@ def test_the_api_reads_its_settings_as_meant(
     assert settings.default_checkpoint_uri == "s3://ckpt/muster"
     assert settings.operator_url == "http://muster-operator.muster-system", "the Service's name"
     assert settings.operator_token_file is not None
-    assert settings.operator_token_file.parent in [Path(mount["mountPath"]) for mount in container["volumeMounts"]]
+    mounted = [Path(mount["mountPath"]) for mount in container["volumeMounts"]]
+    assert settings.operator_token_file.parent in mounted
+    assert settings.secret_key_file is not None
+    assert settings.secret_key_file.parent in mounted
     monkeypatch.delenv("MUSTER_API_CHECKPOINT_URI")
     assert ApiSettings().default_checkpoint_uri is None, "the operator's own; never a folder of the API's pod"
 

@@ -19,7 +19,7 @@ from muster.api.webhooks.budgets import reached
 from muster.contract.prices import Prices
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
 from muster.contract.usage import Amounts, Held, Usage, month_of, month_range, usage
-from muster.contract.webhooks import WebhookKind
+from muster.contract.webhook_kinds import WebhookKind
 
 ACCOUNTING_SECONDS = 60.0
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from muster.api.webhooks.messages import Message
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
-from muster.contract.webhooks import WebhookKind
+from muster.contract.webhook_kinds import WebhookKind
 
 PERCENTS = (100, 80)  # those of the alerts (docs/runbooks.md); of a budget that is used up, only that is told
 

@@ -10,7 +10,7 @@ from typing import Any
 from muster.api.events.types import EventType
 from muster.contract.times import rfc3339
 from muster.contract.views import with_times
-from muster.contract.webhooks import WebhookKind, WebhookPreset
+from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
 KIND_OF_EVENT: Mapping[str, WebhookKind] = {
     EventType.JOB_SUCCEEDED: WebhookKind.JOB_SUCCEEDED,

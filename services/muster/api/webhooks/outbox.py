@@ -15,7 +15,7 @@ from muster.api.db import Database
 from muster.api.tables import FineTuneRow, WebhookDeliveryRow, WebhookRow
 from muster.api.webhooks.messages import Message, NamedJob, body_of, of_event
 from muster.api.webhooks.schemas import Status
-from muster.contract.webhooks import WebhookKind, WebhookPreset
+from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
 _BATCH = 500  # messages looked up and written at a time: a database takes some 30,000 parameters
 GIVE_UP_SECONDS = 86_400.0  # a receiver that is away over a night or a deployment hears of everything

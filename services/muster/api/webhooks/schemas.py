@@ -7,7 +7,7 @@ from enum import StrEnum
 from muster.api.reply import Reply
 from muster.api.tables import WebhookDeliveryRow, WebhookRow
 from muster.contract.base import Time
-from muster.contract.webhooks import WebhookKind, WebhookPreset
+from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
 
 class Status(StrEnum):

@@ -13,7 +13,7 @@ from muster.api.webhooks.messages import Message, NamedJob, of_wait
 from muster.contract.redaction import redact
 from muster.contract.status import Phase
 from muster.contract.times import epoch_seconds
-from muster.contract.webhooks import WebhookKind
+from muster.contract.webhook_kinds import WebhookKind
 
 WAIT_SECONDS = 20.0  # between looks: the smallest limit is a minute
 _WAITING = (Phase.QUEUED, Phase.RESTARTING)
