@@ -156,5 +156,8 @@ async def _fail(session: AsyncSession, row: JobRow, holder: str) -> None:
         "finished_at": now,
         "relayed_version": row.spec_version,
     }
-    await session.execute(update(JobRow).where(JobRow.id == row.id).values(values))
+    # Another process may have found the same: who comes second tells nothing.
+    failed = update(JobRow).where(JobRow.id == row.id, JobRow.relayed_version < row.spec_version).values(values)
+    if (await session.execute(failed.returning(JobRow.id))).one_or_none() is None:
+        return
     await events.append(session, row.id, [NewEvent(EventType.JOB_FAILED, now, message, data={"code": "NameTaken"})])
