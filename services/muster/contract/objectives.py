@@ -123,6 +123,12 @@ class Grpo(Spec):
     """What the loss of the tokens is divided by: by all tokens of the step (`dapo`, arXiv 2503.14476), within each
     answer by its tokens (`grpo`), or by the answers times maxTokens (`dr_grpo`, arXiv 2503.20783).
     """
+    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """What the logits are divided by where answers are drawn, and where it is learnt how likely their tokens are: below
+    1 answers are more alike.
+    """
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Answers are drawn from the likeliest tokens that have this probability together."""
     scale_rewards: bool = True
     """Whether advantages are divided by the standard deviation of the rewards of their prompt."""
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2

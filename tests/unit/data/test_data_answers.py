@@ -69,3 +69,5 @@ def test_a_turn_ends_as_the_family_or_the_template_ends_it(tmp_path: Path) -> No
     template += "{% if add_generation_prompt %}assistant: {% endif %}"
     own = tokenizer_of_folder(path.read_text(), None, "here", template)
     assert ends_of_turn(own) == {own.eos, own.encode_rendered("<|mine|>")[0][0]}
+    plain = load_tokenizer(str(path))
+    assert ends_of_turn(plain) == {plain.eos}, "one that knows of no turns ends a text"

@@ -1,6 +1,7 @@
 """Group relative policy optimisation: losses and gradients are TRL's, and answers are drawn as the model says."""
 
 import copy
+import itertools
 import math
 import warnings
 from collections import Counter
@@ -103,7 +104,8 @@ def trl(policy: Any, before: Any, reference: Any, folder: Path, **settings: Any)
     with torch.no_grad():
         for name, other in (("old", before), ("ref", reference)):
             if other is not None:
-                chances = torch.log_softmax(other(*whole).logits[:, -answers - 1 : -1], dim=-1)
+                logits = other(*whole).logits[:, -answers - 1 : -1] / settings.get("temperature", 1.0)
+                chances = torch.log_softmax(logits, dim=-1)
                 inputs[f"{name}_per_token_logps"] = chances.gather(2, inputs["completion_ids"][..., None])[..., 0]
     loss = trainer._compute_loss(trainer.model, inputs)
     loss.backward()
@@ -119,33 +121,38 @@ class AgainstAnother(GrpoObjective):
 
     @torch.no_grad()
     def _reference(self, model: Any, batch: Batch) -> Tensor:
-        return -cross_entropies(self.other, batch, batch.labels)
+        return -cross_entropies(self.other, batch, batch.labels, self.config.temperature)
 
 
-@pytest.mark.parametrize("updated", [False, True], ids=["first", "again"])
-@pytest.mark.parametrize("beta", [0.0, 0.3])
-@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize(
+    ("loss", "beta", "updated", "temperature"),
+    [
+        *itertools.product(["dapo", "grpo", "dr_grpo"], [0.0, 0.3], [False, True], [1.0]),
+        ("dapo", 0.3, True, 0.7),
+    ],
+)
 def test_losses_and_their_gradients_are_those_of_trl(
     models: tuple[Any, Any],
     tmp_path: Path,
     loss: str,
     beta: float,
     updated: bool,
+    temperature: float,
 ) -> None:
     """At the first update, and at a later one, where ratios are clipped."""
     reference, policy = models
-    given = config(loss=loss, epsilon=0.1, epsilonHigh=0.15).grpo
+    given = config(loss=loss, epsilon=0.1, epsilonHigh=0.15, temperature=temperature).grpo
     assert given is not None
     given = given.model_copy(update={"beta": beta})
     before = reference if updated else None
     ours, other = (dress(copy.deepcopy(each), "none", "positions") for each in (policy, reference))
     with torch.no_grad():
-        known = -cross_entropies(other, rollout(), rollout().labels) if updated else None
+        known = -cross_entropies(other, rollout(), rollout().labels, temperature) if updated else None
     objective = AgainstAnother(given, other)
     losses = objective.loss(ours, rollout(known))
     found = losses.sum / losses.count
     found.backward()  # type: ignore[no-untyped-call]
-    settings = {"loss_type": loss, "epsilon": 0.1, "epsilon_high": 0.15, "beta": beta}
+    settings = {"loss_type": loss, "epsilon": 0.1, "epsilon_high": 0.15, "beta": beta, "temperature": temperature}
     expected, gradients = trl(copy.deepcopy(policy), before, reference if beta else None, tmp_path, **settings)
     assert float(found.detach()) == pytest.approx(float(expected), abs=1e-5)
     mine = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
@@ -172,12 +179,16 @@ def test_advantages_are_by_group() -> None:
     assert raw[:4].tolist() == [0.5, -0.5, -0.5, 0.5]
 
 
-def test_tokens_are_drawn_by_their_probabilities() -> None:
+@pytest.mark.parametrize(("temperature", "top_p", "drawable"), [(1.0, 1.0, 4), (0.5, 1.0, 4), (2.0, 0.8, 2)])
+def test_tokens_are_drawn_by_their_probabilities(temperature: float, top_p: float, drawable: int) -> None:
+    """The likeliest two of the four have 0.8 together at temperature 2, and the likeliest alone has not."""
     logits = torch.tensor([[2.0, -1.0, 0.5, -30.0]])
     count = 4_000
-    seen = Counter(drawn([number])(logits, 0, 3)[0] for number in range(count))
-    for token, chance in enumerate(torch.softmax(logits[0], 0).tolist()):
-        assert abs(seen[token] - count * chance) <= 4 * math.sqrt(count * chance * (1 - chance)) + 1
+    seen = Counter(drawn([number], temperature, top_p)(logits, 0, 3)[0] for number in range(count))
+    chances = torch.softmax(logits[0] / temperature, 0)
+    chances[chances.argsort(descending=True)[drawable:]] = 0.0
+    for token, chance in enumerate((chances / chances.sum()).tolist()):
+        assert abs(seen[token] - count * chance) <= 4 * math.sqrt(count * chance * (1 - chance)) + (chance > 0)
     assert drawn([5, 6, 7])(logits.expand(2, 4), 1, 9) == [drawn([each])(logits, 0, 9)[0] for each in (6, 7)]
 
 

@@ -362,7 +362,7 @@ def test_a_value_of_nothing_is_left_out() -> None:
     assert means(totals.names, values) == {"a": 1.0}
 
 
-@pytest.mark.parametrize("transform", [LogitTransform(), LogitTransform(scale=0.5, cap=3.0)])
+@pytest.mark.parametrize("transform", [LogitTransform(), LogitTransform(0.5, 3.0), LogitTransform(0.5, 3.0, 0.7)])
 def test_the_losses_of_tokens_and_their_gradients_are_autograds(
     transform: LogitTransform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +377,7 @@ def test_the_losses_of_tokens_and_their_gradients_are_autograds(
     gradients = torch.autograd.grad((found * by_token).sum(), parts)
     logits = transform.scale * (hidden @ weight.t() + bias)
     logits = logits if transform.cap is None else transform.cap * torch.tanh(logits / transform.cap)
+    logits = logits / transform.temperature
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(2, 5)
     torch.testing.assert_close(found, expected)
     for one, other in zip(gradients, torch.autograd.grad((expected * by_token).sum(), parts), strict=True):

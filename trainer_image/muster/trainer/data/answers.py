@@ -16,6 +16,8 @@ def ends_of_turn(tokenizer: Tokenizer) -> frozenset[int]:
     """The ids that end what the assistant says: the end of a document, and the special token behind a turn, as the
     chat template writes it or the tokenizer's family has it."""
     found = {tokenizer.eos}
+    if tokenizer.chat is None and tokenizer.template is None:  # it writes no turns
+        return frozenset(found)
     if tokenizer.chat is not None:
         found.add(tokenizer.chat.end_of_turn)
     try:

@@ -89,8 +89,8 @@ class Decoder(nn.Module):
         integers [B, T].
 
         Without labels it returns logits [B, T, vocab] in fp32. With labels (already shifted, -100 not scored) it
-        returns the cross-entropy summed over all scored tokens, an fp32 scalar, or with reduction `none` that of each
-        token, fp32 [B, T]. A decoder that scores takes no labels and returns fp32 [B, T, scores], by the number of the
+        returns the cross-entropy summed over all scored tokens, an fp32 scalar, or with a reduction ByToken that of
+        each, fp32 [B, T]. A decoder that scores takes no labels and returns fp32 [B, T, scores], by the number of the
         document. With a cache, tokens follow those that it holds, and the logits are those of the last one alone,
         [B, 1, vocab].
         """

@@ -104,7 +104,12 @@ def choose(logits: Tensor, sampling: Sampling, dice: torch.Generator) -> int:
         return int(logits.argmax())
     chances = torch.softmax(logits.float().cpu() / sampling.temperature, dim=0)
     if sampling.top_p < 1:
-        ordered, ids = chances.sort(descending=True, stable=True)
-        before = ordered.cumsum(0) - ordered  # of all that are likelier
-        chances = torch.zeros_like(chances).scatter_(0, ids, ordered.masked_fill(before >= sampling.top_p, 0.0))
+        chances = likeliest_of(chances, sampling.top_p)
     return int(torch.multinomial(chances, 1, generator=dice))
+
+
+def likeliest_of(chances: Tensor, top_p: float) -> Tensor:
+    """The probabilities [..., vocab] of the fewest tokens that have `top_p` together, and 0 of the others."""
+    ordered, ids = chances.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered  # of all that are likelier
+    return torch.zeros_like(chances).scatter_(-1, ids, ordered.masked_fill(before >= top_p, 0.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -15,30 +15,42 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # labels that are not scored
 # Of the loss: over all scored tokens, of each token by itself, or over all with what a teacher predicts for them.
-Reduction: TypeAlias = "Literal['sum', 'none'] | TeacherPredictions"
+Reduction: TypeAlias = "Literal['sum'] | ByToken | TeacherPredictions"
 
 # Derivatives by the logits are at most 1 and mostly tiny; in fp16 they would vanish before the loss scale reaches them.
 HALF_BOOST = 1024.0
 
 
 @dataclass(frozen=True)
+class ByToken:
+    """The loss of each token by itself, where the model predicts at a temperature."""
+
+    temperature: float = 1.0  # what the logits are divided by
+
+
+@dataclass(frozen=True)
 class LogitTransform:
-    """What some families do to their logits: times `scale` (Cohere, Granite), then cap × tanh(x / cap) (Gemma 2)."""
+    """What some families do to their logits: times `scale` (Cohere, Granite), then cap × tanh(x / cap) (Gemma 2). Then
+    they are divided by the temperature."""
 
     scale: float = 1.0
     cap: float | None = None
+    temperature: float = 1.0
 
     def apply_(self, logits: Tensor) -> Tensor:
         """In place; the same tensor."""
         if self.scale != 1.0:
             logits = logits.mul_(self.scale)
-        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+        if self.cap is not None:
+            logits = logits.div_(self.cap).tanh_().mul_(self.cap)
+        return logits if self.temperature == 1.0 else logits.div_(self.temperature)
 
     def derivative_(self, grad_logits: Tensor, logits: Tensor) -> Tensor:
         """The derivative by what was transformed, from that by the transformed `logits`; in place."""
         if self.cap is not None:
-            grad_logits = grad_logits.mul_(1.0 - (logits / self.cap).square_())
-        return grad_logits if self.scale == 1.0 else grad_logits.mul_(self.scale)
+            grad_logits = grad_logits.mul_(1.0 - (logits * (self.temperature / self.cap)).square_())
+        steepness = self.scale / self.temperature
+        return grad_logits if steepness == 1.0 else grad_logits.mul_(steepness)
 
 
 PLAIN = LogitTransform()
@@ -78,16 +90,17 @@ def cross_entropy(
     bias: Tensor | None = None,
     transform: LogitTransform = PLAIN,
 ) -> Tensor:
-    """Of hidden [B, T, dim] against labels [B, T]: an fp32 scalar, or with reduction `none` fp32 [B, T]. With what a
-    teacher predicts it is fp32 [3], as `summed_cross_entropy` says.
+    """Of hidden [B, T, dim] against labels [B, T]: an fp32 scalar, or by token fp32 [B, T]. With what a teacher
+    predicts it is fp32 [3], as `summed_cross_entropy` says.
     """
-    if reduction != "none":
+    if not isinstance(reduction, ByToken):
         teacher = None if reduction == "sum" else reduction
         return summed_cross_entropy(hidden.flatten(0, 1), weight, labels.flatten(), smoothing, bias, transform, teacher)
     from muster.trainer.models.token_losses import token_cross_entropies
 
     assert smoothing == 0.0, "what is compared by tokens is not smoothed"
-    return token_cross_entropies(hidden, weight, labels, bias, transform)
+    tempered = replace(transform, temperature=reduction.temperature)
+    return token_cross_entropies(hidden, weight, labels, bias, tempered)
 
 
 def summed_cross_entropy(

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from muster.contract.adapter_config import SCORE
 from muster.trainer.models import load_balancing
 from muster.trainer.models.decoder import Recompute
-from muster.trainer.models.head import LogitTransform, Reduction, cross_entropy
+from muster.trainer.models.head import ByToken, LogitTransform, Reduction, cross_entropy
 from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.pooling import document_scores
 from muster.trainer.models.recompute import keep_expensive
@@ -146,7 +146,12 @@ def _forward(
     """
     if cache is not None:
         return _next_logits(model, tokens, positions, documents, cache)
-    balances = labels is not None and reduction != "none" and model.training and load_balancing.weight_of(model) > 0
+    balances = (
+        labels is not None
+        and not isinstance(reduction, ByToken)
+        and model.training
+        and load_balancing.weight_of(model) > 0
+    )
     more = {"output_router_logits": True} if balances else {}
     found = _backbone(model, masks, tokens, positions, **more)
     out: Tensor = model.get_output_embeddings()(found.last_hidden_state, labels, smoothing, reduction)

@@ -19,6 +19,7 @@ from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import Sample, unscored_row
 from muster.trainer.data.prompts import Prompt
 from muster.trainer.data.shuffle import mix
+from muster.trainer.models.generation import likeliest_of
 from muster.trainer.train.answering import Scoring
 from muster.trainer.train.tasks.grpo import Rollout
 from muster.trainer.train.writing import ROWS_AT_ONCE, Choose, Writer, Written
@@ -72,7 +73,9 @@ class Rollouts:
     def _written(self, rows: Sequence[Prompt], luck: Sequence[int]) -> list[Written]:
         training, at_once = self._module.training, ROWS_AT_ONCE * self._training.batch.micro_batch
         self._module.eval()
-        written = self._writer.write([row.ids for row in rows], self._config.max_tokens, drawn(luck), at_once)
+        config = self._config
+        choose = drawn(luck, config.temperature, config.top_p)
+        written = self._writer.write([row.ids for row in rows], config.max_tokens, choose, at_once)
         self._module.train(training)
         return written
 
@@ -136,14 +139,16 @@ def advantages(rewards: Tensor, config: Grpo) -> tuple[Tensor, Tensor]:
     return found.flatten(), std.expand_as(groups).flatten()
 
 
-def drawn(luck: Sequence[int]) -> Choose:
-    """Draw each row's tokens by the model's probabilities. The luck of row n at its token t is a hash of luck[n] and t:
-    it does not depend on what else is in the batch."""
+def drawn(luck: Sequence[int], temperature: float = 1.0, top_p: float = 1.0) -> Choose:
+    """Draw each row's tokens by the model's probabilities at a temperature, of the likeliest that have the probability
+    `top_p` together. The luck of row n at its token t is a hash of luck[n] and t: it does not depend on what else is in
+    the batch."""
 
     def choose(logits: Tensor, first: int, turn: int) -> list[int]:
         of_rows = luck[first : first + len(logits)]
         points = torch.tensor([mix(each ^ mix(turn)) / 2**64 for each in of_rows], dtype=torch.float64)
-        below = torch.softmax(logits.double(), dim=-1).cumsum(dim=-1)
+        chances = torch.softmax(logits.double() / temperature, dim=-1)
+        below = (chances if top_p == 1 else likeliest_of(chances, top_p)).cumsum(dim=-1)
         found = torch.searchsorted(below, points.to(below.device)[:, None] * below[:, -1:], right=True)
         return [min(int(token), logits.shape[1] - 1) for token in found[:, 0].tolist()]
 

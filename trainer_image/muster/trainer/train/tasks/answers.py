@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import IGNORED
+from muster.trainer.models.head import ByToken
 from muster.trainer.models.lora import adapter_off
 from muster.trainer.train.tasks.objective import Losses
 
@@ -47,9 +48,10 @@ def answers(model: nn.Module, batch: Batch) -> Answers:
     return gathered(batch, cross_entropies(model, batch, batch.labels))
 
 
-def cross_entropies(model: nn.Module, batch: Batch, labels: Tensor) -> Tensor:
-    """fp32 [B, T]: the cross-entropy of each label, 0 where it is not scored."""
-    losses: Tensor = model(batch.tokens, batch.positions, batch.documents, labels, 0.0, "none")
+def cross_entropies(model: nn.Module, batch: Batch, labels: Tensor, temperature: float = 1.0) -> Tensor:
+    """fp32 [B, T]: the cross-entropy of each label where the model predicts at a temperature, 0 where it is not
+    scored."""
+    losses: Tensor = model(batch.tokens, batch.positions, batch.documents, labels, 0.0, ByToken(temperature))
     return losses
 
 

@@ -50,7 +50,7 @@ class GrpoObjective:
         assert isinstance(batch, Rollout), "task grpo learns from what it wrote"
         config = self.config
         reference = self._reference(model, batch) if config.beta else None
-        log_probs = -cross_entropies(model, batch, batch.labels)
+        log_probs = -cross_entropies(model, batch, batch.labels, config.temperature)
         if batch.before is None:
             batch.before = log_probs.detach()
         mask = (batch.labels != IGNORED).float()
@@ -90,7 +90,7 @@ class GrpoObjective:
         model.eval()
         try:
             with adapter_off(model):
-                return -cross_entropies(model, batch, batch.labels)
+                return -cross_entropies(model, batch, batch.labels, self.config.temperature)
         finally:
             model.train(training)
 
