@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from muster.cli.errors import CliError, usage
+from muster.cli.formatting import size
 from muster.cli.options import Json, Server, connect
 from muster.cli.output import answers, print_json, say
 from muster.cli.trainer_tool import run_tool
@@ -99,11 +100,37 @@ def export(
 ) -> None:
     """Write a commit's weights as Hugging Face transformers loads them, or its adapter as peft does.
 
+    A server on another machine makes the model and sends it; what was cut is gone on with by the same command.
+
     transformers gets the whole model, with what an adapter learnt merged into it; peft gets the adapter, with its base
     model beside it where that is no folder and no repository of the hub.
     """
+    form = "transformers" if form == "hf" else form
+    if not is_folder(where) and (found := _fetched(where, to, step, server, format=form, dtype=dtype, ema=ema)):
+        print_json(found) if json else say(f"{to}: {size(found['total'])}, step {found['step']} of {where}")
+        return
     command = ["--checkpoint", folder_of(where, server), "--to", str(to), "--step", step, "--dtype", dtype]
     run_tool("checkpoint", "muster.trainer.convert.export", *command, "--format", form, *(["--ema"] if ema else []))
+
+
+def _fetched(where: str, to: Path, step: str, server: str | None, **form: Any) -> dict[str, Any] | None:
+    """The model that a server on another machine has made and sent; None where it is to be made here."""
+    from muster.cli.uploading import fetch_export
+    from muster.client.connection import Connection
+    from muster.client.errors import MusterError
+
+    with connect(server) as client:
+        if client.server.local or not isinstance(client, Connection):
+            return None
+        job_id = client.job_id(where)
+        _refuse_without_commit(client, where, job_id)
+        try:
+            return fetch_export(client, job_id, step, to, **form)
+        except MusterError as error:
+            if error.code != "export_unavailable":
+                raise
+            say(f"{error.what} It is made here.", "yellow")
+            return None
 
 
 def _mark(verb: str, where: str, step: int, server: str | None, json: bool) -> None:

@@ -36,13 +36,16 @@ def submit(
 ) -> None:
     """Check a job file, show what it will do, and submit it.
 
-    Relative paths in the file are relative to the file. Ctrl-C while watching leaves the job alone.
+    Relative paths in the file are relative to the file; a server on another machine is sent the files, once you agree
+    (with --yes, --json or without a terminal: at once; with --dry-run: never). Ctrl-C while watching leaves the job
+    alone.
     """
     from muster.cli import submit as story
     from muster.cli.follow import follow as watch
 
     with connect(server) as client:
-        document = story.prepare(file, name, settings or [], client.server.local, project)
+        send = None if dry_run else story.uploader(client, asks=not (yes or json))
+        document = story.prepare(file, name, settings or [], client.server.local, project, send)
         plan = story.ask_for_plan(client, document)
         if dry_run and json:
             print_json(plan)

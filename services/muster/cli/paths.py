@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from muster.cli.errors import CliError, Exit
 from muster.cli.job_file import JobFile
-from muster.client.documents import relative_paths, unreachable_path
+from muster.client.documents import RelativePath, relative_paths, unreachable_path
+
+Send = Callable[[dict[Path, str]], dict[Path, str]]
+"""Uploads files, each for its purpose, and gives the id of each."""
 
 
-def make_absolute(file: JobFile, local: bool) -> None:
-    """Make the relative paths of data sources, tokenizer, chat template and model absolute, in place.
+def make_absolute(file: JobFile, local: bool, send: Send | None = None) -> None:
+    """Make the relative paths of data sources, tokenizer, chat template and model absolute, in place. Where the server
+    is not `local`, that is, on another machine, files are uploaded by `send` instead, and named by their ids.
 
-    Raises CliError (exit 2) for a relative path where the server is not `local`, that is, on another machine.
+    Raises CliError (exit 2) for a relative path that can't reach such a server: without `send`, and for what is no
+    single file or is a model.
     """
-    for place in relative_paths(file.data):
-        if not local:
-            error = unreachable_path(place)
-            faults = tuple(file.fault(problem) for problem in error.problems)
-            raise CliError(error.what, Exit.USAGE, error.code, file.name, faults, error.next_step)
-        place.make_absolute(file.folder)
+    places = list(relative_paths(file.data))
+    if local:
+        for place in places:
+            place.make_absolute(file.folder)
+        return
+    purposes: dict[Path, str] = {}
+    for place in places:
+        path, purpose = _path_of(file, place), place.purpose
+        if send is None or purpose is None or not path.is_file():
+            raise _unreachable(file, place)
+        purposes.setdefault(path, purpose)
+    if send is None or not purposes:
+        return
+    ids = send(purposes)
+    for place in places:
+        place.holder[place.key] = ids[_path_of(file, place)]
+
+
+def _path_of(file: JobFile, place: RelativePath) -> Path:
+    return file.folder / Path(place.value).expanduser()
+
+
+def _unreachable(file: JobFile, place: RelativePath) -> CliError:
+    error = unreachable_path(place)
+    faults = tuple(file.fault(problem) for problem in error.problems)
+    return CliError(error.what, Exit.USAGE, error.code, file.name, faults, error.next_step)

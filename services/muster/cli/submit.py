@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from muster.cli import formatting
 from muster.cli.errors import CliError, Exit, cli_error
 from muster.cli.job_file import JobFile, read_job_file, set_value
 from muster.cli.options import command_prefix
 from muster.cli.output import answers, json_wanted, print_json, say
-from muster.cli.paths import make_absolute
+from muster.cli.paths import Send, make_absolute
 from muster.cli.table import Table
 from muster.client.errors import MusterError
 from muster.contract.names import Label
@@ -21,8 +23,16 @@ if TYPE_CHECKING:
     from muster.cli.options import JobsClient
 
 
-def prepare(source: str, name: str | None, settings: list[str], local: bool, project: str | None = None) -> JobFile:
-    """The document to send: read, with --set, --name and --project applied and relative paths made absolute."""
+def prepare(
+    source: str,
+    name: str | None,
+    settings: list[str],
+    local: bool,
+    project: str | None = None,
+    send: Callable[[str | None], Send] | None = None,
+) -> JobFile:
+    """The document to send: read, with --set, --name and --project applied and relative paths made absolute; or, where
+    the server is not `local`, uploaded by what `send` gives for the job's project."""
     file = read_job_file(source)
     for assignment in settings:
         set_value(file, assignment)
@@ -35,8 +45,46 @@ def prepare(source: str, name: str | None, settings: list[str], local: bool, pro
         labels = metadata.setdefault("labels", {}) if isinstance(metadata, dict) else None
         if isinstance(labels, dict):  # else the server says what is wrong with it
             labels[Label.PROJECT] = project
-    make_absolute(file, local)
+    make_absolute(file, local, send(_project_of(file)) if send is not None else None)
     return file
+
+
+def uploader(client: JobsClient, asks: bool) -> Callable[[str | None], Send] | None:
+    """What uploads the files of a job to a server on another machine, where it `asks` before; None for a cluster, which
+    keeps no files."""
+    from muster.cli.uploading import send_file
+    from muster.client.connection import Connection
+
+    if not isinstance(client, Connection):
+        return None
+
+    def to_project(project: str | None) -> Send:
+        def send(purposes: dict[Path, str]) -> dict[Path, str]:
+            for path in purposes:
+                say(f"  {path.name}  {formatting.size(path.stat().st_size)}")
+            many = formatting.plural(len(purposes), "file")
+            if asks and not confirmed(f"Upload {many} of this machine to {client.server.url}?"):
+                raise CliError("nothing was uploaded, and nothing submitted", Exit.FAILED, "not-uploaded")
+            ids: dict[Path, str] = {}
+            for path, purpose in purposes.items():
+                found = send_file(client, path, purpose, project)
+                if found["status"] == "failed":
+                    what = f"nothing can be learnt from {path}: {found['fault']}"
+                    raise CliError(what, Exit.FAILED, "bad-data", next_step="mend it, and submit the job again")
+                ids[path] = found["id"]
+            return ids
+
+        return send
+
+    return to_project
+
+
+def _project_of(file: JobFile) -> str | None:
+    """The project that the job's label names."""
+    metadata = file.data.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, dict) else None
+    named = labels.get(Label.PROJECT) if isinstance(labels, dict) else None
+    return named if isinstance(named, str) else None
 
 
 def ask_for_plan(client: JobsClient, file: JobFile) -> dict[str, Any]:

@@ -39,6 +39,14 @@ def fetch_file(client: Connection, file: dict[str, Any], target: Path) -> None:
         transfers.download(f"files/{file['id']}/content", target, file["bytes"], progress)
 
 
+def fetch_export(client: Connection, job_id: str, step: str, target: Path, **form: Any) -> dict[str, Any]:
+    """Write the model of a commit, as the server makes it, to the folder `target`. Raises MusterError."""
+    from muster.client.transfers import Transfers
+
+    with Transfers(client) as transfers, shown(target.name) as progress:
+        return transfers.export(job_id, step, target, progress, **form)
+
+
 @contextlib.contextmanager
 def shown(what: str) -> Iterator[Callable[[int, int], None]]:
     """Tell of progress on a terminal: share, size, speed, time left. Nothing where nobody watches."""

@@ -105,6 +105,15 @@ class RelativePath:
     path: str
     value: str
 
+    @property
+    def purpose(self) -> str | None:
+        """As what its file may be uploaded; None for a model, which is no single file."""
+        if self.path.startswith("spec.training.data.train"):
+            return "fine-tune"
+        if self.path.startswith("spec.training.evaluation"):
+            return "evals"
+        return "user_data" if self.path.startswith("spec.training.data.") else None
+
     def make_absolute(self, folder: Path) -> None:
         # Not resolved further: a glob is no file, and a link may be meant to change.
         self.holder[self.key] = str(folder / Path(self.value).expanduser())
@@ -121,7 +130,10 @@ def relative_paths(document: dict[str, Any]) -> Iterator[RelativePath]:
 def unreachable_path(place: RelativePath) -> InvalidRequest:
     """What to say where the server is another machine."""
     problem = Problem(place.path, f"{place.value!r} is relative to this file, and the server is another machine")
-    next_step = "put the data where the workers can read it, and name it by s3://…, file:///… or builtin://…"
+    next_step = (
+        "`muster submit` uploads single files, and `muster files upload` gives an id that jobs name; or put the data "
+        "where the workers can read it, and name it by s3://…, file:///… or builtin://…"
+    )
     return InvalidRequest("a relative path does not reach the workers", "relative-path", (problem,), next_step)
 
 

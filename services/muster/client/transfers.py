@@ -194,6 +194,50 @@ class Transfers:
         part.replace(target)
         progress(size, size)
 
+    def export(
+        self, job_id: str, step: str | int, target: Path, progress: Progress = nobody, **form: Any
+    ) -> dict[str, Any]:
+        """Let the server make the model of a commit (a step, `best` or `last`) and fetch it into the folder `target`,
+        file by file; what an earlier try has left of it is gone on with. `form` is format, dtype and ema. Returns what
+        the API says of it."""
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise InvalidRequest(f"{target} is there already", "exists", next_step="name another folder, or remove it")
+        number = self._step(job_id, step)
+        path = f"jobs/{job_id}/checkpoints/{number}:export"
+        found: dict[str, Any] = self._connection.get(path, **form)
+        while found["state"] == "making":
+            progress(found["done"], found["total"])
+            time.sleep(PAUSE_SECONDS)
+            found = self._connection.get(path, **form)
+        # Of another model nothing is gone on with: its folder has another name.
+        words = [str(value) for value in form.values()]
+        unfinished = target.with_name(".".join([target.name, "unfinished", job_id[:8], str(number), *words]))
+        arrived = 0
+        for file in found["files"]:
+
+            def told(done: int, _: int, before: int = arrived) -> None:
+                progress(before + done, found["total"])
+
+            if not _is_whole(unfinished / file["path"], file["bytes"]):
+                self.download(path, unfinished / file["path"], file["bytes"], told, file=file["path"], **form)
+            arrived += file["bytes"]
+        if target.exists():
+            target.rmdir()
+        unfinished.replace(target)
+        return found
+
+    def _step(self, job_id: str, step: str | int) -> int:
+        """The step of that commit: `best` is the newest that was best when it was made, or the newest of all."""
+        if str(step).isdigit():
+            return int(step)
+        if step not in ("best", "last"):
+            raise InvalidRequest(f"a step is best, last or a number, not {step!r}", "bad-step")
+        listed = self._connection.get(f"jobs/{job_id}/checkpoints")
+        commits = [each for each in listed["items"] if step == "best" and each["best"]] or listed["items"]
+        if not commits:
+            raise NotFound(listed.get("reason") or "the job has no commit yet", "checkpoint_not_found")
+        return max(int(each["step"]) for each in commits)
+
     def _fetch(self, path: str, file: Any, have: int, size: int, progress: Progress, params: dict[str, Any]) -> None:
         headers = self._headers() | {"accept": "*/*"} | ({"range": f"bytes={have}-"} if have else {})
         with self._http.stream("GET", f"{_API}/{path}", params=params, headers=headers) as reply:
@@ -300,6 +344,10 @@ class _Source:
         if self._under_way is not None:
             self._under_way.result()
             self._under_way = None
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
 
 
 def _opened(path: Path) -> _Source:

@@ -86,6 +86,41 @@ def test_a_relative_path_to_another_machine_is_refused_with_its_line(file: Path)
     assert raised.value.exit_code == Exit.USAGE
 
 
+def test_files_of_this_machine_are_sent_once_each_to_the_jobs_project(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl", "tok.json"):
+        (tmp_path / name).write_text("{}")
+    training = (
+        "{data: {train: [{source: a.jsonl}, {source: ./a.jsonl}], tokenizer: tok.json},"
+        " evaluation: {data: [{source: b.jsonl}]}}"
+    )
+    path = tmp_path / "job.yaml"
+    path.write_text(f"metadata: {{labels: {{muster.dev/project: nlp}}}}\nspec: {{training: {training}}}")
+    sent: list[tuple[str | None, dict[Path, str]]] = []
+
+    def send(project: str | None) -> Any:
+        def upload(purposes: dict[Path, str]) -> dict[Path, str]:
+            sent.append((project, purposes))
+            return {each: f"file-{each.name}" for each in purposes}
+
+        return upload
+
+    data = submit.prepare(str(path), None, [], local=False, send=send).data["spec"]["training"]
+    purposes = {"a.jsonl": "fine-tune", "tok.json": "user_data", "b.jsonl": "evals"}
+    assert sent == [("nlp", {tmp_path / name: purpose for name, purpose in purposes.items()})]
+    assert [source["source"] for source in data["data"]["train"]] == ["file-a.jsonl"] * 2
+    assert (data["data"]["tokenizer"], data["evaluation"]["data"][0]["source"]) == ("file-tok.json", "file-b.jsonl")
+
+
+@pytest.mark.parametrize("wrong", ["data: {train: [{source: '*.jsonl'}]}", "model: {source: folder}"])
+def test_what_is_no_single_file_is_sent_to_no_other_machine(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "job.yaml"
+    path.write_text(f"spec: {{training: {{{wrong}, tokenizer: x, evaluation: {{data: [{{source: a.jsonl}}]}}}}}}")
+    with pytest.raises(CliError, match="does not reach the workers"):
+        submit.prepare(str(path), None, [], local=False, send=lambda _: lambda _: pytest.fail("nothing may be sent"))
+
+
 @pytest.mark.parametrize(
     "text",
     [

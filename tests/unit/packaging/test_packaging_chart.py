@@ -255,7 +255,8 @@ def test_the_api_reads_its_settings_as_meant(
     assert told == {
         f"MUSTER_API_{name}" for name in
         (
-            "CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN", "PRICES_FILE",
+            "CLUSTER", "STATE", "HOST", "PORT", "CHECKPOINT_URI", "FILES_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN",
+            "PRICES_FILE",
             "BASE_MODELS_FILE",
             "OIDC_ISSUER", "OIDC_CLIENT_ID", "OIDC_AUDIENCE", "OIDC_SCOPES", "OIDC_PERSON_CLAIM", "OIDC_GROUPS_CLAIM",
             "OIDC_ROLES", "OPERATOR_URL", "OPERATOR_TOKEN_FILE", "SECRET_KEY_FILE",
@@ -278,6 +279,7 @@ def test_the_api_reads_its_settings_as_meant(
     assert settings.operator_token_file.parent in mounted
     assert settings.secret_key_file is not None
     assert settings.secret_key_file.parent in mounted
+    assert str(settings.files_place) == "s3://files/muster"
     monkeypatch.delenv("MUSTER_API_CHECKPOINT_URI")
     assert ApiSettings().default_checkpoint_uri is None, "the operator's own; never a folder of the API's pod"
 

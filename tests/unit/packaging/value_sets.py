@@ -32,6 +32,7 @@ EVERYTHING: dict[str, Any] = MONITORED | {
     "baseModels": {"tiny": {"spec": {"training": {"model": {"preset": "muster-1m"}}}}},
     "workers": {
         "checkpointUri": "s3://ckpt/muster",
+        "filesUri": "s3://files/muster",
         "imagePullSecrets": ["pull"],
         "namespaceLimits": {"team": 64},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -166,6 +167,7 @@ CHANGES: dict[str, Any] = {
     "workers.image.tag": "9",
     "workers.image.digest": f"sha256:{'b' * 64}",
     "workers.checkpointUri": "",
+    "workers.filesUri": "",
     "workers.serviceAccount": "other",
     "workers.imagePullSecrets": [],
     "workers.tolerations": [],
