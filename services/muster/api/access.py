@@ -22,13 +22,19 @@ def checked(caller: Principal, row: JobRow | None, job_id: str, act: bool = Fals
     role = caller.role_in(row.project) if row is not None else None
     if row is None or role is None:
         raise job_not_found(job_id)
-    if act and not (role.covers(Role.MAINTAINER) or (role.covers(Role.MEMBER) and owns(caller, row))):
+    if act and not may_act(caller, row.project, row.owner):
         detail = (
             f"Job {row.name!r} is {row.owner}'s; in project {row.project!r} you are a {role}. Its owner or a "
             "maintainer may do that; `:clone` makes a job of your own, if you are a member."
         )
         raise ApiError("forbidden", detail)
     return row
+
+
+def may_act(caller: Principal, project: str, owner: str) -> bool:
+    """Whether the caller may act on what `owner` has in the project: its maintainers may, and members on their own."""
+    role = caller.role_in(project)
+    return role is not None and (role.covers(Role.MAINTAINER) or (role.covers(Role.MEMBER) and caller.person == owner))
 
 
 def named(caller: Principal, project: str | None, job_id: str, name: str) -> dict[str, str | None]:

@@ -67,6 +67,8 @@ from muster.api.settings import Settings
 from muster.api.signin import routes as signin
 from muster.api.signin.provider import Provider
 from muster.api.signin.service import SignIn
+from muster.api.sweeps import controller as sweep_controller
+from muster.api.sweeps import routes as sweeps
 from muster.api.tokens import routes as tokens
 from muster.api.tokens import service as token_service
 from muster.api.usage import routes as usage
@@ -135,7 +137,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
     of_jobs = (jobs, attempts, events, checkpoints, exports, data, metrics, curves, samples, logs, why)
-    of_all = (projects, files, secrets, webhooks, usage, fleet, signin, people, tokens, audit)
+    of_all = (projects, files, sweeps, secrets, webhooks, usage, fleet, signin, people, tokens, audit)
     for room in (estimates, *of_jobs, *of_all):
         api.include_router(room.router)
     return api
@@ -244,8 +246,9 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         Work("accounting", accounting.step, ACCOUNTING_SECONDS),
         Work("quotas", quotas.step, QUOTA_SECONDS),
         Work("chat", pool.reap, REAP_SECONDS),
+        Work("sweeps", lambda: sweep_controller.step(services), sweep_controller.SWEEP_SECONDS),
     ]
-    return Services(
+    services = Services(
         settings=settings,
         database=database,
         cluster=cluster,
@@ -254,6 +257,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         step_logs=StepLogs(settings.layout),
         mirror=works[0],
         relay=works[1],
+        sweeps=works[-1],
         background=Background(works),
         prices=prices,
         chat=pool,
@@ -268,6 +272,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         sign_in=SignIn(settings, database, Provider(settings)) if settings.oidc_issuer else None,
         token_uses=uses,
     )
+    return services
 
 
 async def _keep_house(

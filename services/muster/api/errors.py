@@ -56,6 +56,7 @@ KINDS: dict[str, Kind] = {
     "secret_not_found": Kind(404, "There is no such secret", "GET /api/v1/projects/{project}/secrets lists them."),
     "webhook_not_found": Kind(404, "There is no such webhook", "GET /api/v1/projects/{project}/webhooks lists them."),
     "delivery_not_found": Kind(404, "There is no such message", "GET …/webhooks/{name}/deliveries lists them."),
+    "sweep_not_found": Kind(404, "There is no such sweep", "GET /api/v1/sweeps lists the sweeps."),
     "file_not_found": Kind(404, "There is no such file", "GET /api/v1/files lists the files."),
     "export_file_not_found": Kind(404, "The model has no such file", "Accept application/json to see which it has."),
     "method_not_allowed": Kind(
@@ -67,6 +68,10 @@ KINDS: dict[str, Kind] = {
     "queue_full": Kind(
         409, "The queue is full", "Submit again when a queued job has begun, or ask an admin for a higher quota."
     ),
+    "sweep_name_taken": Kind(
+        409, "A live sweep has this name", "Wait for it, cancel it, or choose another name; sweepId tells which."
+    ),
+    "sweep_finished": Kind(409, "The sweep has ended", "Its trials are there; a new sweep needs a new POST."),
     "project_exists": Kind(409, "There is such a project", "PUT changes its limits; a new one needs another name."),
     "webhook_exists": Kind(409, "There is such a webhook", "PATCH changes it; a new one needs another name."),
     "namespace_taken": Kind(
@@ -108,6 +113,7 @@ KINDS: dict[str, Kind] = {
     "unsupported_media_type": Kind(415, "This content type is not read", "Send application/json or application/yaml."),
     "range_unsatisfiable": Kind(416, "There are no such bytes", "Content-Range says how many there are."),
     "invalid_job": Kind(422, "The job is not valid", "`errors` names every fault with its path."),
+    "invalid_sweep": Kind(422, "The sweep is not valid", "`errors` names every fault with its path and trial."),
     "invalid_project": Kind(422, "The project is not valid", "`errors` names every fault with its path."),
     "invalid_person": Kind(422, "The person is not valid", "`errors` names every fault with its path."),
     "invalid_token": Kind(422, "The token is not valid", "`errors` names every fault with its path."),

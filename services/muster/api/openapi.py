@@ -17,6 +17,7 @@ from muster.api.openai.fine_tuning.requests import CreateFineTuningJob
 from muster.api.people.schemas import PersonRequest
 from muster.api.projects.schemas import MemberRequest, ProjectRequest
 from muster.api.secrets.schemas import SecretRequest
+from muster.api.sweeps.schemas import SweepDocument
 from muster.api.tokens.schemas import RotateRequest, TokenRequest
 from muster.contract.base import Problem
 from muster.contract.webhooks import RotateWebhookRequest, WebhookChange, WebhookRequest
@@ -25,6 +26,7 @@ _REF = "#/components/schemas/{model}"
 _REQUESTS = (
     JobDocument,
     CloneRequest,
+    SweepDocument,
     CreateFineTuningJob,
     CreateUpload,
     CompleteUpload,

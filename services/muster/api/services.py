@@ -39,6 +39,7 @@ class Services:
     step_logs: StepLogs
     relay: Work
     mirror: Work
+    sweeps: Work
     background: Background
     prices: Prices
     base_models: BaseModels

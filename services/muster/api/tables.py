@@ -361,6 +361,58 @@ class JobFileRow(Table):
     address: Mapped[str] = mapped_column(String(2048))
 
 
+class SweepRow(Table):
+    """A sweep. `document` holds what to try, and the job's document that its trials are made of, both as they came."""
+
+    __tablename__ = "sweeps"
+
+    seq: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    name: Mapped[str] = mapped_column(String(64))
+    project: Mapped[str] = mapped_column(String(64), ForeignKey("projects.name"))
+    owner: Mapped[str] = mapped_column(String(64))
+    granted: Mapped[str | None] = mapped_column(String(16))  # the owner's role, where the sign-in's provider gave it
+    document: Mapped[dict[str, Any]]  # {"sweep": contract.sweep.Sweep, "job": …}
+    metric: Mapped[dict[str, Any]]  # contract.sweep.SweepMetric, with its direction
+    created_at: Mapped[float]
+    live: Mapped[bool] = mapped_column(Boolean)  # there is something left to do
+    cancelled: Mapped[bool] = mapped_column(Boolean)  # somebody asked for its end
+    phase: Mapped[str] = mapped_column(String(16))  # contract.sweep.SweepPhase
+    summary: Mapped[dict[str, Any]]  # api.sweeps.schemas.Summary, for lists
+    version: Mapped[int]  # counts what its controller wrote
+    finished_at: Mapped[float | None]
+    request: Mapped[str | None] = mapped_column(String(400), unique=True)  # its caller and their Idempotency-Key
+    request_hash: Mapped[str] = mapped_column(String(64))
+
+    __table_args__ = (
+        Index(
+            "uq_sweeps_live_name",
+            "project",
+            "name",
+            unique=True,
+            sqlite_where=text("live"),
+            postgresql_where=text("live"),
+        ),
+        Index("ix_sweeps_project", "project", "seq"),
+        Index("ix_sweeps_live", "seq", sqlite_where=text("live"), postgresql_where=text("live")),
+        {"sqlite_autoincrement": True},
+    )
+
+
+class TrialRow(Table):
+    """A trial of a sweep, written with its job in one commit: so there is one job for each number."""
+
+    __tablename__ = "trials"
+
+    sweep_id: Mapped[str] = mapped_column(ForeignKey("sweeps.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="SET NULL"), index=True)
+    phase: Mapped[str] = mapped_column(String(64))  # the job's, as it was last seen; Refused: there is none
+    parameters: Mapped[dict[str, Any]]
+    results: Mapped[dict[str, Any]]  # api.sweeps.decisions.Results
+    stopped: Mapped[str | None] = mapped_column(String(1024))  # why it was told to stop, or refused
+
+
 class AuditRow(Table):
     """Who did what, from where, before and after. The database refuses to change or delete a line."""
 

@@ -68,7 +68,7 @@ def set_value(file: JobFile, assignment: str) -> None:
         raise _bad("--set", f"--set wants PATH=VALUE, not {assignment!r}", "--set training.length.steps=100")
     value = _read(f"--set {path}", text.encode(errors="surrogateescape"), "yaml").data
     parts: list[str | int] = [int(p) if p.isdigit() else p for p in re.findall(r"[^.\[\]]+", path)]
-    if parts[0] not in ("spec", "metadata", "apiVersion", "kind"):
+    if parts[0] not in ("spec", "metadata", "apiVersion", "kind", "sweep"):
         parts.insert(0, "spec")
     here: Any = file.data
     for index, part in enumerate(parts[:-1]):

@@ -27,6 +27,7 @@ from muster.cli import (
     report,
     secrets,
     serve,
+    sweeps,
     tokens,
     usage,
     watch,
@@ -91,6 +92,7 @@ for panel, commands in PANELS.items():
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel="Looking into a job")
 app.add_typer(data.app, name="data", rich_help_panel="Looking into a job")
 app.add_typer(files.app, name="files", rich_help_panel="Jobs")
+app.add_typer(sweeps.app, name="sweep", rich_help_panel="Jobs")
 app.add_typer(projects.app, name="projects", rich_help_panel="Platform")
 app.add_typer(secrets.app, name="secrets", rich_help_panel="Platform")
 app.add_typer(webhooks.app, name="webhooks", rich_help_panel="Platform")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from muster.client.answers import LogLine, Metrics, Update
     from muster.client.async_jobs import AsyncJob, AsyncJobs
     from muster.client.async_muster import AsyncMuster
+    from muster.client.async_sweeps import AsyncSweep, AsyncSweeps
     from muster.client.errors import (
         Busy,
         Conflict,
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
     )
     from muster.client.jobs import Job, Jobs
     from muster.client.muster import Muster
+    from muster.client.sweeps import Sweep, Sweeps
 
 __all__ = [
     "AsyncJob",
     "AsyncJobs",
     "AsyncMuster",
+    "AsyncSweep",
+    "AsyncSweeps",
     "Busy",
     "Conflict",
     "InvalidRequest",
@@ -44,6 +48,8 @@ __all__ = [
     "NotAllowed",
     "NotFound",
     "Refused",
+    "Sweep",
+    "Sweeps",
     "Unavailable",
     "Unreachable",
     "Update",
@@ -54,8 +60,10 @@ _HOME = {
     "answers": ("LogLine", "Metrics", "Update"),
     "async_jobs": ("AsyncJob", "AsyncJobs"),
     "async_muster": ("AsyncMuster",),
+    "async_sweeps": ("AsyncSweep", "AsyncSweeps"),
     "jobs": ("Job", "Jobs"),
     "muster": ("Muster",),
+    "sweeps": ("Sweep", "Sweeps"),
 }
 
 

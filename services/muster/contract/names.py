@@ -64,6 +64,8 @@ class Label:
     WORKER = "muster.dev/worker"
     PROJECT = "muster.dev/project"  # of a TrainingJob: the project that owns it
     OWNER = "muster.dev/owner"  # of a TrainingJob: who submitted it
+    SWEEP = "muster.dev/sweep"  # of a TrainingJob that is a trial: its sweep's id
+    TRIAL = "muster.dev/trial"  # and its number
     JOB_ID = "muster.dev/job-id"  # of a TrainingJob that the API made: its id there, and its checkpoint folder's name
 
 

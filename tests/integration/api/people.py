@@ -28,6 +28,7 @@ class People:
     headers: dict[str, dict[str, str]] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)
     fine_tunes: dict[str, str] = field(default_factory=dict)
+    sweeps: dict[str, str] = field(default_factory=dict)  # the same
     files: dict[str, str] = field(default_factory=dict)  # the same, of an upload that has begun
     tokens: dict[str, str] = field(default_factory=dict)  # ids, for whoever needs one of a project
 

@@ -14,6 +14,7 @@ from tests.integration.api.platform import document, platform
 
 from muster.api.app import create_app
 from muster.api.settings import Settings
+from muster.api.sweeps.examples import EXAMPLE_SWEEP
 
 # What each may do: `may`, `forbidden` (they see it, and may not do that), `hidden` (it does not exist for them).
 WHO = ("outsider", *ROLES, "admin")
@@ -67,6 +68,10 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "read_file": SEES,
     "send_file": ACTS,
     "delete_file": ACTS,
+    "create_sweep": SUBMITS,
+    "list_sweeps": ANYBODY,
+    "get_sweep": SEES,
+    "cancel_sweep": ACTS,
     "read_metrics": SEES,
     "read_curves": SEES,
     "read_logs": SEES,
@@ -122,7 +127,14 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "make_chat_completion": SEES,
     "make_completion": SEES,
 }
-_HIDDEN = ("job_not_found", "model_not_found", "project_not_found", "token_not_found", "file_not_found")
+_HIDDEN = (
+    "job_not_found",
+    "model_not_found",
+    "project_not_found",
+    "token_not_found",
+    "file_not_found",
+    "sweep_not_found",
+)
 
 
 def operations() -> dict[str, tuple[str, str]]:
@@ -155,6 +167,7 @@ async def test_every_route_for_every_role_in_both_projects(tmp_path: Path, monke
         training_file = chat_file(tmp_path, examples=1)
         for project in ("nlp", "cv"):
             people.fine_tunes[project] = await _fine_tune(people, project, training_file)
+            people.sweeps[project] = await _sweep(people, project)
         await people.give("nlp", "robot", "member")
         await people.give("cv", "robot", "member")
         await people.ask("admin", "PUT", "/people/robot", json={"kind": "service"})
@@ -198,6 +211,7 @@ async def _ask(
         "token_id": people.tokens.get(project, ""),
         "file_id": people.files.get(project, ""),
         "upload_id": people.files.get(project, "").replace("file-", "upload_"),
+        "sweep_id": people.sweeps[project],
         "code": "internal",
         "name": "hf-token",
         "message_id": "msg_1",
@@ -232,6 +246,18 @@ async def _fine_tune(people: People, project: str, training_file: str) -> str:
     return str(reply.json()["id"])
 
 
+async def _sweep(people: People, project: str) -> str:
+    reply = await people.ask(f"{project}-owner", "POST", "/sweeps", json=_sweep_document(f"{project}-sweep", project))
+    assert reply.status_code == 201, reply.text
+    return str(reply.json()["id"])
+
+
+def _sweep_document(name: str, project: str) -> dict[str, Any]:
+    labels = {"muster.dev/project": project}
+    tried = {"parameters": {"training.seed": {"values": [1]}}, "search": "grid"}
+    return {**EXAMPLE_SWEEP, "metadata": {"name": name, "labels": labels}, "sweep": tried}
+
+
 _counter = itertools.count()
 
 
@@ -240,6 +266,7 @@ def _body(operation: str, project: str, fine_tune: str, training_file: str) -> A
     job["metadata"]["labels"] = {"muster.dev/project": project}
     bodies: dict[str, Any] = {
         "submit_job": job,
+        "create_sweep": _sweep_document(f"try-{next(_counter)}", project),
         "estimate_job": job,
         "put_member": {"role": "viewer"},
         "put_project": {},

@@ -171,7 +171,7 @@ async def test_health_and_metrics(local: Platform) -> None:
     ready = (await local.client.get("/readyz")).json()
     assert (ready["status"], set(ready["checks"])) == (
         "ok",
-        {"database", "mirror", "relay", "housekeeping", "quotas", "accounting", "files", "chat"},
+        {"database", "mirror", "relay", "housekeeping", "quotas", "accounting", "files", "chat", "sweeps"},
     )
     text = (await local.client.get("/metrics")).text
     assert 'muster_api_requests_total{method="POST",route="/api/v1/jobs",status="201"} 1.0' in text

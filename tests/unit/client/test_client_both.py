@@ -7,7 +7,20 @@ from collections.abc import AsyncIterator, Callable
 import httpx2
 import pytest
 
-from muster.client import AsyncJob, AsyncJobs, AsyncMuster, Job, Jobs, Muster, Unreachable, exchange
+from muster.client import (
+    AsyncJob,
+    AsyncJobs,
+    AsyncMuster,
+    AsyncSweep,
+    AsyncSweeps,
+    Job,
+    Jobs,
+    Muster,
+    Sweep,
+    Sweeps,
+    Unreachable,
+    exchange,
+)
 from muster.client.address import Server
 from muster.client.async_connection import AsyncConnection
 from muster.client.exchange import StreamEvent
@@ -33,7 +46,10 @@ def table(of_class: type) -> dict[str, tuple[list[str], str, bool]]:
     }
 
 
-@pytest.mark.parametrize(("threads", "asynchronous"), [(Job, AsyncJob), (Jobs, AsyncJobs), (Muster, AsyncMuster)])
+PAIRS = [(Job, AsyncJob), (Jobs, AsyncJobs), (Sweep, AsyncSweep), (Sweeps, AsyncSweeps), (Muster, AsyncMuster)]
+
+
+@pytest.mark.parametrize(("threads", "asynchronous"), PAIRS)
 def test_both_clients_have_the_same_methods(threads: type, asynchronous: type) -> None:
     assert table(threads) == table(asynchronous)
     for name, (_, _, many) in table(asynchronous).items():

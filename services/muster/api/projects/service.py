@@ -14,7 +14,7 @@ from muster.api.errors import ApiError
 from muster.api.people import service as people
 from muster.api.projects.schemas import ProjectRequest
 from muster.api.secrets import service as secrets
-from muster.api.tables import FileRow, JobRow, MemberRow, ProjectRow, TokenRow
+from muster.api.tables import FileRow, JobRow, MemberRow, ProjectRow, SweepRow, TokenRow
 from muster.contract.base import dump
 from muster.contract.names import DEFAULT_PROJECT
 from muster.contract.projects import Role
@@ -77,6 +77,7 @@ async def remove(session: AsyncSession, cluster: Cluster, name: str) -> bool:
     tokens = update(TokenRow).where(TokenRow.project == name, TokenRow.revoked_at.is_(None))
     await session.execute(tokens.values(revoked_at=time.time()))
     await secrets.remove_all(session, cluster, name)
+    await session.execute(delete(SweepRow).where(SweepRow.project == name))  # without a job, nothing to sweep
     await session.delete(row)
     return True
 

@@ -1,0 +1,144 @@
+"""What a sweep does next: which trials start, which stop, and whether it has ended. Pure, so that it can be proved.
+
+Nothing is remembered but what the rows say: whoever asks again after a crash is given the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from muster.contract.base import Many, Record
+from muster.contract.evaluation_config import Better
+from muster.contract.sweep import Asha, SweepPhase
+
+
+class Measured(Record):
+    """The sweep's metric after a step."""
+
+    step: int
+    value: float
+
+
+class Rung(Measured):
+    """How a trial stood among those that had come to this step: `place` 1 is the best of `of`."""
+
+    place: int
+    of: int
+    goes_on: bool
+
+
+class Results(Record):
+    """What is known of a trial. Evaluations up to `read_step` have been taken over."""
+
+    read_step: int = 0
+    last: Measured | None = None
+    best: Measured | None = None
+    rungs: Many[Rung] = ()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the sweep's document says of it: how many trials there are, and how they are judged."""
+
+    trials: int
+    concurrency: int
+    better: Better
+    stopping: Asha | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that was started. It is `live` until its job has ended; `stopped` says why it was told to stop, if it
+    was; `fresh` are evaluations that `results` do not know yet, by step."""
+
+    number: int
+    live: bool
+    results: Results = field(default_factory=Results)
+    stopped: str | None = None
+    fresh: tuple[Measured, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`trials` with what was fresh taken over, and `stopped` where they shall stop; the numbers of those to start."""
+
+    trials: tuple[Trial, ...]
+    starts: tuple[int, ...]
+    phase: SweepPhase
+
+
+def decide(rules: Rules, trials: Sequence[Trial], cancelled: bool = False) -> Decision:
+    """`trials` are those that were started, 1, 2, 3 … without a gap."""
+    known = {trial.number: trial for trial in trials}
+    arrived = sorted(((each.step, number) for number, trial in known.items() for each in trial.fresh))
+    for step, number in arrived:
+        known[number] = _taken_over(rules, known, known[number], step)
+    after = tuple(replace(known[number], fresh=()) for number in sorted(known))
+    live = sum(trial.live for trial in after)
+    phase = _phase(rules, after, live, cancelled)
+    free = max(0, rules.concurrency - live) if phase == SweepPhase.RUNNING else 0
+    first = len(after) + 1
+    return Decision(after, tuple(range(first, min(first + free, rules.trials + 1))), phase)
+
+
+def _phase(rules: Rules, trials: Sequence[Trial], live: int, cancelled: bool) -> SweepPhase:
+    if cancelled:
+        return SweepPhase.STOPPING if live else SweepPhase.CANCELLED
+    if live or len(trials) < rules.trials:
+        return SweepPhase.RUNNING
+    return SweepPhase.SUCCEEDED if best_of(rules.better, trials) else SweepPhase.FAILED
+
+
+def _taken_over(rules: Rules, known: dict[int, Trial], trial: Trial, step: int) -> Trial:
+    """The trial with its fresh evaluation of that step, and the verdict where the step is one of a rung."""
+    measured = next(each for each in trial.fresh if each.step == step)
+    results, stopped = trial.results, trial.stopped
+    if step <= results.read_step:
+        return trial
+    best = results.best
+    if best is None or is_better(rules.better, measured.value, best.value):
+        best = measured
+    rungs = results.rungs
+    if rules.stopping is not None and stopped is None and is_rung(rules.stopping, step):
+        others = [rung.value for each in known.values() for rung in each.results.rungs if rung.step == step]
+        rung = judged(rules.stopping, rules.better, measured, others)
+        rungs = (*rungs, rung)
+        if trial.live and not rung.goes_on:
+            stopped = f"place {rung.place} of {rung.of} at step {step}; {places(rules.stopping, rung.of)} went on"
+    found = results.model_copy(update={"read_step": step, "last": measured, "best": best, "rungs": rungs})
+    return replace(trial, results=found, stopped=stopped)
+
+
+def judged(asha: Asha, better: Better, measured: Measured, others: Sequence[float]) -> Rung:
+    """The verdict on a trial, `others` being the values of those that came to this step before it. Equals share one."""
+    place = 1 + sum(is_better(better, other, measured.value) for other in others)
+    of = len(others) + 1
+    return Rung(step=measured.step, value=measured.value, place=place, of=of, goes_on=place <= places(asha, of))
+
+
+def places(asha: Asha, of: int) -> int:
+    """How many of so many trials go on: one in `factor`, and the best one always."""
+    return max(1, of // asha.factor)
+
+
+def is_rung(asha: Asha, step: int) -> bool:
+    """Whether trials are judged after this step: minSteps, minSteps × factor, minSteps × factor² …"""
+    rung = asha.min_steps
+    while rung < step:
+        rung *= asha.factor
+    return rung == step
+
+
+def is_better(better: Better, one: float, other: float) -> bool:
+    return one < other if better == "lower" else one > other
+
+
+def best_of(better: Better, trials: Sequence[Trial]) -> Trial | None:
+    """The trial with the best value; of equals the first. None where none has one."""
+    found: Trial | None = None
+    for trial in trials:
+        mine, best = trial.results.best, found.results.best if found is not None else None
+        if mine is not None and (best is None or is_better(better, mine.value, best.value)):
+            found = trial
+    return found

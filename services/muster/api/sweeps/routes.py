@@ -1,0 +1,119 @@
+"""`/sweeps`: create, list, get, cancel."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.responses import JSONResponse
+
+from muster.api.auth import Caller, Principal, Scope, needs
+from muster.api.body import read_body
+from muster.api.idempotency import IdempotencyKey, attempted
+from muster.api.openapi import body, problems, shown
+from muster.api.paging import cursor_of, seq_of
+from muster.api.services import Services, ServicesDependency
+from muster.api.sweeps import examples, repository, service
+from muster.api.sweeps.repository import Filter
+from muster.api.sweeps.schemas import sweep_document, sweep_summary
+from muster.api.tables import SweepRow
+from muster.contract.sweep_replies import SweepDetail, SweepList
+
+router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+reads, writes = Depends(needs(Scope.READ)), Depends(needs(Scope.WRITE))
+
+NO_NUL = r"^[^\x00]*$"  # PostgreSQL has no such text
+SweepId = Annotated[str, Path(description="The sweep's id.", min_length=1, max_length=64, pattern=NO_NUL)]
+_REFUSED = (
+    "invalid_document",
+    "invalid_sweep",
+    "sweep_name_taken",
+    "project_not_found",
+    "body_too_large",
+    "unsupported_media_type",
+    "idempotency_key_reused",
+)
+_NOTE = "A TrainingJob's document, and above its spec what to try. Every trial is checked."
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=SweepDetail,
+    dependencies=[writes],
+    summary="Create a sweep",
+    responses={201: shown(examples.DETAIL, "Stored"), **problems(*_REFUSED)},
+    openapi_extra=body("SweepDocument", examples.EXAMPLE_SWEEP, note=_NOTE),
+)
+async def create_sweep(
+    request: Request, services: ServicesDependency, caller: Caller, key: IdempotencyKey
+) -> JSONResponse:
+    """Store a sweep; its trials are submitted as jobs of the caller, so many at once as it says. With an
+    Idempotency-Key it may be repeated freely."""
+    document = await read_body(request, lambda read: read)
+    created = await service.create(services, caller, document, attempted(key, "POST /sweeps", document.data))
+    headers = {"Location": f"/api/v1/sweeps/{created.row.id}"}
+    if created.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    return JSONResponse(await _document(services, caller, created.row), status_code=201, headers=headers)
+
+
+@router.get(
+    "",
+    response_model=SweepList,
+    dependencies=[reads],
+    summary="List sweeps",
+    responses={
+        200: shown({"items": [examples.SUMMARY], "nextCursor": None}, "A page, newest first"),
+        **problems("invalid_cursor", "invalid_parameter"),
+    },
+)
+async def list_sweeps(
+    services: ServicesDependency,
+    caller: Caller,
+    limit: Annotated[int, Query(ge=1, le=500, description="Sweeps per page.")] = 50,
+    cursor: Annotated[str | None, Query(max_length=200, description="`nextCursor` of the page before.")] = None,
+    project: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Only of this project.")] = None,
+    name: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Exactly this name.")] = None,
+    live: Annotated[bool | None, Query(description="Only sweeps that have not ended (true) or have (false).")] = None,
+) -> JSONResponse:
+    """Sweeps of the projects that the caller may see, newest first."""
+    before = seq_of(cursor) if cursor else None
+    wanted = Filter(caller.visible_projects, project, name, live)
+    async with services.database.read() as session:
+        rows = await repository.page(session, wanted, before, limit + 1)
+    more = cursor_of(rows[limit - 1].seq) if len(rows) > limit else None
+    return JSONResponse({"items": [sweep_summary(row) for row in rows[:limit]], "nextCursor": more})
+
+
+@router.get(
+    "/{sweep_id}",
+    response_model=SweepDetail,
+    dependencies=[reads],
+    summary="Get a sweep",
+    responses={200: shown(examples.DETAIL, "The sweep with its trials"), **problems("sweep_not_found")},
+)
+async def get_sweep(services: ServicesDependency, caller: Caller, sweep_id: SweepId) -> JSONResponse:
+    """What is tried, each trial with its job and how it does, and the best commit."""
+    return JSONResponse(await _document(services, caller, await service.find(services, caller, sweep_id)))
+
+
+@router.post(
+    "/{sweep_id}:cancel",
+    response_model=SweepDetail,
+    dependencies=[writes],
+    summary="Cancel a sweep",
+    responses={
+        200: shown(examples.DETAIL, "The sweep, whose trials are being cancelled"),
+        **problems("sweep_not_found", "sweep_finished"),
+    },
+)
+async def cancel_sweep(services: ServicesDependency, caller: Caller, sweep_id: SweepId) -> JSONResponse:
+    """Start no more trials and cancel those that run; what they committed stays. Repeating it is harmless."""
+    return JSONResponse(await _document(services, caller, await service.cancel(services, caller, sweep_id)))
+
+
+async def _document(services: Services, caller: Principal, row: SweepRow) -> dict[str, object]:
+    async with services.database.read() as session:
+        trials = await repository.trials(session, row.id)
+    return sweep_document(row, trials, caller.person)

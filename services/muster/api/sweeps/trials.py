@@ -1,0 +1,145 @@
+"""From a sweep's document to the submission of each trial, and what is wrong with any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.api.errors import ApiError
+from muster.api.jobs.submission import parse_submission
+from muster.api.sweeps.search import NoSuchPlace, Parameters, problem_of, trials_of, with_parameters
+from muster.contract.base import FAULTS_MAX, Problem
+from muster.contract.evaluation_config import must_be_reported
+from muster.contract.names import Label
+from muster.contract.redaction import redact
+from muster.contract.spec import JobSpec, Submission
+from muster.contract.sweep import Sweep
+from muster.documents.document import Document
+
+_SHOWN_MAX = 200
+
+
+@dataclass(frozen=True)
+class SweepDraft:
+    """A sweep that is not stored yet, or as it was stored: what to try, and the job's document without that."""
+
+    id: str
+    sweep: Sweep
+    template: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.template["metadata"]["name"])
+
+    def document(self, number: int, parameters: Parameters) -> dict[str, Any]:
+        """The job's document of a trial. Raises NoSuchPlace."""
+        document = with_parameters(self.template, parameters)
+        metadata = dict(document["metadata"])
+        labels = metadata.get("labels") or {}
+        if isinstance(labels, Mapping):  # else the parser says what is wrong with it
+            labels = {**labels, Label.SWEEP: self.id, Label.TRIAL: str(number)}
+        return {**document, "metadata": {**metadata, "name": f"{self.name}-{number}", "labels": labels}}
+
+    def submission(self, number: int, parameters: Parameters) -> Submission:
+        """The trial as it is submitted. Raises ApiError invalid_job."""
+        try:
+            document = self.document(number, parameters)
+        except NoSuchPlace as error:
+            raise ApiError("invalid_job", str(problem_of(error)), errors=(problem_of(error),)) from None
+        submission = parse_submission(Document(document))
+        return submission.model_copy(update={"spec": self._compared(submission.spec)})
+
+    def _compared(self, spec: JobSpec) -> JobSpec:
+        """The spec with the sweep's metric as that of its evaluations. Raises ApiError invalid_job."""
+        evaluation, metric = spec.training.evaluation, self.sweep.metric
+        if evaluation is None:
+            words = "is required: a sweep compares trials by their evaluations; give every, and data, holdout or sets"
+            raise _refusal(Problem("spec.training.evaluation", words))
+        if metric is None:
+            return spec
+        evaluation = evaluation.model_copy(update={"metric": metric.name, "better": metric.better})
+        try:
+            must_be_reported(evaluation, spec.training.task, spec.training.data.train)
+        except ValueError as error:
+            raise _refusal(Problem("sweep.metric.name", str(error).replace("evaluation.better", "better"))) from None
+        return spec.model_copy(update={"training": spec.training.model_copy(update={"evaluation": evaluation})})
+
+
+def _refusal(problem: Problem) -> ApiError:
+    return ApiError("invalid_job", str(problem), errors=(problem,))
+
+
+@dataclass
+class Faults:
+    """What is wrong with trials, each thing once, with the numbers of the trials that have it."""
+
+    trials: list[Parameters]
+    found: dict[tuple[str, str, str | None], list[int]] = field(default_factory=dict)
+
+    def add(self, number: int, problems: Sequence[Problem]) -> None:
+        for problem in problems:
+            key = (problem.path, problem.message, problem.did_you_mean)
+            if key in self.found or len(self.found) < FAULTS_MAX:
+                self.found.setdefault(key, []).append(number)
+
+    def told(self) -> tuple[Problem, ...]:
+        return tuple(self._told(*key, numbers) for key, numbers in self.found.items())
+
+    def _told(self, path: str, message: str, near: str | None, numbers: list[int]) -> Problem:
+        place = path.removeprefix("spec.")
+        for parameter in self.trials[0]:
+            if message == "unknown key" and _within(parameter, place):
+                meant = _sibling(place, near) + parameter[len(place) :] if near else None
+                return Problem(f"sweep.parameters.{parameter}", "is no field of the job's spec", meant)
+            if _within(place, parameter):
+                return Problem(f"sweep.parameters.{parameter}", f"{self._whose(numbers)}: {message}", near)
+        whose = "" if len(numbers) == len(self.trials) or path.startswith("sweep.") else f"{self._whose(numbers)}: "
+        return Problem(path, f"{whose}{message}", near)
+
+    def _whose(self, numbers: list[int]) -> str:
+        parameters = self.trials[numbers[0] - 1]
+        shown = redact(", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in parameters.items()))
+        others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+        return f"trial {numbers[0]} ({shown[:_SHOWN_MAX]}){others}"
+
+
+def _within(path: str, outer: str) -> bool:
+    return path == outer or path.startswith((f"{outer}.", f"{outer}["))
+
+
+def _sibling(path: str, name: str) -> str:
+    above, dot, _ = path.rpartition(".")
+    return f"{above}{dot}{name}"
+
+
+def submissions_of(draft: SweepDraft) -> tuple[list[Submission], Faults]:
+    """Every trial that is valid by itself, and what is wrong with the others. Takes a millisecond a trial."""
+    trials = trials_of(draft.sweep)
+    faults, found = Faults(trials), []
+    for number, parameters in enumerate(trials, 1):
+        try:
+            found.append(draft.submission(number, parameters))
+        except ApiError as error:
+            faults.add(number, tuple(error.errors))
+    if found and not faults.found:
+        faults.add(1, stopping_problems(draft.sweep, found))
+    return found, faults
+
+
+def stopping_problems(sweep: Sweep, submissions: Sequence[Submission]) -> tuple[Problem, ...]:
+    """Why no trial would ever be stopped by the sweep's rule."""
+    if sweep.stopping is None:
+        return ()
+    steps, at = sweep.stopping.min_steps, "sweep.stopping.minSteps"
+    training = submissions[0].spec.training
+    assert training.evaluation is not None, "each trial has one"
+    if steps % training.evaluation.every:
+        every = training.evaluation.every
+        words = f"must be a multiple of training.evaluation.every ({every}), so that all are compared at the same step"
+        return (Problem(at, f"{words}; take {-(-steps // every) * every}"),)
+    lengths = [each.spec.training.length.steps for each in submissions]
+    longest = max((length for length in lengths if length is not None), default=None)
+    if longest is not None and None not in lengths and steps >= longest:
+        return (Problem(at, f"must be less than the steps of a trial ({longest:,}), or none is ever stopped"),)
+    return ()
