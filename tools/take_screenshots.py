@@ -27,6 +27,10 @@ PICTURES = (
     ("job-dark", "/jobs/{job}", "dark", 1280),
     ("job-narrow", "/jobs/{job}", "dark", 360),
     ("commits", "/jobs/{job}/checkpoints", "light", 1280),
+    ("submit", "/submit?example=sft-folder", "light", 1280),
+    ("submit-dark", "/submit?example=sft-folder", "dark", 1280),
+    ("submit-narrow", "/submit?example=sft-folder", "dark", 360),
+    ("settings", "/settings", "light", 1280),
 )
 _HEIGHT = 760
 _SETTLED_MILLISECONDS = 1_500
@@ -36,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", help="the address of the API; left out: the `muster up` of this machine")
     parser.add_argument("--job", required=True, help="name or id of the job to show")
+    parser.add_argument("--only", nargs="*", metavar="PICTURE", help="only these: job-dark, submit …")
     given = parser.parse_args()
     server = find_server(given.server)
     with Connection(server) as client:
@@ -45,6 +50,8 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for name, path, scheme, width in PICTURES:
+            if given.only and name not in given.only:
+                continue
             context = browser.new_context(
                 viewport={"width": width, "height": _HEIGHT},
                 color_scheme=scheme,  # type: ignore[arg-type]

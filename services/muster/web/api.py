@@ -22,6 +22,7 @@ from muster.api.access import checked
 from muster.api.app import create_app as create_api
 from muster.api.attempts.routes import list_attempts
 from muster.api.auth import COOKIE, Principal, Scope, bearer, counted, form_token, of_session, principal, renewed
+from muster.api.body import parsed
 from muster.api.checkpoints.routes import get_checkpoint, list_checkpoints, mark_commit
 from muster.api.cluster import Cluster
 from muster.api.errors import ApiError
@@ -37,16 +38,20 @@ from muster.api.logs.files import Logs, Page, page, tail_offset
 from muster.api.metrics.curves import CurveQuery
 from muster.api.metrics.service import curves
 from muster.api.metrics.steps import Axis
+from muster.api.projects import routes as project_routes
 from muster.api.projects import service as projects
 from muster.api.samples.routes import list_samples
 from muster.api.services import Services, ServicesDependency
 from muster.api.sessions import service as sessions
 from muster.api.settings import Settings
 from muster.api.tables import JobRow, MirrorRow
+from muster.api.tokens import routes as token_routes
+from muster.api.tokens.schemas import RotateRequest, TokenRequest
 from muster.api.usage import repository as usage_rows
 from muster.api.why.routes import explain_job
 from muster.contract.projects import Role
 from muster.contract.usage import month_of, month_range, usage
+from muster.documents.document import Document
 
 __all__ = [
     "ANY_JOB",
@@ -60,6 +65,7 @@ __all__ = [
     "Logs",
     "Page",
     "Principal",
+    "RotateRequest",
     "Scope",
     "Services",
     "ServicesDependency",
@@ -74,9 +80,11 @@ __all__ = [
     "of_session",
     "page",
     "principal",
+    "project_routes",
     "sessions",
     "sse",
     "tail_offset",
+    "token_routes",
 ]
 
 JOBS_PER_PAGE = 50
@@ -240,6 +248,27 @@ async def project_names(services: Services, caller: Principal) -> list[str]:
     async with services.database.read() as session:
         rows = await projects.visible(session, caller)
     return [row.name for row in rows if (role := caller.role_in(row.name)) is not None and role.covers(Role.MEMBER)]
+
+
+async def project_list(services: Services, caller: Principal) -> list[dict[str, Any]]:
+    """The projects that the caller may see, each with its members and what it used this month."""
+    listed: list[dict[str, Any]] = _said(await project_routes.list_projects(services, caller))["items"]
+    spent = await spending(services, caller, [each["name"] for each in listed])
+    for each in listed:
+        each["members"] = _said(await project_routes.list_members(services, caller, each["name"]))["items"]
+        each["spent"] = spent[each["name"]]
+    return listed
+
+
+async def tokens(services: Services, caller: Principal) -> list[dict[str, Any]]:
+    """Those that the caller may see, without the tokens themselves."""
+    items: list[dict[str, Any]] = _said(await token_routes.list_tokens(services, caller))["items"]
+    return items
+
+
+def token_request(given: dict[str, Any]) -> TokenRequest:
+    """Raises ApiError invalid_token, naming every fault."""
+    return parsed(TokenRequest, "invalid_token", "The token can't be made")(Document(given))
 
 
 async def events(

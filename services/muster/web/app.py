@@ -6,7 +6,7 @@ import secrets
 
 from fastapi import FastAPI
 
-from muster.web import assets, compare, curves, errors, fleet, job, jobs, live, logs, session, submit
+from muster.web import assets, compare, curves, errors, fleet, job, jobs, live, logs, session, settings, submit
 from muster.web.api import Cluster, Settings, create_api
 
 HOME = "/jobs"
@@ -17,6 +17,7 @@ ROUTERS = (
     live.router,
     jobs.router,
     submit.router,
+    settings.router,
     compare.router,
     curves.router,
     fleet.router,

@@ -136,7 +136,15 @@ def _facts(checked: api.drafting.Checked) -> list[tuple[str, str]]:
         if formats := estimated.pop("data", None):
             found["data"] += f"\n{formats}"
         found |= estimated | {"memory of a rank": memory_words(checked.estimate)}
-    return list(found.items())
+    return [(name, found[name]) for name in sorted(found, key=_place)]
+
+
+# What somebody looks for first.
+_FIRST = ("job", "project", "training", "model", "data", "gang", "memory of a rank", "time and price", "length")
+
+
+def _place(name: str) -> int:
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 def _evictions(checked: api.drafting.Checked) -> list[dict[str, Any]]:

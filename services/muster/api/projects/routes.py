@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from muster.api.access import admins_only, project_not_found, project_role
 from muster.api.audit.repository import Act, record
-from muster.api.auth import Caller, Scope, needs
+from muster.api.auth import Caller, Principal, Scope, needs
 from muster.api.body import parsed, read_body
 from muster.api.errors import ApiError
 from muster.api.openapi import body, problems, shown
@@ -17,7 +17,7 @@ from muster.api.people.routes import PersonName
 from muster.api.projects import service
 from muster.api.projects.schemas import MemberRequest, ProjectRequest
 from muster.api.reply import Reply
-from muster.api.services import ServicesDependency
+from muster.api.services import Services, ServicesDependency
 from muster.api.tables import ProjectRow
 from muster.contract.base import Time, dump
 from muster.contract.names import JOB_NAME
@@ -185,12 +185,18 @@ async def put_member(
     who is not known is made known by an admin's word alone."""
     project_role(caller, project, Role.MAINTAINER)
     wanted = await read_body(request, parsed(MemberRequest, "invalid_project", "The role is not valid"))
+    await give_role(services, caller, project, person, Role(wanted.role))
+    return JSONResponse({"person": person, "role": wanted.role})
+
+
+async def give_role(services: Services, caller: Principal, project: str, person: str, role: Role) -> None:
+    """Raises ApiError project_not_found, person_not_found and forbidden."""
+    project_role(caller, project, Role.MAINTAINER)
     async with services.database.write() as session:
         await _exists(session.get(ProjectRow, project), project)
-        before = await service.put_member(session, caller, project, person, Role(wanted.role))
+        before = await service.put_member(session, caller, project, person, role)
         was = {"role": before} if before else None
-        record(session, caller, Act("member.changed", person, project, was, {"role": wanted.role}))
-    return JSONResponse({"person": person, "role": wanted.role})
+        record(session, caller, Act("member.changed", person, project, was, {"role": str(role)}))
 
 
 @router.delete(

@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import JSONResponse
 
 from muster.api.audit.repository import Act, record
-from muster.api.auth import Caller, Scope, needs, new_token
+from muster.api.auth import Caller, Principal, Scope, needs, new_token
 from muster.api.body import parsed, read_body
 from muster.api.errors import ApiError
 from muster.api.jobs.routes import NO_NUL
 from muster.api.openapi import body, problems, shown
 from muster.api.reply import Reply
-from muster.api.services import ServicesDependency
+from muster.api.services import Services, ServicesDependency
 from muster.api.tables import TokenRow
 from muster.api.tokens import service
 from muster.api.tokens.schemas import RotateRequest, TokenRequest
@@ -80,11 +80,16 @@ async def make_token(request: Request, services: ServicesDependency, caller: Cal
     """Make a token of your own; of a service account of a project that you maintain; as an admin, of anybody. Whoever
     holds it acts as its person, within its project and its scopes."""
     wanted = await read_body(request, parsed(TokenRequest, "invalid_token", "The token can't be made"))
+    return _shown_once(await made(services, caller, wanted))
+
+
+async def made(services: Services, caller: Principal, wanted: TokenRequest) -> dict[str, Any]:
+    """The new token's document, with the token. Raises ApiError as `service.wanted_of` does."""
     token = new_token()
     async with services.database.write() as session:
         row = service.make(session, await service.wanted_of(session, caller, wanted), token)
         record(session, caller, Act("token.made", row.id, row.project, after=_recorded(row)))
-    return _shown_once(row, token)
+    return {**_document(row), "token": token}
 
 
 @router.get(
@@ -118,6 +123,11 @@ async def rotate_token(
     """Make a successor that may the same for as long, and end this one, at once or after the overlap. Every token may
     rotate itself; another one may be rotated by whoever could make it."""
     wanted = await read_body(request, parsed(RotateRequest, "invalid_token", "It can't be rotated"), optional=True)
+    return _shown_once(await rotated(services, caller, token_id, wanted))
+
+
+async def rotated(services: Services, caller: Principal, token_id: str, wanted: RotateRequest) -> dict[str, Any]:
+    """The successor's document, with the token. Raises ApiError token_not_found and forbidden."""
     token = new_token()
     async with services.database.write() as session:
         row = await service.find(session, caller, token_id)
@@ -125,9 +135,9 @@ async def rotate_token(
             if not caller.may(Scope.ADMIN):
                 raise ApiError("forbidden", "To rotate another token than its own, one needs the scope admin.")
             await service.refuse_other_person(session, caller, row.person, row.project)
-        made = service.rotate(session, row, wanted.overlap_hours * 3600.0, token)
-        record(session, caller, Act("token.rotated", row.id, row.project, _recorded(row), {"id": made.id}))
-    return _shown_once(made, token)
+        successor = service.rotate(session, row, wanted.overlap_hours * 3600.0, token)
+        record(session, caller, Act("token.rotated", row.id, row.project, _recorded(row), {"id": successor.id}))
+    return {**_document(successor), "token": token}
 
 
 @router.delete(
@@ -147,8 +157,8 @@ async def revoke_token(services: ServicesDependency, caller: Caller, token_id: T
     return Response(status_code=204)
 
 
-def _shown_once(row: TokenRow, token: str) -> JSONResponse:
-    return JSONResponse({**_document(row), "token": token}, status_code=201, headers={"Cache-Control": "no-store"})
+def _shown_once(document: dict[str, Any]) -> JSONResponse:
+    return JSONResponse(document, status_code=201, headers={"Cache-Control": "no-store"})
 
 
 def _recorded(row: TokenRow) -> dict[str, Any]:

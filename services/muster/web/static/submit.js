@@ -104,7 +104,9 @@ function faultsByLine(lines) {
   const found = new Map();
   for (const each of document.querySelectorAll("#faults [data-line]")) {
     const line = Math.min(Number(each.dataset.line), lines.length);
-    if (!found.has(line)) found.set(line, each.querySelector(".fault-words").textContent);
+    const key = each.querySelector("code")?.textContent.split(".").at(-1);
+    const words = each.querySelector(".fault-words").textContent;
+    if (!found.has(line)) found.set(line, key ? `${key}: ${words}` : words);
   }
   return found;
 }

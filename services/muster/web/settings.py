@@ -1,0 +1,151 @@
+"""`/settings`: tokens, made, rotated and revoked; projects with their members, quotas and what was used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import Response
+
+from muster.contract.names import PERSON_NAME
+from muster.contract.projects import Role
+from muster.web import api
+from muster.web.api import ApiError, Principal, Scope, Services, ServicesDependency
+from muster.web.notes import Note, go_on
+from muster.web.rendering import page
+from muster.web.session import Form, Posted, Visitor
+
+router = APIRouter(prefix="/settings", include_in_schema=False)
+
+HERE = "/settings"
+ROLES = tuple(role for role in Role if role != Role.ADMIN)  # which a project gives
+_Id = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00:]*$")]
+# What a quota limits, in words, by its keys in the project's document.
+_LIMITS = (
+    ("gpus", "GPUs at a time"),
+    ("gangs", "gangs at a time"),
+    ("queuedJobs", "jobs in the queue"),
+    ("gpuHoursPerMonth", "GPU-hours a month"),
+    ("moneyPerMonth", "a month"),
+)
+
+
+@router.get("")
+async def show_settings(request: Request, services: ServicesDependency, visitor: Visitor) -> Response:
+    return await _show(request, services, visitor)
+
+
+async def _show(
+    request: Request, services: Services, visitor: Principal, made: dict[str, Any] | None = None, fault: str = ""
+) -> Response:
+    """`made` is a token that has just been made: nothing keeps it, so no other page can show it."""
+    manages = visitor.may(Scope.ADMIN)
+    tokens = await api.tokens(services, visitor) if manages else []
+    projects = await api.project_list(services, visitor)
+    return page(
+        request,
+        "settings.html",
+        visitor,
+        422 if fault else 200,
+        current="settings",
+        made=made,
+        fault=fault,
+        manages=manages,
+        own=[token for token in tokens if token["person"] == visitor.person],
+        others=[token for token in tokens if token["person"] != visitor.person],
+        projects=[
+            (project, limits_of(project["limits"]["quota"], project["spent"]["currency"])) for project in projects
+        ],
+        scopes=tuple(Scope),
+        roles=ROLES,
+        may_choose={each["name"]: manages and _maintains(visitor, each["name"]) for each in projects},
+    )
+
+
+def limits_of(quota: dict[str, Any], currency: str) -> str:
+    """What the project, and each person in it, may hold; empty where nothing is limited."""
+
+    def told(limits: dict[str, Any]) -> str:
+        given = [(key, limits[key], words) for key, words in _LIMITS if limits.get(key) is not None]
+        return ", ".join(
+            f"{value:,g} {currency if key == 'moneyPerMonth' else ''} {words}".replace("  ", " ")
+            for key, value, words in given
+        )
+
+    whole, person = told(quota), told(quota.get("person") or {})
+    return "; ".join(filter(None, (whole, f"each person: {person}" if person else "")))
+
+
+def _maintains(visitor: Principal, project: str) -> bool:
+    role = visitor.role_in(project)
+    return role is not None and role.covers(Role.MAINTAINER)
+
+
+def _must_manage(form: Form) -> None:
+    """Raises ApiError forbidden for a session of a token that may not manage."""
+    if not form.caller.may(Scope.ADMIN):
+        detail = "This needs a token with the scope admin, which manages what its person may; yours has less."
+        raise ApiError("forbidden", detail)
+
+
+@router.post("/tokens")
+async def make_token(request: Request, services: ServicesDependency, form: Posted) -> Response:
+    """The answer is the only page that shows the token."""
+    _must_manage(form)
+    days, project = form.one("days").strip(), form.one("project")
+    wanted = {"name": form.one("name").strip(), "scopes": [form.one("scope")]}
+    wanted |= {"allProjects": True} if not project else {"project": project}
+    if days:
+        wanted["expiresInDays"] = int(days) if days.isascii() and days.isdigit() else days
+    try:
+        made = await api.token_routes.made(services, form.caller, api.token_request(wanted))
+    except ApiError as refused:
+        if refused.status >= 500:
+            raise
+        return await _show(request, services, form.caller, fault=refused.detail)
+    return await _show(request, services, form.caller, made)
+
+
+@router.post("/tokens/{token_id}/rotate")
+async def rotate_token(request: Request, services: ServicesDependency, form: Posted, token_id: _Id) -> Response:
+    """The old one is taken for a day too, so that whatever holds it can be given the new one."""
+    _must_manage(form)
+    made = await api.token_routes.rotated(services, form.caller, token_id, api.RotateRequest(overlap_hours=24))
+    return await _show(request, services, form.caller, made)
+
+
+@router.post("/tokens/{token_id}/revoke")
+async def revoke_token(services: ServicesDependency, form: Posted, token_id: _Id) -> Response:
+    _must_manage(form)
+    return await _done(api.token_routes.revoke_token(services, form.caller, token_id), "It opens nothing any more.")
+
+
+@router.post("/projects/{project}/members")
+async def give_role(services: ServicesDependency, form: Posted, project: _Id) -> Response:
+    _must_manage(form)
+    person, role = form.one("person").strip(), form.one("role")
+    if role not in ROLES or not re.fullmatch(PERSON_NAME, person):
+        words = "Give a name of lower-case letters, digits, '.', '_' and '-', and a role."
+        return go_on(HERE, [Note(False, words)])
+    given = api.project_routes.give_role(services, form.caller, project, person, Role(role))
+    return await _done(given, f"{person} is a {role} of {project}.")
+
+
+@router.post("/projects/{project}/members/{person}/remove")
+async def remove_member(services: ServicesDependency, form: Posted, project: _Id, person: _Id) -> Response:
+    _must_manage(form)
+    removed = api.project_routes.delete_member(services, form.caller, project, person)
+    return await _done(removed, f"{person} sees nothing of {project} any more.")
+
+
+async def _done(work: Awaitable[object], words: str) -> Response:
+    """Back to the page, with what was done or what was refused."""
+    try:
+        await work
+    except ApiError as refused:
+        if refused.status >= 500:
+            raise
+        return go_on(HERE, [Note(False, refused.detail)])
+    return go_on(HERE, [Note(True, words)])
