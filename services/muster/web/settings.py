@@ -95,7 +95,7 @@ async def make_token(request: Request, services: ServicesDependency, form: Poste
     """The answer is the only page that shows the token."""
     _must_manage(form)
     days, project = form.one("days").strip(), form.one("project")
-    wanted = {"name": form.one("name").strip(), "scopes": [form.one("scope")]}
+    wanted: dict[str, Any] = {"name": form.one("name").strip(), "scopes": [form.one("scope")]}
     wanted |= {"allProjects": True} if not project else {"project": project}
     if days:
         wanted["expiresInDays"] = int(days) if days.isascii() and days.isdigit() else days
