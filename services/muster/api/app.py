@@ -54,6 +54,7 @@ from muster.api.openapi import describe
 from muster.api.operator_previews import OperatorPreviews
 from muster.api.parameters import known_parameters_only
 from muster.api.people import routes as people
+from muster.api.profiles import routes as profiles
 from muster.api.projects import routes as projects
 from muster.api.projects.accounting import ACCOUNTING_SECONDS, Accounting, spent_of
 from muster.api.projects.quotas import QUOTA_SECONDS, QuotaWriter
@@ -136,7 +137,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
 
 def _api() -> APIRouter:
     api = APIRouter(prefix="/api/v1", dependencies=[Depends(known_parameters_only)])
-    of_jobs = (jobs, attempts, events, checkpoints, exports, data, metrics, curves, samples, logs, why)
+    of_jobs = (jobs, attempts, events, checkpoints, exports, data, metrics, curves, samples, profiles, logs, why)
     of_all = (projects, files, sweeps, secrets, webhooks, usage, fleet, signin, people, tokens, audit)
     for room in (estimates, *of_jobs, *of_all):
         api.include_router(room.router)

@@ -48,6 +48,9 @@ KINDS: dict[str, Kind] = {
     "data_report_not_found": Kind(
         404, "There is no report of the data", "The first rank writes it when it has prepared the data."
     ),
+    "profile_not_found": Kind(
+        404, "There is no such file of a profile", "GET /api/v1/jobs/{id}/profiles lists what there is."
+    ),
     "log_not_found": Kind(404, "There is no such log", "GET /api/v1/jobs/{id}/attempts lists what ran."),
     "project_not_found": Kind(404, "There is no such project", "GET /api/v1/projects lists those that you may see."),
     "person_not_found": Kind(404, "There is no such person", "GET /api/v1/people lists them, to admins."),
@@ -82,6 +85,12 @@ KINDS: dict[str, Kind] = {
     "job_needed": Kind(409, "Somebody needs the job's commits", "The detail says who; the record alone may go."),
     "job_finished": Kind(
         409, "The job has ended", "A finished job does not change; `:clone` starts a new one like it."
+    ),
+    "job_not_running": Kind(
+        409, "The job does not train now", "Ask again when its phase is Running; `:why` says what it waits for."
+    ),
+    "profile_under_way": Kind(
+        409, "A profile is being made", "GET /api/v1/jobs/{id}/profiles shows it; ask again when it is complete."
     ),
     "job_cancelling": Kind(
         409, "The job is being cancelled", "A cancelled job does not go on; `:clone` starts a new one like it."

@@ -20,6 +20,7 @@ from muster.api.secrets.schemas import SecretRequest
 from muster.api.sweeps.schemas import SweepDocument
 from muster.api.tokens.schemas import RotateRequest, TokenRequest
 from muster.contract.base import Problem
+from muster.contract.profiles import ProfileOrder
 from muster.contract.webhooks import RotateWebhookRequest, WebhookChange, WebhookRequest
 
 _REF = "#/components/schemas/{model}"
@@ -33,6 +34,7 @@ _REQUESTS = (
     ChatRequest,
     CompletionRequest,
     ExportRequest,
+    ProfileOrder,
     ProjectRequest,
     MemberRequest,
     SecretRequest,

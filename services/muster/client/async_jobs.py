@@ -13,6 +13,7 @@ from muster.client.documents import JobSource, job_document
 from muster.client.errors import MusterError
 from muster.client.following import moments
 from muster.contract.estimate import Estimate
+from muster.contract.profiles import ProfileRequest, ProfilesReply
 from muster.contract.replies import AttemptList, CheckpointList, Event, JobSummary, Plan, SamplesReply, Why
 
 
@@ -95,6 +96,10 @@ class AsyncJob(JobView):
         """What the model wrote at its newest evaluations."""
         return parsed(SamplesReply, await self._get("samples", limit=limit))
 
+    async def profiles(self) -> ProfilesReply:
+        """The traces that were taken of the job's steps, and the last that was asked for."""
+        return parsed(ProfilesReply, await self._get("profiles"))
+
     # -- what can be done with it -------------------------------------------------------------------------------------
 
     async def cancel(self) -> AsyncJob:
@@ -116,6 +121,10 @@ class AsyncJob(JobView):
         changes = dict(spec) if spec is not None else None
         steps = operations.clone(self.id, name, changes, key or str(uuid.uuid4()))
         return AsyncJob(self._connection, await self._connection.run(steps))
+
+    async def profile(self, steps: int = 5, ranks: Sequence[int] = (0,)) -> ProfileRequest:
+        """Ask for a trace of the running job's next steps; `profiles` shows by the request's id what came of it."""
+        return parsed(ProfileRequest, await self._connection.run(operations.profile(self.id, steps, tuple(ranks))))
 
     async def delete(self, checkpoints: bool = False) -> None:
         """Delete the ended job's records and logs, and with `checkpoints` what it committed."""

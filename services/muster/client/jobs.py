@@ -13,6 +13,7 @@ from muster.client.documents import JobSource, job_document
 from muster.client.errors import MusterError
 from muster.client.following import moments
 from muster.contract.estimate import Estimate
+from muster.contract.profiles import ProfileRequest, ProfilesReply
 from muster.contract.replies import AttemptList, CheckpointList, Event, JobSummary, Plan, SamplesReply, Why
 
 
@@ -93,6 +94,10 @@ class Job(JobView):
         """What the model wrote at its newest evaluations."""
         return parsed(SamplesReply, self._get("samples", limit=limit))
 
+    def profiles(self) -> ProfilesReply:
+        """The traces that were taken of the job's steps, and the last that was asked for."""
+        return parsed(ProfilesReply, self._get("profiles"))
+
     # -- what can be done with it -------------------------------------------------------------------------------------
 
     def cancel(self) -> Job:
@@ -112,6 +117,10 @@ class Job(JobView):
         changes = dict(spec) if spec is not None else None
         steps = operations.clone(self.id, name, changes, key or str(uuid.uuid4()))
         return Job(self._connection, self._connection.run(steps))
+
+    def profile(self, steps: int = 5, ranks: Sequence[int] = (0,)) -> ProfileRequest:
+        """Ask for a trace of the running job's next steps; `profiles` shows by the request's id what came of it."""
+        return parsed(ProfileRequest, self._connection.run(operations.profile(self.id, steps, tuple(ranks))))
 
     def delete(self, checkpoints: bool = False) -> None:
         """Delete the ended job's records and logs, and with `checkpoints` what it committed."""

@@ -75,6 +75,14 @@ def clone(job_id: str, name: str | None, spec: dict[str, Any] | None, key: str) 
     return (yield from _document("POST", f"jobs/{job_id}:clone", body, key))
 
 
+def profile(job_id: str, steps: int, ranks: tuple[int, ...]) -> Steps[dict[str, Any]]:
+    """The request. It is sent once: a second one would be refused while the first is served."""
+    found: dict[str, Any] = yield Ask(
+        "POST", f"jobs/{job_id}/profiles", body={"steps": steps, "ranks": [*ranks]}, repeat=False
+    )
+    return found
+
+
 def events(job_id: str, after: int, types: tuple[str, ...]) -> Steps[list[dict[str, Any]]]:
     """All events after the one of that id."""
     found: list[dict[str, Any]] = []

@@ -21,11 +21,15 @@ from muster.storage.store import SMALL_BYTES_MAX, Object, expect_all, nobody
 
 _TEMPORARY = ".tmp-"
 _BUFFER_BYTES = 1 << 20
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FileStore:
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    """A folder of this machine. With `links` False no file is read through a link, for where others write in it: a job
+    must not have its reader open what the job itself may not."""
+
+    def __init__(self, root: Path, links: bool = True) -> None:
+        self.root, self._links = root, links
         self.uri = root.as_uri()
         self.streams = min(8, 2 * (os.cpu_count() or 1))
 
@@ -73,7 +77,7 @@ class FileStore:
 
     def verify(self, entry: FileEntry) -> None:
         path = self._path(entry.key)
-        with _explained(path, "read"), _opened(path) as (file, about):
+        with _explained(path, "read"), self._opened(path) as (file, about):
             size = about.st_size
             if size != entry.bytes:
                 raise StoreError(f"{path}: holds {size} bytes, not {entry.bytes}; the disk lost what was written")
@@ -105,19 +109,19 @@ class FileStore:
 
     def about(self, key: str) -> Object:
         path = self._path(key)
-        with _explained(path, "look at"), _opened(path) as (_, about):
+        with _explained(path, "look at"), self._opened(path) as (_, about):
             return Object(key, about.st_size, about.st_mtime, _tag(about))
 
     def open(self, entry: Object) -> io.BufferedReader:
         path = self._path(entry.key)
-        with _explained(path, "read"), _opened(path) as (file, about):
+        with _explained(path, "read"), self._opened(path) as (file, about):
             if _tag(about) != entry.tag:
                 raise Replaced(f"{path}: was replaced since it was listed; start again when nobody writes to it")
             return io.BufferedReader(io.FileIO(os.dup(file)), _BUFFER_BYTES)
 
     def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
         path = self._path(key)
-        with _explained(path, "read"), _opened(path) as (file, about):
+        with _explained(path, "read"), self._opened(path) as (file, about):
             if about.st_size > bytes_max:
                 raise TooLarge(f"{path}: holds {about.st_size} bytes, more than the {bytes_max} that are read of it")
             data = bytearray(about.st_size)
@@ -126,7 +130,7 @@ class FileStore:
 
     def read_into(self, key: str, start: int, into: memoryview, tag: str | None = None) -> None:
         path = self._path(key)
-        with _explained(path, "read"), _opened(path) as (file, about):
+        with _explained(path, "read"), self._opened(path) as (file, about):
             if tag is not None and _tag(about) != tag:
                 raise Replaced(f"{path}: was replaced while it was being read; start again when nobody writes to it")
             _read_all(file, start, into, path)
@@ -152,6 +156,18 @@ class FileStore:
     def warm_up(self) -> None:
         with _explained(self.root, "make"):
             self._make_folder(self.root)
+
+    @contextlib.contextmanager
+    def _opened(self, path: Path) -> Iterator[tuple[int, os.stat_result]]:
+        """Descriptor and status of a regular file. Nothing else is opened for long: a FIFO waits for its writer."""
+        file = os.open(path, _READING) if self._links else _open_below(self.root, path)
+        try:
+            about = os.fstat(file)
+            if not stat.S_ISREG(about.st_mode):
+                raise NotAFile(f"{path}: is no regular file; remove it")
+            yield file, about
+        finally:
+            os.close(file)
 
     def _path(self, key: str) -> Path:
         if not key or key.startswith("/") or ".." in key.split("/"):
@@ -229,17 +245,20 @@ def _read_all(file: int, start: int, into: memoryview, path: Path) -> None:
         into, start = into[count:], start + count
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
-    """Descriptor and status of a regular file. Nothing else is opened for long: a FIFO would wait for its writer."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _open_below(root: Path, path: Path) -> int:
+    """A descriptor of `path`, on the way to which no name below `root` is a link, at whatever moment it is made one."""
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode):
-            raise NotAFile(f"{path}: is no regular file; remove it")
-        yield file, about
+        *parents, name = path.relative_to(root).parts
+        for parent in parents:
+            below = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        return os.open(name, _READING | os.O_NOFOLLOW, dir_fd=folder)
+    except NotADirectoryError as error:
+        raise NotAFile(f"{path}: what leads to it is no folder; remove it") from error
     finally:
-        os.close(file)
+        os.close(folder)
 
 
 def _tag(about: os.stat_result) -> str:

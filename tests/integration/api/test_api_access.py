@@ -54,6 +54,9 @@ RIGHTS: dict[str, dict[str, str] | None] = {
     "list_events": SEES,
     "get_data_report": SEES,
     "list_samples": SEES,
+    "list_profiles": SEES,
+    "ask_for_profile": ACTS,
+    "fetch_profile": SEES,
     "list_checkpoints": SEES,
     "get_checkpoint": SEES,
     "pin_checkpoint": ACTS,
@@ -214,7 +217,12 @@ async def _ask(
         "sweep_id": people.sweeps[project],
         "code": "internal",
         "name": "hf-token",
+<<<<<<< HEAD
         "message_id": "msg_1",
+=======
+        "profile": "attempt-1-step-00000021",
+        "file": "rank-0.trace.json.gz",
+>>>>>>> 11a85b4 (Trace a running job's next steps: muster profile)
         "fine_tuning_job_id": people.fine_tunes[project],
         "model": _model(project, people.fine_tunes[project]),
     }
@@ -277,6 +285,7 @@ def _body(operation: str, project: str, fine_tune: str, training_file: str) -> A
         "make_token": {"name": "mine", "project": project},
         "clone_job": {},
         "make_export": {},
+        "ask_for_profile": {},
         "upload_file": "some words",
         "rotate_token": {},
         "create_fine_tuning_job": {"model": "tiny", "training_file": training_file},

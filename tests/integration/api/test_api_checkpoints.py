@@ -141,3 +141,7 @@ async def test_what_the_model_wrote_is_shown_newest_last(here: Platform) -> None
     assert found["items"][0]["samples"] == [{"prompt": "a", "text": "b", "finished": True}]
     (folder.parent / samples_key(400)).write_text("{")
     assert [each["step"] for each in (await here.get(f"/jobs/{uid}/samples"))["items"]] == [0, 200]
+    # A job that links to what another one wrote would have the API read it out.
+    (folder.parent / samples_key(200)).rename(here.state.checkpoints / "of-another.json")
+    (folder.parent / samples_key(200)).symlink_to(here.state.checkpoints / "of-another.json")
+    assert [each["step"] for each in (await here.get(f"/jobs/{uid}/samples"))["items"]] == [0]

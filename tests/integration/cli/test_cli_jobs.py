@@ -1,5 +1,6 @@
 """Jobs by the command line, on a real platform with real gangs: from bad input to a finished model."""
 
+import gzip
 import json
 import signal
 from pathlib import Path
@@ -161,6 +162,15 @@ def test_a_long_job_watched_left_suspended_resumed_and_cancelled(platform: House
     assert "muster get long --follow" in errors
     assert platform.phase("long") == "Running"
 
+    fetched = platform.root / "traces"
+    made = platform.ask("profile", "long", "--steps", "2", "--rank", "0", "--rank", "1", "--to", str(fetched))
+    assert [(part["rank"], part["steps"], part["fault"]) for part in made["done"]] == [(0, 2, ""), (1, 2, "")]
+    for rank in (0, 1):
+        trace = json.loads(gzip.decompress((fetched / made["name"] / f"rank-{rank}.trace.json.gz").read_bytes()))
+        assert any(event["name"].startswith("aten::") for event in trace["traceEvents"] if event.get("ph") == "X")
+    assert f"profiles/{made['name']}/rank-1.memory.txt" in platform.muster("profile", "long", "--list").stdout
+    assert "steps: " in platform.muster("profile", "long", "--steps", "10000", expect=2).stderr
+
     suspended = platform.ask("suspend", "long", "--wait")
     assert suspended["status"]["phase"] == "Suspended"
     step = suspended["status"]["checkpoint"]["step"]
@@ -178,6 +188,7 @@ def test_a_long_job_watched_left_suspended_resumed_and_cancelled(platform: House
     assert watcher.returncode == 1
     assert json.loads(output.splitlines()[-1])["status"]["phase"] == "Cancelled"
     assert "can't be" in platform.muster("suspend", "long", expect=1).stderr
+    assert "is Cancelled: only steps that" in platform.muster("profile", "long", expect=1).stderr
 
 
 def test_a_clone_is_a_new_job_with_changes(platform: House, finished: str) -> None:

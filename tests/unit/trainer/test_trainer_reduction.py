@@ -37,7 +37,7 @@ def test_all_ranks_read_what_each_packed(told: list[tuple[RankReport, int, int]]
         count=float(sum(count for _, _, count in told)),
         tokens=sum(own.tokens for own, _, _ in told),
         requests=Requests(
-            any(each.stop for each in requests), any(each.save for each in requests), any(e.snapshot for e in requests)
+            *(any(getattr(each, name) for each in requests) for name in ("stop", "save", "snapshot", "profile"))
         ),
         work_seconds=tuple(own.work_seconds for own, _, _ in told),
         squared_norm=6.0,

@@ -22,7 +22,7 @@ from muster.contract.base import UserError
 from muster.contract.replies import SamplesReply
 from muster.contract.samples import SAMPLES, Samples, samples_key, step_of_samples
 from muster.contract.times import rfc3339
-from muster.storage.errors import NotFound, StorageError
+from muster.storage.errors import NotFound, StorageError, UnfitObject
 from muster.storage.listing import CommitListing
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -72,7 +72,11 @@ def _read(commits: CommitListing, folder: Address, limit: int) -> dict[str, Any]
         for step in steps[-limit:]:
             try:
                 found = Samples.model_validate_json(store.read(samples_key(step), SAMPLES_BYTES_MAX))
-            except (NotFound, ValidationError):  # removed since then, or damaged: the others are still worth showing
+            except (
+                NotFound,
+                UnfitObject,
+                ValidationError,
+            ):  # removed since then, or damaged: the others are still worth showing
                 continue
             items.append(found.model_dump(mode="json", by_alias=True))
         return {"items": items, "total": len(steps)}

@@ -28,6 +28,7 @@ from muster.trainer.train.best import Best
 from muster.trainer.train.data_report import keep_report
 from muster.trainer.train.evaluation import Evaluator, HeldOutResult
 from muster.trainer.train.origin import Origin, as_packable, find_origin
+from muster.trainer.train.profiling import StepProfiler
 from muster.trainer.train.progress import Progress, set_aside_commit
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.records import StepReporter, say
@@ -119,8 +120,9 @@ class Trainer:
         self.save_owed = False  # a save that waits until the weights have learnt again
         metrics = assembly.serve_metrics(run, origin, ranks, rank_state)
         metrics.learning.watch_balance(lambda: load_balancing.last(model.module))
-        self.reporter = StepReporter(run.worker_dir, metrics, rank_state, ranks)
-        self.records = assembly.record_maker(run, origin, ranks, self.progress.steps, device)
+        records = assembly.record_maker(run, origin, ranks, self.progress.steps, device)
+        self.reporter = StepReporter(run.worker_dir, metrics, rank_state, ranks, records)
+        self.profiler = StepProfiler(run, ranks, device, rank_state.activity)
         self.checkpoints = assembly.checkpoint_scheduler(run, origin, ranks, rank_state, self.step, metrics.commits)
         self.evaluator = assembly.evaluator(run, origin, ranks, data, self.step)
         self.samples = assembly.sample_maker(run, origin, ranks, self.step)
@@ -136,6 +138,7 @@ class Trainer:
         self.reporter.close()
         if self.samples is not None:
             self.samples.close()
+        self.profiler.close(wait=not self.rank_state.stop_wanted)
 
     def open_loader(self) -> Loader:
         """Open the training data where this run stands in it."""
@@ -238,7 +241,7 @@ class Trainer:
         if self.progress.step == 0 and self.evaluator is not None:
             found = self._evaluate(self.evaluator)
             self.best.judge(found, 0)
-            self.reporter.publish(self.records.of_start(found))
+            self.reporter.publish(self.reporter.records.of_start(found))
             if found.stop:
                 return self._stopped(None)
         loader = self.open_loader()
@@ -255,9 +258,10 @@ class Trainer:
         """One step, and what is due after it: evaluation, records, a save. The state to commit where all ranks stop."""
         outcome = self.step.run(self.progress.step + 1, loader, self._requests)
         self.progress.advance(outcome)
-        record = self.records.of(outcome)
+        record = self.reporter.records.of(outcome)
         guard = self.step.guard
-        self.reporter.finished(outcome, record, self.run.training.samples_per_step(), guard.skipped)
+        samples, traced = self.run.training.samples_per_step(), self.profiler.under_way
+        self.reporter.finished(outcome, record, samples, guard.skipped, traced)
         if self.step.rollouts is not None and self.ranks.rank == 0:
             self.step.rollouts.watch(outcome.values, say)
         stop, due, improved = outcome.requests.stop, outcome.requests.save, False
@@ -278,6 +282,8 @@ class Trainer:
         elif outcome.requests.snapshot and guard.in_a_row == 0:
             self.checkpoints.snapshot(self.state(record, improved))
         self.checkpoints.look()
+        if not last:
+            self.profiler.stepped(self.progress.step, outcome.requests.profile)
         return None
 
     def _requests(self) -> Requests:
@@ -287,6 +293,7 @@ class Trainer:
             stop=self.rank_state.stop_wanted,
             save=self.checkpoints.due(step),
             snapshot=self.checkpoints.snapshot_due(step, self.step.last_seconds),
+            profile=self.profiler.asked,
         )
 
     def _over(self) -> bool:
@@ -324,6 +331,7 @@ class Trainer:
         return ExitCode.PREEMPTED_COMMITTED if committed else ExitCode.PREEMPTED_NO_COMMIT
 
     def _finished(self) -> int:
+        self.profiler.finish(self.progress.step)
         self.rank_state.activity.enter(TrainerPhase.DRAIN)
         self.checkpoints.finish(self.progress.step)
         self.checkpoints.close()

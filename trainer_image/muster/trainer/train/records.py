@@ -74,19 +74,24 @@ class RecordMaker:
 class StepReporter:
     """Tells the heartbeat, Prometheus, the log and people of every step. Only rank 0 has a log and compares ranks."""
 
-    def __init__(self, directory: Path, metrics: Metrics, rank_state: RankState, ranks: Ranks) -> None:
-        self.metrics = metrics
+    def __init__(
+        self, directory: Path, metrics: Metrics, rank_state: RankState, ranks: Ranks, records: RecordMaker
+    ) -> None:
+        self.metrics, self.records = metrics, records
         self._rank_state, self._ranks = rank_state, ranks
         self._stragglers = Stragglers(ranks.world)
         self._log = StepLog(directory) if ranks.rank == 0 else None
         rank_state.heartbeats.before_each_beat(self._log.flush if self._log else None)
 
-    def finished(self, outcome: StepOutcome, record: StepRecord, samples: int, skipped_steps: int) -> None:
+    def finished(
+        self, outcome: StepOutcome, record: StepRecord, samples: int, skipped_steps: int, traced: bool = False
+    ) -> None:
         """Note that a step has ended. `samples` counts those of all ranks, `skipped_steps` the steps skipped in this
-        job so far.
+        job so far. Where a rank is `traced` it is no slower for that than it is without.
         """
         if self._ranks.rank == 0:
-            self._stragglers.hear(outcome.number, outcome.work_seconds)
+            if not traced:
+                self._stragglers.hear(outcome.number, outcome.work_seconds)
             self._rank_state.slow_ranks = self._stragglers.slow
             self.metrics.stragglers.set(self._stragglers.slow)
         if outcome.skipped:

@@ -18,11 +18,12 @@ from muster.trainer.train.tasks.objective import Totals, means
 
 @dataclass(frozen=True)
 class Requests:
-    """What is to follow a step: all ranks stop after it, save its state, or keep its state in memory."""
+    """What is to follow a step: all ranks stop after it, save its state, keep its state in memory, or begin a trace."""
 
     stop: bool
     save: bool
     snapshot: bool
+    profile: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class StepReport:
 class PackedReport:
     """A rank's report as a vector."""
 
-    # fp64: tokens, the three requests, the working time of each rank, then the objective's `Totals.vector`
+    # fp64: tokens, the four requests, the working time of each rank, then the objective's `Totals.vector`
     vector: Tensor
     names: tuple[str, ...]  # of the objective's values
     under_way: dist.Work | None = None  # the sum over all ranks, where that has begun
@@ -65,7 +66,7 @@ def pack_step_report(totals: Totals, own: RankReport, ranks: Ranks) -> PackedRep
     """Pack what this rank reports into a vector. `totals` is on the device and not read here, because reading it would
     wait for the device.
     """
-    asks = (own.requests.stop, own.requests.save, own.requests.snapshot)
+    asks = (own.requests.stop, own.requests.save, own.requests.snapshot, own.requests.profile)
     work = [own.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.world)]
     known = torch.tensor([float(own.tokens), *map(float, asks), *work], dtype=torch.float64)
     sums = totals.vector()
@@ -85,13 +86,13 @@ def all_reduce_step_report(packed: PackedReport, squared_norm: Tensor, copies: i
         packed.under_way.wait()
         values = torch.cat((packed.vector, squared_norm[None])).tolist()
     of_objective = 2 + 2 * len(packed.names)
-    tokens, stop, save, snapshot, *work = values[: -of_objective - 1]
+    tokens, stop, save, snapshot, profile, *work = values[: -of_objective - 1]
     loss, count, *sums, square = values[-of_objective - 1 :]
     return StepReport(
         loss=loss / ranks_per_share,
         count=count / ranks_per_share,
         tokens=int(tokens) // ranks_per_share,
-        requests=Requests(stop > 0, save > 0, snapshot > 0),
+        requests=Requests(stop > 0, save > 0, snapshot > 0, profile > 0),
         work_seconds=tuple(work),
         squared_norm=square,
         values=means(packed.names, sums),
