@@ -100,7 +100,7 @@ def test_a_request_is_served_once_and_a_later_one_after_it(tmp_path: Path, profi
     eventually(lambda: watch.waiting is not None, "the second request")
     assert not profiler.asked, "one at a time"
     train(profiler, 2, 3)
-    assert profiler.under_way
+    assert profiler.active
     profiler.finish(3)
     assert kept_ids(tmp_path, profiler) == ["first", "second"]
     begun, done, _ = kept(tmp_path, 4)

@@ -190,14 +190,9 @@ class Trainer:
         """What the weights that the job begins with say of its data; the address of the result."""
         report = say if self.ranks.rank == 0 else _say_nothing
         micro_batch, activity = self.run.training.batch.micro_batch, self.rank_state.activity
+        model, folder = self.step.model, self.run.folder
         return compute_reference(
-            self.step.model,
-            self.data,
-            micro_batch,
-            self.ranks,
-            self.run.folder,
-            report,
-            lambda _: activity.enter(TrainerPhase.LOAD),
+            model, self.data, micro_batch, self.ranks, folder, report, lambda _: activity.enter(TrainerPhase.LOAD)
         )
 
     def quarantine_resume_commit(self, error: NumericError) -> None:
@@ -260,8 +255,8 @@ class Trainer:
         self.progress.advance(outcome)
         record = self.reporter.records.of(outcome)
         guard = self.step.guard
-        samples, traced = self.run.training.samples_per_step(), self.profiler.under_way
-        self.reporter.finished(outcome, record, samples, guard.skipped, traced)
+        samples = self.run.training.samples_per_step()
+        self.reporter.finished(outcome, record, samples, guard.skipped, self.profiler.active)
         if self.step.rollouts is not None and self.ranks.rank == 0:
             self.step.rollouts.watch(outcome.values, say)
         stop, due, improved = outcome.requests.stop, outcome.requests.save, False
@@ -282,8 +277,7 @@ class Trainer:
         elif outcome.requests.snapshot and guard.in_a_row == 0:
             self.checkpoints.snapshot(self.state(record, improved))
         self.checkpoints.look()
-        if not last:
-            self.profiler.stepped(self.progress.step, outcome.requests.profile)
+        self.profiler.stepped(self.progress.step, outcome.requests.profile and not last)
         return None
 
     def _requests(self) -> Requests:

@@ -78,7 +78,7 @@ class StepProfiler:
         return self._profile is None and self._watch is not None and self._watch.waiting is not None
 
     @property
-    def under_way(self) -> bool:
+    def active(self) -> bool:
         return self._profile is not None
 
     def stepped(self, step: int, asked: bool) -> None:
