@@ -217,12 +217,9 @@ async def _ask(
         "sweep_id": people.sweeps[project],
         "code": "internal",
         "name": "hf-token",
-<<<<<<< HEAD
         "message_id": "msg_1",
-=======
         "profile": "attempt-1-step-00000021",
         "file": "rank-0.trace.json.gz",
->>>>>>> 11a85b4 (Trace a running job's next steps: muster profile)
         "fine_tuning_job_id": people.fine_tunes[project],
         "model": _model(project, people.fine_tunes[project]),
     }
