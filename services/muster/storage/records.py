@@ -15,7 +15,7 @@ import json
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from muster.contract.base import UserError
 from muster.contract.data_formats import columns_of
@@ -38,6 +38,14 @@ class Record:
     value: Any
 
 
+class RawRecord(NamedTuple):
+    """One record as it stands in its file: a line of JSON that is not parsed yet, or the value of an element or row."""
+
+    place: str
+    value: Any
+    line: int = 0  # the number of the line that `value` is the text of; 0 where it is parsed
+
+
 def nobody(_: memoryview) -> None:
     """Take the bytes that were read for a caller who does not want them."""
 
@@ -58,8 +66,16 @@ def read_records(file: File, columns: Mapping[str, str], saw: Saw = nobody) -> G
 
     Raises UserError for a file that is damaged or lacks one of `columns`, StorageError for a disk that fails.
     """
-    for record in _records(file, saw):
-        yield _renamed(record, columns) if columns else record
+    for raw in raw_records(file, saw):
+        yield parsed(raw, columns)
+
+
+def parsed(raw: RawRecord, columns: Mapping[str, str]) -> Record:
+    """The record, with `columns` renamed. Raises UserError for a line that is no JSON, and where one of `columns` is
+    missing."""
+    value = _json(raw.value, raw.place, raw.line) if raw.line else raw.value
+    record = Record(raw.place, value)
+    return _renamed(record, columns) if columns else record
 
 
 def is_table(file: File) -> bool:
@@ -67,7 +83,9 @@ def is_table(file: File) -> bool:
     return ending(file) == ".parquet"
 
 
-def _records(file: File, saw: Saw) -> Iterator[Record]:
+def raw_records(file: File, saw: Saw = nobody) -> Generator[RawRecord, None, None]:
+    """Every record that is not blank, for somebody else to parse. Raises UserError for a file that is damaged,
+    StorageError for a disk that fails."""
     kind = ending(file)
     if kind == ".parquet":
         yield from _rows_of_parquet(file)
@@ -191,14 +209,13 @@ def _lines(stream: BinaryIO, address: str) -> Iterator[tuple[int, str]]:
         offset += len(line)
 
 
-def _lines_of_json(stream: BinaryIO, address: str) -> Iterator[Record]:
+def _lines_of_json(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
     for number, text in _lines(stream, address):
         if text.strip():
-            place = f"{address}, line {number}"
-            yield Record(place, _parsed(text.rstrip(), place, number))
+            yield RawRecord(f"{address}, line {number}", text.rstrip(), number)
 
 
-def _parsed(text: str, place: str, number: int) -> object:
+def _json(text: str, place: str, number: int) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -220,7 +237,7 @@ def _is_array(stream: BinaryIO, address: str) -> bool:
     return start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
-def _elements(stream: BinaryIO, address: str) -> Iterator[Record]:
+def _elements(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
     """The objects of one JSON array. What is read ahead doubles for as long as an element does not end in it, so that
     the time grows with the size of the file only."""
     decoder, text = json.JSONDecoder(), _Text(stream, address)
@@ -245,7 +262,7 @@ def _elements(stream: BinaryIO, address: str) -> Iterator[Record]:
             text.skip_space()
         if text.here() != "{":
             raise UserError(f"{place}: is no object{_ended(text)}; a file of records is an array of objects")
-        yield Record(place, _element(decoder, text, place))
+        yield RawRecord(place, _element(decoder, text, place))
 
 
 def _element(decoder: json.JSONDecoder, text: _Text, place: str) -> object:
@@ -303,7 +320,7 @@ class _Text:
             self.at += 1
 
 
-def _rows_of_csv(stream: BinaryIO, address: str, delimiter: str) -> Iterator[Record]:
+def _rows_of_csv(stream: BinaryIO, address: str, delimiter: str) -> Iterator[RawRecord]:
     csv.field_size_limit(RECORD_BYTES_MAX)
     reader = csv.reader(_physical_lines(stream, address), delimiter=delimiter, strict=True)
     header: list[str] | None = None
@@ -324,14 +341,14 @@ def _rows_of_csv(stream: BinaryIO, address: str, delimiter: str) -> Iterator[Rec
                 raise UserError(
                     f"{place}: has {len(row)} fields, but the header names {len(header)}; quote what holds a comma"
                 )
-            yield Record(place, dict(zip(header, row, strict=True)))
+            yield RawRecord(place, dict(zip(header, row, strict=True)))
 
 
 def _physical_lines(stream: BinaryIO, address: str) -> Iterable[str]:
     return (text for _, text in _lines(stream, address))
 
 
-def _rows_of_parquet(file: File) -> Iterator[Record]:
+def _rows_of_parquet(file: File) -> Iterator[RawRecord]:
     pa, parquet = arrow(), arrow("pyarrow.parquet")
     with file.open_anywhere() as stream:
         try:
@@ -342,7 +359,7 @@ def _rows_of_parquet(file: File) -> Iterator[Record]:
                 for row in batch.to_pylist():
                     number += 1
                     value = {name: _without_nulls(column) for name, column in row.items()}
-                    yield Record(f"{file.address}, row {number}", value)
+                    yield RawRecord(f"{file.address}, row {number}", value)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
             raise UserError(f"{file.address}: is not a Parquet file that can be read: {error}") from None
         except OSError as error:

@@ -1,5 +1,6 @@
 """Several processes prepare the same data at once, die in the middle, or run out of disk."""
 
+import json
 import multiprocessing
 import os
 import random
@@ -137,8 +138,13 @@ def _said(connection: Connection) -> Any:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_preparation_that_is_killed_at_fifty_moments_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    """Each starter dies by SIGKILL at a random moment, the last one does not; curation makes an index of its own."""
+def test_a_preparation_that_is_killed_at_fifty_moments_ends_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each starter dies by SIGKILL at a random moment, the last one does not; curation makes an index of its own. What
+    one wrote and kept, none after it tokenises again: their positions only grow."""
+    monkeypatch.setattr(build, "BATCH_CHARACTERS", 4000)
+    monkeypatch.setattr(build, "KEEP_SECONDS", 0.0)
     words = random.Random(0)
     texts = [" ".join(words.choices(["alpha", "beta", "gamma", "delta", "eps"], k=60)) for _ in range(300)]
     source = write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in (*texts, *texts[:20])])
@@ -159,7 +165,11 @@ def test_a_preparation_that_is_killed_at_fifty_moments_ends_with_the_same_bytes(
         opened(given, tmp_path / "cache")
         connection.send("done")
 
-    killed, rounds = 0, 0
+    def documents_kept() -> int:
+        kept = list((tmp_path / "cache").glob("tokens/.building-*/progress.json"))
+        return json.loads(kept[0].read_text())["documents"] if kept else 0
+
+    killed, rounds, before, gone_on = 0, 0, 0, 0
     while killed < 50:
         rounds += 1
         assert rounds < 500, "hardly any starter was killed before it was done"
@@ -171,8 +181,17 @@ def test_a_preparation_that_is_killed_at_fifty_moments_ends_with_the_same_bytes(
         done = _said(connection) == "done"
         connection.close()
         killed += not done
+        building = [
+            folder for folder in (tmp_path / "cache").glob("tokens/.building-*") if not (folder / "meta.json").exists()
+        ]  # and not a whole store, of which the rest was being cleaned away
+        after = documents_kept()
+        assert not before or not building or after >= before, "what one starter kept, the next one has"
+        gone_on += bool(before)
+        before = after
         if done and killed < 50:  # the next one shall find work; what a killed one left stays for it
             shutil.rmtree(tmp_path / "cache")
+            before = 0
+    assert gone_on > 5, "starters found what was kept"
     assert opened(given, tmp_path / "cache").fingerprint == want
     assert bytes_of(tmp_path / "cache") == bytes_of(tmp_path / "whole")
     assert not list((tmp_path / "cache").rglob(".building-*")), "what the dead began is cleared away"

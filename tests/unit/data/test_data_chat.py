@@ -22,7 +22,7 @@ from tests.unit.data.making import (
 from muster.contract.data_config import Source
 from muster.storage import sources
 from muster.storage.conversations import conversation
-from muster.trainer.data import chat_prompt, documents, load_tokenizer
+from muster.trainer.data import chat_prompt, documents, load_tokenizer, reading
 from muster.trainer.errors import UserError
 
 EOT, USER, ASSISTANT = 257, 258, 259
@@ -52,17 +52,14 @@ def test_a_long_conversation_is_tokenised_in_pieces(
     ]
     path = write_jsonl(tmp_path / "a.jsonl", records)
     whole = stored(path, tmp_path / "whole", format="openai-chat")
-    monkeypatch.setattr(documents, "PIECE_BYTES", piece)
+    monkeypatch.setattr(documents, "PIECE_CHARACTERS", piece)
     pieced = stored(path, tmp_path / "pieced", format="openai-chat")
     assert pieced.meta == whole.meta
     for name in ("tokens", "loss_mask", "hashes", "starts", "bounds", "firsts"):
         assert getattr(pieced, name).tolist() == getattr(whole, name).tolist(), name
     (file,) = sources.find(str(path), "openai-chat")
-    chunks = list(
-        documents.Reading(file, lambda count: None).chunks(
-            Source(source="x", format="openai-chat"), load_tokenizer("bytes")
-        )
-    )
+    given, tokenizer = Source(source="x", format="openai-chat"), load_tokenizer("bytes")
+    chunks = list(documents.RecordReader(given, tokenizer).chunks(reading.Reading(file).units(given, tokenizer)))
     assert max(sum(len(part.text) for part in chunk.parts) for chunk in chunks) <= piece
     assert [chunk.hash is None for chunk in chunks].count(False) == len(records)
 

@@ -15,7 +15,7 @@ from tests.unit.data.making import chat_record, config, contents, opened, write_
 
 from muster.contract.base import InvalidDocument
 from muster.contract.curation import Curation, Quality
-from muster.trainer.data import documents, load_tokenizer
+from muster.trainer.data import load_tokenizer, reading
 from muster.trainer.data import store as stores
 from muster.trainer.data.duplicates import bands
 from muster.trainer.data.report import data_report
@@ -202,7 +202,7 @@ def test_a_conversation_that_is_taken_back_leaves_no_trace_in_the_loss(tmp_path:
 
 
 def test_a_long_text_file_is_looked_at_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "PIECE_BYTES", 50)
+    monkeypatch.setattr(reading, "PIECE_BYTES", 50)
     texts = ["\n".join(essay(n, 10) for n in range(20)), "\n".join(essay(n + 40, 10) for n in range(20)) + " lorem"]
     folder = write_texts(tmp_path / "texts", [*texts, essay(90)])
     held = source(tmp_path / "h.jsonl", [" ".join(texts[0].split()[100:120])])

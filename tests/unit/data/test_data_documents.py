@@ -11,7 +11,7 @@ from tests.unit.data.making import contents, stored, write_jsonl, write_texts
 
 from muster.contract.data_config import Source
 from muster.storage import records, sources
-from muster.trainer.data import documents, load_tokenizer
+from muster.trainer.data import documents, load_tokenizer, reading
 from muster.trainer.errors import StorageError, UserError
 
 TEXT = "one\ntwo €\nthree\n"
@@ -35,14 +35,13 @@ def test_a_long_document_of_jsonl_is_tokenised_in_pieces(tmp_path: Path, monkeyp
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "short"}) + "\n")
     whole = stored(path, tmp_path / "whole", format="jsonl")
-    monkeypatch.setattr(documents, "PIECE_BYTES", 100)
+    monkeypatch.setattr(documents, "PIECE_CHARACTERS", 100)
     pieced = stored(path, tmp_path / "pieced", format="jsonl")
     assert sorted(contents(pieced)) == sorted(contents(whole)) == sorted([text.encode(), b"short"])
     assert pieced.meta.contents == whole.meta.contents
     (file,) = sources.find(str(path), "jsonl")
-    chunks = list(
-        documents.Reading(file, lambda count: None).chunks(Source(source="x", format="jsonl"), load_tokenizer("bytes"))
-    )
+    given, tokenizer = Source(source="x", format="jsonl"), load_tokenizer("bytes")
+    chunks = list(documents.RecordReader(given, tokenizer).chunks(reading.Reading(file).units(given, tokenizer)))
     assert max(sum(len(part.text) for part in chunk.parts) for chunk in chunks) <= 100
     assert [chunk.hash is None for chunk in chunks].count(False) == 2
 
@@ -65,7 +64,7 @@ def test_a_long_file_read_in_pieces_is_the_same_document(
     folder = tmp_path_factory.mktemp("pieces")
     path = write_texts(folder / "in", [text])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "PIECE_BYTES", piece)
+        patch.setattr(reading, "PIECE_BYTES", piece)
         in_pieces = stored(path, folder / "one")
     whole = stored(path, folder / "two")
     assert contents(in_pieces) == contents(whole) == [text.encode()]
@@ -73,12 +72,10 @@ def test_a_long_file_read_in_pieces_is_the_same_document(
 
 
 def test_pieces_end_where_lines_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "PIECE_BYTES", 20)
+    monkeypatch.setattr(reading, "PIECE_BYTES", 20)
     folder = write_texts(tmp_path / "in", ["short\nlines, €€\n" * 9 + "end"])
     (file,) = sources.find(str(folder), "text")
-    chunks = documents.Reading(file, lambda count: None).chunks(
-        Source(source="x", format="text"), load_tokenizer("bytes")
-    )
+    chunks = reading.Reading(file).units(Source(source="x", format="text"), load_tokenizer("bytes"))
     texts = [part.text for chunk in chunks for part in chunk.parts if part.text]
     assert "".join(texts) == (folder / "00000.txt").read_text()
     assert len(texts) > 5
@@ -128,7 +125,7 @@ def test_a_line_without_end_is_refused_in_bounded_memory(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("piece", [4, 5, 6, 7, 1 << 20])
 def test_text_that_is_not_utf8_names_file_and_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(documents, "PIECE_BYTES", piece)
+    monkeypatch.setattr(reading, "PIECE_BYTES", piece)
     folder = write_texts(tmp_path / "in", ["fine", b"abc\xe2\x82\xacde\xe2\x82("])
     with pytest.raises(UserError, match=r"00001\.txt: is not UTF-8 text: .* at byte 8 of the file \(0xe2\)"):
         stored(folder, tmp_path / "cache")

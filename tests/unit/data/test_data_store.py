@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from tests.unit.data.making import CHATML, chat_record, contents, stored, write_
 
 from muster.contract.data_config import Source
 from muster.storage import sources
-from muster.trainer.data import load_tokenizer, prepare
+from muster.storage.records import RawRecord
+from muster.trainer.data import build, encode, load_tokenizer, prepare, processes, reading
 from muster.trainer.data import store as stores
-from muster.trainer.data.build import Builder
+from muster.trainer.data.draft import Draft
 from muster.trainer.data.packing import ConcatPacking
 from muster.trainer.data.prepare import prepared
 from muster.trainer.data.store import TokenStore
@@ -146,21 +148,98 @@ def test_what_fails_halfway_leaves_nothing(tmp_path: Path) -> None:
     assert made(tmp_path / "cache") == []
 
 
-def test_what_a_dead_starter_left_is_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, cache = write_texts(tmp_path / "in", ["x"]), tmp_path / "cache"
+def test_what_a_dead_starter_left_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The documents that were written are not tokenised again, and the bytes are those of one that never died."""
+    records = [{"text": f"document {number} " * 3} for number in range(40)]
+    path = write_jsonl(tmp_path / "a.jsonl", records)
+    monkeypatch.setattr(build, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(build, "KEEP_SECONDS", 0.0)
+    whole = stored(path, tmp_path / "whole", format="jsonl")
+    real, tokenised = encode.Encoder.encode, list[int]()
 
-    def die(self: Builder) -> None:
-        raise KeyboardInterrupt
+    def dying(self: encode.Encoder, units: Sequence[RawRecord]) -> encode.Encoded:
+        if len(tokenised) == 3:
+            raise KeyboardInterrupt
+        return counted(self, units)
+
+    def counted(self: encode.Encoder, units: Sequence[RawRecord]) -> encode.Encoded:
+        tokenised.append(len(units))
+        return real(self, units)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Builder, "_write_index", die)
-        patch.setattr(prepare.shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(encode.Encoder, "encode", dying)
         with pytest.raises(KeyboardInterrupt):
-            stored(source, cache)
-    assert [name[:10] for name in made(cache)] == [".building-"]
-    stored(source, cache)
-    assert [name[:1] for name in made(cache)] != ["."]
-    assert len(made(cache)) == 1
+            stored(path, tmp_path / "cache", format="jsonl")
+    assert [name[:10] for name in made(tmp_path / "cache")] == [".building-"]
+    (left,) = (tmp_path / "cache" / "tokens").iterdir()
+    (left / "tokens.bin").write_bytes((left / "tokens.bin").read_bytes() + b"written after it was last kept")
+    monkeypatch.setattr(encode.Encoder, "encode", counted)
+    lines: list[str] = []
+    prepared(Source(source=str(path), format="jsonl"), load_tokenizer("bytes"), tmp_path / "cache", lines.append)
+    assert sum(tokenised) == len(records)
+    assert f"{sum(tokenised[:3])} documents are prepared already" in lines[0]
+    assert made(tmp_path / "cache") == [whole.meta.key]
+    assert files_of(tmp_path / "cache") == files_of(tmp_path / "whole")
+
+
+def files_of(cache: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (cache / "tokens").rglob("*") if path.is_file()}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("format", ["text", "jsonl", "openai-chat"])
+def test_other_processes_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+    tokenizer = str(write_tokenizer(tmp_path / "t.json", CHATML))
+    if format == "text":
+        monkeypatch.setattr(reading, "PIECE_BYTES", 2000)
+        path = write_texts(tmp_path / "in", ["line of text\n" * count for count in (1, 300, 5, 1000)])
+    else:
+        texts = [f"the quick brown fox {number} " * (1 + number % 7) for number in range(60)]
+        given = [{"text": text, **chat_record(("user", text), ("assistant", text))} for text in texts]
+        path = write_jsonl(tmp_path / "a.jsonl", given)
+    stored(path, tmp_path / "alone", tokenizer, format=format)
+    monkeypatch.setattr(build, "BATCH_CHARACTERS", 1000)
+    monkeypatch.setattr(build, "processes_for", lambda size: 2)
+    stored(path, tmp_path / "together", tokenizer, format=format)
+    assert files_of(tmp_path / "together") == files_of(tmp_path / "alone")
+
+
+def test_a_fault_that_another_process_finds_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [*[{"text": "fine"}] * 30, {"txt": "x"}, *[{"text": "fine"}] * 30, "bad"])
+    monkeypatch.setattr(build, "BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(build, "processes_for", lambda size: 2)
+    with pytest.raises(UserError, match=r"a\.jsonl, line 31: has no field 'text'"):
+        stored(path, tmp_path / "cache", format="jsonl")
+    assert made(tmp_path / "cache") == []
+
+
+@pytest.mark.long
+def test_a_process_that_is_killed_is_told_and_what_was_prepared_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"document {number}"} for number in range(500)])
+    monkeypatch.setattr(build, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(build, "KEEP_SECONDS", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "processes_for", lambda size: 2)
+        real, asked = processes._Process.encode, list[int]()
+
+        def killed(self: processes._Process, units: Sequence[RawRecord]) -> encode.Encoded:
+            asked.append(len(units))
+            if len(asked) == 12:
+                self._process.kill()
+            return real(self, units)
+
+        patch.setattr(processes._Process, "encode", killed)
+        with pytest.raises(StorageError, match=r"ended with -9 .*what was prepared is kept, so start again"):
+            stored(path, tmp_path / "cache", format="jsonl")
+    lines: list[str] = []
+    prepared(Source(source=str(path), format="jsonl"), load_tokenizer("bytes"), tmp_path / "cache", lines.append)
+    assert "documents are prepared already" in lines[0]
+    stored(path, tmp_path / "whole", format="jsonl")
+    assert files_of(tmp_path / "cache") == files_of(tmp_path / "whole")
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,10 +284,10 @@ def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatc
 def test_a_full_disk_is_a_clear_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def full(self: Builder, *_: object) -> None:
+    def full(self: Draft, *_: object) -> None:
         raise OSError(number, "No space left on device")
 
-    monkeypatch.setattr(Builder, "_write", full)
+    monkeypatch.setattr(Draft, "add", full)
     source = write_texts(tmp_path / "in", ["x"])
     with pytest.raises(StorageError, match=r"no room for the token store in .*free some space, or set MUSTER_"):
         stored(source, tmp_path / "cache")

@@ -1,9 +1,9 @@
 """Data: text becomes token stores, stores become samples in an order that only (seed, epoch, sample) decide."""
 
-from muster.trainer.data.batch import Batch
+from typing import TYPE_CHECKING, Any
+
 from muster.trainer.data.chat import chat_prompt
 from muster.trainer.data.dataset import Data, Dataset, open_data
-from muster.trainer.data.loader import Loader, StepBatch
 from muster.trainer.data.packing import IGNORED, PADDING, Sample
 from muster.trainer.data.tokenizer import (
     Tokenizer,
@@ -13,6 +13,10 @@ from muster.trainer.data.tokenizer import (
     tokenizer_from_commit,
     tokenizer_of_folder,
 )
+
+if TYPE_CHECKING:
+    from muster.trainer.data.batch import Batch
+    from muster.trainer.data.loader import Loader, StepBatch
 
 __all__ = [
     "IGNORED",
@@ -32,3 +36,13 @@ __all__ = [
     "tokenizer_from_commit",
     "tokenizer_of_folder",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What stands on torch, which takes seconds and 200 MB to import, and no process that only tokenises needs."""
+    from importlib import import_module
+
+    modules = {"Batch": "batch", "Loader": "loader", "StepBatch": "loader"}
+    if name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{modules[name]}"), name)

@@ -1,4 +1,5 @@
-"""Makes a token store, once per content: locked against a second starter, in batches, published by one rename."""
+"""Makes a token store, once per content: locked against a second starter, gone on with after a kill, published by one
+rename."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from muster.storage import sources
 from muster.storage.data_format import of_known_format
 from muster.storage.sources import File
 from muster.trainer.data.build import Builder
+from muster.trainer.data.encode import Work
 from muster.trainer.data.lock import locked
 from muster.trainer.data.rules import NO_RULES, Rules
 from muster.trainer.data.store import FORMAT_VERSION, TokenStore, sync
@@ -77,20 +79,26 @@ def _prepared(
         (cache / place).mkdir(parents=True, exist_ok=True)
     name = _digest_of({"source": source.source, **recipe})[:32]
     with locked(cache / "locks" / name, source.source, report) as say:
-        for left in cache.glob(f"tokens/.building-{name}-*"):  # of a starter that died
-            shutil.rmtree(left, ignore_errors=True)
         _, files = _found(source, say)
         digests = [_remembered_digest(file, cache / "digests") for file in files]
         key = _digest_of({"contents": sorted(digests), **recipe})
+        order = _digest_of(digests)[:8]  # what was done of the files is that of these files in this order
         folder = cache / "tokens" / key
+        building = cache / "tokens" / f".building-{name}-{key[:32]}-{order}"
         store = TokenStore.open(folder)
+        for left in cache.glob(f"tokens/.building-{name}-*"):  # of a starter that died; of these contents it is gone on
+            if store is not None or left != building:
+                shutil.rmtree(left, ignore_errors=True)
         if store is None:
-            building = cache / "tokens" / f".building-{name}-{uuid.uuid4().hex}"
             try:
-                Builder(building, source, tokenizer, key, say, train_on, rules, references).build(files, digests)
-                _publish(building, folder)
-            finally:
+                Builder(building, Work(source, tokenizer, train_on, rules, references), key, say).build(files, digests)
+            except (
+                UserError,
+                OSError,
+            ):  # it would be the same again, or there is no room; any other may be gone on from
                 shutil.rmtree(building, ignore_errors=True)
+                raise
+            _publish(building, folder)
             store = TokenStore.open(folder)
     if store is None:
         raise StorageError(f"the token store {folder} vanished while it was being opened; start again")
@@ -161,6 +169,7 @@ def _publish(building: Path, folder: Path) -> None:
     except OSError:
         if TokenStore.open(folder) is None:
             raise
+        shutil.rmtree(building, ignore_errors=True)
     sync(folder.parent)
 
 

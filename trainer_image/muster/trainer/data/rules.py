@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -59,7 +60,19 @@ class Rules:
     def leaked(self) -> Uint64s:
         """The n-grams of the evaluation, ascending."""
         found = [store.grams for store in self.evaluated if store.grams is not None]
+        if len(found) == 1:
+            return found[0]  # a file, which processes share
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.uint64)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process opens the files of the evaluation's stores for itself."""
+        return _reopened, (self.curation, tuple(store.folder for store in self.evaluated), self.collect)
+
+
+def _reopened(curation: Curation | None, folders: tuple[Path, ...], collect: int) -> Rules:
+    stores = tuple(TokenStore.open(folder) for folder in folders)
+    assert all(stores), "the stores of the evaluation are there for as long as one is prepared"
+    return Rules(curation, tuple(store for store in stores if store is not None), collect)
 
 
 def minhash_version() -> int:
@@ -83,6 +96,18 @@ class Reader:
 
     def look(self) -> Look:
         return Look(self)
+
+    def why_dropped(self, look: Look, tokens: int) -> str | None:
+        """Of a document of so many tokens; None where it is kept."""
+        if reason := look.verdict():
+            return reason
+        given = self.rules.curation.length if self.rules.curation else None
+        least, most = (given.min_tokens, given.max_tokens) if given else (None, None)
+        if least is not None and tokens < least:
+            return f"has fewer tokens than length.minTokens {least}"
+        if most is not None and tokens > most:
+            return f"has more tokens than length.maxTokens {most}"
+        return None
 
 
 class Look:
@@ -117,7 +142,7 @@ class Look:
             grams = ngrams(joined, reader.gram_words)
             if rules.collect:
                 self._grams.append(grams)
-            elif len(reader.leaked) and np.isin(grams, reader.leaked).any():
+            elif len(reader.leaked) and _some_of(grams, reader.leaked):
                 self._shares = True
 
     def verdict(self) -> str | None:
@@ -138,6 +163,12 @@ class Look:
     def grams(self) -> Uint64s:
         """Each n-gram of the document once, ascending."""
         return np.unique(np.concatenate(self._grams)) if self._grams else np.zeros(0, np.uint64)
+
+
+def _some_of(grams: Uint64s, ascending: Uint64s) -> bool:
+    """Whether any of `grams` is among the others; a search for each costs no pass over all of those."""
+    places = np.minimum(np.searchsorted(ascending, grams), len(ascending) - 1)
+    return bool((ascending[places] == grams).any())
 
 
 class _Counts:

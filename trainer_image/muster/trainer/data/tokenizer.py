@@ -216,6 +216,9 @@ class HuggingFaceTokenizer:
             **({"chat_template": asdict(self.template)} if self.template else {}),
         }
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tokenizer_from_commit, (self.describe(),)
+
     def with_template(self, source: str) -> HuggingFaceTokenizer:
         """The same tokenizer with another chat template."""
         tokens = self.template.tokens if self.template else {}

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -27,12 +28,14 @@ from muster.contract.data_report import DataReport, report_lines
 from muster.contract.names import Env
 from muster.contract.training import TrainingConfig
 from muster.storage.data_format import of_known_format
+from muster.storage.records import RawRecord
 from muster.storage.sources import find
 from muster.trainer.arguments import Arguments
 from muster.trainer.data import Data, Tokenizer, load_tokenizer, open_data, templated
 from muster.trainer.data.checks import must_have_samples
-from muster.trainer.data.documents import Reading
+from muster.trainer.data.documents import RecordReader
 from muster.trainer.data.prepare import with_formats
+from muster.trainer.data.reading import Reading
 from muster.trainer.data.rendering import Rendered, lines, render
 from muster.trainer.data.report import data_report
 from muster.trainer.errors import StorageError, UserError, exit_code
@@ -88,9 +91,11 @@ def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:
         for source, references in sources:
             _, files = of_known_format(source, find(source.source, source.format))
             for file in files:
-                reading = Reading(file, lambda count: None, faults=found, references=references)
+                records = RecordReader(source, tokenizer, config.data.train_on, None, references, found)
                 try:
-                    for _ in reading.chunks(source, tokenizer, config.data.train_on):
+                    for unit in Reading(file).units(source, tokenizer):
+                        if isinstance(unit, RawRecord):
+                            deque(records.chunks([unit]), maxlen=0)  # for its faults alone
                         if len(found) >= FAULTS_MAX:
                             return
                 except UserError as error:  # of the file, whose records can't be read further

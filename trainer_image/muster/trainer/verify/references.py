@@ -21,8 +21,12 @@ class References:
     """The columns that verifiers need of each record. Raises UserError for a verifier that can't be made ready."""
 
     def __init__(self, verifiers: Sequence[Verifier]) -> None:
+        self._verifiers = tuple(verifiers)
         self._scorers = [(each.called, each.column, _ready(each)) for each in verifiers]
         self._recipe = sorted({f"{each.kind} {each.column}" for each in verifiers if each.column})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return References, (self._verifiers,)  # another process makes its own scorers
 
     def recipe(self) -> dict[str, Any]:
         """All that decides what is taken of a record, and whether it is refused."""

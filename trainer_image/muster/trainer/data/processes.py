@@ -1,0 +1,146 @@
+"""Tokenises in several processes: what goes in as batches comes out in the same order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Final, Protocol, TypeVar
+
+from muster.trainer.data.encode import Encoded, Encoder, Work
+from muster.trainer.errors import StorageError, UserError
+from muster.trainer.launch.cores import usable_cores
+
+# A process takes about half a second to start; this much text takes one core several seconds.
+ALONE_BYTES_MAX = 16 << 20
+PROCESSES_MAX: Final = 32  # of which one process that reads and writes can keep up with
+ENVIRON: Final = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class Batch(Protocol):
+    @property
+    def for_others(self) -> Sequence[Any]: ...
+
+
+B = TypeVar("B", bound=Batch)
+
+
+class Failed(str):
+    """Why another process could not do a batch, where it is not the batch's fault."""
+
+
+class Refused(str):
+    """What is wrong with a batch, for the user."""
+
+
+def processes_for(size: int) -> int:
+    """How many processes take part in preparing so many bytes; 1: this one alone."""
+    return 1 if size < ALONE_BYTES_MAX else min(usable_cores(), PROCESSES_MAX)
+
+
+def in_order(batches: Iterable[B], work: Work, processes: int) -> Iterator[tuple[B, Encoded]]:
+    """Each batch with what becomes of it. At most two for each process are on their way. Raises UserError for the first
+    record that is wrong, StorageError where a process is lost."""
+    if processes == 1:
+        encoder = Encoder(work)
+        yield from ((batch, encoder.encode(batch.for_others)) for batch in batches)
+        return
+    with _started(work, processes) as submit:
+        waiting = deque[tuple[B, Future[Encoded]]]()
+        for batch in batches:
+            waiting.append((batch, submit(batch.for_others)))
+            if len(waiting) >= 2 * processes:
+                first, encoded = waiting.popleft()
+                yield first, encoded.result()
+        for last, encoded in waiting:
+            yield last, encoded.result()
+
+
+@contextmanager
+def _started(work: Work, count: int) -> Iterator[Callable[[Sequence[Any]], Future[Encoded]]]:
+    idle = SimpleQueue[_Process]()
+
+    def ask(units: Sequence[Any]) -> Encoded:
+        process = idle.get()
+        try:
+            return process.encode(units)
+        finally:
+            idle.put(process)
+
+    with ExitStack() as ending:
+        threads = ThreadPoolExecutor(count, "tokenise")
+        ending.callback(threads.shutdown, cancel_futures=True)  # last, when no thread waits for a process any more
+        for _ in range(count):
+            process = _Process(work)
+            ending.callback(process.end)
+            idle.put(process)
+        yield lambda units: threads.submit(ask, units)
+
+
+class _Process:
+    """A process of worker.py. It ends with this one, for then its connection does."""
+
+    def __init__(self, work: Work) -> None:
+        self._work: Work | None = work
+        self._connection, theirs = Pipe()
+        descriptor = theirs.fileno()
+        command = [sys.executable, "-m", "muster.trainer.data.worker", str(descriptor)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=[descriptor], env=os.environ | ENVIRON
+        )
+        theirs.close()
+
+    def encode(self, units: Sequence[Any]) -> Encoded:
+        """Raises UserError, StorageError."""
+        try:
+            if self._work is not None:
+                self._connection.send(self._work)
+                self._work = None
+            self._connection.send(units)
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            raise StorageError(
+                f"a process that tokenises ended with {self._process.wait()} (-9: it was killed, as where memory runs "
+                "out); what was prepared is kept, so start again, with more memory or fewer cores"
+            ) from None
+        if isinstance(answer, Refused):
+            raise UserError(str(answer))
+        if isinstance(answer, Failed):
+            raise RuntimeError(f"a process that tokenises failed:\n{answer}")
+        assert isinstance(answer, Encoded)
+        return answer
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def serve(connection: Connection) -> None:
+    """Do the work that comes through a connection until its other end is gone."""
+    encoder: Encoder | None = None
+    while True:
+        try:
+            given = connection.recv()
+        except EOFError:
+            return
+        if encoder is None:
+            encoder = Encoder(given)
+            continue
+        connection.send(_answer(encoder, given))
+
+
+def _answer(encoder: Encoder, units: Sequence[Any]) -> Encoded | Refused | Failed:
+    try:
+        return encoder.encode(units)
+    except UserError as error:
+        return Refused(str(error))
+    except Exception:
+        return Failed(traceback.format_exc())
