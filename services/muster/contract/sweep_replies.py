@@ -19,7 +19,7 @@ class ComparedBy(Reply):
     better: Better
 
 
-class Verdict(Reply):
+class RungResult(Reply):
     """How a trial stood at a step where trials are stopped: its place, 1 being the best, of those that had come."""
 
     step: int
@@ -45,7 +45,7 @@ class SweepTrial(Reply):
     value_step: int | None
     last_value: float | None
     last_step: int | None
-    verdicts: list[Verdict]
+    rungs: list[RungResult]
     reason: str | None
 
 

@@ -108,7 +108,7 @@ async def test_a_loser_is_cancelled_and_told_why_and_frees_its_place(here: Platf
 
     async def judged() -> Any:
         here.services.sweeps.wake.set()
-        return (await here.get(f"/sweeps/{sweep['id']}"))["table"][0]["verdicts"]
+        return (await here.get(f"/sweeps/{sweep['id']}"))["table"][0]["rungs"]
 
     assert await until(judged, "the first verdict") == [{"step": 50, "value": 2.0, "place": 1, "of": 1, "goesOn": True}]
     await train(here, second["jobId"], {50: 3.0}, None)

@@ -81,7 +81,7 @@ DETAIL: dict[str, Any] = {
             "valueStep": 200,
             "lastValue": 2.31,
             "lastStep": 200,
-            "verdicts": [{"step": 50, "value": 3.4, "place": 1, "of": 1, "goesOn": True}],
+            "rungs": [{"step": 50, "value": 3.4, "place": 1, "of": 1, "goesOn": True}],
             "reason": None,
         }
     ],

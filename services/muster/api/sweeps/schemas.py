@@ -95,7 +95,7 @@ def _trial(trial: TrialRow, job: JobRow | None) -> dict[str, Any]:
         "valueStep": best.step if best is not None else None,
         "lastValue": last.value if last is not None else None,
         "lastStep": last.step if last is not None else None,
-        "verdicts": [rung.model_dump(mode="json", by_alias=True) for rung in results.rungs],
+        "rungs": [rung.model_dump(mode="json", by_alias=True) for rung in results.rungs],
         "reason": trial.stopped,
     }
 
