@@ -186,6 +186,10 @@ def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Pat
         "fetch",
         "head",
         "describe",
+        "complete",
+        "change",
+        "replay",
+        "test",
     }
     assert {name.partition("_")[0] for name in operations} <= verbs | {"check", "scrape"}
     assert len(operations) == len(set(operations))
