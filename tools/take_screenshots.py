@@ -27,9 +27,9 @@ PICTURES = (
     ("job-dark", "/jobs/{job}", "dark", 1280),
     ("job-narrow", "/jobs/{job}", "dark", 360),
     ("commits", "/jobs/{job}/checkpoints", "light", 1280),
-    ("submit", "/submit?example=sft-folder", "light", 1280),
-    ("submit-dark", "/submit?example=sft-folder", "dark", 1280),
-    ("submit-narrow", "/submit?example=sft-folder", "dark", 360),
+    ("submit", "/submit?example=pretrain-stdlib", "light", 1280),
+    ("submit-dark", "/submit?example=pretrain-stdlib", "dark", 1280),
+    ("submit-narrow", "/submit?example=pretrain-stdlib", "dark", 360),
     ("settings", "/settings", "light", 1280),
 )
 _HEIGHT = 760
