@@ -186,6 +186,7 @@ def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Pat
         "fetch",
         "head",
         "describe",
+        "ask",
         "complete",
         "change",
         "replay",
