@@ -52,7 +52,7 @@ def profile(
     if not chosen:
         say("No profile yet: `muster profile JOB` makes one.")
     for each in chosen:
-        _tell(each, found["uri"])
+        _show(each, found["uri"])
     for path in fetched:
         answers().print(str(path), markup=False, soft_wrap=True)
     if any(part["fault"] for each in chosen for part in each["done"]) and not show:
@@ -95,7 +95,7 @@ def _fetch(client: JobsClient, job_id: str, profile: dict[str, Any], to: Path) -
     return fetched
 
 
-def _tell(profile: dict[str, Any], uri: str) -> None:
+def _show(profile: dict[str, Any], uri: str) -> None:
     last = profile["step"] + profile["steps"] - 1
     state = "" if profile["complete"] else ", not complete"
     say(f"steps {profile['step']:,} to {last:,}, attempt {profile['attempt']}{state}", "bold")

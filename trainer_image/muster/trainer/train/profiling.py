@@ -116,7 +116,7 @@ class StepProfiler:
             if self._ranks.rank in self._profile.ranks:
                 self._trying(self._start)
                 self._at_boundary(first)
-            self._meet()
+            self._wait_for_tracers()
 
     def _end(self, last: int) -> None:
         profile, self._profile = self._profile, None
@@ -129,7 +129,7 @@ class StepProfiler:
             if self._ranks.rank in profile.ranks:
                 done = RankProfile(rank=self._ranks.rank, steps=last + 1 - profile.step, fault=self._fault)
                 self._write(keep_trace, self._run.folder, profile, done, tuple(files), trace)
-            self._meet()
+            self._wait_for_tracers()
 
     def _agreed(self, first: int) -> Profile:
         """Rank 0's request, by one broadcast. Its ranks that do not exist are not traced."""
@@ -152,7 +152,7 @@ class StepProfiler:
             at=time.time(),
         )
 
-    def _meet(self) -> None:
+    def _wait_for_tracers(self) -> None:
         """Wait for the ranks that trace: in a step they would be taken for slow, or for hung."""
         all_reduce_sum(torch.zeros(1, device=self._device))
 
