@@ -56,6 +56,7 @@ class Code(AuthorizationCodeMixin):
     scope: str
     code_challenge: str
     code_challenge_method: str
+    nonce: str | None
 
     def get_redirect_uri(self) -> str:
         return self.redirect_uri
@@ -112,10 +113,16 @@ class Provider:
 
         @app.get("/authorize")
         def authorize() -> Any:
+            person = self.claims if self.approves else None
             grant = server.get_consent_grant(end_user=self.claims)
-            return server.create_authorization_response(grant=grant, grant_user=self.claims)
+            return server.create_authorization_response(grant=grant, grant_user=person)
 
-        app.post("/token", endpoint="token")(lambda: self._with_id_token(server.create_token_response()))
+        @app.post("/token", endpoint="token")
+        def token() -> flask.Response:
+            code = self.codes.get(flask.request.form.get("code", ""))
+            nonce = code.nonce if code else None  # the code is good once, and its nonce with it
+            return self._with_id_token(server.create_token_response(), nonce)
+
         app.post("/device", endpoint="device")(lambda: server.create_endpoint_response("device_authorization"))
         return app
 
@@ -126,11 +133,11 @@ class Provider:
             "device_authorization_endpoint": f"{self.issuer}/device",
         }  # fmt: skip
 
-    def _with_id_token(self, response: flask.Response) -> flask.Response:
+    def _with_id_token(self, response: flask.Response, nonce: str | None) -> flask.Response:
         """OpenID Connect's part of an answer, which of authlib's grants only the one of codes would make."""
         answer = response.get_json()
         if response.status_code == 200 and "id_token" not in answer:
-            response.set_data(flask.json.dumps(answer | {"id_token": self.token()}))
+            response.set_data(flask.json.dumps(answer | {"id_token": self.token(**{"nonce": nonce} | self.claims)}))
         return response
 
     def _save(self, token: dict[str, Any], _request: Any) -> None:
@@ -188,7 +195,7 @@ def _grant(kind: Any, provider: Provider) -> Any:
         asked = request.payload
         provider.codes[code] = Code(
             code, asked.redirect_uri, asked.scope, asked.data.get("code_challenge", ""),
-            asked.data.get("code_challenge_method", ""),
+            asked.data.get("code_challenge_method", ""), asked.data.get("nonce"),
         )  # fmt: skip
 
     own = {

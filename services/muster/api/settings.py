@@ -31,6 +31,9 @@ class Settings(BaseSettings):
     state: Path = Field(default_factory=lambda: Path.home() / ".muster")
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8642
+    # Where browsers reach the API (`https://muster.example.com`), which a proxy before it knows alone; None: where a
+    # request says that it was sent.
+    public_url: str | None = None
     auth: bool = True  # False is refused unless the API listens on this machine only
     # The first admin token (`muster_…`); None: one is made and written to `<state>/admin-token`.
     bootstrap_token: SecretStr | None = None
@@ -103,6 +106,14 @@ class Settings(BaseSettings):
         if uri is not None:
             checkpoint_address(uri)
         return uri
+
+    @field_validator("public_url")
+    @classmethod
+    def _public_url_is_an_origin(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "https://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+            raise ValueError(f"must be an address like https://muster.example.com, without a path, not {url!r}")
+        return url.rstrip("/") if url else None
 
     @model_validator(mode="after")
     def _sign_in_is_whole(self) -> Self:

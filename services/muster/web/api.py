@@ -44,6 +44,8 @@ from muster.api.samples.routes import list_samples
 from muster.api.services import Services, ServicesDependency
 from muster.api.sessions import service as sessions
 from muster.api.settings import Settings
+from muster.api.signin.code_flow import FLOW_SECONDS, Flow
+from muster.api.signin.code_flow import begin as begin_flow
 from muster.api.tables import JobRow, MirrorRow
 from muster.api.tokens import routes as token_routes
 from muster.api.tokens.schemas import RotateRequest, TokenRequest
@@ -56,11 +58,13 @@ from muster.documents.document import Document
 __all__ = [
     "ANY_JOB",
     "COOKIE",
+    "FLOW_SECONDS",
     "ORDERS",
     "ApiError",
     "Axis",
     "Cluster",
     "CurveQuery",
+    "Flow",
     "JobRow",
     "Logs",
     "Page",
@@ -71,6 +75,7 @@ __all__ = [
     "ServicesDependency",
     "Settings",
     "bearer",
+    "begin_flow",
     "counted",
     "create_api",
     "curves",

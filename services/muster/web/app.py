@@ -6,7 +6,21 @@ import secrets
 
 from fastapi import FastAPI
 
-from muster.web import assets, compare, curves, errors, fleet, job, jobs, live, logs, session, settings, submit
+from muster.web import (
+    assets,
+    compare,
+    curves,
+    errors,
+    fleet,
+    job,
+    jobs,
+    live,
+    logs,
+    provider_sign_in,
+    session,
+    settings,
+    submit,
+)
 from muster.web.api import Cluster, Settings, create_api
 
 HOME = "/jobs"
@@ -14,6 +28,7 @@ HOME = "/jobs"
 ROUTERS = (
     assets.router,
     session.router,
+    provider_sign_in.router,
     live.router,
     jobs.router,
     submit.router,

@@ -97,6 +97,16 @@ async def read_form(request: Request) -> dict[str, list[str]]:
         raise ApiError("invalid_document", "The form can't be read.") from None
 
 
+def origin(request: Request, services: api.Services) -> str:
+    """Where the browser reaches us: as the settings say, for a proxy's address is not in the request."""
+    return services.settings.public_url or str(request.base_url).rstrip("/")
+
+
+def is_encrypted(request: Request, services: api.Services) -> bool:
+    """Whether cookies may be kept to encrypted connections."""
+    return origin(request, services).startswith("https:")
+
+
 def local_path(path: str) -> str:
     """Where to go on after signing in: a place here, whatever the address says."""
     fine = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
@@ -114,7 +124,9 @@ async def show_sign_in(request: Request, services: ServicesDependency, next: str
 def sign_in_page(request: Request, onward: str, status: int = 200, fault: str = "") -> Response:
     from muster.web.rendering import page  # it shows this module's form token on every page
 
-    return page(request, "sign_in.html", None, status, onward=onward, fault=fault)
+    issuer = request.app.state.services.settings.oidc_issuer
+    provider = urlsplit(issuer).hostname if issuer else None
+    return page(request, "sign_in.html", None, status, onward=onward, fault=fault, provider=provider)
 
 
 @router.post("/sign-in")
@@ -143,7 +155,7 @@ async def begin_session(request: Request, services: api.Services, caller: Princi
         await api.sessions.begin(services, caller),
         max_age=int(api.sessions.SESSION_SECONDS),
         httponly=True,
-        secure=request.url.scheme == "https",
+        secure=is_encrypted(request, services),
         # Not strict: a link to a job in a colleague's message must find one signed in. Forms have their own protection.
         samesite="lax",
     )

@@ -153,14 +153,15 @@ async def platform(
 
 @contextlib.asynccontextmanager
 async def served(
-    state: Path, grace_seconds: int = 5, make: MakeApp = create_app, **options: Any
+    state: Path, grace_seconds: int = 5, make: MakeApp = create_app, port: int = 0, **options: Any
 ) -> AsyncIterator[tuple[Platform, Server]]:
-    """The same over a real socket, for what only a socket shows: streams, large bodies, cut connections."""
+    """The same over a real socket, for what only a socket shows: streams, large bodies, cut connections; at a port that
+    is named for one that is started again."""
     settings = Settings(
         **{"state": state, "auth": False, "mirror_seconds": 0.02, "stream_poll_seconds": 0.02, **options}
     )
     app = make(settings, None)
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+    with contextlib.closing(socket.create_server(("127.0.0.1", port))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=grace_seconds)
         server = Server(config, app.state.hub)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
 from playwright.async_api import expect
 from tests.integration.api.people import settle
 from tests.integration.api.platform import served
 from tests.integration.web.pages import lived
-from tests.integration.web.watching import CHROMIUM, chromium, looking, must_look_well
+from tests.integration.web.watching import IN_CHROMIUM, chromium, looking, must_look_well
 
 from muster.contract.names import LOG
 from muster.contract.status import Phase
@@ -19,11 +18,7 @@ from muster.web.app import create_app
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
 PATHS = ("", "/logs", "/events", "/checkpoints", "/checkpoints/120", "/samples", "/config")
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
-    pytest.mark.timeout(300),
-]
+pytestmark = IN_CHROMIUM
 
 
 async def test_every_page_in_light_and_dark_narrow_and_wide(tmp_path: Path) -> None:
@@ -31,14 +26,16 @@ async def test_every_page_in_light_and_dark_narrow_and_wide(tmp_path: Path) -> N
     runs."""
     async with served(tmp_path / "state", make=create_app) as (here, _), chromium() as browser:
         uid = await lived(here, message=HOSTILE + "y" * 1_000_000)
+        other = await lived(here, "other-sft")
+        paths = ("/jobs", "/fleet", f"/compare?jobs={uid},{other}", *(f"/jobs/{uid}{path}" for path in PATHS))
         for scheme, width in (("light", 360), ("dark", 1920)):
             options = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
             async with looking(browser, here, **options) as watched:
-                for path in ("/jobs", *(f"/jobs/{uid}{path}" for path in PATHS)):
+                for path in paths:
                     reply = await watched.page.goto(path)
                     assert reply is not None
                     assert reply.status == 200
-                    await expect(watched.page.locator("[data-copy]").first).to_have_attribute("data-shown", "")
+                    await expect(watched.page.locator("[data-theme-toggle]")).to_have_attribute("data-shown", "")
                     await must_look_well(watched, (path, scheme, width))
                     assert "owned" not in await watched.page.title()
 

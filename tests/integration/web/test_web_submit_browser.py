@@ -6,19 +6,14 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from playwright.async_api import Page, expect
 from tests.integration.api.people import settle
 from tests.integration.api.platform import served
-from tests.integration.web.watching import CHROMIUM, chromium, looking, must_look_well
+from tests.integration.web.watching import IN_CHROMIUM, chromium, looking, must_look_well
 
 from muster.web.app import create_app
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
-    pytest.mark.timeout(300),
-]
+pytestmark = IN_CHROMIUM
 VALUE = "document.getElementById('document').value"
 
 

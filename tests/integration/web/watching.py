@@ -9,32 +9,43 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
 from tests.integration.api.platform import Platform
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+IN_CHROMIUM = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
+    pytest.mark.timeout(300),
+]
 
 
 @dataclass
 class Watched:
-    """A page, and what no page may do: write an error to the console, break its policy, ask another host."""
+    """A page, and what no page may do: write an error to the console, break its policy, ask another host.
+
+    `forgiven` are beginnings of what the browser itself writes of refusals that the test means to happen; `hosts` are
+    those that may be asked.
+    """
 
     page: Page
-    host: str
+    hosts: tuple[str, ...]
+    forgiven: tuple[str, ...] = ()
     faults: list[str] = field(default_factory=list)
 
-    def watch(self) -> None:
-        self.page.on("console", self._heard)
-        self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
-        self.page.on("request", self._asked)
+    def watch(self, page: Page) -> None:
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
+        page.on("request", self._asked)
 
     def _heard(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        if message.type in ("error", "warning") and not message.text.startswith(self.forgiven):
             self.faults.append(f"{message.type}: {message.text}")
 
     def _asked(self, request: Request) -> None:
-        if urlsplit(request.url).netloc not in (self.host, ""):
+        if urlsplit(request.url).netloc not in self.hosts:
             self.faults.append(f"asks {request.url}")
 
 
@@ -47,11 +58,15 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def looking(browser: Browser, here: Platform, **options: Any) -> AsyncIterator[Watched]:
-    context = await browser.new_context(base_url=str(here.client.base_url), **options)
+async def looking(
+    browser: Browser, here: Platform | str, forgiven: tuple[str, ...] = (), hosts: tuple[str, ...] = (), **options: Any
+) -> AsyncIterator[Watched]:
+    """A fresh browser's page on that platform, or at that address; `options` are Playwright's for a context."""
+    url = here if isinstance(here, str) else str(here.client.base_url)
+    context = await browser.new_context(base_url=url, **options)
     page = await context.new_page()
-    watched = Watched(page, urlsplit(str(here.client.base_url)).netloc)
-    watched.watch()
+    watched = Watched(page, (urlsplit(url).netloc, "", *hosts), forgiven)
+    watched.watch(page)
     yield watched
     assert watched.faults == []
     await context.close()

@@ -117,7 +117,7 @@ def test_the_settings_of_the_sign_in_are_those_that_the_api_reads(
 
     (container,) = pod_specs(chart.objects(EVERYTHING))["muster-api"]["containers"]
     for name, value in environment(container).items():
-        if name.startswith("MUSTER_API_OIDC_"):
+        if name.startswith(("MUSTER_API_OIDC_", "MUSTER_API_PUBLIC_URL")):
             monkeypatch.setenv(name, value)
     found = Settings()
     assert (found.oidc_issuer, found.oidc_client_id, found.oidc_audience) == (
@@ -127,3 +127,10 @@ def test_the_settings_of_the_sign_in_are_those_that_the_api_reads(
         ("openid", "groups"), "email", "realm_access.roles",
     )  # fmt: skip
     assert found.oidc_roles == {"ml": {"nlp": "member"}, "platform": "admin"}
+    assert found.public_url == "https://muster.example.com"
+
+
+def test_behind_the_chart_s_ingress_the_api_knows_its_own_address(chart: Chart) -> None:
+    told = {"api": {"ingress": {"enabled": True, "host": "m.example.com", "tlsSecretName": "tls"}}}
+    (container,) = pod_specs(chart.objects(told))["muster-api"]["containers"]
+    assert environment(container)["MUSTER_API_PUBLIC_URL"] == "https://m.example.com"

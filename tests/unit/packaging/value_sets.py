@@ -42,6 +42,7 @@ EVERYTHING: dict[str, Any] = MONITORED | {
         "database": {"existingSecret": "database"},
         "bootstrapToken": {"existingSecret": "token"},
         "secretKey": {"existingSecret": "keys"},
+        "publicUrl": "https://muster.example.com",
         "secrets": {"namespaces": ["nlp", "cv"]},
         "oidc": {
             "issuer": "https://id.example.com",
@@ -188,6 +189,7 @@ CHANGES: dict[str, Any] = {
     "api.bootstrapToken.key": "other",
     "api.secretKey.existingSecret": "",
     "api.secretKey.key": "other",
+    "api.publicUrl": "https://other.example.com",
     "api.secrets.namespaces": [],
     "api.oidc.issuer": "",
     "api.oidc.clientId": "other",

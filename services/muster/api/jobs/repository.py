@@ -136,8 +136,11 @@ ORDERS: Mapping[str, tuple[Any, ...]] = {
 
 async def ordered(session: AsyncSession, wanted: Filter, order: str, offset: int, limit: int) -> list[JobRow]:
     """A piece of the list in one of ORDERS, for people who turn pages; programs read on by `page`."""
-    query = _filtered(select(JobRow), wanted).order_by(*ORDERS[order]).offset(offset).limit(limit)
-    return list((await session.scalars(query)).all())
+    chosen = _filtered(select(JobRow.seq), wanted).order_by(*ORDERS[order]).offset(offset).limit(limit)
+    # Their numbers first: to sort the rows themselves moves the specs and statuses of all that match.
+    seqs = list((await session.scalars(chosen)).all())
+    found = {row.seq: row for row in await session.scalars(select(JobRow).where(JobRow.seq.in_(seqs)))}
+    return [found[seq] for seq in seqs if seq in found]
 
 
 async def count_by_phase(session: AsyncSession, wanted: Filter) -> dict[str, int]:

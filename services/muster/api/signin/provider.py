@@ -6,6 +6,7 @@ OpenID Connect Core 1.0 §3.1.3.7 says what is checked, RFC 8725 why no algorith
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jwt
-from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 
 from muster.api.settings import Settings
 
@@ -52,18 +53,32 @@ class Provider:
     ) -> None:
         assert settings.oidc_issuer is not None
         assert settings.oidc_client_id is not None
-        self.issuer, self._client = settings.oidc_issuer, settings.oidc_client_id
-        self._audience = settings.oidc_audience or self._client
+        self.issuer, self.client = settings.oidc_issuer, settings.oidc_client_id
+        self.scopes = settings.oidc_scopes
+        self._audience = settings.oidc_audience or self.client
         self._person_claim, self._groups_claim = settings.oidc_person_claim, settings.oidc_groups_claim
         self._clock, self._ticks = clock, ticks
+        self._about: dict[str, Any] = {}  # its discovery document
         self._keys: dict[str, dict[str, Any]] = {}  # as they were published, by their id
         self._fetched_at: float | None = None  # or tried to
         self._kept_since: float | None = None
         self._turn = asyncio.Lock()
 
-    async def verify(self, token: str) -> SignedIn:
+    async def endpoint(self, name: str) -> str:
+        """An address that the provider publishes, such as `token_endpoint`. Raises ProviderUnreachable."""
+        async with self._turn:
+            if not self._about or self._is_old():
+                await self._fetch(must=not self._about)
+        found = self._about.get(name)
+        if not isinstance(found, str) or not found:
+            raise ProviderUnreachable(f"it publishes no {name}")
+        return found
+
+    async def verify(self, token: str, nonce: str | None = None) -> SignedIn:
         """What the token says, if it is this provider's, for us and of now.
 
+        A `nonce` is given for a token that the provider itself has just handed to us: it must hold that nonce, and a
+        key that is not known is asked for at once, for nobody but the provider can have named it.
         Raises SignInRefused, and ProviderUnreachable where its key is not known and can't be asked for.
         """
         try:
@@ -74,8 +89,10 @@ class Provider:
         if algorithm not in ALGORITHMS:
             words = f"its algorithm is {str(algorithm)[:20]!r}"
             raise SignInRefused(f"{words}, and only signatures by a key pair are taken")
-        key = await self._key(header.get("kid"))
+        key = await self._key(header.get("kid"), from_provider=nonce is not None)
         claims = self._checked(token, key, algorithm)
+        if nonce is not None and not hmac.compare_digest(str(claims.get("nonce")).encode(), nonce.encode()):
+            raise SignInRefused("it answers another sign-in (nonce)")
         return SignedIn(str(claims["sub"]), self._name(claims), self._groups(claims), claims["exp"] + LEEWAY_SECONDS)
 
     def _checked(self, token: str, key: dict[str, Any], algorithm: str) -> dict[str, Any]:
@@ -101,7 +118,7 @@ class Provider:
             raise SignInRefused(f"it does not say its {error.claim}") from None
         except jwt.PyJWTError:
             raise SignInRefused("its signature is not the provider's") from None
-        if isinstance(claims["aud"], list) and len(claims["aud"]) > 1 and claims.get("azp") != self._client:
+        if isinstance(claims["aud"], list) and len(claims["aud"]) > 1 and claims.get("azp") != self.client:
             raise SignInRefused("it is for several, and was not given to us (azp)")
         self._refuse_other_times(claims)
         return claims
@@ -124,13 +141,13 @@ class Provider:
         groups = [found] if isinstance(found, str) else found if isinstance(found, list) else []
         return frozenset(group for group in groups if isinstance(group, str))
 
-    async def _key(self, kid: Any) -> dict[str, Any]:
+    async def _key(self, kid: Any, from_provider: bool) -> dict[str, Any]:
         """The key of that id, or the only one for a token that names none."""
         if (key := self._known(kid)) is not None and not self._is_old():
             return key
         async with self._turn:  # of many at once one asks
             if (key := self._known(kid)) is None or self._is_old():
-                await self._fetch(must=key is None)
+                await self._fetch(must=key is None, at_once=from_provider)
                 key = self._known(kid)
         if key is None:
             raise SignInRefused("its key is not one of the provider's")
@@ -144,19 +161,23 @@ class Provider:
     def _is_old(self) -> bool:
         return self._kept_since is None or self._ticks() - self._kept_since >= KEPT_SECONDS
 
-    async def _fetch(self, must: bool) -> None:
+    async def _fetch(self, must: bool, at_once: bool = False) -> None:
         """Ask for the keys, unless that was done a moment ago. While there is no answer, known keys count."""
-        if self._fetched_at is not None and self._ticks() - self._fetched_at < REFETCH_SECONDS:
+        recent = self._fetched_at is not None and self._ticks() - self._fetched_at < REFETCH_SECONDS
+        if recent and not at_once:
             if must and not self._keys:
                 raise ProviderUnreachable("its keys could not be read a moment ago")
             return
         self._fetched_at = self._ticks()
         try:
             async with ClientSession(timeout=ClientTimeout(total=ANSWER_SECONDS_MAX), trust_env=True) as session:
-                about = await _json(session, f"{self.issuer.rstrip('/')}/.well-known/openid-configuration")
+                url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
+                async with session.get(url, raise_for_status=True) as reply:
+                    about = await read_json(reply)
                 if about.get("issuer") != self.issuer:
                     raise ProviderUnreachable(f"it calls itself {str(about.get('issuer'))[:200]!r}")
-                found = await _json(session, str(about.get("jwks_uri")))
+                async with session.get(str(about.get("jwks_uri")), raise_for_status=True) as reply:
+                    found = await read_json(reply)
         except (ClientError, TimeoutError, OSError, ValueError) as error:
             if must:
                 raise ProviderUnreachable(f"{type(error).__name__}: {error}"[:300]) from None
@@ -165,17 +186,17 @@ class Provider:
             if must:
                 raise
             return
-        self._keys, self._kept_since = _keys(found), self._ticks()
+        self._about, self._keys, self._kept_since = about, _keys(found), self._ticks()
 
 
-async def _json(session: ClientSession, url: str) -> dict[str, Any]:
-    async with session.get(url, raise_for_status=True) as reply:
-        body = await reply.content.read(ANSWER_BYTES_MAX)
-        while not reply.content.at_eof() and len(body) < ANSWER_BYTES_MAX:
-            body += await reply.content.read(ANSWER_BYTES_MAX - len(body))
+async def read_json(reply: ClientResponse) -> dict[str, Any]:
+    """The object that a provider answers with, a megabyte at most. Raises ValueError for anything else."""
+    body = b""
+    while not reply.content.at_eof() and len(body) < ANSWER_BYTES_MAX:
+        body += await reply.content.read(ANSWER_BYTES_MAX - len(body))
     document = json.loads(body)
     if not isinstance(document, dict):
-        raise ValueError(f"{url} is no JSON object")
+        raise ValueError(f"{reply.url} is no JSON object")
     return document
 
 

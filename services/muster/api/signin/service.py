@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -19,12 +20,15 @@ from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.people.service import identity_of
 from muster.api.settings import Settings
+from muster.api.signin.code_flow import Flow, authorization_address, redeem
 from muster.api.signin.provider import Provider, ProviderUnreachable, SignedIn, SignInRefused
 from muster.api.tables import MemberRow, PersonRow
 from muster.contract.names import PERSON_NAME
 from muster.contract.projects import Role
 
 log = structlog.get_logger("muster.api.signin")
+
+_AGAIN = "Sign in again."
 
 
 @dataclass(frozen=True)
@@ -43,15 +47,31 @@ class SignIn:
 
     async def caller(self, token: str) -> Principal:
         """Raises ApiError unauthorized, with words and without the token, and sign_in_unavailable."""
-        try:
+        with self._refusals("`muster login` signs in anew."):
             signed_in = await self._provider.verify(token)
+        return await self._known(signed_in) or await self._made(signed_in)
+
+    async def provider_address(self, flow: Flow, landing: str) -> str:
+        """Where a browser signs in, which comes back to `landing`. Raises ApiError sign_in_unavailable."""
+        with self._refusals(_AGAIN):
+            return await authorization_address(self._provider, flow, landing)
+
+    async def caller_by_code(self, flow: Flow, code: str, landing: str) -> Principal:
+        """Who came back to `landing` with that code. Raises ApiError as `caller` does."""
+        with self._refusals(_AGAIN):
+            signed_in = await redeem(self._provider, flow, code, landing)
+        return await self._known(signed_in) or await self._made(signed_in)
+
+    @contextmanager
+    def _refusals(self, next_step: str) -> Iterator[None]:
+        try:
+            yield
         except SignInRefused as refused:
-            raise unauthorized(f"The sign-in is refused: {refused}. `muster login` signs in anew.") from None
+            raise unauthorized(f"The sign-in is refused: {refused}. {next_step}") from None
         except ProviderUnreachable as away:
             log.warning("the sign-in's provider can't be asked", issuer=self._provider.issuer, cause=str(away))
-            detail = f"{self._provider.issuer} does not tell its keys, so nobody new can sign in. Tokens go on."
+            detail = f"{self._provider.issuer} does not answer as it should, so nobody new can sign in. Tokens go on."
             raise ApiError("sign_in_unavailable", detail, headers={"Retry-After": "5"}) from None
-        return await self._known(signed_in) or await self._made(signed_in)
 
     async def renewed(self, signed_in: SignedIn) -> Principal | None:
         """The caller as they are now; None once the sign-in has expired or the person is disabled."""

@@ -46,22 +46,36 @@ const STAYS = {
 };
 
 let asked = 0;
+let pushing = 0; // looks at another address that somebody wants to see: news of this one must not overtake them
 
 export async function show(address, { push = false } = {}) {
+  if (!push && pushing) return;
+  pushing += push;
+  try {
+    await look(address, push);
+  } finally {
+    pushing -= push;
+  }
+}
+
+async function look(address, push) {
   const mine = ++asked;
   const reply = await fetch(address, { headers: { accept: "text/html" }, redirect: "follow" });
   if (mine !== asked) return; // a later look was quicker
   if (new URL(reply.url).pathname === "/sign-in") return endSession();
-  if (!reply.ok) return;
-  const fresh = new DOMParser().parseFromString(await reply.text(), "text/html");
+  if (reply.status === 404) return vanish();
+  if (!reply.ok) return stale();
+  const read = new DOMParser().parseFromString(await reply.text(), "text/html");
+  fresh();
+  document.getElementById("vanished").hidden = true;
   const main = document.getElementById("main");
   const before = document.querySelector("[data-phase]")?.dataset.phase;
   const notices = document.getElementById("notices")?.childNodes.length && !push;
-  if (notices) fresh.getElementById("notices")?.replaceWith(document.getElementById("notices").cloneNode(true));
-  Idiomorph.morph(main, fresh.getElementById("main"), { callbacks: STAYS });
-  document.title = fresh.title;
+  if (notices) read.getElementById("notices")?.replaceWith(document.getElementById("notices").cloneNode(true));
+  Idiomorph.morph(main, read.getElementById("main"), { callbacks: STAYS });
+  document.title = read.title;
   const icon = document.querySelector("link[rel=icon]");
-  const newIcon = fresh.querySelector("link[rel=icon]");
+  const newIcon = read.querySelector("link[rel=icon]");
   if (icon && newIcon && icon.href !== newIcon.href) icon.replaceWith(newIcon);
   if (push) history.pushState(null, "", address);
   tend(document);
@@ -72,19 +86,23 @@ export async function show(address, { push = false } = {}) {
 
 let stream = null;
 let staleSince = null;
-let waiting = null;
+let looking = false;
+let newer = false; // there was news while the page was being read
+let signedOut = null; // the timer that waits for somebody to sign in again
 
 function listen() {
   const source = document.getElementById("main").dataset.live;
-  if (stream || !source || document.hidden) return;
+  if (stream || signedOut || !source || document.hidden) return;
   stream = new EventSource(source);
-  stream.addEventListener("changed", () => { fresh(); refresh(); });
+  stream.addEventListener("changed", refresh); // the first one at once: what happened meanwhile is not on the page
   stream.addEventListener("ended", endSession);
-  stream.addEventListener("open", fresh);
   stream.addEventListener("error", () => {
-    const gone = stream?.readyState === EventSource.CLOSED; // an answer that was no stream: look again in a while
     stale();
-    if (gone) { hush(); setTimeout(listen, AGAIN_SECONDS * 1000); }
+    // The browser tries again by itself, unless the answer was no stream: the session may have ended meanwhile, or the
+    // job be gone. The page itself tells which.
+    if (stream?.readyState !== EventSource.CLOSED) return;
+    hush();
+    setTimeout(() => { refresh(); listen(); }, AGAIN_SECONDS * 1000);
   });
 }
 
@@ -93,16 +111,30 @@ function hush() {
   stream = null;
 }
 
-function refresh() {
-  if (waiting) return;
-  waiting = setTimeout(() => { waiting = null; show(location.href).catch(stale); }, 50);
+// One look at a time: on a busy server pages are read less often, and no look is begun in vain.
+async function refresh() {
+  newer = true;
+  if (looking) return;
+  looking = true;
+  while (newer && !signedOut) {
+    newer = false;
+    await show(location.href).catch(stale);
+  }
+  looking = false;
 }
 
 function stale() {
   staleSince ??= new Date();
   const banner = document.getElementById("stale");
   banner.querySelector("[data-stale-since]").textContent = `at ${clock.format(staleSince)}`;
-  banner.hidden = !document.getElementById("ended").hidden;
+  banner.hidden = signedOut !== null;
+}
+
+function vanish() {
+  hush();
+  fresh();
+  delete document.getElementById("main").dataset.live;
+  document.getElementById("vanished").hidden = false;
 }
 
 function fresh() {
@@ -111,15 +143,17 @@ function fresh() {
 }
 
 export function endSession() {
+  if (signedOut) return;
   hush();
   fresh();
   document.getElementById("ended").hidden = false;
-  const again = setInterval(async () => {
+  signedOut = setInterval(async () => {
     const reply = await fetch("/api/v1/me").catch(() => null);
-    if (!reply?.ok) return;
-    clearInterval(again);
+    if (!reply?.ok || !signedOut) return;
+    clearInterval(signedOut);
+    signedOut = null;
     document.getElementById("ended").hidden = true;
-    await show(location.href);
+    await show(location.href).catch(stale);
     // The forms of this page belong to the session that ended; the fields keep what was typed.
     const token = document.querySelector("input[name=form_token]")?.value;
     const page = await fetch(location.href).then((it) => it.text());
@@ -174,12 +208,31 @@ document.addEventListener("click", async (event) => {
   }
 });
 
-document.addEventListener("submit", (event) => {
-  const asks = (event.submitter ?? event.target).dataset?.confirm;
+let sendable = null; // the form that may be sent: a moment ago somebody was signed in
+
+document.addEventListener("submit", async (event) => {
+  if (event.defaultPrevented) return; // another script sends it
+  const form = event.target, submitter = event.submitter;
+  if (form === sendable) {
+    sendable = null;
+    return;
+  }
+  const asks = (submitter ?? form).dataset?.confirm;
   if (asks && !confirm(asks)) return event.preventDefault();
-  if (event.target.matches("form[data-partial]")) {
+  if (form.matches("form[data-partial]")) {
     event.preventDefault();
-    seek(event.target);
+    seek(form);
+  } else if (form.querySelector("input[name=form_token]")) {
+    // Sent to a server that is away, or without a session, a form would be lost with all that is in it.
+    event.preventDefault();
+    const reply = await fetch("/api/v1/me").catch(() => null);
+    if (reply?.status === 401) return endSession();
+    if (!reply?.ok) {
+      stale();
+      return say("Nothing was sent: the server does not answer. What you typed stays.");
+    }
+    sendable = form;
+    form.requestSubmit(submitter);
   }
 });
 
