@@ -222,7 +222,7 @@ async function upload(file) {
     if (found.status === "failed") throw new Error(found.fault);
     shown.words.textContent = `${id}${found.samples == null ? "" : ` · ${found.samples.toLocaleString()} samples`}${found.format ? ` · ${found.format}` : ""}`;
     say(`${file.name} is uploaded`);
-    ask("check");
+    await ask(byHand ? "check" : "write"); // the file is ready, and the YAML may not name it yet
   } catch (error) {
     shown.words.textContent = error.message;
     shown.words.className = "small bad-text";
