@@ -91,8 +91,8 @@ def _flow(request: Request, state: str) -> Flow | None:
     """The sign-in of that state, if this browser began it."""
     try:
         raw = json.loads(base64.urlsafe_b64decode(request.cookies.get(_cookie_of(state), "")))
-        texts = (str(raw[name]) for name in ("state", "nonce", "verifier", "onward"))
-        flow = Flow(*texts, begun_at=float(raw["begun_at"]))
+        texts = {name: str(raw[name]) for name in ("state", "nonce", "verifier", "onward")}
+        flow = Flow(**texts, begun_at=float(raw["begun_at"]))
     except (ValueError, TypeError, KeyError):
         return None
     if local_path(flow.onward) != flow.onward:

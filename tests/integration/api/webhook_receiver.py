@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
                 file.write(json.dumps(line) + "\n")
         kind, _, number = self.path.strip("/").partition("/")
         if kind == "never":
-            time.sleep(600)
+            time.sleep(600)  # not a wait: the receiver that never answers
         elif kind == "huge":
             self._endless()
         elif kind == "redirect":

@@ -92,12 +92,12 @@ class Encoder:
             return made.encoded()
         reading = RecordReader(work.source, work.tokenizer, work.train_on, self._rules, work.references)
         for batch in batches(reading.chunks(each for each in units if isinstance(each, RawRecord))):
-            for piece in tokenised(batch, work.tokenizer):
-                made.add(piece)
+            for chunk in tokenised(batch, work.tokenizer):
+                made.add(chunk)
         return made.encoded(reading)
 
 
-class Piece(NamedTuple):
+class TokenisedChunk(NamedTuple):
     """A chunk as ids, uint32, with 1 in `loss_mask` (uint8) where the loss counts the id."""
 
     chunk: Chunk
@@ -106,7 +106,7 @@ class Piece(NamedTuple):
     split: int  # the offset of a pair's second side; 0 where there is none
 
 
-def tokenised(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[Piece]:
+def tokenised(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[TokenisedChunk]:
     """All texts of the batch at once, then put together again with the ids between them."""
     texts = iter(tokenizer.encode_many([part.text for chunk in batch for part in chunk.parts if not part.ids]))
     for chunk in batch:
@@ -114,7 +114,7 @@ def tokenised(batch: Sequence[Chunk], tokenizer: Tokenizer) -> Iterator[Piece]:
         flags = np.array([part.loss_mask for part in chunk.parts], np.uint8)
         lengths = [len(each) for each in ids]
         split = 0 if chunk.split is None else sum(lengths[: chunk.split])
-        yield Piece(chunk, np.concatenate(ids), np.repeat(flags, lengths), split)
+        yield TokenisedChunk(chunk, np.concatenate(ids), np.repeat(flags, lengths), split)
 
 
 def batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
@@ -146,7 +146,7 @@ class _Made:
         self._dropped = LeftOut()
         self._notes = Notes(work.rules)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TokenisedChunk) -> None:
         """The next chunk of a document. With its last one the document is kept, or dropped by the rules."""
         chunk = piece.chunk
         self._open.append(piece.ids.astype(self._work.dtype))
