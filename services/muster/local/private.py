@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -22,10 +23,13 @@ def make_private_folder(path: Path, ours: Path) -> None:
 def make_private_database(path: Path) -> None:
     """Make sure that the SQLite file is there with mode 0600; SQLite gives its journals the mode of the file.
 
-    Raises OSError where it can't be made.
+    A file that is there is not opened: closing it would end the locks of all of this process's connections to it, and
+    what they commit then could be lost (https://sqlite.org/howtocorrupt.html, 2.2).
+    Raises OSError where none can be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     for file in (path, *(path.with_name(path.name + journal) for journal in ("-wal", "-shm", "-journal"))):
         if file.exists() and _is_open(file):
             file.chmod(0o600)

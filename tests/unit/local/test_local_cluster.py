@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -126,3 +128,25 @@ def test_of_many_writers_at_one_version_one_wins(cluster: LocalCluster, spec: Jo
         thread.join()
     assert outcomes.count("lost") == 7
     assert f"won {cluster.get(job.metadata.uid).status.attempt}" in outcomes
+
+
+def test_a_second_cluster_in_a_process_ends_no_locks_of_the_first(cluster: LocalCluster, spec: JobSpec) -> None:
+    """Without its locks, the first one's journal is removed by the next process that closes the file as its last user,
+    and what the first one commits afterwards is in no file that others read."""
+    cluster.create("before", "default", spec, {})
+    LocalCluster(cluster.path)
+    _in_another_process(cluster.path)
+    cluster.create("after", "default", spec, {})
+    assert _in_another_process(cluster.path) == ["before", "after"]
+
+
+def _in_another_process(path: Path) -> list[str]:
+    code = (
+        "import json, sqlite3, sys\n"
+        "db = sqlite3.connect(sys.argv[1])\n"
+        "print(json.dumps([name for (name,) in db.execute('SELECT name FROM jobs ORDER BY version')]))\n"
+        "db.close()"
+    )
+    reply = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    names: list[str] = json.loads(reply.stdout)
+    return names
