@@ -141,6 +141,9 @@ async def test_every_wrong_field_is_named(house: House) -> None:
     ):
         reply = await here.client.post("/v1/files", content=body, headers={"content-type": kind})
         assert reply.json()["code"] == code, reply.text
+    both = {"purpose": "fine-tune", "expires_after": "{}", "expires_after[seconds]": "3600"}
+    reply = await here.client.post("/v1/files", data=both, files={"file": ("a.jsonl", DATA)})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "expires_after.anchor"), reply.text
     assert (await client.files.list()).data == []
     assert list(here.state.uploads.iterdir()) == []
 

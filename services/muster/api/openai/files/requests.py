@@ -64,7 +64,9 @@ def nested(fields: Mapping[str, str]) -> dict[str, Any]:
         outer, bracket, inner = name.partition("[")
         if outer == "expires_after" and bracket and inner.endswith("]"):
             number = value.isascii() and value.isdigit() and len(value) < 12
-            document.setdefault(outer, {})[inner[:-1]] = int(value) if number else value
+            if not isinstance(document.get(outer), dict):  # it may be there as a plain field too
+                document[outer] = {}
+            document[outer][inner[:-1]] = int(value) if number else value
         else:
             document[name] = value
     return document
