@@ -136,8 +136,9 @@ def test_the_api_keeps_its_promises(case: Any, server: Server) -> None:
     keeps_its_promises(case, server)
 
 
+# A sweep's document holds a job's spec, every field of which is tried where a job is submitted.
 @pytest.mark.long
-@schema.parametrize()
+@schema.exclude(path="/api/v1/sweeps", method="POST").parametrize()
 @many
 def test_the_api_keeps_its_promises_for_every_kind_of_wrong_body(case: Any, server: Server) -> None:
     keeps_its_promises(case, server)
@@ -157,7 +158,9 @@ def keeps_its_promises(case: Any, server: Server) -> None:
         parameters["job_id"] = server.jobs[len(parameters["job_id"]) // 2 % len(server.jobs)]
     if len(parameters.get("fine_tuning_job_id", "x")) % 2 == 0:
         parameters["fine_tuning_job_id"] = server.fine_tune
-    case.call_and_validate(base_url=server.url, headers=HEADERS, checks=CHECKS)
+    reply = case.call_and_validate(base_url=server.url, headers=HEADERS, checks=CHECKS)
+    if case.path == "/api/v1/sweeps" and reply.status_code == 201:  # hundreds that live would keep the server busy
+        httpx2.post(f"{server.url}/api/v1/sweeps/{reply.json()['id']}:cancel", headers=HEADERS).raise_for_status()
 
 
 def test_every_operation_is_described_and_has_an_example() -> None:
