@@ -10,14 +10,14 @@ import ast
 import inspect
 import textwrap
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 
 def describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
     """Write the descriptions of all fields into the JSON schema of `model`, in place."""
-    models = {found.__name__: found for found in _subclasses(BaseModel)} | {model.__name__: model}
+    models = _models_within(model)
     for name, definition in {**schema.get("$defs", {}), model.__name__: schema}.items():
         for field, text in field_descriptions(models[name]).items() if name in models else ():
             definition["properties"][models[name].model_fields[field].alias or field]["description"] = text
@@ -46,5 +46,17 @@ def _described(definition: ast.ClassDef) -> list[tuple[str, str]]:
     ]
 
 
-def _subclasses(model: type[BaseModel]) -> set[type[BaseModel]]:
-    return {model}.union(*(_subclasses(child) for child in model.__subclasses__()))
+def _models_within(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The model and those of its fields, by name. Models elsewhere may have the same names."""
+    found: dict[str, type[BaseModel]] = {}
+
+    def visit(kind: Any) -> None:
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in found:
+            found[kind.__name__] = kind
+            for field in kind.model_fields.values():
+                visit(field.annotation)
+        for argument in get_args(kind):
+            visit(argument)
+
+    visit(model)
+    return found

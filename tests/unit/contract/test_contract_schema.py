@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import create_model
 
 from muster.contract.base import dump
 from muster.contract.model_config import ModelConfig
@@ -105,3 +106,10 @@ def test_kubectl_explain_describes_every_field() -> None:
     assert [*silent(schema["spec"], "spec"), *silent(schema["status"], "status")] == []
     every = schema["spec"]["properties"]["checkpoint"]["properties"]["every"]["description"]
     assert every.startswith("How often: a number of steps, a time (`10m`), or `auto`")
+
+
+def test_models_elsewhere_may_have_a_fields_name() -> None:
+    """OpenAI's façade has a Dpo too. Whichever of the two was found last gave its words, or none."""
+    elsewhere = [create_model("Dpo", beta=(float, 1.0)) for _ in range(20)]
+    training = document_schema()["properties"]["spec"]["properties"]["training"]["properties"]
+    assert all(field.get("description") for field in training["dpo"]["properties"].values()), elsewhere

@@ -255,7 +255,8 @@ def test_the_api_reads_its_settings_as_meant(
     assert told == {
         f"MUSTER_API_{name}" for name in
         (
-            "CLUSTER", "STATE", "HOST", "PORT", "PUBLIC_URL", "CHECKPOINT_URI", "FILES_URI", "DATABASE_URL", "BOOTSTRAP_TOKEN",
+            "CLUSTER", "STATE", "HOST", "PORT", "PUBLIC_URL", "CHECKPOINT_URI", "FILES_URI", "DATABASE_URL",
+            "BOOTSTRAP_TOKEN",
             "PRICES_FILE",
             "BASE_MODELS_FILE",
             "OIDC_ISSUER", "OIDC_CLIENT_ID", "OIDC_AUDIENCE", "OIDC_SCOPES", "OIDC_PERSON_CLAIM", "OIDC_GROUPS_CLAIM",
