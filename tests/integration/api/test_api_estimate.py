@@ -93,6 +93,7 @@ async def test_storage_that_answers_nobody_holds_up_nothing_else(
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 2) == "free"
 
 
+@pytest.mark.long
 async def test_a_folder_that_can_not_be_read_or_trained_is_said(here: Platform, tmp_path: Path) -> None:
     job = document("mine")
     job["spec"]["training"] |= {"model": {"source": tmp_path.as_uri()}}

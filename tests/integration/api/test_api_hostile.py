@@ -81,6 +81,7 @@ def test_five_hundred_hostile_bodies_are_refused_in_time(tmp_path: Path) -> None
         each_is_refused_in_time(process, bodies(500, seed=1))
 
 
+@pytest.mark.long
 def test_health_is_told_while_hostile_bodies_are_read(tmp_path: Path) -> None:
     with api(tmp_path) as process, ThreadPoolExecutor(16) as clients, health_watched(process.url) as seconds:
         replies = list(clients.map(lambda body: send(process.url, body).status_code, bodies(4 * len(KINDS), seed=2)))

@@ -173,6 +173,7 @@ async def _until_failed(here: Platform) -> list[dict[str, Any]]:
     return list(await until(ask, "a message that is given up"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [

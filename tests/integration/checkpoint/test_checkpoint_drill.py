@@ -13,7 +13,7 @@ from tests.polling import eventually
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_drill_that_is_ended_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
     drill = psutil.Popen(
         [sys.executable, "-m", "tests.drills.checkpoint.drill", "--rounds", "1", "--store", "folder"],

@@ -113,7 +113,10 @@ def test_a_job_that_can_not_keep_the_promises_fails_the_demo(tmp_path: Path, dem
     assert demo.left() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGKILL))],
+)
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, demos: list[Demo], number: signal.Signals) -> None:
     demo = Demo(tmp_path, job(tmp_path, steps=100_000))
     demos.append(demo)

@@ -112,6 +112,7 @@ def _closed(schema: Any) -> Any:
     return [_closed(entry) for entry in schema] if isinstance(schema, list) else schema
 
 
+@pytest.mark.long
 def test_every_switch_does_something(chart: Chart) -> None:
     switches = leaves(yaml.safe_load((CHART / "values.yaml").read_text()))
     assert set(CHANGES) == set(switches), "each switch of values.yaml has an entry in CHANGES, and nothing else has"

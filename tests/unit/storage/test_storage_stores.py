@@ -188,6 +188,7 @@ def test_each_fault_of_the_network_is_survived(keys: None, rclone_s3: S3Server, 
     assert plan.done[fault] > 0
 
 
+@pytest.mark.long
 def test_a_store_that_is_slow_but_goes_on_is_not_given_up(
     keys: None, rclone_s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

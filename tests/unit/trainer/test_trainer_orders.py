@@ -378,7 +378,7 @@ print(status("VmHWM") - before)
 """
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.long), "full"])
 def test_the_estimate_is_near_what_a_rank_takes(recompute: str) -> None:
     """A rank alone, in a process of its own; the process's own share is left out on both sides."""
     training = config(
