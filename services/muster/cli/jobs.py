@@ -150,9 +150,11 @@ def get(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show one job: phase and reason, progress, attempts, where its time went, loss curve."""
+    """Show one job: phase and reason, progress, attempts, where its time went, loss curve, samples of its last
+    evaluation.
+    """
     from muster.cli.follow import follow as watch
-    from muster.cli.render import show_job, step_points
+    from muster.cli.render import show_job, show_samples, step_points
 
     with connect(server) as client:
         job_id = client.job_id(job)
@@ -167,7 +169,24 @@ def get(
             return
         history = client.get(f"jobs/{job_id}/attempts")
         points = step_points(client.get(f"jobs/{job_id}/metrics", points=400))
+        samples = _last_samples(client, document)
     show_job(document, history["items"], points, history.get("cost"))
+    if samples is not None:
+        show_samples(samples)
+
+
+def _last_samples(client: JobsClient, job: dict[str, Any]) -> dict[str, Any] | None:
+    """What the model wrote at its last evaluation. None where no prompts are asked for, nothing is written yet, or the
+    job's storage does not tell now: the rest of the job is worth showing all the same."""
+    evaluation = job["spec"]["training"].get("evaluation") or {}
+    if not evaluation.get("generate"):
+        return None
+    try:
+        found = client.get(f"jobs/{job['id']}/samples", limit=1)["items"]
+    except MusterError as error:
+        say(f"warning: its samples are left out: {error}", "yellow")
+        return None
+    return found[-1] if found else None
 
 
 def cancel(

@@ -28,6 +28,8 @@ PHASE_STYLE = {
 }
 ENDED = ("Succeeded", "Failed", "Cancelled")
 LOG_LINES = 12
+SAMPLES_SHOWN = 4
+SAMPLE_CHARACTERS = 100  # of a prompt, and of what was written after it
 SMOOTHING_PARTS = 50
 
 
@@ -211,6 +213,28 @@ def show_curve(points: Sequence[Point]) -> None:
     if lines:
         console.print("\nloss" + (f" (mean of {window} steps)" if window > 1 else ""))
         console.print("\n".join(lines))
+
+
+def show_samples(evaluation: dict[str, Any]) -> None:
+    """The first samples of an evaluation, a prompt and an answer on a line each; `muster samples` has all of them."""
+    console, samples = answers(), evaluation["samples"]
+    console.print(f"\nsamples of {samples_heading(evaluation)}")
+    for sample in samples[:SAMPLES_SHOWN]:
+        console.print(f"  > {_beginning(sample['prompt'])}", markup=False, soft_wrap=True)
+        cut = sample["text"] + ("" if sample["finished"] else " …")
+        console.print(f"    {_beginning(cut)}", markup=False, soft_wrap=True)
+    if (more := len(samples) - SAMPLES_SHOWN) > 0:
+        console.print(f"  and {more} more: muster samples JOB", style="dim")
+
+
+def samples_heading(evaluation: dict[str, Any]) -> str:
+    return f"step {evaluation['step']:,}, attempt {evaluation['attempt']}, {formatting.clock(evaluation['at'])}"
+
+
+def _beginning(text: str) -> str:
+    """On one line, and not longer than a line should be."""
+    line = one_line(text)
+    return line if len(line) <= SAMPLE_CHARACTERS else line[: SAMPLE_CHARACTERS - 2] + " …"
 
 
 def show_failure(failure: dict[str, Any]) -> None:

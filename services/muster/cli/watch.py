@@ -153,10 +153,12 @@ def samples(
     if json:
         print_json(document)
         return
+    from muster.cli.render import samples_heading
+
     if not document["items"]:
         say("Nothing is written yet: evaluation.generate names the prompts.")
     for entry in document["items"]:
-        say(f"step {entry['step']:,}, attempt {entry['attempt']}, {formatting.clock(entry['at'])}", "dim")
+        say(samples_heading(entry), "dim")
         for sample in entry["samples"]:
             answers().print(f"> {sample['prompt']}", markup=False, soft_wrap=True)
             ending = "" if sample["finished"] else " …"

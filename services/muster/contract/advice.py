@@ -78,6 +78,15 @@ _BY_CODE: Mapping[str, tuple[str, ...]] = {
     "Stalling": ("Nothing yet: a stall that lasts ends the attempt and the job restarts from its last commit.",),
 }
 
+# Of a gang that trains all the same. What was found is said first, for `because` tells of the phase.
+_BY_CONDITION: Mapping[str, str] = {
+    "Straggler": "If it comes again on the same node, take that node out of service.",
+    "DataBound": "Put the data nearer to the workers, or ask for more gang.resources.cpu.",
+    "CheckpointOverdue": "See that the checkpoint folder can be written and has space.",
+    "BatchesSkipped": "Look at the loss (metrics): a rise points to the learning rate, a single jump to the data.",
+    "TrackingFailed": "Training goes on without it, and `muster metrics` has every number; the next attempt tries anew.",
+}
+
 
 def advice(
     status: JobStatus,
@@ -111,7 +120,11 @@ def advice(
         return ["Nothing: the job is done. Its commits are listed under /checkpoints."]
     if status.phase == Phase.CANCELLED:
         return ["Clone the job to run it again: POST /api/v1/jobs/{id}:clone (`muster clone`)."]
-    return []
+    return [
+        f"{condition.type}: {condition.message}. {_BY_CONDITION[condition.type]}"
+        for condition in status.conditions
+        if condition.type in _BY_CONDITION and condition.status == "True"
+    ]
 
 
 def _by_failure(failure: Failure, spec: Mapping[str, Any]) -> list[str]:

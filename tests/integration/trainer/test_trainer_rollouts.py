@@ -90,10 +90,11 @@ def test_a_killed_gang_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert computed(killed.steps(2)) == computed(calm.steps(1)[resumed_from:])
 
 
-def test_two_ranks_then_one_then_two_answer_every_prompt_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{}, {"adapter": LORA, "grpo": {"beta": 0.05}}], ids=["full", "adapter"])
+def test_two_ranks_then_one_then_two_answer_every_prompt_once(tmp_path: Path, changes: dict[str, Any]) -> None:
     base = Job(tmp_path / "base", {}, uid="base")
     write_base(base)
-    calm, job = (learning(tmp_path, name, base, parallel={"shard": "fsdp"}) for name in ("calm", "job"))
+    calm, job = (learning(tmp_path, name, base, parallel={"shard": "fsdp"}, **changes) for name in ("calm", "job"))
     stops = [ExitCode.PREEMPTED_COMMITTED]
     assert train_many(tmp_path, 2, [Part(job, 1, 0, stop_after=4)]) == stops
     assert train_many(tmp_path, 1, [Part(calm), Part(job, 2, 4, stop_after=8)]) == [ExitCode.DONE, *stops]

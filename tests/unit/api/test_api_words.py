@@ -20,7 +20,8 @@ from muster.api.settings import Settings, is_loopback
 from muster.contract.advice import advice
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause
-from muster.contract.status import Attempt, CheckpointStatus, Failure, JobStatus, Phase
+from muster.contract.status import Attempt, CheckpointStatus, Condition, Failure, JobStatus, Phase
+from muster.operator.core.conditions import TRAINING_CONDITIONS
 
 
 def test_every_step_from_phase_to_phase_is_an_event() -> None:
@@ -115,6 +116,17 @@ def test_advice_is_derived_from_the_limit_that_was_hit(
     found = " ".join(advice(status, suspend=False, cancel=False, handed_over=True, ahead=0, spec=spec))
     assert all(word in found for word in told), found
     assert not any(word in found for word in untold), found
+
+
+def test_why_tells_of_what_was_found_in_a_gang_that_trains() -> None:
+    lost = Condition(type="TrackingFailed", status="True", reason="TrackerLeftOut", message="wandb is left out: no disk")
+    well = Condition(type="DataBound", status="False", reason="DataInTime", message="data is there")
+    running = JobStatus(phase=Phase.RUNNING, conditions=(well, lost))
+    (found,) = advice(running, suspend=False, cancel=False, handed_over=True, ahead=0)
+    assert found.startswith("TrackingFailed: wandb is left out: no disk. Training goes on without it")
+    for kind in TRAINING_CONDITIONS:
+        one = running.model_copy(update={"conditions": (lost.model_copy(update={"type": kind}),)})
+        assert len(advice(one, suspend=False, cancel=False, handed_over=True, ahead=0)) == 1, kind
 
 
 def test_a_job_that_is_being_cancelled_needs_nothing() -> None:

@@ -1,11 +1,15 @@
 """Tables: aligned columns, whole rows in a pipe, wrapped last columns on a terminal, ten thousand rows quickly."""
 
 import io
+from typing import Any
 
+import pytest
 from rich.console import Console
 
-from muster.cli.render import show_jobs
+from muster.cli.jobs import _last_samples
+from muster.cli.render import show_jobs, show_samples
 from muster.cli.table import Styled, Table
+from muster.client.errors import MusterError
 
 
 def printed(table: Table, width: int = 40, terminal: bool = False) -> list[str]:
@@ -66,3 +70,43 @@ def test_ten_thousand_jobs_have_one_header(capsys) -> None:  # type: ignore[no-u
     assert len(lines) == 10_001, "one header"
     assert lines[0].split()[0] == "NAME"
     assert lines[10_000].startswith("job-9999  Suspended  3/10  2.5000")
+
+
+def evaluation(count: int) -> dict[str, Any]:
+    samples = [{"prompt": f"Say\n{n}", "text": f"[{n}]", "finished": n % 2 == 0} for n in range(count)]
+    return {"step": 1200, "attempt": 2, "at": "2026-01-01T00:00:00Z", "samples": samples}
+
+
+def test_samples_are_shown_on_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    show_samples(evaluation(2))
+    show_samples(evaluation(6) | {"step": 7})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("samples of step 1,200, attempt 2, ")
+    assert lines[2:6] == ["  > Say 0", "    [0]", "  > Say 1", "    [1] …"]
+    assert lines[7].startswith("samples of step 7, ")
+    assert (len(lines[8:]), lines[-1]) == (9, "  and 2 more: muster samples JOB")
+    show_samples(evaluation(1) | {"samples": [{"prompt": "a" * 500, "text": "b " * 500, "finished": True}]})
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 104
+
+
+def test_the_last_samples_are_asked_for_where_there_are_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    class Answers:
+        asked = 0
+
+        def get(self, path: str, **params: Any) -> Any:
+            self.asked += 1
+            if path == "jobs/away/samples":
+                raise MusterError("the storage is away")
+            return {"items": [evaluation(1)] if path == "jobs/one/samples" else [], "total": 1}
+
+    def job(uid: str, **given: Any) -> dict[str, Any]:
+        return {"id": uid, "spec": {"training": {"evaluation": given or None}}}
+
+    client: Any = Answers()
+    assert _last_samples(client, job("one")) is None
+    assert _last_samples(client, job("one", every=5)) is None
+    assert client.asked == 0
+    assert _last_samples(client, job("one", generate={"prompts": ["Say"]})) == evaluation(1)
+    assert _last_samples(client, job("none", generate={"prompts": ["Say"]})) is None
+    assert _last_samples(client, job("away", generate={"prompts": ["Say"]})) is None
+    assert "its samples are left out: the storage is away" in capsys.readouterr().err
