@@ -119,7 +119,9 @@ def test_advice_is_derived_from_the_limit_that_was_hit(
 
 
 def test_why_tells_of_what_was_found_in_a_gang_that_trains() -> None:
-    lost = Condition(type="TrackingFailed", status="True", reason="TrackerLeftOut", message="wandb is left out: no disk")
+    lost = Condition(
+        type="TrackingFailed", status="True", reason="TrackerLeftOut", message="wandb is left out: no disk"
+    )
     well = Condition(type="DataBound", status="False", reason="DataInTime", message="data is there")
     running = JobStatus(phase=Phase.RUNNING, conditions=(well, lost))
     (found,) = advice(running, suspend=False, cancel=False, handed_over=True, ahead=0)
