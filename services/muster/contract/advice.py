@@ -84,7 +84,7 @@ _BY_CONDITION: Mapping[str, str] = {
     "DataBound": "Put the data nearer to the workers, or ask for more gang.resources.cpu.",
     "CheckpointOverdue": "See that the checkpoint folder can be written and has space.",
     "BatchesSkipped": "Look at the loss (metrics): a rise points to the learning rate, a single jump to the data.",
-    "TrackingFailed": "Training goes on without it, and `muster metrics` has every number; the next attempt tries anew.",
+    "TrackingFailed": "Training goes on without it, `muster metrics` has every number; the next attempt tries anew.",
 }
 
 

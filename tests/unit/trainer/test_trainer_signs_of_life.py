@@ -185,7 +185,8 @@ def test_step_lines_and_metrics(tmp_path: Path) -> None:
 
     rank_state = RankState(tmp_path, attempt=2, rank=3, started_at=time.time())
     metrics = Metrics(3, rank_state.heartbeat)
-    metrics.stepped(record(1), samples=2, own_data_wait=0.01)
+    metrics.stepped(record(1).model_copy(update={"values": {"kl": 0.5}}), samples=2, own_data_wait=0.01)
+    metrics.learning.evaluated(4.0, {"code/loss": 3.0, "code/exactMatch": 0.25})
     metrics.commits.committed(1, 950.0, 0.5, 1234)
     text = generate_latest(metrics.registry).decode()
     for line in (
@@ -193,6 +194,10 @@ def test_step_lines_and_metrics(tmp_path: Path) -> None:
         "muster_trainer_tokens_total 64.0",
         "muster_trainer_samples_total 2.0",
         "muster_trainer_loss 2.5",
+        "muster_trainer_evaluation_loss 4.0",
+        'muster_trainer_objective{name="kl"} 0.5',
+        'muster_trainer_evaluation_objective{name="code/loss"} 3.0',
+        'muster_trainer_evaluation_objective{name="code/exactMatch"} 0.25',
         "muster_trainer_mfu_ratio NaN",
         'muster_trainer_rank_step_seconds{rank="3"} 0.1',
         "muster_trainer_last_commit_step 1.0",
