@@ -42,6 +42,7 @@ from muster.api.metrics.steps import StepLogs
 from muster.api.middleware import BodyLimits, LoopbackGuard, RequestLog
 from muster.api.migrate import migrate
 from muster.api.mirror import Mirror
+from muster.api.notifications import Notifications
 from muster.api.observability import Metrics
 from muster.api.openai.chat import routes as chat
 from muster.api.openai.chat.pool import REAP_SECONDS, WorkerPool
@@ -172,6 +173,8 @@ async def _opened(settings: Settings, cluster: Cluster | None, counted: Metrics,
             finally:
                 hub.close()
                 await services.background.stop()
+                if services.notifications is not None:
+                    await services.notifications.close()
                 await services.webhooks.deliveries.stop()
                 await services.chat.close()
                 await services.exports.stop()
@@ -249,6 +252,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         Work("chat", pool.reap, REAP_SECONDS),
         Work("sweeps", lambda: sweep_controller.step(services), sweep_controller.SWEEP_SECONDS),
     ]
+    notifications = None if database.is_sqlite else Notifications(database, hub)
     services = Services(
         settings=settings,
         database=database,
@@ -259,7 +263,8 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         mirror=works[0],
         relay=works[1],
         sweeps=works[-1],
-        background=Background(works),
+        background=Background([*works, *([notifications.work] if notifications is not None else [])]),
+        notifications=notifications,
         prices=prices,
         chat=pool,
         base_models=load_models(settings.base_models_file),

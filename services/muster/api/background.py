@@ -21,7 +21,8 @@ STOP_SECONDS_MAX = 5.0
 @dataclass
 class Work:
     """Work that is done in rounds, each a call of `step`. `wake` cuts the pause of `seconds` after it short, but not
-    below `seconds_min`, so that a burst of wakes is one round's work. `failing_since` is None after a good round.
+    below `seconds_min`, so that a burst of wakes is one round's work. `failing_since` is None after a good round. The
+    process is ready without work that is not `needed`.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Work:
     seconds: float
     seconds_min: float = 0.0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    needed: bool = True
     rounds: int = 0
     failures: int = 0
     failing_since: float | None = None

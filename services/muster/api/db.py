@@ -16,8 +16,9 @@ from sqlalchemy import Dialect, Text, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeDecorator
 
 from muster.api.errors import database_unavailable, disk_full
@@ -88,6 +89,12 @@ class Database:
             raise disk_full()
         async with self.write() as session:
             await session.execute(text("UPDATE mirror SET version = version"))
+
+    async def connect_alone(self) -> AsyncConnection:
+        """A connection to PostgreSQL outside the pool, for who keeps it."""
+        assert not self.is_sqlite
+        arguments = _postgresql_arguments(self.timeout_seconds)
+        return await create_async_engine(self.url, connect_args=arguments, poolclass=NullPool).connect()
 
     async def close(self) -> None:
         await self.engine.dispose()
@@ -186,19 +193,23 @@ def _sqlite(url: str, timeout_seconds: float) -> AsyncEngine:
     return engine
 
 
-def _postgresql(url: str, timeout_seconds: float) -> AsyncEngine:
+def _postgresql_arguments(timeout_seconds: float) -> dict[str, Any]:
     milliseconds = str(int(timeout_seconds * 1000))
+    return {
+        "timeout": timeout_seconds,
+        "server_settings": {
+            "application_name": "muster-api",
+            "statement_timeout": milliseconds,
+            "lock_timeout": milliseconds,
+            "idle_in_transaction_session_timeout": "60000",
+        },
+    }
+
+
+def _postgresql(url: str, timeout_seconds: float) -> AsyncEngine:
     return create_async_engine(
         url,
-        connect_args={
-            "timeout": timeout_seconds,
-            "server_settings": {
-                "application_name": "muster-api",
-                "statement_timeout": milliseconds,
-                "lock_timeout": milliseconds,
-                "idle_in_transaction_session_timeout": "60000",
-            },
-        },
+        connect_args=_postgresql_arguments(timeout_seconds),
         pool_size=8,
         max_overflow=8,
         pool_timeout=timeout_seconds,

@@ -15,6 +15,7 @@ from muster.api.exports.making import Exports
 from muster.api.files.arrivals import Files
 from muster.api.hub import Hub
 from muster.api.metrics.steps import StepLogs
+from muster.api.notifications import Notifications
 from muster.api.observability import Metrics
 from muster.api.openai.chat.pool import WorkerPool
 from muster.api.openai.models.base_models import BaseModels
@@ -35,6 +36,7 @@ class Services:
     database: Database
     cluster: Cluster
     hub: Hub
+    notifications: Notifications | None  # None: SQLite, where one process writes
     metrics: Metrics
     step_logs: StepLogs
     relay: Work

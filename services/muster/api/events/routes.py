@@ -16,6 +16,7 @@ from muster.api.errors import ApiError, invalid_parameter
 from muster.api.events import repository
 from muster.api.events.schemas import event_of
 from muster.api.events.types import EventType
+from muster.api.hub import POLL_SECONDS
 from muster.api.jobs import repository as jobs
 from muster.api.jobs import service
 from muster.api.jobs.examples import AT, UID
@@ -28,7 +29,6 @@ from muster.contract.times import rfc3339
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-POLL_SECONDS = 2.0  # for what another API process wrote; this one's own news wake the stream at once
 BATCH = 500
 Since = Annotated[int, Query(ge=0, le=2**62, description="Only events with a greater id.")]
 LastEventId = Annotated[
@@ -114,12 +114,12 @@ async def _follow(
 ) -> AsyncGenerator[str, None]:
     clock = asyncio.get_running_loop().time
     deadline = clock() + services.settings.stream_seconds_max
-    with services.metrics.streams.track_inprogress():
+    with services.metrics.streams.track_inprogress(), services.hub.following(job_id) as news:
         while not services.hub.closing.is_set() and clock() < deadline and await reader.may_read(clock()):
             try:
                 row, rows = await _news(services, job_id, after)
             except ApiError:  # the database is away: the stream stays and goes on when it is back
-                await services.hub.wait(job_id, POLL_SECONDS)
+                await news.wait(POLL_SECONDS)
                 continue
             for event in rows:
                 after = event.number
@@ -129,7 +129,7 @@ async def _follow(
                 yield sse.frame({"phase": row.phase if row else None}, "end", str(after))
                 return
             if len(rows) < BATCH:
-                await services.hub.wait(job_id, min(POLL_SECONDS, services.settings.stream_seconds_max))
+                await news.wait(min(services.hub.poll_seconds, services.settings.stream_seconds_max))
 
 
 async def _news(services: Services, job_id: str, after: int) -> tuple[JobRow | None, list[EventRow]]:

@@ -61,7 +61,7 @@ async def check_readiness(services: ServicesDependency) -> JSONResponse:
     """The database answers, and relay, mirror, quotas and housekeeping make progress."""
     checks = {
         "database": await _database(services),
-        **{work.name: _work(services, work.name) for work in services.background.works},
+        **{work.name: _work(services, work.name) for work in services.background.works if work.needed},
     }
     ok = all(check["ok"] for check in checks.values())
     return JSONResponse({"status": "ok" if ok else "failing", "checks": checks}, status_code=200 if ok else 503)

@@ -1,0 +1,212 @@
+"""More than one API on one database, and processes that are killed where it hurts."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.integration.api.platform import document
+from tests.integration.api.postgres import PostgresServer
+from tests.polling import eventually
+from tests.ports import free_port
+
+from muster.contract.layout import State
+from muster.contract.status import Phase
+from muster.local.cluster import Conflict, LocalCluster
+
+
+@dataclass
+class Replicas:
+    """Three API processes on one database; `kill` ends one of them at once and starts it again."""
+
+    state: Path
+    environment: dict[str, str]
+    ports: list[int]
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, port: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "muster.api", "--state", str(self.state), "--port", str(port), "--no-auth"]
+        with (self.state.parent / f"api-{port}.log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+
+    def url(self, number: int) -> str:
+        return f"http://127.0.0.1:{self.ports[number % len(self.ports)]}/api/v1"
+
+    def kill(self, number: int) -> None:
+        self.processes[number].send_signal(signal.SIGKILL)
+        self.processes[number].wait()
+        self.processes[number] = self.start(self.ports[number])
+
+    def answers(self, number: int) -> bool:
+        try:
+            return httpx2.get(self.url(number).replace("/api/v1", "/readyz"), timeout=10).status_code == 200
+        except httpx2.TransportError:
+            return False
+
+
+@contextlib.contextmanager
+def replicas(state: Path, database: str) -> Iterator[Replicas]:
+    environment = {**os.environ, "MUSTER_API_DATABASE_URL": database}
+    there = Replicas(state, environment, [free_port() for _ in range(3)])
+    state.mkdir()
+    try:
+        for port in there.ports:
+            there.processes.append(there.start(port))
+        eventually(lambda: all(there.answers(number) for number in range(3)), "three replicas", 180.0)
+        yield there
+    finally:
+        for process in there.processes:
+            process.kill()
+            process.wait()
+
+
+class Load:
+    """Clients that submit, an operator that moves jobs on, and readers that follow their events, each anywhere."""
+
+    def __init__(self, there: Replicas) -> None:
+        self.there = there
+        self.ids: dict[str, str] = {}
+        self.heard: dict[str, list[int]] = {}
+        self.reconnects = 0
+        self.stop = threading.Event()
+        self.faults: list[str] = []
+
+    def submit(self, client: int) -> None:
+        for number in itertools.count():
+            if self.stop.is_set():
+                return
+            name, key = f"job-{client}-{number}", str(uuid.uuid4())
+            for attempt in itertools.count(random.randrange(3)):
+                with contextlib.suppress(httpx2.TransportError):
+                    headers = {"Idempotency-Key": key}
+                    reply = httpx2.post(
+                        f"{self.there.url(attempt)}/jobs", json=document(name), headers=headers, timeout=20
+                    )
+                    if reply.status_code == 201:
+                        self.ids[name] = reply.json()["id"]
+                        break
+                    if reply.status_code != 503:
+                        self.faults.append(reply.text)
+                time.sleep(0.02)
+            if number % 5 == 0:
+                threading.Thread(target=self.follow, args=(self.ids[name],), daemon=True).start()
+            time.sleep(0.1)
+
+    def operate(self) -> None:
+        """Each job runs, and ends with the next look."""
+        cluster = LocalCluster(State(self.there.state).cluster)
+        following = {Phase.QUEUED: Phase.RUNNING, Phase.RUNNING: Phase.SUCCEEDED}
+        while not self.stop.is_set() or any(job.status.phase in following for job in cluster.jobs()):
+            for job in cluster.jobs():
+                if (phase := following.get(job.status.phase)) is not None:
+                    told = {"phase": phase, "code": "Test", "because": str(phase), "since": time.time()}
+                    with contextlib.suppress(Conflict):
+                        status = job.status.model_copy(update=told)
+                        cluster.write_status(job.metadata.uid, status, job.metadata.resource_version)
+            time.sleep(0.2)
+
+    def follow(self, uid: str) -> None:
+        """All events of a job, over streams that are cut: each goes on at another replica after the last id."""
+        seen = self.heard[uid] = []
+        for replica in itertools.count(random.randrange(3)):
+            headers = {"Last-Event-ID": str(seen[-1])} if seen else {}
+            params = {"follow": "true"}
+            try:
+                url = f"{self.there.url(replica)}/jobs/{uid}/events"
+                with httpx2.stream("GET", url, params=params, headers=headers, timeout=30) as reply:
+                    if reply.status_code == 204:
+                        seen.append(-1)
+                        return
+                    if _followed(reply.iter_lines(), seen):
+                        seen.append(-1)
+                        return
+            except httpx2.TransportError:
+                self.reconnects += 1
+                time.sleep(0.05)
+
+
+def _followed(lines: Iterator[str], seen: list[int]) -> bool:
+    """Add the ids of the stream's events; whether it came to the job's end."""
+    frame: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(": ")
+        if line:
+            frame[name] = value
+            continue
+        if frame.get("event") == "end":
+            return True
+        if "id" in frame:
+            seen.append(int(frame["id"]))
+        frame = {}
+    return False
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.postgres
+def test_three_replicas_one_killed_again_and_again_lose_and_double_nothing(
+    tmp_path: Path, postgres: PostgresServer, migrated: str
+) -> None:
+    with replicas(tmp_path / "state", postgres.url(postgres.new_database(migrated))) as there:
+        load = Load(there)
+        threads = [threading.Thread(target=load.submit, args=(client,)) for client in range(3)]
+        operator = threading.Thread(target=load.operate)
+        for thread in (*threads, operator):
+            thread.start()
+        try:
+            for kill in range(6):
+                before = len(load.ids)
+                eventually(lambda before=before: len(load.ids) >= before + 8, "eight more jobs", 180.0)
+                there.kill(kill % 3)
+                eventually(lambda kill=kill: there.answers(kill % 3), "its return", 180.0)
+        finally:
+            load.stop.set()
+            for thread in threads:
+                thread.join(60)
+        operator.join(120)
+        assert load.faults == []
+        url = there.url(0)
+        listed = [job for page in _pages(url) for job in page]
+        assert {job["name"]: job["id"] for job in listed} == load.ids
+        assert len(listed) == len(load.ids)
+        told = {uid: _numbers(url, uid) for uid in load.ids.values()}
+        eventually(lambda: all(seen and seen[-1] == -1 for seen in load.heard.values()), "the end of all streams", 90.0)
+        for uid, (numbers, types) in told.items():
+            assert numbers == list(range(1, len(numbers) + 1)), uid
+            assert (types.count("job.created"), types.count("job.succeeded")) == (1, 1), types
+        for uid, seen in load.heard.items():
+            assert seen[:-1] == told[uid][0], "a stream lost or repeated an event"
+        assert load.reconnects > 0, "no stream was cut: the test tried nothing"
+
+
+def _numbers(url: str, uid: str) -> tuple[list[int], list[str]]:
+    def ended() -> list[dict[str, Any]]:
+        items = list(httpx2.get(f"{url}/jobs/{uid}/events", timeout=20).json()["items"])
+        return items if any(item["type"] == "job.succeeded" for item in items) else []
+
+    items = eventually(ended, f"the end of {uid}", 60.0)
+    return [item["id"] for item in items], [item["type"] for item in items]
+
+
+def _pages(url: str) -> Iterator[list[dict[str, Any]]]:
+    cursor: dict[str, str] = {}
+    while True:
+        page = httpx2.get(f"{url}/jobs", params={"limit": 500, **cursor}, timeout=60).json()
+        yield page["items"]
+        if page["nextCursor"] is None:
+            return
+        cursor = {"cursor": page["nextCursor"]}
