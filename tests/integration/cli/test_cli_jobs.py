@@ -16,7 +16,9 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def finished(platform: House) -> str:
     """A job that was submitted, watched and has succeeded."""
-    file = platform.job_file("first")
+    generate = {"prompts": ["ab"], "maxTokens": 4}
+    evaluation = {"every": 6, "holdout": 0.1, "samples": 8, "generate": generate}
+    file = platform.job_file("first", evaluation=evaluation)
     result = platform.muster("submit", str(file), "--yes", "--follow", "--json")
     job = json.loads(result.stdout.splitlines()[-1])
     assert job["status"]["phase"] == "Succeeded"
@@ -34,8 +36,9 @@ def test_a_finished_job_in_every_view(platform: House, finished: str) -> None:
     assert table[1].split()[:3] == ["first", "Succeeded", "12/12"]
 
     shown = platform.muster("get", finished).stdout
-    for word in ("Succeeded", "step 12/12", "GOODPUT", "productive", "checkpoints/", "step 12"):
+    for word in ("Succeeded", "step 12/12", "GOODPUT", "productive", "checkpoints/", "step 12", "samples of step 12"):
         assert word in shown
+    assert "  > ab\n" in shown
     steps = platform.ask("metrics", finished)
     assert [point["step"] for point in steps["points"]] == list(range(1, 13))
     assert [entry["step"] for entry in steps["evaluations"]] == [0, 6, 12]
