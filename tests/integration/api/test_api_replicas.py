@@ -101,10 +101,10 @@ class Load:
                         break
                     if reply.status_code != 503:
                         self.faults.append(reply.text)
-                time.sleep(0.02)
+                time.sleep(0.02)  # not a wait: a client pauses before it tries another replica
             if number % 5 == 0:
                 threading.Thread(target=self.follow, args=(self.ids[name],), daemon=True).start()
-            time.sleep(0.1)
+            time.sleep(0.1)  # not a wait: the pace of the load
 
     def operate(self) -> None:
         """Each job runs, and ends with the next look."""
@@ -117,7 +117,7 @@ class Load:
                     with contextlib.suppress(Conflict):
                         status = job.status.model_copy(update=told)
                         cluster.write_status(job.metadata.uid, status, job.metadata.resource_version)
-            time.sleep(0.2)
+            time.sleep(0.2)  # not a wait: how often the operator looks
 
     def follow(self, uid: str) -> None:
         """All events of a job, over streams that are cut: each goes on at another replica after the last id."""
@@ -136,7 +136,7 @@ class Load:
                         return
             except httpx2.TransportError:
                 self.reconnects += 1
-                time.sleep(0.05)
+                time.sleep(0.05)  # not a wait: a reader pauses before it connects again
 
 
 def _followed(lines: Iterator[str], seen: list[int]) -> bool:
