@@ -92,5 +92,5 @@ async def test_news_that_come_while_a_stream_reads_end_its_next_wait() -> None:
     there = hub.Hub()
     with there.following("job") as news:
         there.tell("job")  # between its read and its wait
-        async with asyncio.timeout(30):
-            await news.wait(_FAR_SECONDS)
+        waiting = asyncio.create_task(news.wait(_FAR_SECONDS))
+        assert await asyncio.wait({waiting}, timeout=30) == ({waiting}, set())
