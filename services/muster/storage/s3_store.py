@@ -19,6 +19,8 @@ from muster.storage.s3_upload import S3Uploads
 from muster.storage.settings import S3Settings
 from muster.storage.store import SMALL_BYTES_MAX, Object, Stream, expect_all, nobody
 
+WRITES_MAX = 5  # of a small object that reads back differently
+
 
 class S3Store:
     """A folder of a bucket as a Store."""
@@ -70,13 +72,13 @@ class S3Store:
                 self.about(key)
                 return False
         try:
-            self._uploads.put(key, memoryview(data), crc32(data), **only_if_new)
+            self._put(key, data, **only_if_new)
         except FileExistsError:
             return False
         return True
 
     def replace(self, key: str, data: bytes) -> None:
-        self._uploads.put(key, memoryview(data), crc32(data))
+        self._put(key, data)
 
     def read(self, key: str, bytes_max: int = SMALL_BYTES_MAX) -> bytes:
         def get() -> bytes:
@@ -124,6 +126,18 @@ class S3Store:
             key = upload["Key"][len(self._bucket.prefix) :]
             if is_over(key):
                 self._uploads.abort(key, upload["UploadId"])
+
+    def _put(self, key: str, data: bytes, **extra: str) -> None:
+        """Write a small object; where the server tells nothing of what arrived, read it again, and write it again where
+        it is another."""
+        self._uploads.put(key, memoryview(data), crc32(data), **extra)
+        if self.server.integrity != "read_back":
+            return
+        for _ in range(WRITES_MAX):
+            if self.read(key, max(len(data), SMALL_BYTES_MAX)) == data:
+                return
+            self._uploads.put(key, memoryview(data), crc32(data))
+        raise StoreError(f"{self._bucket.where(key)}: written {WRITES_MAX} times, and read back differently")
 
     def _get_range(self, key: str, start: int, into: memoryview, tag: str | None) -> None:
         wanted = {"Range": f"bytes={start}-{start + len(into) - 1}", **({"IfMatch": tag} if tag else {})}

@@ -235,6 +235,36 @@ def test_where_the_server_checks_nothing_a_flip_is_found_by_reading_back(keys: N
             store.verify(entry)
 
 
+def test_a_small_object_that_arrived_damaged_is_written_again(keys: None, moto_s3: S3Server) -> None:
+    """A COMMIT too: shards are verified one by one, and nobody verifies what names them but who writes it."""
+    plan = Plan(seed=1, hides_md5=True)
+    with faulty_proxy(moto_s3.url, plan) as url:
+        store = s3_store(url)
+        assert store.server.integrity == "read_back"
+        written = {f"commits/{number}": os.urandom(500) for number in range(20)}
+        plan.rates = {"flipped_request": 0.3}
+        for key, data in written.items():
+            assert store.create(key, data)
+            written[key] = data[::-1]
+            store.replace(key, data[::-1])
+        plan.rates = {}
+        assert {key: store.read(key) for key in written} == written
+        plan.rates = {"flipped_request": 1.0}
+        with pytest.raises(StoreError, match="commits/0: written 5 times, and read back differently"):
+            store.replace("commits/0", b"a COMMIT")
+    assert plan.done["flipped_request"] > 5
+
+
+@pytest.mark.parametrize("fault", ["flipped_request", "reset_after", "error"])
+def test_a_fault_while_the_server_is_asked_what_it_does_changes_no_answer(
+    keys: None, rclone_s3: S3Server, fault: str
+) -> None:
+    plan = Plan(seed=1, first_time=fault)
+    with faulty_proxy(rclone_s3.url, plan) as url:
+        assert s3_store(url).server == SERVERS["rclone"]
+    assert plan.done[fault] > 0
+
+
 @pytest.mark.parametrize(
     ("refusal", "says"),
     [
