@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from muster.charts import assets, goodput, svg
 from muster.charts.timeline import timeline
-from muster.contract.text import amount, duration, loss, plural, share, size
+from muster.contract.text import amount, duration, loss, plural, readable, share, size
 from muster.contract.times import epoch_seconds
 from muster.documents.yaml_text import write_yaml
 
@@ -31,8 +31,6 @@ EVENTS_MAX = 2_000  # the newest; more of them make a file that mail servers ref
 TEXT_MAX = 20_000
 _PROGRESS = ("step", "steps", "loss", "evaluationLoss", "evaluationStep")
 _TEMPLATES = Path(__file__).parent / "templates"
-# Directions that letters are read in can be turned by a character, and so can what a line seems to say.
-_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def render_report(report: Report) -> str:
         "seconds": end - created,
         "lanes": timeline(created, end, report.attempts["items"], report.attempts["costs"], report.events),
         "goodput": goodput.parts((status.get("ledger") or {}).get("seconds") or {}),
-        "still": Markup(svg.curve(report.curves, "loss", f"Loss of {readable(metadata['name'], 100)} over its steps")),  # noqa: S704
+        "still": Markup(svg.curve(report.curves, "loss", f"Loss of {shown(metadata['name'], 100)} over its steps")),  # noqa: S704
         "sources": _data([{"name": metadata["name"], "curves": report.curves}]),
         "events": list(report.events)[-EVENTS_MAX:],
         "configuration": write_yaml(dict(report.job["spec"])),
@@ -118,7 +116,7 @@ def _environment() -> Environment:
         "plural": lambda noun, count: plural(count, noun),
         "share": share,
         "size": size,
-        "text": readable,
+        "text": shown,
     }
     return environment
 
@@ -130,9 +128,8 @@ def moment(at: float | str | None) -> str:
     return datetime.fromtimestamp(epoch_seconds(at), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def readable(value: Any, limit: int = TEXT_MAX) -> str:
-    """Text of somebody else's: without terminal codes and what turns its direction, and not without end."""
+def shown(value: Any, limit: int = TEXT_MAX) -> str:
+    """Text of somebody else's as `readable` gives it, and not without end."""
     text = str(value)
     cut = f" … ({plural(len(text) - limit, 'character')} more)" if len(text) > limit else ""
-    kept = (c if c in "\n\t" or (c.isprintable() and c not in _TURNING) else "·" for c in text[:limit])
-    return "".join(kept) + cut
+    return readable(text[:limit]) + cut

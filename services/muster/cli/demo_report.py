@@ -81,6 +81,4 @@ def _phase(evidence: Evidence) -> str:
 
 
 def _sample_lines(sample: str) -> list[str]:
-    """A few lines; a byte model's output may hold anything, and a terminal obeys some of it."""
-    printable = ("".join(c if c.isprintable() else "·" for c in line) for line in sample.strip("\n").splitlines())
-    return [line[:110] for line in printable][:8]
+    return [line[:110] for line in sample.strip("\n").splitlines()][:8]

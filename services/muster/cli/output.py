@@ -46,12 +46,12 @@ def messages() -> Console:
 
 
 def _console(stderr: bool) -> Console:
-    from rich.console import Console
+    from muster.cli.console import SafeConsole
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
     # markup off: a job's error message may hold [brackets].
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+    return SafeConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_json(document: Any) -> None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 
 NOTHING = "–"  # what is not known
+# What steers a terminal (all control characters but tab and newline), and what turns the direction of letters, so that
+# a line seems to say something else.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def readable(text: str) -> str:
+    """Text of somebody else's, such as a model's, with a dot for each character that is an order and not a letter."""
+    return _STEERING.sub("·", text)
 
 
 def plural(count: float, noun: str) -> str:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from muster.cli.errors import CliError
 from muster.cli.jobs import _last_samples
+from muster.cli.output import answers, say, show_error
 from muster.cli.render import show_jobs, show_samples
 from muster.cli.table import Styled, Table
 from muster.client.errors import MusterError
@@ -87,6 +89,21 @@ def test_samples_are_shown_on_a_line_each(capsys: pytest.CaptureFixture[str]) ->
     assert (len(lines[8:]), lines[-1]) == (9, "  and 2 more: muster samples JOB")
     show_samples(evaluation(1) | {"samples": [{"prompt": "a" * 500, "text": "b " * 500, "finished": True}]})
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 104
+
+
+def test_no_text_of_others_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    orders = "\x1b]0;owned\x07 \x1b[2Jtwo\r \u202eeno"
+    show_samples(evaluation(1) | {"samples": [{"prompt": orders, "text": orders, "finished": True}]})
+    table = Table("JOB", "WHY")
+    table.add_row(Styled(orders, "bold"), f"{orders}\nsecond line")
+    answers().print(table)
+    say(orders, "red")
+    show_error(CliError(orders, next_step=orders))
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
+        assert text.count("·]0;owned") == text.count("·[2Jtwo") == text.count("·eno") >= 3
+        assert not set(text) & set("\x1b\x07\r\u202e")
+    assert "second line" in printed.out.splitlines()[-1]
 
 
 def test_the_last_samples_are_asked_for_where_there_are_prompts(capsys: pytest.CaptureFixture[str]) -> None:
