@@ -8,14 +8,17 @@ import re
 from collections.abc import Iterable
 
 NOTHING = "–"  # what is not known
-# What steers a terminal (all control characters but tab and newline), and what turns the direction of letters, so that
-# a line seems to say something else.
+# Orders to a terminal, such as colours and a window's title, whole.
+_ORDERS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+# All other control characters but tab and newline, and what turns the direction of letters, so that a line seems to say
+# something else.
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def readable(text: str) -> str:
-    """Text of somebody else's, such as a model's, with a dot for each character that is an order and not a letter."""
-    return _STEERING.sub("·", text)
+def readable(value: object) -> str:
+    """Text of somebody else's, such as a log line or what a model wrote: without orders to a terminal, and with a dot
+    for each other character that steers."""
+    return _STEERING.sub("·", _ORDERS.sub("", str(value)))
 
 
 def plural(count: float, noun: str) -> str:

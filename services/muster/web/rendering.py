@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -40,12 +39,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",  # what one person may see is kept for nobody
 }
-# Bytes that terminals obey and pages have no use for: colours and cursor moves whole, then whatever is left.
-_TERMINAL = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
-# Marks that turn the direction of writing: what is read must be what is there.
-_DIRECTION = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def page(
@@ -91,7 +84,6 @@ def environment() -> Environment:
         "clip": clip,
         "duration": text.duration,
         "loss": text.loss,
-        "plain": plain,
         "plural": text.plural,
         "share": text.share,
         "size": text.size,
@@ -101,15 +93,10 @@ def environment() -> Environment:
     return made
 
 
-def plain(value: object) -> str:
-    """Text as a page may show it: without what steers terminals and turns the direction of writing."""
-    return _DIRECTION.sub("", _TERMINAL.sub("", str(value)))
-
-
 def clip(value: object, characters: int = 300) -> str:
     """At most so many characters of it, the end said by an ellipsis: a page is not for a megabyte of text."""
     whole = str(value)
-    shown = plain(whole[: characters * 4])  # what is taken out may leave less
+    shown = text.readable(whole[: characters * 4])  # what is taken out may leave less
     return shown if len(whole) <= characters else shown[: characters - 1] + "…"
 
 

@@ -101,7 +101,8 @@ def test_no_text_of_others_steers_the_terminal(capsys: pytest.CaptureFixture[str
     show_error(CliError(orders, next_step=orders))
     printed = capsys.readouterr()
     for text in (printed.out, printed.err):
-        assert text.count("·]0;owned") == text.count("·[2Jtwo") == text.count("·eno") >= 3
+        assert text.count("two") == text.count("·eno") >= 3
+        assert "owned" not in text
         assert not set(text) & set("\x1b\x07\r\u202e")
     assert "second line" in printed.out.splitlines()[-1]
 

@@ -1,8 +1,8 @@
-"""Counts and sizes as every program tells them, and the word that was meant."""
+"""Counts and sizes as every program tells them, the word that was meant, and text that steers no terminal."""
 
 import pytest
 
-from muster.contract.text import nearest, plural, size
+from muster.contract.text import nearest, plural, readable, size
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,12 @@ def test_a_small_model_has_a_size() -> None:
 )
 def test_the_word_that_was_meant(word: str, meant: str | None) -> None:
     assert nearest(word, ("Queued", "Running", "Failed")) == meant
+
+
+def test_orders_to_a_terminal_are_left_out_and_what_else_steers_is_a_dot() -> None:
+    assert (
+        readable("\x1b[31mred\x1b[0m \x1b]0;title\x07\x00\x9b1m\u202egnp.exe\u2066 ok\ttab\n")
+        == "red ··1m·gnp.exe· ok\ttab\n"
+    )
+    assert readable("\x1b") == "·"
+    assert readable("naïve 🙂 日本\u00a0語") == "naïve 🙂 日本\u00a0語"
