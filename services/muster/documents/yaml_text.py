@@ -38,6 +38,7 @@ _CORE = {
 }
 _MAY_BE_NO_TEXT = frozenset("~nNtTfF-+.0123456789")
 _NUMBER_LENGTH_MAX = 400
+_NESTED_TOO_DEEP = "exceeded maximum nesting depth"  # libyaml's from 0.2.6 on, whose scanner runs ahead
 _DIRECTIVES_MAX = 100  # libyaml compares each %TAG with all before it
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -53,7 +54,9 @@ def read_yaml(text: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         message = error.problem or error.context or "is not YAML"
-        if error.context and error.context != message:
+        if message == _NESTED_TOO_DEEP:
+            message = f"is nested deeper than {DEPTH_MAX} levels"
+        elif error.context and error.context != message:
             message = f"{message} ({error.context})"
         place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
         raise DocumentError(message, place, line_of(text, place.line)) from None

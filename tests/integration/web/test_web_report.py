@@ -73,6 +73,7 @@ def test_a_report_is_drawn_from_its_file_alone(tmp_path: Path) -> None:
         page.keyboard.press("End")
         assert "time 2m 30s" in page.locator(".curve-readout").first.inner_text()
         page.get_by_text("Values as a table").click()
+        page.wait_for_selector(".curve-table tbody tr")  # a browser says `toggle` after the click has returned
         assert page.locator(".curve-table tbody tr").count() >= 20
         assert browser.asked == [address]
         assert browser.faults == []
