@@ -291,11 +291,11 @@ async def fetch_log(services: Services, job_id: str, attempt: int | None, worker
     return Logs(services.settings.layout, job_id)
 
 
-async def still_there(services: Services, request: Request, caller: Principal) -> bool:
-    """Whether a stream's reader is still signed in and may still read."""
+async def as_now(services: Services, request: Request, caller: Principal) -> Principal | None:
+    """A stream's reader as they are by now; None once they are signed out."""
     if services.settings.auth and COOKIE in request.cookies:
-        return await of_session(services, request) is not None
-    return await renewed(services, caller) is not None
+        return await of_session(services, request)
+    return await renewed(services, caller)
 
 
 async def version_of(services: Services, job_id: str) -> tuple[int, ...]:

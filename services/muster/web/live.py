@@ -21,21 +21,30 @@ REST_SECONDS = 0.5
 
 @router.get("/live")
 async def follow_changes(request: Request, services: ServicesDependency, visitor: Visitor, job: str = "") -> Response:
-    """Server-sent events: `changed` when the job, or any job, has news; `ended` when the session has."""
-    if job:
-        await api.find(services, visitor, job)
-    return sse.stream(_changes(services, request, visitor, job or ANY_JOB), services.settings.stream_ping_seconds)
+    """Server-sent events: `changed` when the job, or any job, has news; `ended` when the session has.
+
+    Once its reader may see the job no more, the stream ends with one `changed`: the page then finds nothing there.
+    """
+    project = (await api.find(services, visitor, job)).project if job else None
+    changes = _changes(services, request, visitor, job or ANY_JOB, project)
+    return sse.stream(changes, services.settings.stream_ping_seconds)
 
 
-async def _changes(services: Services, request: Request, visitor: Principal, job: str) -> AsyncGenerator[str, None]:
+async def _changes(
+    services: Services, request: Request, visitor: Principal, job: str, project: str | None
+) -> AsyncGenerator[str, None]:
     clock = asyncio.get_running_loop().time
     deadline = clock() + services.settings.stream_seconds_max
     seen: tuple[int, ...] | None = None
     with services.metrics.streams.track_inprogress():
         while not services.hub.closing.is_set() and clock() < deadline:
             try:
-                if not await api.still_there(services, request, visitor):
+                reader = await api.as_now(services, request, visitor)
+                if reader is None:
                     yield sse.frame({}, "ended")
+                    return
+                if project is not None and reader.role_in(project) is None:
+                    yield sse.frame({}, "changed")
                     return
                 now = await api.version_of(services, job)
             except ApiError:  # the database is away: the page stays as it is, and hears when it is back

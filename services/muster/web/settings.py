@@ -30,6 +30,7 @@ _LIMITS = (
     ("gpuHoursPerMonth", "GPU-hours a month"),
     ("moneyPerMonth", "a month"),
 )
+_NOT_OFFERED = ("forbidden", "project_not_found", "token_not_found")
 
 
 @router.get("")
@@ -38,7 +39,11 @@ async def show_settings(request: Request, services: ServicesDependency, visitor:
 
 
 async def _show(
-    request: Request, services: Services, visitor: Principal, made: dict[str, Any] | None = None, fault: str = ""
+    request: Request,
+    services: Services,
+    visitor: Principal,
+    made: dict[str, Any] | None = None,
+    refused: ApiError | None = None,
 ) -> Response:
     """`made` is a token that has just been made: nothing keeps it, so no other page can show it."""
     manages = visitor.may(Scope.ADMIN)
@@ -48,10 +53,10 @@ async def _show(
         request,
         "settings.html",
         visitor,
-        422 if fault else 200,
+        refused.status if refused is not None else 200,
         current="settings",
         made=made,
-        fault=fault,
+        fault=refused.detail if refused is not None else "",
         manages=manages,
         own=[token for token in tokens if token["person"] == visitor.person],
         others=[token for token in tokens if token["person"] != visitor.person],
@@ -104,7 +109,7 @@ async def make_token(request: Request, services: ServicesDependency, form: Poste
     except ApiError as refused:
         if refused.status >= 500:
             raise
-        return await _show(request, services, form.caller, fault=refused.detail)
+        return await _show(request, services, form.caller, refused=refused)
     return await _show(request, services, form.caller, made)
 
 
@@ -141,11 +146,14 @@ async def remove_member(services: ServicesDependency, form: Posted, project: _Id
 
 
 async def _done(work: Awaitable[object], words: str) -> Response:
-    """Back to the page, with what was done or what was refused."""
+    """Back to the page, with what was done or what was wrong in the form.
+
+    Raises ApiError for what the page does not offer to who sent it: what they may not do, or may not see.
+    """
     try:
         await work
     except ApiError as refused:
-        if refused.status >= 500:
+        if refused.status >= 500 or refused.code in _NOT_OFFERED:
             raise
         return go_on(HERE, [Note(False, refused.detail)])
     return go_on(HERE, [Note(True, words)])

@@ -67,6 +67,10 @@ class People:
         return await self.ask(person, "POST", "/jobs", json=body)
 
 
+def token_of(people: People, person: str) -> str:
+    return people.headers[person]["authorization"].removeprefix("Bearer ")
+
+
 async def settle(here: Platform, state: Path) -> People:
     people = People(here, bearer((state / "admin-token").read_text().strip()))
     people.headers["admin"] = people.admin

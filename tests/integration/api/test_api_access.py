@@ -9,30 +9,29 @@ from typing import Any
 import httpx2
 import pytest
 from tests.integration.api.openai_house import chat_file, models_file
-from tests.integration.api.people import ROLES, People, settle
+from tests.integration.api.people import People, settle
 from tests.integration.api.platform import document, platform
+from tests.integration.api.rights import (
+    ACTS,
+    ANYBODY,
+    MAINTAINS,
+    MAINTAINS_UNSEEN,
+    NOBODY,
+    OPEN,
+    RULES_ALL,
+    SEES,
+    SUBMITS,
+    WHO,
+    F,
+    H,
+    M,
+    expected,
+    person_of,
+)
 
 from muster.api.app import create_app
 from muster.api.settings import Settings
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
-
-# What each may do: `may`, `forbidden` (they see it, and may not do that), `hidden` (it does not exist for them).
-WHO = ("outsider", *ROLES, "admin")
-
-
-def rule(*outcomes: str) -> dict[str, str]:
-    return dict(zip(WHO, outcomes, strict=True))
-
-
-M, F, H = "may", "forbidden", "hidden"
-OPEN = None  # without a token
-ANYBODY = rule(M, M, M, M, M, M)  # and each is told of their own projects only
-SEES = rule(H, M, M, M, M, M)
-SUBMITS = rule(H, F, M, M, M, M)
-ACTS = rule(H, F, F, M, M, M)
-MAINTAINS = rule(H, F, F, F, M, M)
-MAINTAINS_UNSEEN = rule(H, H, H, H, M, M)
-RULES_ALL = rule(F, F, F, F, F, M)
 
 RIGHTS: dict[str, dict[str, str] | None] = {
     "check_health": OPEN,
@@ -155,7 +154,7 @@ def outcome(reply: httpx2.Response) -> str:
     code = reply.json()["code"] if has_code else ""
     if reply.status_code == 404 and (code in _HIDDEN or not reply.content):  # a HEAD is answered without one
         return H
-    return {401: "nobody", 403: F}.get(reply.status_code, M)
+    return {401: NOBODY, 403: F}.get(reply.status_code, M)
 
 
 def test_every_route_says_who_may_use_it() -> None:
@@ -178,21 +177,15 @@ async def test_every_route_for_every_role_in_both_projects(tmp_path: Path, monke
         for operation, (method, path) in operations().items():
             rights = RIGHTS[operation]
             for project, who in itertools.product(("nlp", "cv"), (None, *WHO)):
-                person = None if who is None else _person(who, project)
+                person = None if who is None else person_of(who, project)
                 body = _body(operation, project, people.fine_tunes[project], training_file)
                 reply = await _ask(people, operation, method, path, project, person, body)
-                expected = (M if rights is None else "nobody") if who is None else M if rights is None else rights[who]
-                if outcome(reply) != expected:
-                    wrong[operation, project, who] = (expected, reply.status_code, reply.text[:200])
+                if outcome(reply) != expected(rights, who):
+                    wrong[operation, project, who] = (expected(rights, who), reply.status_code, reply.text[:200])
                 if who == "outsider":
                     assert f"{project}-job" not in reply.text, (operation, "tells another project of its job")
                     assert f"{project}-owner" not in reply.text, (operation, "tells another project of its people")
         assert wrong == {}
-
-
-def _person(who: str, project: str) -> str:
-    other = "cv" if project == "nlp" else "nlp"
-    return "admin" if who == "admin" else f"{other}-maintainer" if who == "outsider" else f"{project}-{who}"
 
 
 async def _ask(

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.integration.api.people import People, bearer, settle
+from tests.integration.api.people import People, bearer, settle, token_of
 from tests.integration.api.platform import Platform, platform
 from tests.integration.web.pages import Browser, notes
 
@@ -27,10 +27,6 @@ async def people(guarded: Platform, tmp_path: Path) -> People:
 @pytest.fixture
 def browser(guarded: Platform) -> Browser:
     return Browser(guarded.client)
-
-
-def token_of(people: People, person: str) -> str:
-    return people.headers[person]["authorization"].removeprefix("Bearer ")
 
 
 async def test_one_signs_in_by_a_token_and_goes_where_one_wanted(browser: Browser, people: People) -> None:
