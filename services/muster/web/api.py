@@ -34,7 +34,7 @@ from muster.api.jobs import drafting, repository, service
 from muster.api.jobs.clone import editable
 from muster.api.jobs.repository import ORDERS, Filter
 from muster.api.jobs.schemas import cost_document, job_document, job_summary
-from muster.api.logs.files import Logs, Page, page, tail_offset
+from muster.api.logs.files import Logs, Page, page, reading, tail_offset
 from muster.api.metrics.curves import CurveQuery
 from muster.api.metrics.service import curves
 from muster.api.metrics.steps import Axis
@@ -86,6 +86,7 @@ __all__ = [
     "page",
     "principal",
     "project_routes",
+    "reading",
     "sessions",
     "sse",
     "tail_offset",

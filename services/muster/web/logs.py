@@ -118,7 +118,7 @@ def line_before(file: File, offset: int) -> int:
     start = max(0, offset - PAGE_BYTES)
     if start == 0:
         return 0
-    with file.open("rb") as handle:
+    with api.reading(file) as handle:
         handle.seek(start)
         return min(offset - 1, start + len(handle.readline(PAGE_BYTES)))
 
@@ -128,7 +128,7 @@ def search(file: File, text: str, since: int) -> Found:
     wanted = text.lower().encode()
     at, carried = since, b""  # carried: the end of the chunk before, where a hit may begin
     try:
-        handle = file.open("rb")
+        handle = api.reading(file)
     except FileNotFoundError:
         return Found(None, since, True)
     with handle:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from muster.contract.layout import State
 from muster.contract.names import STEP_LOG
+from muster.storage.small_files import open_regular
 
 POINTS = 48  # half the width of the picture in pixels
 _LOOK_BYTES = 2_048  # a record has some 300 bytes, so at least one whole line is in it
@@ -76,7 +78,7 @@ def sampled(files: Files, points: int) -> list[float]:
             place - begin for index in range(points) if begin <= (place := whole * index // points) < begin + size
         ]
         begin += size
-        with contextlib.suppress(OSError), path.open("rb") as handle:
+        with contextlib.suppress(OSError), os.fdopen(open_regular(path), "rb") as handle:
             for place in places:
                 handle.seek(place)
                 losses.update(_first(handle.read(_LOOK_BYTES), begins=place == 0))

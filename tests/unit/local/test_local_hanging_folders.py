@@ -13,7 +13,7 @@ import pytest
 from muster.contract.layout import State
 from muster.operator.commit_lookup import CommitLookup, KnownCommits
 from muster.operator.core.observed import Committed
-from muster.operator.local.processes import WorkerKey, read_record
+from muster.operator.local.processes import CLAIM, REMOVED, WorkerKey, is_claimed, mark_removed, read_record, start
 from muster.operator.local.reading import Heartbeats, log_tail, read_exit
 from muster.storage.listing import CommitSummary
 from muster.storage.small_files import open_to_append, read_regular
@@ -76,3 +76,16 @@ def test_a_fifo_a_link_or_a_giant_in_place_of_a_workers_file_is_no_news(tmp_path
     large.write_bytes(b"x" * 11)
     with pytest.raises(OSError, match="larger than 10 bytes"):
         read_regular(large, bytes_max=10)
+
+
+def test_marks_of_the_operator_go_through_no_link(tmp_path: Path) -> None:
+    state, key, target = State(tmp_path), WorkerKey("job", 1, 0), tmp_path / "made-elsewhere"
+    folder = key.folder(state)
+    folder.mkdir(parents=True)
+    for name in (REMOVED, CLAIM):
+        (folder / name).symlink_to(target)
+    mark_removed(state, key)
+    assert not is_claimed(state, key)
+    with pytest.raises(OSError, match=CLAIM):
+        start(state, key, "node-0", ["true"], {})
+    assert not target.exists()

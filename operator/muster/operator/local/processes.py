@@ -31,6 +31,8 @@ CLAIM = "claim"  # locked by the launcher as long as it lives
 NODE = "MUSTER_NODE"  # in the worker's environment, for a record that must be made up for
 REMOVED = "removed"  # there when the worker was taken out of sight
 
+_CLAIMING = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a job writes in its worker's folder
+
 MARKS_SECONDS_MAX = 5.0
 
 
@@ -79,7 +81,7 @@ def start(
     """
     folder = key.folder(state)
     folder.mkdir(parents=True, exist_ok=True)
-    claim = os.open(folder / CLAIM, os.O_RDWR | os.O_CREAT, 0o600)
+    claim = os.open(folder / CLAIM, os.O_CREAT | _CLAIMING, 0o600)
     try:
         mine = _lock(claim)
         if (folder / REMOVED).exists() and mine:
@@ -203,7 +205,7 @@ def record_found(state: State, key: WorkerKey, launcher: psutil.Process) -> Work
 def mark_removed(state: State, key: WorkerKey) -> None:
     """Let later operators know, if the disk allows; else they sweep once more."""
     with contextlib.suppress(OSError):
-        (key.folder(state) / REMOVED).touch()
+        os.close(open_to_append(key.folder(state) / REMOVED))
 
 
 def read_record(state: State, key: WorkerKey) -> WorkerRecord | None:
@@ -222,7 +224,7 @@ def exists(state: State, key: WorkerKey) -> bool:
 def is_claimed(state: State, key: WorkerKey) -> bool:
     """Whether a launcher holds the worker's claim: true from the fork on, also before its marks can be read."""
     try:
-        claim = os.open(key.folder(state) / CLAIM, os.O_RDWR)
+        claim = os.open(key.folder(state) / CLAIM, _CLAIMING)
     except OSError:
         return False
     try:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from muster.contract.layout import State
 from muster.contract.names import LOG
+from muster.storage.small_files import open_regular
 
 PAGE_BYTES_MAX = 1_000_000
 LINE_BYTES_MAX = 64_000  # a longer one is told in pieces
@@ -53,10 +54,18 @@ class Page:
     at_end: bool
 
 
+def reading(file: Path) -> BinaryIO:
+    """A log to be read. A job writes in its folder: what it put there instead of its log is not read, nor waited for.
+
+    Raises FileNotFoundError, also for what is no regular file.
+    """
+    return os.fdopen(open_regular(file), "rb")
+
+
 def page(file: Path, offset: int, bytes_max: int = PAGE_BYTES_MAX) -> Page:
     """At most so many bytes from `offset`, by default a megabyte, ending with a whole line where there is one."""
     try:
-        with file.open("rb") as handle:
+        with reading(file) as handle:
             offset, raw = _read(handle, offset, bytes_max)
             at_end = not handle.read(1)
     except FileNotFoundError:
@@ -81,7 +90,7 @@ def _read(handle: BinaryIO, offset: int, size: int) -> tuple[int, bytes]:
 def tail_offset(file: Path, lines: int) -> int:
     """Where the last `lines` lines begin, but not more than a page before the end."""
     try:
-        with file.open("rb") as handle:
+        with reading(file) as handle:
             end = handle.seek(0, 2)
             start = max(0, end - PAGE_BYTES_MAX)
             handle.seek(start)
@@ -155,7 +164,7 @@ class Follower:
     def _of(self, attempt: int, worker: int, final: bool) -> Iterator[Line]:
         offset = self.offsets.get(worker, 0)
         try:
-            with self.logs.file(attempt, worker).open("rb") as handle:
+            with reading(self.logs.file(attempt, worker)) as handle:
                 offset, raw = _read(handle, offset, _CHUNK_BYTES)
         except FileNotFoundError:
             return

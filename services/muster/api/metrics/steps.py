@@ -24,6 +24,7 @@ from pydantic_core import from_json
 from muster.api.metrics.tables import Table, column_of, finite
 from muster.contract.layout import State
 from muster.contract.names import STEP_LOG
+from muster.storage.small_files import open_regular
 
 Axis = Literal["step", "tokens", "seconds"]
 
@@ -62,7 +63,7 @@ class StepFile:
         """Read what was added, so many bytes at most; how many that were. `unread` tells what that left."""
         begun, at_end = self.offset, False
         try:
-            with self.path.open("rb") as file:
+            with os.fdopen(open_regular(self.path), "rb") as file:
                 while (left := bytes_max - (self.offset - begun)) > 0:
                     file.seek(self.offset)
                     chunk = file.read(wanted := min(left, _CHUNK_BYTES))
@@ -214,7 +215,7 @@ class Span:
     def records(self, indices: Iterable[int]) -> Iterator[Record]:
         """The records themselves; an empty one for a line that has changed since, or is gone."""
         try:
-            with self.path.open("rb", buffering=1 << 18) as file:
+            with os.fdopen(open_regular(self.path), "rb", 1 << 18) as file:
                 for index in indices:
                     file.seek(self.table.places[index])
                     record = parse_line(file.readline(_LINE_BYTES_MAX))
