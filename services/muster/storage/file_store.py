@@ -17,16 +17,18 @@ from pathlib import Path
 from muster.contract.checkpoint import FileEntry
 from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
 from muster.storage.errors import NotAFile, NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
+from muster.storage.folders import make_folder, opened_folder
 from muster.storage.store import SMALL_BYTES_MAX, Object, expect_all, nobody
 
 _TEMPORARY = ".tmp-"
 _BUFFER_BYTES = 1 << 20
+_WRITING = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FileStore:
-    """A folder of this machine. With `links` False no file is read through a link, for where others write in it: a job
-    must not have its reader open what the job itself may not."""
+    """A folder of this machine. With `links` False nothing below it is read, written, listed or removed through a link,
+    for where others write in it: a job must not have the platform reach what the job itself may not."""
 
     def __init__(self, root: Path, links: bool = True) -> None:
         self.root, self._links = root, links
@@ -36,22 +38,24 @@ class FileStore:
     def write(self, key: str, data: memoryview, sent: Callable[[int], None] = nobody) -> FileEntry:
         path = self._path(key)
         parts: list[tuple[str, int]] = []
-        with _explained(path, "write"):
-            self._make_folder(path.parent)
-            with self._beside(path) as temporary:
-                file = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-                try:
-                    _reserve(file, len(data))
-                    for start, length in parts_of(len(data)):
-                        part = data[start : start + length]
-                        parts.append((crc32(part), length))
-                        _write_all(file, part)
-                        sent(length)
-                    os.fsync(file)
-                finally:
-                    os.close(file)
-                os.replace(temporary, path)
-            _flush_folder(path.parent)
+        with (
+            _explained(path, "write"),
+            self._folder(key, make=True) as folder,
+            _beside(folder, path.name) as temporary,
+        ):
+            file = os.open(temporary, _WRITING, 0o644, dir_fd=folder)
+            try:
+                _reserve(file, len(data))
+                for start, length in parts_of(len(data)):
+                    part = data[start : start + length]
+                    parts.append((crc32(part), length))
+                    _write_all(file, part)
+                    sent(length)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
         return FileEntry(
             key=key, bytes=len(data), checksum=combine(parts), part_bytes=PART_BYTES, parts=tuple(c for c, _ in parts)
         )
@@ -60,20 +64,20 @@ class FileStore:
         """Make a flushed file of this machine the object of that key; it has its old name no more. On another disk it
         is copied."""
         target = self._path(key)
-        with _explained(target, "write"):
-            self._make_folder(target.parent)
+        with _explained(target, "write"), self._folder(key, make=True) as folder:
             try:
-                os.replace(path, target)
+                os.replace(path, target.name, dst_dir_fd=folder)
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                with self._beside(target) as temporary, open(path, "rb") as source, open(temporary, "xb") as copy:
-                    shutil.copyfileobj(source, copy, _BUFFER_BYTES)
-                    copy.flush()
-                    os.fsync(copy.fileno())
-                    os.replace(temporary, target)
+                with _beside(folder, target.name) as temporary, open(path, "rb") as source:
+                    with os.fdopen(os.open(temporary, _WRITING, 0o666, dir_fd=folder), "wb") as copy:
+                        shutil.copyfileobj(source, copy, _BUFFER_BYTES)
+                        copy.flush()
+                        os.fsync(copy.fileno())
+                    os.replace(temporary, target.name, src_dir_fd=folder, dst_dir_fd=folder)
                 path.unlink()
-            _flush_folder(target.parent)
+            os.fsync(folder)
 
     def verify(self, entry: FileEntry) -> None:
         path = self._path(entry.key)
@@ -95,17 +99,17 @@ class FileStore:
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
-        with _explained(path, "write"), self._written(path, data) as temporary:
-            try:
-                os.link(temporary, path)  # unlike a rename, fails where the name is taken
+        with _explained(path, "write"), self._written(key, data) as (folder, temporary):
+            try:  # unlike a rename, a link fails where the name is taken
+                os.link(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             except FileExistsError:
                 return False
         return True
 
     def replace(self, key: str, data: bytes) -> None:
         path = self._path(key)
-        with _explained(path, "write"), self._written(path, data) as temporary:
-            os.replace(temporary, path)
+        with _explained(path, "write"), self._written(key, data) as (folder, temporary):
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def about(self, key: str) -> Object:
         path = self._path(key)
@@ -138,15 +142,15 @@ class FileStore:
     def objects(self, prefix: str) -> Iterator[Object]:
         folder = prefix.rpartition("/")[0]
         with _explained(self.root / folder, "list"):
-            yield from (entry for entry in self._walk(self.root / folder, folder) if entry.key.startswith(prefix))
+            yield from (entry for entry in self._walk(folder) if entry.key.startswith(prefix))
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with _explained(path, "delete"):
-            path.unlink(missing_ok=True)
-            for folder in path.parents:  # the folders that this leaves empty
-                if folder == self.root or not _removed(folder):
-                    break
+        with _explained(path, "delete"), contextlib.suppress(FileNotFoundError):
+            with self._folder(key) as folder:
+                os.unlink(path.name, dir_fd=folder)
+            while (key := key.rpartition("/")[0]) and self._removed(key):  # the folders that this leaves empty
+                pass
 
     def drop_unfinished(self, is_over: Callable[[str], bool]) -> None:
         for path in self.root.glob(f"step-*/attempt-*/*{_TEMPORARY}*"):
@@ -155,12 +159,12 @@ class FileStore:
 
     def warm_up(self) -> None:
         with _explained(self.root, "make"):
-            self._make_folder(self.root)
+            make_folder(self.root)
 
     @contextlib.contextmanager
     def _opened(self, path: Path) -> Iterator[tuple[int, os.stat_result]]:
         """Descriptor and status of a regular file. Nothing else is opened for long: a FIFO waits for its writer."""
-        file = os.open(path, _READING) if self._links else _open_below(self.root, path)
+        file = os.open(path, _READING) if self._links else self._open_below(path)
         try:
             about = os.fstat(file)
             if not stat.S_ISREG(about.st_mode):
@@ -174,52 +178,76 @@ class FileStore:
             raise StoreError(f"{key!r} is no key inside the checkpoint folder {self.uri}")
         return self.root / key
 
-    def _make_folder(self, folder: Path) -> None:
-        """mkdir -p whose every new name is flushed to disk."""
-        if folder.is_dir():
-            return
-        self._make_folder(folder.parent)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-        _flush_folder(folder.parent)
+    def _open_below(self, path: Path) -> int:
+        with self._folder(path.relative_to(self.root).as_posix()) as folder:
+            return os.open(path.name, _READING | os.O_NOFOLLOW, dir_fd=folder)
 
-    @contextlib.contextmanager
-    def _beside(self, path: Path) -> Iterator[Path]:
-        temporary = path.with_name(f"{path.name}{_TEMPORARY}{uuid.uuid4().hex}")
+    def _folder(self, key: str, make: bool = False) -> contextlib.AbstractContextManager[int]:
+        """The folder that the object lies in."""
+        return opened_folder(self.root, key.rpartition("/")[0], self._links, make)
+
+    def _removed(self, key: str) -> bool:
+        """Whether the folder was empty, and is gone."""
         try:
-            yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
+            with self._folder(key) as above:
+                os.rmdir(key.rpartition("/")[2], dir_fd=above)
+        except OSError:  # not empty, or somebody else's
+            return False
+        return True
 
     @contextlib.contextmanager
-    def _written(self, path: Path, data: bytes) -> Iterator[Path]:
-        """A flushed file beside `path` to be given its name, which is flushed as well."""
-        self._make_folder(path.parent)
-        with self._beside(path) as temporary:
-            file = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    def _written(self, key: str, data: bytes) -> Iterator[tuple[int, str]]:
+        """The object's folder and in it the name of a flushed file, to be given the object's, which is flushed too."""
+        with self._folder(key, make=True) as folder, _beside(folder, key.rpartition("/")[2]) as temporary:
+            file = os.open(temporary, _WRITING, 0o644, dir_fd=folder)
             try:
                 _write_all(file, memoryview(data))
                 os.fsync(file)
             finally:
                 os.close(file)
-            yield temporary
-        _flush_folder(path.parent)
+            yield folder, temporary
+            os.fsync(folder)
 
-    def _walk(self, folder: Path, key: str) -> Iterator[Object]:
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except FileNotFoundError:  # it was never made, or removed meanwhile
-            return
-        for entry in entries:
-            below = f"{key}/{entry.name}" if key else entry.name
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from self._walk(folder / entry.name, below)
-                elif _TEMPORARY not in entry.name:
-                    about = entry.stat(follow_symlinks=not entry.is_symlink() or os.path.exists(entry.path))
-                    yield Object(below, about.st_size, about.st_mtime, _tag(about))
-            except FileNotFoundError:
-                continue
+    def _walk(self, key: str) -> Iterator[Object]:
+        for name, about in self._entries(key):
+            below = f"{key}/{name}" if key else name
+            if stat.S_ISDIR(about.st_mode):
+                with contextlib.suppress(NotAFile):  # it was one a moment ago
+                    yield from self._walk(below)
+            elif _TEMPORARY not in name:
+                yield Object(below, about.st_size, about.st_mtime, _tag(about))
+
+    def _entries(self, key: str) -> list[tuple[str, os.stat_result]]:
+        """Names in the folder in order, each with what it is; of a link to a file, where links count, the file."""
+        found = []
+        with (
+            contextlib.suppress(FileNotFoundError),  # it was never made, or removed meanwhile
+            opened_folder(self.root, key, self._links) as folder,
+            os.scandir(folder) as entries,
+        ):
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((entry.name, self._about(entry)))
+        return sorted(found, key=lambda entry: entry[0])
+
+    def _about(self, entry: os.DirEntry[str]) -> os.stat_result:
+        own = entry.stat(follow_symlinks=False)
+        if self._links and stat.S_ISLNK(own.st_mode):
+            with contextlib.suppress(OSError):  # it leads nowhere, or to itself
+                target = entry.stat()
+                return own if stat.S_ISDIR(target.st_mode) else target  # into a linked folder nobody descends
+        return own
+
+
+@contextlib.contextmanager
+def _beside(folder: int, name: str) -> Iterator[str]:
+    """A name in the folder that nobody has, which is no more afterwards."""
+    temporary = f"{name}{_TEMPORARY}{uuid.uuid4().hex}"
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
 
 
 def _reserve(file: int, size: int) -> None:
@@ -245,40 +273,8 @@ def _read_all(file: int, start: int, into: memoryview, path: Path) -> None:
         into, start = into[count:], start + count
 
 
-def _open_below(root: Path, path: Path) -> int:
-    """A descriptor of `path`, on the way to which no name below `root` is a link, at whatever moment it is made one."""
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        *parents, name = path.relative_to(root).parts
-        for parent in parents:
-            below = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-            os.close(folder)
-            folder = below
-        return os.open(name, _READING | os.O_NOFOLLOW, dir_fd=folder)
-    except NotADirectoryError as error:
-        raise NotAFile(f"{path}: what leads to it is no folder; remove it") from error
-    finally:
-        os.close(folder)
-
-
 def _tag(about: os.stat_result) -> str:
     return f"{about.st_ino}:{about.st_mtime_ns}:{about.st_size}"
-
-
-def _flush_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _removed(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except OSError:  # not empty, or somebody else's
-        return False
-    return True
 
 
 _ADVICE = {

@@ -93,7 +93,7 @@ def test_what_is_no_file_neither_counts_nor_hangs(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "commits").write_text("a file")
-    with pytest.raises(StoreError, match="can't list it: a part of the path is a file"):
+    with pytest.raises(StoreError, match="what leads to it is no folder; remove it"):
         CommitListing().read_at(f"file://{tmp_path}")
 
 
