@@ -82,12 +82,12 @@ def _until_written(
 def _fetch(client: JobsClient, job_id: str, profile: dict[str, Any], to: Path) -> list[Path]:
     from muster.cli.files import api
     from muster.cli.uploading import shown
-    from muster.client.transfers import Transfers
+    from muster.client.transfers import Transfers, inside
 
     fetched = []
     for part in profile["done"]:
         for file in part["files"]:
-            target = to / profile["name"] / file["name"]
+            target = inside(to, f"{profile['name']}/{file['name']}")
             with Transfers(api(client)) as transfers, shown(file["name"]) as progress:
                 path = f"jobs/{job_id}/profiles/{profile['name']}/{file['name']}"
                 transfers.download(path, target, file["bytes"], progress)

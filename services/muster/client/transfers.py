@@ -7,12 +7,13 @@ compared with what was read: a file that changed while it was sent is refused.
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from muster.client.errors import BUSY, InvalidRequest, MusterError, NotFound, Unreachable, refusal
@@ -170,13 +171,16 @@ class Transfers:
     # -- downloads ----------------------------------------------------------------------------------------------------
 
     def download(self, path: str, target: Path, size: int, progress: Progress = nobody, **params: Any) -> None:
-        """Fetch what is at `path`, of `size` bytes, into a file; what an earlier try has left of it is gone on with."""
+        """Fetch what is at `path`, of `size` bytes, into a file; what an earlier try has left of it is gone on with.
+
+        Raises InvalidRequest where a link or anything else than a file lies by the name that it has until it is whole.
+        """
         import httpx2
 
         part = target.with_name(f"{target.name}.part")
         part.parent.mkdir(parents=True, exist_ok=True)
         heard_at = time.monotonic()
-        with open(part, "ab") as file:
+        with os.fdopen(_to_append(part), "ab") as file:
             while (have := file.tell()) < size:
                 try:
                     self._fetch(path, file, have, size, progress, params)
@@ -212,14 +216,17 @@ class Transfers:
         # Of another model nothing is gone on with: its folder has another name.
         words = [str(value) for value in form.values()]
         unfinished = target.with_name(".".join([target.name, "unfinished", job_id[:8], str(number), *words]))
+        if unfinished.is_symlink():
+            raise InvalidRequest(f"{unfinished} is a link", "not-a-folder", next_step="remove it")
         arrived = 0
         for file in found["files"]:
+            place = inside(unfinished, file["path"])
 
             def told(done: int, _: int, before: int = arrived) -> None:
                 progress(before + done, found["total"])
 
-            if not _is_whole(unfinished / file["path"], file["bytes"]):
-                self.download(path, unfinished / file["path"], file["bytes"], told, file=file["path"], **form)
+            if not _is_whole(place, file["bytes"]):
+                self.download(path, place, file["bytes"], told, file=file["path"], **form)
             arrived += file["bytes"]
         if target.exists():
             target.rmdir()
@@ -344,6 +351,25 @@ class _Source:
         if self._under_way is not None:
             self._under_way.result()
             self._under_way = None
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Where a file belongs that a server names. Raises MusterError for a name that leads out of the folder."""
+    named = PurePosixPath(name)
+    if named.is_absolute() or not named.parts or ".." in named.parts or not name.isprintable():
+        raise MusterError(f"the server names a file {name[:100]!r}, which would lie outside of {folder}", "bad-answer")
+    return folder / named
+
+
+def _to_append(path: Path) -> int:
+    """A descriptor of the file, through no link: its name can be foretold, and the folder may be others' too."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise InvalidRequest(f"{path} is no regular file", "not-a-file", next_step="remove it") from None
 
 
 def _is_whole(path: Path, size: int) -> bool:

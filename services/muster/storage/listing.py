@@ -14,7 +14,6 @@ from muster.contract.address import Address, parse_address
 from muster.contract.checkpoint import COMMITS, Commit, commit_key, step_of_commit_key
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, NewerCommit, parse_commit
 from muster.storage.errors import NotFound, UnfitObject
-from muster.storage.file_store import FileStore
 from muster.storage.settings import S3Settings, share_client
 from muster.storage.store import Object, Store, open_store
 
@@ -93,13 +92,11 @@ class CommitListing:
 
 
 def _opened(folder: Address) -> Store:
-    if folder.scheme == "file":  # a job writes there, and may not say by links what is read for it
-        return FileStore(folder.local.absolute(), links=False)
     settings = None
     if folder.scheme == "s3":
         settings = S3Settings.for_a_look(os.environ)
         share_client(settings)
-    return open_store(folder, settings)
+    return open_store(folder, settings, links=False)  # a job writes there, and may not say by links what is read for it
 
 
 def _commit_objects(store: Store) -> list[tuple[int, Object]]:

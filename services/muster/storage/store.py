@@ -144,16 +144,16 @@ def open_source(address: Address, settings: S3Settings | None = None) -> ReadOnl
     return open_store(address, settings)
 
 
-def open_store(place: str | Address, settings: S3Settings | None = None) -> Store:
+def open_store(place: str | Address, settings: S3Settings | None = None, links: bool = True) -> Store:
     """The store of a folder: a `file://` or `s3://` address, or a plain path. Raises AddressError for any other.
 
-    S3 is reached by `settings`, or by those of the environment.
+    S3 is reached by `settings`, or by those of the environment. `links` as for FileStore.
     """
     address = parse_address(place) if isinstance(place, str) else place
     if address.scheme == "file":
         from muster.storage.file_store import FileStore
 
-        return FileStore(address.local.absolute())
+        return FileStore(address.local.absolute(), links)
     if address.scheme == "s3":
         from muster.storage.s3_store import S3Store
 

@@ -180,3 +180,13 @@ def test_a_small_model_is_not_0_0_mb(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["--checkpoint", str(tmp_path / "uid"), "--to", str(tmp_path / "model")]) == 0
     said = capsys.readouterr().out
     assert re.fullmatch(r"step 5 exported to .*/model: [1-9][\d.]* KiB, float32\n", said), said
+
+
+def test_what_a_job_linked_into_its_folder_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever exports it may read more than the job that wrote it."""
+    (tmp_path / "another" / "commits").mkdir(parents=True)
+    (tmp_path / "uid").mkdir()
+    (tmp_path / "uid" / "commits").symlink_to(tmp_path / "another" / "commits", target_is_directory=True)
+    asked = ["--checkpoint", str(tmp_path / "uid"), "--to", str(tmp_path / "out"), "--step", "last"]
+    assert main(asked) != 0
+    assert "what leads to it is no folder" in capsys.readouterr().err

@@ -13,8 +13,8 @@ from tests.integration.api.platform import Platform, served
 
 from muster.client.address import Server
 from muster.client.connection import Connection
-from muster.client.errors import InvalidRequest
-from muster.client.transfers import Transfers
+from muster.client.errors import InvalidRequest, MusterError
+from muster.client.transfers import Transfers, inside
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 DATA = b"".join(json.dumps({**CHAT, "id": number}).encode() + b"\n" for number in range(40_000))  # 4 MB
@@ -82,3 +82,41 @@ async def test_a_file_that_changes_while_it_is_sent_is_refused(here: Platform, t
                     sender.upload(tmp_path / name, "fine-tune")
 
     await asyncio.to_thread(transfer)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "", ".", "a\n", "~/../../x"])
+def test_a_name_that_a_server_says_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+    with pytest.raises(MusterError, match="outside"):
+        inside(tmp_path, name)
+    assert inside(tmp_path, "adapter/config.json") == tmp_path / "adapter/config.json"
+
+
+async def test_a_download_is_written_through_no_link(here: Platform, tmp_path: Path) -> None:
+    path, target, elsewhere = tmp_path / "chat.jsonl", tmp_path / "back.jsonl", tmp_path / "elsewhere"
+    path.write_bytes(DATA[:10_000])
+    target.with_name("back.jsonl.part").symlink_to(elsewhere)
+
+    def transfer() -> None:
+        with connected(here) as connection, Transfers(connection) as transfers:
+            made = transfers.upload(path, "user_data")
+            with pytest.raises(InvalidRequest, match="no regular file"):
+                transfers.download(f"files/{made['id']}/content", target, 10_000)
+
+    await asyncio.to_thread(transfer)
+    assert not elsewhere.exists()
+
+
+def test_an_export_goes_into_no_linked_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a folder that somebody put where an earlier try would have left one, nor by the server's words."""
+    elsewhere, target = tmp_path / "elsewhere", tmp_path / "model"
+    elsewhere.mkdir()
+    connection = Connection(Server("http://127.0.0.1:9", "a test"))
+    said = {"state": "ready", "total": 1, "files": [{"path": "../../escaped", "bytes": 1}]}
+    monkeypatch.setattr(connection, "get", lambda *_, **__: said)
+    with Transfers(connection) as transfers:
+        with pytest.raises(MusterError, match="outside"):
+            transfers.export("0123456789", 7, target)
+        (tmp_path / "model.unfinished.01234567.7").symlink_to(elsewhere, target_is_directory=True)
+        with pytest.raises(InvalidRequest, match="is a link"):
+            transfers.export("0123456789", 7, target)
+    assert list(elsewhere.iterdir()) == []

@@ -253,7 +253,8 @@ def _checked(chosen: argparse.Namespace) -> tuple[Store, int | Literal["best", "
         raise UserError(f"--format must be transformers (or hf) or peft, not {chosen.format!r}")
     if chosen.step not in ("best", "last") and not chosen.step.isdigit():
         raise UserError(f"--step must be best, last or a number, not {chosen.step!r}")
-    return open_store(chosen.checkpoint), int(chosen.step) if chosen.step.isdigit() else chosen.step
+    # The API and the CLI run this with rights of their own on what a job has written.
+    return open_store(chosen.checkpoint, links=False), int(chosen.step) if chosen.step.isdigit() else chosen.step
 
 
 def main(arguments: list[str]) -> int:
