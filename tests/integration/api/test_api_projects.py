@@ -216,6 +216,17 @@ async def test_names_that_look_alike_are_refused(people: People) -> None:
         assert (await people.ask("admin", "PUT", f"/people/{name}", json={})).status_code == 422, name
 
 
+async def test_a_share_of_nothing_and_a_limit_below_nothing_are_refused(people: People) -> None:
+    """So that shares never sum to nothing; a limit or a budget of zero is one, by which nothing begins."""
+    for quota in ({"weight": 0}, {"weight": -1}, {"gpus": -1}, {"moneyPerMonth": -0.01}, {"person": {"gangs": -1}}):
+        refused = await people.ask("admin", "PUT", "/projects/nlp", json={"limits": {"quota": quota}})
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_project"), quota
+        assert next(iter(quota)) in refused.json()["errors"][0]["path"]
+    none = {"gpus": 0, "gpuHoursPerMonth": 0, "moneyPerMonth": 0}
+    taken = await people.ask("admin", "PUT", "/projects/nlp", json={"limits": {"quota": none}})
+    assert {name: taken.json()["limits"]["quota"][name] for name in none} == none
+
+
 async def test_a_project_with_jobs_is_not_deleted(people: People) -> None:
     refused = await people.ask("admin", "DELETE", "/projects/nlp")
     assert (refused.status_code, refused.json()["code"]) == (409, "project_in_use")

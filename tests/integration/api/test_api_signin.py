@@ -14,8 +14,8 @@ import httpx2
 import pytest
 from joserfc import jwk
 from pydantic import ValidationError
-from tests.integration.api.people import bearer
-from tests.integration.api.platform import Platform, document, platform, served
+from tests.integration.api.people import People, bearer
+from tests.integration.api.platform import Platform, document, platform, served, until
 from tests.oidc_provider import CLIENT, Provider, oidc_provider
 
 from muster.api.settings import Settings
@@ -259,6 +259,43 @@ async def test_a_stream_ends_with_its_sign_in_and_says_so(tmp_path: Path, provid
                 pass
         again = await here.client.get(path, headers=bearer(token))
         assert (again.status_code, "the sign-in has expired" in again.json()["detail"]) == (401, True)
+
+
+async def test_an_upload_goes_on_with_a_new_sign_in_where_the_old_one_ended(tmp_path: Path, provider: Provider) -> None:
+    """What was being sent when the time was up still arrives; the rest is refused, and nothing that came is lost."""
+    state = tmp_path / "state"
+    async with served(state, auth=True, **settings(provider)) as (here, _):
+        admin = bearer(here.state.admin_token.read_text().strip())
+        await here.client.put("/api/v1/projects/nlp", json={}, headers=admin)
+        brief = bearer(provider.token(exp=int(time.time() - LEEWAY_SECONDS + 3)))
+        people = People(here, admin, headers={"brief": brief, "later": bearer(provider.token())})
+        path = f"/api/v1/files/{await people.upload('brief', 'nlp')}"
+
+        async def ended() -> bool:
+            return (await people.ask("brief", "GET", "/me")).status_code == 401
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield b"0123"
+            await until(ended, "the end of the sign-in")
+            yield b"45"
+
+        async def send(who: str, offset: int, data: bytes | AsyncIterator[bytes]) -> int:
+            sent = {"tus-resumable": "1.0.0", "upload-offset": str(offset)}
+            sent["content-type"] = "application/offset+octet-stream"
+            reply = await here.client.patch(path, content=data, headers=sent | people.headers[who])
+            return reply.status_code
+
+        assert await send("brief", 0, slowly()) == 204
+        assert await send("brief", 6, b"6789") == 401
+        found = await here.client.head(path, headers={"tus-resumable": "1.0.0", **people.headers["later"]})
+        assert (found.status_code, found.headers["upload-offset"]) == (200, "6")
+        assert await send("later", 6, b"6789") == 204
+
+        async def whole() -> bool:  # once it was put together
+            reply = await here.client.get(f"{path}/content", headers=people.headers["later"])
+            return reply.content == b"0123456789"
+
+        await until(whole, "the whole file")
 
 
 # -- muster login -----------------------------------------------------------------------------------------------------
