@@ -32,7 +32,7 @@ from muster.trainer.checkpoint import (
 )
 from muster.trainer.checkpoint.__main__ import ls
 from muster.trainer.checkpoint.collect import collect
-from muster.trainer.checkpoint.commits import commit_in
+from muster.trainer.checkpoint.commits import commit_in, read_commit
 from muster.trainer.checkpoint.failures import UnknownFormat
 from muster.trainer.checkpoint.node_cache import NodeCache
 from muster.trainer.checkpoint.readers import being_read, reading
@@ -109,6 +109,21 @@ def test_the_words_name_file_and_reason(folder: Path) -> None:
         load(folder.as_uri(), 3, model, optimizer)
     with pytest.raises(CheckpointError, match="step 9 is not committed"):
         load(folder.as_uri(), 9, model, optimizer)
+
+
+@pytest.mark.parametrize("what", ["COMMIT", "shard", "commits"])
+def test_what_is_read_of_a_commit_is_read_through_no_link(folder: Path, tmp_path: Path, what: str) -> None:
+    """Tools that answer for a model or export it run with more rights than the job that wrote the folder."""
+    shard = next(folder.glob(f"{step_name(3)}/*/*"))
+    linked = {"COMMIT": folder / commit_key(3), "shard": shard, "commits": folder / "commits"}[what]
+    linked.rename(tmp_path / "elsewhere")
+    linked.symlink_to(tmp_path / "elsewhere")
+    model, optimizer = gang.build("none", seed=1)
+    with pytest.raises((CheckpointError, StoreError), match=r"is no (regular file|folder)"):
+        load(folder.as_uri(), 3, model, optimizer)
+    if what != "shard":
+        with pytest.raises((CheckpointError, StoreError), match=r"is no (regular file|folder)"):
+            read_commit(folder.as_uri(), "last" if what == "commits" else 3)
 
 
 def as_fifo(path: Path) -> None:

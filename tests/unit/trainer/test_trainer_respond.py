@@ -123,3 +123,11 @@ def test_a_model_larger_than_what_is_free_is_not_loaded(folder: Path, monkeypatc
     monkeypatch.setattr(respond, "_send", told.append)
     assert respond.main(["--checkpoint", str(folder), "--step", "best"]) != 0
     assert "of this machine's memory are free" in told[0]["error"]
+
+
+def test_a_jobs_folder_is_never_taken_for_a_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may write there what looks like one, with links to what it may not read itself."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(respond, "_send", told.append)
+    assert respond.main(["--checkpoint", str(folder), "--step", "best", "--of-job"]) != 0
+    assert "holds no commit" in told[0]["error"]

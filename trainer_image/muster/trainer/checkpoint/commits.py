@@ -27,7 +27,7 @@ def read_commit(folder: str, step: int | Literal["best", "last"]) -> Commit:
 
     Raises CheckpointError where there is none, or it can't be read.
     """
-    return commit_in(open_store(folder), step)
+    return commit_in(open_store(folder, links=False), step)
 
 
 def commit_in(store: Store, step: int | Literal["best", "last"], own: bool = False) -> Commit:

@@ -55,7 +55,7 @@ def load(folder: str, step: int, model: nn.Module, optimizer: torch.optim.Optimi
     """
     with contextlib.closing(ControlGroup()) as group, contextlib.closing(SharedBuffer()) as buffer:
         trained = None if optimizer is None else (model, optimizer)
-        return _load(open_store(folder), step, dict(model_tensors(model)), trained, group, buffer)
+        return _load(open_store(folder, links=False), step, dict(model_tensors(model)), trained, group, buffer)
 
 
 def load_weights(
@@ -64,7 +64,7 @@ def load_weights(
     """Load all weights of exactly this commit but those named `without`, and nothing else, into live tensors by name
     (`model/…`). Collective. Raises as `load` does."""
     with contextlib.closing(ControlGroup()) as group, contextlib.closing(SharedBuffer()) as buffer:
-        return _load(open_store(folder), step, weights, None, group, buffer, without=without)
+        return _load(open_store(folder, links=False), step, weights, None, group, buffer, without=without)
 
 
 def resume(

@@ -36,15 +36,18 @@ class LoadedModel:
     name: str  # where it is from, for people
 
 
-def load(where: str, step: int | Literal["best", "last"], within_memory: bool = False) -> LoadedModel:
+def load(
+    where: str, step: int | Literal["best", "last"], within_memory: bool = False, of_job: bool = False
+) -> LoadedModel:
     """Load a job's commit of `step`, or the model of a folder in transformers' layout.
 
     `where` is an address or a path. Raises UserError for what can't be asked, and, `within_memory`, for a model that
-    does not fit into what is free; StorageError.
+    does not fit into what is free; StorageError. `of_job` says that it is a job's folder, whatever lies in it: a job
+    may write there what looks like a model in transformers' layout, whose files are read through links.
     """
     address = parse_address(where)
     where = Path(address.path).resolve().as_uri() if address.scheme == "file" else where
-    if address.scheme in ("hf", "https") or _has_config(where):
+    if not of_job and (address.scheme in ("hf", "https") or _has_config(where)):
         return _of_folder(where, within_memory)
     return of_commit(where, step, within_memory)
 

@@ -147,10 +147,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m muster.trainer.convert.respond", description=__doc__)
     parser.add_argument("--checkpoint", required=True, help="a job's checkpoint folder, or a model's folder")
     parser.add_argument("--step", required=True, help="best, last, or a step")
+    parser.add_argument("--of-job", action="store_true", help="the folder is a job's, whatever lies in it")
     options = parser.parse_args(arguments)
     try:
         step = options.step if options.step in ("best", "last") else int(options.step)
-        responder = Responder(load(options.checkpoint, step, within_memory=True))
+        responder = Responder(load(options.checkpoint, step, within_memory=True, of_job=options.of_job))
     except Exception as error:
         _send({"error": str(error) or type(error).__name__})
         return exit_code(error)

@@ -70,7 +70,7 @@ async def _commit_of(services: Services, row: JobRow, wanted: FineTuned, model: 
         have = f"its commits are of the steps {', '.join(map(str, steps))}" if steps else "it has no commit yet"
         detail = f"There is no model {model[:200]!r}: job {row.name!r} is there, and {have}."
         raise ApiError("model_not_found", detail, errors=model_not_found(services, model).errors)
-    return ModelPlace(str(folder), str(step))
+    return ModelPlace(str(folder), str(step), of_job=True)
 
 
 def _must_be_able(services: Services) -> None:

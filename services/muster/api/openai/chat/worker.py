@@ -31,6 +31,7 @@ class ModelPlace:
 
     address: str
     step: str
+    of_job: bool = False  # whatever else the job may have put there
 
 
 class Worker:
@@ -55,6 +56,7 @@ class Worker:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", MODULE, "--checkpoint", place.address, "--step", place.step),
+            *(["--of-job"] if place.of_job else []),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
