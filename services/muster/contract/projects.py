@@ -63,7 +63,7 @@ class ProjectLimits(Spec):
     endpoints: Many[Origin] | None = None
     """The http(s) servers that values in `runtime.env` may name."""
     kms_key_id: KmsKey | None = None
-    """The KMS key of every job's commits on S3."""
+    """The KMS key of every job's commits and of uploaded files on S3."""
     queue: Text | None = None
     """The queue of jobs whose scheduler has queues and that name none."""
     gang_sizes: Many[Size] | None = None

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import functools
 import mmap
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from muster.contract.address import Address
 from muster.storage.errors import NotFound
 from muster.storage.file_store import FileStore
+from muster.storage.settings import S3Settings
 from muster.storage.sources import COMPRESSED
 from muster.storage.store import Store, open_store
 
@@ -58,18 +61,25 @@ class Contents:
             return False
         return True
 
-    def put(self, key: str, path: Path) -> None:
-        """Keep the bytes of a file of this machine, which is gone afterwards. Raises StoreError."""
+    def put(self, key: str, path: Path, kms_key_id: str | None = None) -> None:
+        """Keep the bytes of a file of this machine, which is gone afterwards; on S3 encrypted by that key, where one is
+        given, in place of the platform's. Raises StoreError."""
         if isinstance(self.store, FileStore):
             self.store.adopt(key, path)
             return
+        store = self._store_of(kms_key_id)
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
             view = memoryview(mapped)
             try:
-                self.store.verify(self.store.write(key, view))
+                store.verify(store.write(key, view))
             finally:
                 view.release()
         path.unlink()
+
+    def _store_of(self, kms_key_id: str | None) -> Store:
+        if kms_key_id is None:
+            return self.store
+        return open_store(self.place, replace(S3Settings.from_environment(os.environ), kms_key_id=kms_key_id))
 
     def delete(self, key: str) -> None:
         """Nothing happens where they are not there. Raises StoreError."""

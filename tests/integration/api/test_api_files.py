@@ -15,6 +15,7 @@ import httpx2
 import pytest
 from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform, until
+from tests.s3_servers import BUCKET, moto_server
 
 from muster.api.files import service, staging
 from muster.api.files.arrivals import drop_expired
@@ -338,3 +339,20 @@ async def test_a_file_of_another_project_is_not_there(tmp_path: Path) -> None:
         assert own.status_code == 201, own.text
         hidden = await people.ask("nlp-maintainer", "GET", f"/files/{made['id']}")
         assert hidden.json()["code"] == "file_not_found"
+
+
+async def test_a_files_bytes_are_encrypted_by_its_projects_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with moto_server() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        async with platform(tmp_path / "state", files_uri=f"s3://{BUCKET}/uploads") as here:
+            limits = {"kmsKeyId": "alias/nlp"}
+            for name, wanted in (("nlp", {"limits": limits}), ("cv", {})):
+                assert (await here.client.put(f"/api/v1/projects/{name}", json=wanted)).status_code == 201
+                made = await taken_in(here, (await upload(here, project=name))["id"])
+                assert made["status"] == "ready", made
+        stored = server.client().list_objects_v2(Bucket=BUCKET, Prefix="uploads/")["Contents"]
+        found = {
+            each["Key"].split("/")[1]: server.client().head_object(Bucket=BUCKET, Key=each["Key"]) for each in stored
+        }
+        assert {name: about.get("SSEKMSKeyId") for name, about in found.items()} == {"nlp": "alias/nlp", "cv": None}

@@ -25,8 +25,9 @@ from muster.api.errors import ApiError
 from muster.api.files import repository
 from muster.api.files.schemas import Purpose, Status
 from muster.api.files.staging import Staging
-from muster.api.tables import FileRow
+from muster.api.tables import FileRow, ProjectRow
 from muster.contract.address import Address
+from muster.contract.projects import ProjectLimits
 from muster.storage.contents import Contents
 from muster.storage.data_check import Checked
 from muster.storage.errors import StorageError
@@ -96,11 +97,18 @@ class Arrivals:
             await self._refer(row)
         key = row.key
         if not await asyncio.to_thread(self._contents.has, key):
-            await asyncio.to_thread(self._contents.put, key, self._staging.path(row.id))
+            own_key = await self._kms_key_of(row.project)
+            await asyncio.to_thread(self._contents.put, key, self._staging.path(row.id), own_key)
         self._staging.remove(row.id)
         checked = await self._check(row, key) if Purpose(row.purpose).is_data else None
         fault = checked.fault if checked is not None else ""
         await self._finish(row, Status.FAILED if fault else Status.READY, checked, fault)
+
+    async def _kms_key_of(self, project: str) -> str | None:
+        """The key that the project's limits name, which its commits are encrypted by, too."""
+        async with self._database.read() as session:
+            row = await session.get(ProjectRow, project)
+        return ProjectLimits.model_validate(row.limits).kms_key_id if row is not None else None
 
     async def _refer(self, row: FileRow) -> None:
         """From here on nobody deletes these bytes, whether they are there already or come now."""
