@@ -9,6 +9,8 @@ import pytest
 from tests.integration.api.people import bearer, settle
 from tests.integration.api.platform import platform
 
+from muster.api.auth import ANONYMOUS
+from muster.api.openai.chat.service import place_of
 from muster.contract.names import LOG, STEP_LOG
 from muster.web.app import create_app
 
@@ -47,3 +49,13 @@ async def test_a_log_that_is_no_file_of_the_job_is_not_read(tmp_path: Path, plan
         ]
         assert found == missing, "a search that finds tells what is in it"
         assert (await here.client.get("/api/v1/me", headers=bearer(secret))).status_code == 200
+
+
+async def test_the_model_of_a_job_is_asked_for_as_a_jobs(tmp_path: Path) -> None:
+    """Whatever else lies in the folder that the job wrote (trainer/convert/load_model.py)."""
+    async with platform(tmp_path / "state", chat_workers=1) as here:
+        uid = (await here.submit())["id"]
+        await here.handed_over(uid)
+        here.commit(uid, 20)
+        place = await place_of(here.services, ANONYMOUS, f"job:{uid}")
+        assert (place.step, place.of_job, uid in place.address) == ("20", True, True)
