@@ -18,6 +18,7 @@ FREE = (Cause.PREEMPTION, Cause.EVICTION)
 BUG = "IndexError"  # what a job with a bug says when it strikes
 ALIVE = (Phase.STARTING, Phase.RUNNING)
 QUOTA_SEEN_SECONDS = 60.0  # after a quota was changed: a pass may have begun before
+ROOM_SECONDS_MAX = 120.0  # within which a gang that is asked to make room begins to stop, in fair weather
 HELD_SEEN_SECONDS = 2.0  # after a process was held: what was read before is still acted on
 
 
@@ -30,6 +31,7 @@ class Checkers:
         self.world = world
         self.lags = world.weather.stale > 0
         self.slow = world.weather.latency >= 1.0  # what is read is seconds old when it is acted on
+        self.fair = False  # the weather has cleared
         self.jumped = False  # the wall clock did: windows and deadlines then follow it, and are not checked
 
     def require(self, holds: bool, promise: str, detail: str) -> None:
@@ -331,6 +333,7 @@ class Checkers:
                 continue
             job, victim = self.world.jobs[entry.yields_to], self.world.jobs[entry.uid]
             victim.allow(victim.status.attempt, Cause.EVICTION)
+            self._will_make_room(victim, entry)
             nodes = len(entry.nodes) - kept.get((entry.uid, entry.number), 0)
             freed[job.uid] = freed.get(job.uid, 0) + nodes * entry.gpus
             if self.world.t < self.world.quotas_changed_at + QUOTA_SEEN_SECONDS:
@@ -345,6 +348,22 @@ class Checkers:
             gang = self.world.jobs[uid].spec.gang
             asked = gang.nodes.min * gang.gpus_per_node
             self.require(gpus <= 2 * asked, "not much more is put out than is asked for", f"{gpus} for {asked}")
+
+    def weather_cleared(self) -> None:
+        self.fair = True
+        for entry in self.world.reservations:
+            if entry.yields_to:
+                self._will_make_room(self.world.jobs[entry.uid], entry)
+
+    def _will_make_room(self, job: SimJob, order: Reservation) -> None:
+        def look() -> None:
+            held = {(e.uid, e.number, e.yields_to) for e in self.world.reservations}
+            asked = (order.uid, order.number, order.yields_to) in held and job.status.reservation == order.number
+            stays = asked and job.status.phase in ALIVE and not job.removed
+            self.require(not stays, "whoever is asked to make room stops", f"{job.name} is {job.status.phase}")
+
+        if self.fair:
+            self.world.after(ROOM_SECONDS_MAX, look)
 
     def asked_to_stop(self, job: SimJob, grace: float) -> None:
         """A worker that lives is told to go, for the first time."""

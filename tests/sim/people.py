@@ -146,6 +146,9 @@ def settle_jobs(world: SimWorld) -> None:
     for index in range(rng.randint(1, 4)):
         at = 0.0 if rng.random() < 0.5 else rng.uniform(0.0, world.weather.seconds / 2)
         world.at(at, functools.partial(submit, world, f"job{index}"))
+    if any(quota.preempts for quota in world.quotas.values()):  # rare where few contend
+        for index in range(rng.randint(2, 6)):
+            world.at(rng.uniform(0.0, world.weather.seconds), functools.partial(submit, world, f"rival{index}"))
 
 
 def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:

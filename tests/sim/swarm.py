@@ -228,6 +228,7 @@ def _heal(world: SimWorld, operators: list[Operator]) -> None:
             if stuck and not process.reason:  # what can't be pulled stays so: the operator must give up on it
                 world._start(job, process)
     world.fleet_changed()
+    world.check.weather_cleared()
 
 
 def _demand_progress(world: SimWorld) -> None:

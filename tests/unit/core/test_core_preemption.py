@@ -256,3 +256,11 @@ def test_preemption_goes_round_in_no_circle_whatever_the_fleet() -> None:
         states, put_out = states + seen_.states, put_out + seen_.evictions
     assert states > 1300
     assert put_out > 200
+
+
+@pytest.mark.parametrize("seed", [41777, 105795, 109818])
+def test_what_was_freed_for_a_gang_does_not_go_back_when_lower_ones_are_put_out(seed: int) -> None:
+    """Fleets that went round for ever: a project's turn came sooner because its gangs of lower priority were put out, so
+    that the gang of it that had just made room for an equal took the nodes again.
+    """
+    assert walk(seed).fault == ""

@@ -76,17 +76,20 @@ class Shares:
         """GPUs that the project holds by gangs of that priority or a higher one, and `change` more, as far as it is
         entitled to them.
         """
-        held = sum(gpus for level, gpus in self._held.get(project, {}).items() if level >= priority)
-        return min(held + change, self.entitled.get(project, 0.0))
+        return min(self._held_from(project, priority) + change, self.entitled.get(project, 0.0))
 
-    def turn(self, project: str, change: int = 0) -> tuple[bool, float]:
-        """For sorting, the first in line first: whoever holds least of its guarantee; then whoever has borrowed least
-        for its weight. `change`: as if it held so many GPUs more.
+    def turn(self, project: str, priority: int, change: int = 0) -> tuple[bool, float]:
+        """For sorting the projects that have gangs of one priority in the queue, the first in line first: whoever holds
+        least of its guarantee; then whoever has borrowed least for its weight. `change`: as if it held so many GPUs
+        more.
+
+        Only gangs of that priority or a higher one count: whose turn it is must not change when lower ones are put out,
+        or what was freed for one gang goes to another, which is put out for the first again.
         """
         if not self.active:
             return False, 0.0
         weight, guaranteed = _weight(self._quota(project)), self._quota(project).guaranteed_gpus or 0
-        held = self.held(project) + change
+        held = self._held_from(project, priority) + change
         if held < guaranteed:
             return False, held / guaranteed
         return True, (held - guaranteed) / weight
@@ -98,17 +101,17 @@ class Shares:
         if not self.active:
             yield from queue
             return
-        for _, level in groupby(queue, key=self._fleet.priority):
+        for priority, level in groupby(queue, key=self._fleet.priority):
             waiting: dict[str, deque[JobSummary]] = defaultdict(deque)
             for job in level:
                 waiting[job.project].append(job)
-            turns = [self._entry(project, jobs) for project, jobs in waiting.items()]
+            turns = [self._entry(project, priority, jobs) for project, jobs in waiting.items()]
             heapq.heapify(turns)
             while turns:
                 project = heapq.heappop(turns)[-1]
                 yield waiting[project].popleft()
                 if waiting[project]:
-                    heapq.heappush(turns, self._entry(project, waiting[project]))
+                    heapq.heappush(turns, self._entry(project, priority, waiting[project]))
 
     def words(self, project: str, reader: JobSummary) -> str:
         """`project nlp holds 24 GPUs of its share of 16`, as `reader` may be told; empty where there are no shares."""
@@ -117,8 +120,14 @@ class Shares:
         share, whose = self.entitled.get(project, 0.0), project_words(reader, project)
         return f"{whose} holds {plural(self.held(project), 'GPU')} of its share of {share:.4g}"
 
-    def _entry(self, project: str, jobs: deque[JobSummary]) -> tuple[tuple[bool, float], float, str, str]:
-        return self.turn(project), jobs[0].created_at, jobs[0].uid, project
+    def _held_from(self, project: str, priority: int) -> int:
+        """GPUs that the project holds by gangs of that priority or a higher one."""
+        return sum(gpus for level, gpus in self._held.get(project, {}).items() if level >= priority)
+
+    def _entry(
+        self, project: str, priority: int, jobs: deque[JobSummary]
+    ) -> tuple[tuple[bool, float], float, str, str]:
+        return self.turn(project, priority), jobs[0].created_at, jobs[0].uid, project
 
     def _entitled(self) -> dict[str, float]:
         demand: dict[str, int] = {}

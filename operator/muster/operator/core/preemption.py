@@ -208,9 +208,8 @@ class Preemptor:
         gpus = ask.sizes[-1] * ask.shape.gpus
         gain = shares.within(job.project, priority, gpus) - shares.within(job.project, priority)
         loss = sum(shares.within(name, priority) - shares.within(name, priority, -less) for name, less in taken.items())
-        # Whatever is taken from a project makes its turn come sooner, gangs of lower priorities too.
-        out = gpus_by_project((e.job, e.gpus) for e in evictions)
-        first = all(shares.turn(job.project) < shares.turn(name, -out[name]) for name in taken)
+        turn = shares.turn(job.project, priority)
+        first = all(turn < shares.turn(name, priority, -less) for name, less in taken.items())
         return first and gain > loss + 1e-9
 
     def _cheapest_of_all(self, job: JobSummary, ask: Ask, allowed: set[str], mine: set[str]) -> Preemption | None:
