@@ -1,4 +1,4 @@
-"""A job's whole life in a real Chromium, on a real platform: submitted, watched, killed, recovered, cloned, compared."""
+"""A job's whole life in a real Chromium, on a real platform: submitted, watched, killed, recovered, compared."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ async def dropped_texts(page: Page) -> str:
     )
     drop = """words => { const data = new DataTransfer();
         data.items.add(new File([words], "sums.jsonl", { type: "application/json" }));
-        document.querySelector(".drop").dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true })); }"""
+        const drop = new DragEvent("drop", { dataTransfer: data, bubbles: true });
+        document.querySelector(".drop").dispatchEvent(drop); }"""
     await page.get_by_label("Pretrain a new one").check()
     await page.evaluate(drop, texts)
     await expect(page.locator("#uploads")).to_contain_text("80 samples", timeout=TRAINS_MILLISECONDS)

@@ -260,7 +260,7 @@ def test_preemption_goes_round_in_no_circle_whatever_the_fleet() -> None:
 
 @pytest.mark.parametrize("seed", [41777, 105795, 109818])
 def test_what_was_freed_for_a_gang_does_not_go_back_when_lower_ones_are_put_out(seed: int) -> None:
-    """Fleets that went round for ever: a project's turn came sooner as its gangs of lower priority were put out, and its
-    gang that had just made room for an equal took the nodes again.
+    """Fleets that went round for ever: a project's turn came sooner as its gangs of lower priority were put out, and
+    its gang that had just made room for an equal took the nodes again.
     """
     assert walk(seed).fault == ""
