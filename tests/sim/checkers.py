@@ -9,6 +9,7 @@ from muster.contract.signals import Cause, SignalKind
 from muster.contract.status import STATUS_VERSION, Failure, GoodputState, JobStatus, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import Reservation
+from tests.sim.preemption_checks import ALIVE, QUOTA_SEEN_SECONDS, PreemptionChecks
 
 if TYPE_CHECKING:
     from tests.sim.physics import Process, SimJob, Training
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 
 FREE = (Cause.PREEMPTION, Cause.EVICTION)
 BUG = "IndexError"  # what a job with a bug says when it strikes
-ALIVE = (Phase.STARTING, Phase.RUNNING)
-QUOTA_SEEN_SECONDS = 60.0  # after a quota was changed: a pass may have begun before
-ROOM_SECONDS_MAX = 120.0  # within which a gang that is asked to make room begins to stop, in fair weather
 HELD_SEEN_SECONDS = 2.0  # after a process was held: what was read before is still acted on
 
 
@@ -29,9 +27,10 @@ class Violation(AssertionError):
 class Checkers:
     def __init__(self, world: SimWorld) -> None:
         self.world = world
+        self.preemption = PreemptionChecks(world, self.require)
         self.lags = world.weather.stale > 0
+        self.errs = world.weather.api_error > 0  # what is written is written again later, after a back-off
         self.slow = world.weather.latency >= 1.0  # what is read is seconds old when it is acted on
-        self.fair = False  # the weather has cleared
         self.jumped = False  # the wall clock did: windows and deadlines then follow it, and are not checked
 
     def require(self, holds: bool, promise: str, detail: str) -> None:
@@ -192,7 +191,7 @@ class Checkers:
         """Where one rank shows itself to be the culprit, it is the one that is named, and its node with it."""
         loaded = training.broken_at is not None and training.broken_at >= training.met_at + training.load_seconds
         shows = training.hang in ("stopped", "mute") or (
-            training.hang == "behind" and loaded and len(training.members) > 1
+            training.hang == "behind" and loaded and len(training.members) > 1 and heard
         )
         if failure.cause is Cause.HANG and shows and failure.message != SignalKind.COLLECTIVE_HANG:
             suspect = training.suspect
@@ -240,7 +239,7 @@ class Checkers:
             self.require(after.code == Code.DEADLINE_EXCEEDED and set_once, "a failure has a reason", what)
 
     def goodput_is_true(self, job: SimJob) -> None:
-        """What the account calls productive or lost was trained in truth. Where no read lags or takes seconds, none is
+        """What the account calls productive or lost was trained in truth. Where no call fails or takes seconds, none is
         missing either (time that is booked as starting, because an old heartbeat said so, is not booked again).
         """
         seconds = job.status.ledger.seconds
@@ -250,7 +249,7 @@ class Checkers:
             return
         rounding = job.step_seconds * len(job.trainings) + 1e-3  # a step that ends at this very moment
         self.require(claimed <= trained + rounding, "goodput claims nothing", f"{job.name}: {claimed} s of {trained} s")
-        if job.status.attempt == 1 and job.status.phase is Phase.SUCCEEDED and self._heard(job):
+        if job.status.attempt == 1 and job.status.phase is Phase.SUCCEEDED and self._heard(job) and not self.errs:
             missed = f"{job.name}: {claimed} s of {trained} s: {seconds}"
             slack = 2.0 + job.step_seconds  # two heartbeats, and the step in which the gang was first seen to train
             self.require(claimed >= trained - slack, "goodput misses nothing", missed)
@@ -291,7 +290,7 @@ class Checkers:
                     f"{namespace}: {by_namespace}",
                 )
         self._quotas_kept(before, after)
-        self._put_out_rightly(before, after)
+        self.preemption.ordered(before, after)
         self._first_in_line_first(set(after) - set(before))
         dropped = {(e.uid, e.number) for e in before} - {(e.uid, e.number) for e in after}
         for uid, number in dropped:
@@ -322,55 +321,6 @@ class Checkers:
                 fits = fits and (not begins or limit.gangs is None or gangs <= limit.gangs)
                 what = f"that of {job.name} holds {gpus} GPUs with {gangs} gangs: {limit!r}"
                 self.require(fits, f"a {whose} keeps its quota", what)
-
-    def _put_out_rightly(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
-        """Whoever is told to make room is told so for somebody who may ask for that, and for no more than is asked."""
-        known = {(entry.uid, entry.number) for entry in before if entry.yields_to}
-        kept = {(entry.uid, entry.number - 1): len(entry.nodes) for entry in after}
-        freed: dict[str, int] = {}
-        for entry in after:
-            if not entry.yields_to or (entry.uid, entry.number) in known:
-                continue
-            job, victim = self.world.jobs[entry.yields_to], self.world.jobs[entry.uid]
-            victim.allow(victim.status.attempt, Cause.EVICTION)
-            self._will_make_room(victim, entry)
-            nodes = len(entry.nodes) - kept.get((entry.uid, entry.number), 0)
-            freed[job.uid] = freed.get(job.uid, 0) + nodes * entry.gpus
-            if self.world.t < self.world.quotas_changed_at + QUOTA_SEEN_SECONDS:
-                continue
-            quota, what = self.world.quotas.get(job.project, ProjectQuota()), f"{victim.name} for {job.name}"
-            self.require(quota.preempts, "only who may preempt does", what)
-            if "priority" not in job.requested | victim.requested:
-                higher = job.spec.priority > victim.spec.priority
-                shared = job.spec.priority == victim.spec.priority and job.project != victim.project
-                self.require(higher or (shared and self._shares()), "nobody is put out by their equal", what)
-        for uid, gpus in freed.items():
-            gang = self.world.jobs[uid].spec.gang
-            asked = gang.nodes.min * gang.gpus_per_node
-            self.require(gpus <= 2 * asked, "not much more is put out than is asked for", f"{gpus} for {asked}")
-
-    def weather_cleared(self) -> None:
-        self.fair = True
-        for entry in self.world.reservations:
-            if entry.yields_to:
-                self._will_make_room(self.world.jobs[entry.uid], entry)
-
-    def _will_make_room(self, job: SimJob, order: Reservation) -> None:
-        def look() -> None:
-            held = {(e.uid, e.number, e.yields_to) for e in self.world.reservations}
-            asked = (order.uid, order.number, order.yields_to) in held and job.status.reservation == order.number
-            stays = asked and job.status.phase in ALIVE and not job.removed
-            self.require(not stays, "whoever is asked to make room stops", f"{job.name} is {job.status.phase}")
-
-        if self.fair:
-            self.world.after(ROOM_SECONDS_MAX, look)
-
-    def asked_to_stop(self, job: SimJob, grace: float) -> None:
-        """A worker that lives is told to go, for the first time."""
-        failure = job.status.last_failure
-        preempted = failure is not None and failure.message.startswith("preempted by")
-        if preempted and job.status.code == Code.EVICTED:
-            self.require(grace >= 60.0, "whoever makes room may commit", f"{job.name} has {grace} s")
 
     def _shares(self) -> bool:
         quotas = self.world.quotas.values()

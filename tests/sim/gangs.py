@@ -292,7 +292,7 @@ class Gangs(Store):
             return
         first = not process.removing
         if first:
-            self.check.asked_to_stop(job, action.grace_seconds)
+            self.check.preemption.asked_to_stop(job, action.grace_seconds)
         process.removing, process.kill_at = True, kill_at
         self.at(kill_at, lambda: self._kill_if_due(process))
         if first and action.grace_seconds > 0:

@@ -436,6 +436,7 @@ class Mischief:
         seconds = world.rng.choice((-7200.0, -600.0, -30.0, 30.0, 400.0, 3600.0, 90_000.0))
         world.offset += seconds
         world.check.jumped = True
+        world.set_back += max(0.0, -seconds)
         world.log(lambda: f"the clock jumps by {seconds:.0f} s")
         for job in world.jobs.values():
             # Between the jump and the next step a gang looks stalled; two jumps in a row can make it look so for long.

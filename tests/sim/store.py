@@ -31,6 +31,7 @@ class Store:
         self.weather = weather
         self.t = 0.0
         self.offset = EPOCH
+        self.set_back = 0.0  # seconds by which the wall clock ever went back
         self.outage_until = 0.0
         self.nodes: dict[str, SimNode] = {}
         self.jobs: dict[str, SimJob] = {}

@@ -228,7 +228,7 @@ def _heal(world: SimWorld, operators: list[Operator]) -> None:
             if stuck and not process.reason:  # what can't be pulled stays so: the operator must give up on it
                 world._start(job, process)
     world.fleet_changed()
-    world.check.weather_cleared()
+    world.check.preemption.weather_cleared()
 
 
 def _demand_progress(world: SimWorld) -> None:
@@ -244,11 +244,12 @@ def _demand_progress(world: SimWorld) -> None:
             raise Violation(
                 f"the user is obeyed: {job.name} is {job.status.phase} ({job.status.code}) although unwanted"
             )
-    world.run_until(world.t + HEALED_SECONDS_MAX, stop=lambda: not any(_expected(world, uid) for uid in waiting))
+    patience = HEALED_SECONDS_MAX + world.set_back  # deadlines follow the wall clock, and so come later by as much
+    world.run_until(world.t + patience, stop=lambda: not any(_expected(world, uid) for uid in waiting))
     for job in (world.jobs[uid] for uid in waiting if _expected(world, uid)):
         raise Violation(
             f"in fair weather every job gets on: {job.name} is {job.status.phase} "
-            f"({job.status.code}: {job.status.because}) after {HEALED_SECONDS_MAX:.0f} s"
+            f"({job.status.code}: {job.status.because}) after {patience:.0f} s"
         )
     _demand_order(world)
 

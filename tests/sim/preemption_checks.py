@@ -1,0 +1,80 @@
+"""What is promised of those who make room for others, and to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from muster.contract.quotas import ProjectQuota
+from muster.contract.signals import Cause
+from muster.contract.status import Phase
+from muster.operator.core.codes import Code
+from muster.operator.core.observed import Reservation
+
+if TYPE_CHECKING:
+    from tests.sim.physics import SimJob
+    from tests.sim.world import SimWorld
+
+ALIVE = (Phase.STARTING, Phase.RUNNING)
+QUOTA_SEEN_SECONDS = 60.0  # after a quota was changed: a pass may have begun before
+ROOM_SECONDS_MAX = 120.0  # within which a gang that is asked to make room begins to stop, in fair weather
+
+
+class PreemptionChecks:
+    def __init__(self, world: SimWorld, require: Callable[[bool, str, str], None]) -> None:
+        """`require` raises a Violation unless what it is given holds; then come the promise and the details."""
+        self._world, self._require = world, require
+        self._fair = False  # the weather has cleared
+
+    def ordered(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+        """Whoever is told to make room is told so for somebody who may ask for that, and for no more than is asked."""
+        known = {(entry.uid, entry.number) for entry in before if entry.yields_to}
+        kept = {(entry.uid, entry.number - 1): len(entry.nodes) for entry in after}
+        freed: dict[str, int] = {}
+        for entry in after:
+            if not entry.yields_to or (entry.uid, entry.number) in known:
+                continue
+            job, victim = self._world.jobs[entry.yields_to], self._world.jobs[entry.uid]
+            victim.allow(victim.status.attempt, Cause.EVICTION)
+            self._will_make_room(victim, entry)
+            nodes = len(entry.nodes) - kept.get((entry.uid, entry.number), 0)
+            freed[job.uid] = freed.get(job.uid, 0) + nodes * entry.gpus
+            if self._world.t < self._world.quotas_changed_at + QUOTA_SEEN_SECONDS:
+                continue
+            quota, what = self._world.quotas.get(job.project, ProjectQuota()), f"{victim.name} for {job.name}"
+            self._require(quota.preempts, "only who may preempt does", what)
+            if "priority" not in job.requested | victim.requested:
+                higher = job.spec.priority > victim.spec.priority
+                shared = job.spec.priority == victim.spec.priority and job.project != victim.project
+                self._require(higher or (shared and self._shares()), "nobody is put out by their equal", what)
+        for uid, gpus in freed.items():
+            gang = self._world.jobs[uid].spec.gang
+            asked = gang.nodes.min * gang.gpus_per_node
+            self._require(gpus <= 2 * asked, "not much more is put out than is asked for", f"{gpus} for {asked}")
+
+    def weather_cleared(self) -> None:
+        self._fair = True
+        for entry in self._world.reservations:
+            if entry.yields_to:
+                self._will_make_room(self._world.jobs[entry.uid], entry)
+
+    def _will_make_room(self, job: SimJob, order: Reservation) -> None:
+        def look() -> None:
+            held = {(e.uid, e.number, e.yields_to) for e in self._world.reservations}
+            asked = (order.uid, order.number, order.yields_to) in held and job.status.reservation == order.number
+            stays = asked and job.status.phase in ALIVE and not job.removed
+            self._require(not stays, "whoever is asked to make room stops", f"{job.name} is {job.status.phase}")
+
+        if self._fair:
+            self._world.after(ROOM_SECONDS_MAX, look)
+
+    def asked_to_stop(self, job: SimJob, grace: float) -> None:
+        """A worker that lives is told to go, for the first time."""
+        failure = job.status.last_failure
+        preempted = failure is not None and failure.message.startswith("preempted by")
+        if preempted and job.status.code == Code.EVICTED:
+            self._require(grace >= 60.0, "whoever makes room may commit", f"{job.name} has {grace} s")
+
+    def _shares(self) -> bool:
+        quotas = self._world.quotas.values()
+        return any(quota.weight is not None or quota.guaranteed_gpus is not None for quota in quotas)
