@@ -1,8 +1,6 @@
 """Task grpo keeps the trainer's promises: the same bits after a kill, every prompt once on any ranks, and it learns."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +71,6 @@ def test_rewards_are_learnt_and_go_on_bit_for_bit(tmp_path: Path, shard: str) ->
     assert 0 < last.values["clip_ratio"] < 1
     assert last.evaluation_values["held/printable"] > 0.5
     assert apart.steps(1)[-1].values["kl"] > 0
-
-
-def test_a_killed_gang_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    base = Job(tmp_path / "base", {}, uid="base")
-    write_base(base)
-    longer: dict[str, Any] = {"length": {"steps": 30}, "parallel": {"shard": "fsdp"}}
-    calm, killed = (learning(tmp_path, name, base, **longer) for name in ("calm", "killed"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")  # the launcher would give its ranks another number
-        gang = killed.start(ranks=2)
-        os.kill(gang.reaches(6, rank=1).pid, signal.SIGKILL)
-        assert gang.ends()[0].exit_code == 137, gang.log()
-        resumed_from = killed.commits()[-1]
-        assert train_many(tmp_path, 2, [Part(killed, 2, resumed_from), Part(calm)]) == [ExitCode.DONE] * 2
-    assert computed(killed.steps(2)) == computed(calm.steps(1)[resumed_from:])
 
 
 @pytest.mark.parametrize("changes", [{}, {"adapter": LORA, "grpo": {"beta": 0.05}}], ids=["full", "adapter"])

@@ -1,0 +1,80 @@
+"""Every task, with an adapter and without, goes on to the same bits after a rank was killed."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.trainer.bases import write_base
+from tests.integration.trainer.gangs import Job, Part, train_many
+from tests.integration.trainer.test_trainer_lora import tuned, write_chat
+from tests.integration.trainer.test_trainer_preferences import computed, learning, write_pairs
+from tests.integration.trainer.test_trainer_rollouts import learning as answering
+
+from muster.contract.names import ExitCode
+
+# Real ranks on a machine that may be busy with others: the bound is for broken code only.
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+
+STEPS = 30
+# Dropout, so that a generator that is not where it was would show.
+LORA = {"kind": "lora", "rank": 3, "alpha": 6.0, "targets": ["q_proj", "v_proj", "down_proj"], "dropout": 0.2}
+GIVEN: dict[str, Any] = {"length": {"steps": STEPS}, "parallel": {"shard": "fsdp"}}
+
+MakeJob = Callable[[Path, str, Job, dict[str, Any]], Job]
+
+
+def preferring(task: str, **settings: Any) -> MakeJob:
+    def job(root: Path, name: str, base: Job, changes: dict[str, Any]) -> Job:
+        given = {task: settings} if settings else {}
+        return learning(root, name, base, task, write_pairs(root), **GIVEN, **given, **changes)
+
+    return job
+
+
+def taught(root: Path, name: str, base: Job, changes: dict[str, Any]) -> Job:
+    """A student that begins as its teacher and parts from it by what the data says."""
+    adapter, chat = changes.get("adapter"), write_chat(root / "chat.jsonl")
+    teacher = {"from": {"uri": f"file://{base.folder}", "step": "last"}}
+    return tuned(root, name, chat, base, adapter, **GIVEN, distillation={"teacher": teacher, "weight": 0.6})
+
+
+def rewarded(root: Path, name: str, base: Job, changes: dict[str, Any]) -> Job:
+    grpo = {"grpo": {"beta": 0.05}} if changes else {}
+    return answering(root, name, base, **GIVEN, **grpo, **changes)
+
+
+TASKS: dict[str, MakeJob] = {
+    "sft-distillation": taught,
+    "dpo": preferring("dpo"),
+    "dpo-ipo": preferring("dpo", loss="ipo"),
+    "dpo-length-normalized": preferring("dpo", lengthNormalized=True),
+    "dpo-with-sft": preferring("dpo", sftWeight=0.5),
+    "orpo": preferring("orpo"),
+    "simpo": preferring("simpo"),
+    "kto": preferring("kto"),
+    "reward": preferring("reward"),
+    "grpo": rewarded,
+}
+
+
+@pytest.mark.parametrize("changes", [{}, {"adapter": LORA}], ids=["full", "adapter"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_killed_gang_goes_on_bit_for_bit(
+    task: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Job(tmp_path / "base", {}, uid="base")
+    write_base(base)
+    calm, killed = (TASKS[task](tmp_path, name, base, changes) for name in ("calm", "killed"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the launcher would give its ranks another number
+    gang = killed.start(ranks=2)
+    os.kill(gang.reaches(6, rank=1).pid, signal.SIGKILL)
+    assert gang.ends()[0].exit_code == 137, gang.log()
+    resumed_from = killed.commits()[-1]
+    assert 0 < resumed_from < STEPS
+    assert train_many(tmp_path, 2, [Part(killed, 2, resumed_from), Part(calm)]) == [ExitCode.DONE] * 2
+    expected, before = computed(calm.steps(1)), computed(killed.steps(1))
+    assert before == expected[: len(before)]
+    assert computed(killed.steps(2)) == expected[resumed_from:]
