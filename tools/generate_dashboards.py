@@ -268,6 +268,14 @@ CONTROL_PLANE = (
         ), "ops",
     ),
     Panel(
+        "Webhooks", "Attempts per second, by what became of them.",
+        ((f"sum by (outcome) (rate(muster_api_webhook_attempts_total[{RATE}]))", "{{outcome}}"),), "ops",
+    ),
+    Panel(
+        "Webhooks' messages that wait", "Since the oldest of them was written.",
+        (("max(muster_api_webhook_oldest_seconds)", "oldest"),), "s",
+    ),
+    Panel(
         "Questions to Prometheus", "Per second. Failed ones cost nothing: heartbeats are the authority.",
         ((f"sum by (outcome) (rate(muster_operator_prometheus_queries_total[{RATE}]))", "{{outcome}}"),), "ops",
     ),

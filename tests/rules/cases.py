@@ -102,6 +102,7 @@ FIRES: dict[str, Case] = {
     ),
     "MusterRelayStuck": Case({"muster_api_relay_waiting": "3x60", "muster_api_relay_failures_total": "0+2x60"}, "30m"),
     "MusterMirrorBehind": Case({"muster_api_mirror_lag_versions": "5000x60"}, "30m"),
+    "MusterWebhooksWaitLong": Case({"muster_api_webhook_oldest_seconds": "3660+60x60"}, "30m"),
 }
 # Near misses: what looks alike and is well, or not yet for long enough.
 QUIET: dict[str, Case] = {
@@ -182,4 +183,5 @@ QUIET: dict[str, Case] = {
     ),
     "MusterRelayStuck": Case({"muster_api_relay_waiting": "3x60", "muster_api_relay_failures_total": "4x60"}, "30m"),
     "MusterMirrorBehind": Case({"muster_api_mirror_lag_versions": "5000x5 0 5000x60"}, "12m"),
+    "MusterWebhooksWaitLong": Case({"muster_api_webhook_oldest_seconds": "3000+60x15 0x30"}, "30m"),
 }

@@ -75,7 +75,7 @@ from muster.api.tokens import routes as tokens
 from muster.api.tokens import service as token_service
 from muster.api.usage import routes as usage
 from muster.api.webhooks import routes as webhooks
-from muster.api.webhooks.delivering import DELIVERY_SECONDS, Deliveries, forget_old
+from muster.api.webhooks.delivering import DELIVERY_SECONDS, MEASURE_SECONDS, Deliveries, forget_old
 from muster.api.webhooks.reach import Reach
 from muster.api.webhooks.sealing import sealing_of
 from muster.api.webhooks.service import Webhooks
@@ -243,9 +243,10 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     accounting = Accounting(database, prices, counted, lambda: works[0].healthy and mirror.caught_up.is_set())
     quotas = QuotaWriter(database, cluster, lambda: spent_of(accounting.counted), settings.files_place)
     sealing, reach = sealing_of(settings), Reach(settings.webhook_networks)
-    told = Webhooks(Deliveries(database, sealing, reach), sealing, reach)
+    told = Webhooks(Deliveries(database, sealing, reach, counted.webhooks), sealing, reach)
     works += [
         Work("webhooks", told.deliveries.step, DELIVERY_SECONDS, wake=told.deliveries.freed),
+        Work("webhooks waiting", told.deliveries.measure, MEASURE_SECONDS),
         Work("waits", lambda: tell_of_waits(database), WAIT_SECONDS),
         Work("accounting", accounting.step, ACCOUNTING_SECONDS),
         Work("quotas", quotas.step, QUOTA_SECONDS),

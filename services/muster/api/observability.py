@@ -22,6 +22,32 @@ _USAGE = {
 }
 
 
+class WebhookMetrics:
+    """What became of messages to webhooks."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.attempts = Counter(
+            "muster_api_webhook_attempts",
+            "Attempts to deliver a webhook's message: delivered, retried (it is sent again) or given_up.",
+            ("outcome",),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "muster_api_webhook_seconds",
+            "Time until the receiver answered, or did not.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "muster_api_webhook_waiting", "Messages that wait, of webhooks that are enabled.", registry=registry
+        )
+        self.oldest = Gauge(
+            "muster_api_webhook_oldest_seconds",
+            "Since the oldest message that waits was written; 0 where none waits.",
+            registry=registry,
+        )
+
+
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -52,6 +78,7 @@ class Metrics:
         self.mirror_lag = Gauge(
             "muster_api_mirror_lag_versions", "Versions that the cluster is ahead of the rows.", registry=self.registry
         )
+        self.webhooks = WebhookMetrics(self.registry)
 
         self._usage = {
             name: Gauge(

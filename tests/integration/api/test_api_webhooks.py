@@ -139,6 +139,30 @@ async def test_what_is_refused_is_sent_again_under_its_id_until_it_is_taken(hous
     assert len({message["body"] for message in messages}) == 1
     (delivery,) = await settled(house)
     assert [attempt["status"] for attempt in delivery["attempts"]] == [500, 500, 204]
+    count = house.services.metrics.registry.get_sample_value
+
+    async def counted() -> bool:
+        return count("muster_api_webhook_attempts_total", {"outcome": "delivered"}) == 1.0
+
+    await until(counted, "its count")
+    assert count("muster_api_webhook_attempts_total", {"outcome": "retried"}) == 2.0
+    assert count("muster_api_webhook_seconds_count") == 3.0
+
+
+async def test_what_waits_is_measured_but_not_of_a_webhook_that_is_off(house: Platform, hears: Receiver) -> None:
+    await make(house, f"{hears.url}/500/1", kinds=["job.cancelled"])
+    deliveries, count = house.services.webhooks.deliveries, house.services.metrics.registry.get_sample_value
+    await _cancelled(house)
+    async with house.services.database.write() as session:
+        await session.execute(
+            text("UPDATE webhook_deliveries SET status = 'waiting', next_at = 9e12, created_at = created_at - 3600")
+        )
+    await deliveries.measure()
+    assert count("muster_api_webhook_waiting") == 1.0
+    assert 3600 <= (count("muster_api_webhook_oldest_seconds") or 0.0) < 3700
+    await house.client.patch(f"{HOOKS}/hook", json={"enabled": False})
+    await deliveries.measure()
+    assert (count("muster_api_webhook_waiting"), count("muster_api_webhook_oldest_seconds")) == (0.0, 0.0)
 
 
 async def test_a_message_is_given_up_after_its_time_and_may_be_replayed(house: Platform, hears: Receiver) -> None:
@@ -148,6 +172,10 @@ async def test_a_message_is_given_up_after_its_time_and_may_be_replayed(house: P
     async with house.services.database.write() as session:
         await session.execute(text("UPDATE webhook_deliveries SET give_up_at = 0"))
     (given_up,) = await _until_failed(house)
+    count = house.services.metrics.registry.get_sample_value
+    await house.services.webhooks.deliveries.measure()
+    assert count("muster_api_webhook_attempts_total", {"outcome": "given_up"}) == 1.0
+    assert (count("muster_api_webhook_waiting"), count("muster_api_webhook_oldest_seconds")) == (0.0, 0.0)
     replay = f"{HOOKS}/hook/deliveries/{given_up['id']}:replay"
     assert (await house.client.post(replay)).json()["status"] == "waiting"
     (delivered,) = await settled(house)
@@ -378,7 +406,12 @@ async def test_two_processes_send_each_message_once(house: Platform, hears: Rece
     job = await house.submit("llama")
     await house.handed_over(job["id"])
     services = house.services
-    other = Deliveries(services.database, services.webhooks.sealing, Reach(services.settings.webhook_networks))
+    other = Deliveries(
+        services.database,
+        services.webhooks.sealing,
+        Reach(services.settings.webhook_networks),
+        services.metrics.webhooks,
+    )
     async with services.database.write() as session:
         failed = [NewEvent(EventType.JOB_FAILED, time.time(), str(number)) for number in range(30)]
         await events.append(session, job["id"], failed)

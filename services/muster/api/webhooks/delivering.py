@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.db import Database
 from muster.api.errors import ApiError
+from muster.api.observability import WebhookMetrics
 from muster.api.tables import WebhookDeliveryRow, WebhookRow
 from muster.api.webhooks.reach import Reach
 from muster.api.webhooks.schemas import DeliveryAttempt, Status
@@ -29,11 +30,13 @@ from muster.secrets.box import SecretsLocked
 log = structlog.get_logger("muster.api.webhooks")
 
 DELIVERY_SECONDS = 1.0  # between looks for what is due
+MEASURE_SECONDS = 15.0  # between looks at what waits, for /metrics; Prometheus asks about as often
 CLAIM_SECONDS = 4 * SEND_SECONDS_MAX  # after which a process that claimed a row is taken for dead
 SENDING_MAX = 64  # messages at a time in this process,
 SENDING_PER_WEBHOOK_MAX = 4  # and to one receiver: one that never answers holds up nobody else
 BACKOFF_SECONDS, BACKOFF_FACTOR, BACKOFF_SECONDS_MAX = 5.0, 3.0, 7_200.0  # some 18 attempts in a day
 ATTEMPTS_KEPT = 50
+_OUTCOMES = {Status.DELIVERED: "delivered", Status.WAITING: "retried", Status.FAILED: "given_up"}
 KEPT_SECONDS = 30 * 86_400.0  # the history of what was delivered or given up
 
 
@@ -48,8 +51,8 @@ class Claimed:
 
 
 class Deliveries:
-    def __init__(self, database: Database, sealing: Sealing, reach: Reach) -> None:
-        self._database, self._sealing, self._reach = database, sealing, reach
+    def __init__(self, database: Database, sealing: Sealing, reach: Reach, metrics: WebhookMetrics) -> None:
+        self._database, self._sealing, self._reach, self._metrics = database, sealing, reach, metrics
         self._sending: dict[asyncio.Task[None], str] = {}  # with the webhook's id
         self.freed = asyncio.Event()  # a place: there may be more to send at once
 
@@ -62,6 +65,19 @@ class Deliveries:
                 task = asyncio.create_task(self._deliver(claimed), name=f"webhook {claimed.message.id}")
                 self._sending[task] = claimed.webhook_id
                 task.add_done_callback(self._done)
+        return False
+
+    async def measure(self) -> bool:
+        """Show how much waits, and for how long. Every process sees the same rows. Never True."""
+        waiting = select(func.count(), func.min(WebhookDeliveryRow.created_at)).join(
+            WebhookRow, WebhookRow.id == WebhookDeliveryRow.webhook_id
+        )
+        waiting = waiting.where(WebhookDeliveryRow.status == Status.WAITING, WebhookRow.enabled.is_(True))
+        async with self._database.read() as session:
+            now = await clock(session)
+            count, oldest = (await session.execute(waiting)).one()
+        self._metrics.waiting.set(count)
+        self._metrics.oldest.set(0.0 if oldest is None else max(0.0, now - oldest))
         return False
 
     async def stop(self) -> None:
@@ -132,8 +148,13 @@ class Deliveries:
             now = await clock(session)
             row = await session.get(WebhookDeliveryRow, claimed.seq, with_for_update=True)
             counts = row is not None and (result.error is None or row.tries == claimed.tries)
+            outcome = None
             if row is not None and counts and row.status == Status.WAITING:
                 _note(row, result, now)
+                outcome = _OUTCOMES[Status(row.status)]
+        if outcome is not None:  # after the commit: what is not written is sent and counted again
+            self._metrics.attempts.labels(outcome).inc()
+            self._metrics.seconds.observe(result.seconds)
         if result.error is not None:
             log.info("a webhook's message was not delivered", message=claimed.message.id, cause=result.error)
 
