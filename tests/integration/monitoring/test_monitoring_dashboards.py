@@ -34,6 +34,7 @@ ABSENT = {
     'muster_operator_job_phase{phase="Queued"}': "nobody waits",
     "muster_api_project_unpriced_hours": "every node has a price",
     "muster_api_project_budget_ratio": "no project has a budget",
+    "muster_api_webhook_attempts_total": "no project has a webhook",
     "muster_trainer_objective": "pretraining has a loss and no further values",
     "muster_trainer_evaluation_objective": "pretraining has a loss and no further values",
 }
