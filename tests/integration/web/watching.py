@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
 from tests.integration.api.platform import Platform
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -20,6 +20,7 @@ IN_CHROMIUM = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
     pytest.mark.timeout(300),
 ]
+expect.set_options(timeout=20_000)  # five seconds, Playwright's own, are few on two cores that run other tests
 
 
 @dataclass
