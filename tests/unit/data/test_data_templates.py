@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from muster.storage.conversations import conversation
 from muster.trainer.data import chat_prompt, load_tokenizer, templated, tokenizer_from_commit, tokenizer_of_folder
 from muster.trainer.data.chat import parts
-from muster.trainer.data.tokenizer import HuggingFaceTokenizer
+from muster.trainer.data.hugging_face_tokenizer import HuggingFaceTokenizer
 from muster.trainer.errors import UserError
 
 GOLDEN = Path(__file__).parent / "golden_templates.txt"

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from muster.trainer.data.chat import chat_prompt
 from muster.trainer.data.dataset import Data, Dataset, open_data
 from muster.trainer.data.packing import IGNORED, PADDING, Sample
-from muster.trainer.data.tokenizer import (
-    Tokenizer,
+from muster.trainer.data.tokenizer import Tokenizer
+from muster.trainer.data.tokenizer_files import (
     add_tokens,
     load_tokenizer,
     templated,

@@ -1,0 +1,174 @@
+"""The tokenizer of a `tokenizer.json`, as Hugging Face's `tokenizers` library reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from muster.trainer.data.chat_template import ChatTemplate
+from muster.trainer.data.tokenizer import ChatMarks, Ids, Int64s
+from muster.trainer.errors import StorageError, UserError
+
+HUGGING_FACE = "huggingface"  # the kind, in a commit
+
+
+class HuggingFaceTokenizer:
+    """The tokenizer of a `tokenizer.json`.
+
+    `text` is the file's content and `where` its address, for messages. `eos` names the token that ends a document where
+    the vocabulary has none of the well-known ones.
+    """
+
+    def __init__(self, text: str, where: str, eos: str | None = None, template: ChatTemplate | None = None) -> None:
+        self._json = text
+        self.template = template
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises plain Exception
+            raise UserError(
+                f"tokenizer {where} is not a Hugging Face tokenizer.json: {error}. Save one with "
+                "`tokenizer.save_pretrained(folder)`"
+            ) from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # a mark spelt inside a document stays text
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.eos = _eos(vocabulary, eos, where)
+        self.bos = _bos(self._tokenizer.encode("").ids, self.eos)
+        self.chat = _chat_marks(vocabulary, self._ids)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        names = sorted((re.escape(token.content) for token in added if token.special), key=len, reverse=True)
+        self.special = re.compile("|".join(names)) if names else None
+
+    @cached_property
+    def _of_rendered(self) -> tokenizers.Tokenizer:
+        """Like the other one, but for the special tokens in a text, which it takes for such."""
+        other = tokenizers.Tokenizer.from_str(self._json)
+        other.no_truncation()
+        other.no_padding()
+        return other
+
+    def encode_rendered(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoded = self._of_rendered.encode(text, add_special_tokens=False)
+        return encoded.ids, encoded.offsets
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._ids(text))
+
+    def encode_many(self, texts: Sequence[str]) -> list[Ids]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, np.uint32) for one in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
+
+    def spell(self, ids: Iterable[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def text_bytes(self) -> Int64s | None:
+        measure = _measure(json.loads(self._json).get("decoder"))
+        if measure is None:
+            return None
+        added = self._tokenizer.get_added_tokens_decoder()
+        found = np.zeros(self.vocab_size, np.int64)
+        for token, id_ in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            found[id_] = measure(token)
+        for id_, one in added.items():
+            found[id_] = 0 if one.special else len(one.content.encode())
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": HUGGING_FACE,
+            "sha256": hashlib.sha256(self._json.encode()).hexdigest(),
+            "end_of_document": self._tokenizer.id_to_token(self.eos),
+            "json": self._json,
+            **({"chat_template": asdict(self.template)} if self.template else {}),
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HuggingFaceTokenizer.from_description, (self.describe(),)
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> HuggingFaceTokenizer:
+        """The tokenizer that `describe()` described. Raises StorageError when the description is damaged."""
+        text = description["json"]
+        if hashlib.sha256(text.encode()).hexdigest() != description.get("sha256"):
+            raise StorageError("the tokenizer in the commit is damaged: its SHA-256 does not match; use another commit")
+        template = description.get("chat_template")
+        made = ChatTemplate(template["source"], template["tokens"]) if template else None
+        return cls(text, "of the commit", description.get("end_of_document"), made)
+
+    def with_template(self, source: str) -> HuggingFaceTokenizer:
+        """The same tokenizer with another chat template."""
+        tokens = self.template.tokens if self.template else {}
+        return HuggingFaceTokenizer(self._json, "", self._tokenizer.id_to_token(self.eos), ChatTemplate(source, tokens))
+
+
+def _measure(decoder: Any) -> Callable[[str], int] | None:
+    """Counts the bytes of a token, by the decoder of a tokenizer.json. None for one that does not give back the text
+    as it was."""
+    if not isinstance(decoder, dict):
+        return None
+    kinds = {each.get("type") for each in (decoder, *(decoder.get("decoders") or ()))}
+    if "ByteLevel" in kinds:
+        return len  # a character stands for a byte
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return lambda token: 1 if _BYTE.fullmatch(token) else len(token.replace("\u2581", " ").encode())
+    return None
+
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+# The end of a document as the well-known vocabularies spell it; the first that is there counts.
+_ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+
+
+def _eos(vocabulary: dict[str, int], wanted: str | None, where: str) -> int:
+    # The well-known names come first: an instruct model's configuration calls its end of turn the end of everything.
+    for name in (*_ENDS, wanted):
+        if name is not None and name in vocabulary:
+            return vocabulary[name]
+    raise UserError(
+        f"tokenizer {where} has no token for the end of a document (looked for {', '.join(_ENDS)}); "
+        'name it as "eos_token" in a tokenizer_config.json beside the file'
+    )
+
+
+def _bos(ids_of_nothing: list[int], eos: int) -> tuple[int, ...]:
+    """What the tokenizer's own post-processor puts before a text: `<|begin_of_text|>` for Llama, nothing for Qwen."""
+    first = ids_of_nothing[:1]
+    return () if first == [eos] else tuple(first)
+
+
+def _chat_marks(vocabulary: dict[str, int], ids: Any) -> ChatMarks | None:
+    """The family is recognised by its marks: Llama 3, ChatML (Qwen and others) or Gemma; None for any other."""
+    line = ids("\n")
+    if {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"} <= vocabulary.keys():
+        start, end = vocabulary["<|start_header_id|>"], vocabulary["<|end_header_id|>"]
+        roles = ("system", "user", "assistant")
+        opening = {role: (start, *ids(role), end, *ids("\n\n")) for role in roles}
+        return ChatMarks(opening, (vocabulary["<|eot_id|>"],))
+    if {"<|im_start|>", "<|im_end|>"} <= vocabulary.keys():
+        start = vocabulary["<|im_start|>"]
+        opening = {role: (start, *ids(f"{role}\n")) for role in ("system", "user", "assistant")}
+        return ChatMarks(opening, (vocabulary["<|im_end|>"], *line))
+    if {"<start_of_turn>", "<end_of_turn>"} <= vocabulary.keys():
+        start = vocabulary["<start_of_turn>"]
+        # Gemma has no system role: its own template writes the system's words as the user's.
+        names = {"system": "user", "user": "user", "assistant": "model"}
+        opening = {role: (start, *ids(f"{name}\n")) for role, name in names.items()}
+        return ChatMarks(opening, (vocabulary["<end_of_turn>"], *line))
+    return None
