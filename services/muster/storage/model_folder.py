@@ -149,7 +149,7 @@ class _Reader:
             self.files.read_into(name, 0, memoryview(eight))
             length = int.from_bytes(eight, "little")
             if length > HEADER_BYTES_MAX:
-                raise UserError(f"{place} is no safetensors file: its header claims {length} bytes")
+                raise UserError(f"{place} is no safetensors file: its header claims {length} bytes; copy it again")
             text = bytearray(length)
             self.files.read_into(name, 8, memoryview(text))
         except NotFound:
@@ -206,14 +206,14 @@ def _indexed(read: _Reader, index: dict[str, Any]) -> dict[str, StoredTensor]:
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise UserError(f"{place} has no weight_map of names to files; copy it again")
     if outside := sorted({name for name in weight_map.values() if "/" in name or name.startswith(".")}):
-        raise UserError(f"{place} names files outside the folder: {', '.join(outside[:5])}")
+        raise UserError(f"{place} names files outside the folder: {', '.join(outside[:5])}; put all beside it")
     files = sorted(set(weight_map.values()))
     headers = {name: read.header(name) for name in files}
     if missing := [name for name, header in headers.items() if header is None]:
         raise UserError(f"{place} names files that are not there: {', '.join(missing)}; copy them, or all again")
     found = {tensor: (headers[file] or {}).get(tensor) for tensor, file in weight_map.items()}
     if absent := [f"{name} (in {weight_map[name]})" for name, slot in found.items() if slot is None]:
-        raise UserError(f"{place} names tensors that its files do not hold: {', '.join(absent[:20])}")
+        raise UserError(f"{place} names tensors that its files do not hold: {', '.join(absent[:20])}; copy all again")
     return {name: slot for name, slot in found.items() if slot is not None}
 
 

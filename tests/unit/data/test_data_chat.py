@@ -155,7 +155,7 @@ def test_half_a_character_names_its_line(tmp_path: Path) -> None:
 def test_a_tokenizer_without_chat_marks_is_refused(tmp_path: Path) -> None:
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", ["</s>"])
     path = write_jsonl(tmp_path / "a.jsonl", [chat_record(("assistant", "x"))])
-    with pytest.raises(UserError, match="has no chat marks that Muster knows"):
+    with pytest.raises(UserError, match="no chat template, and no chat marks that Muster knows"):
         stored(path, tmp_path / "cache", str(tokenizer), format="openai-chat")
 
 

@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a file outside": (
         lambda folder: edit_json(folder / "model.safetensors.index.json", weight_map={"a": "../b.safetensors"}),
-        "names files outside the folder: ../b.safetensors",
+        "names files outside the folder: ../b.safetensors; put all beside it",
     ),
     "truncated weights": (truncate, r"model-00001.* is truncated: its header promises [\d,]+ bytes"),
     "truncated header": (cut_header, r"model-00001.* is truncated: it ends within its header"),
@@ -152,7 +152,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "a vision model": (config_with(vision_config={"hidden_size": 8}), r"sees or hears \(vision_config\)"),
     "an encoder": (
         config_with(model_type="bert", architectures=["BertForMaskedLM"]),
-        r"a bert \(BertForMaskedLM\) is no causal language model",
+        r"a bert \(BertForMaskedLM\) is no causal language model.* names a class …ForCausalLM",
     ),
     "no tokenizer": (
         lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "tokenizer_config.json")],
@@ -191,6 +191,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
             ],
         ),
         r"its tokenizer has a vocabulary of \d+ tokens, but the model in .* has 288",
+    ),
+    "a smaller model's tokenizer": (
+        config_with(eos_token_id=[270, 280]),
+        r"its tokenizer has 259 tokens, but the model in .* ends a text by token 270 \(eos_token_id in config.json\)",
     ),
 }
 

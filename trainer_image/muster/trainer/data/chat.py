@@ -94,8 +94,9 @@ def chat_marks(tokenizer: Tokenizer) -> ChatMarks:
     """Raises UserError when the tokenizer's chat marks are not known."""
     if tokenizer.chat is None:
         raise UserError(
-            "data.tokenizer: has no chat marks that Muster knows (Llama 3's <|start_header_id|>, ChatML's "
-            "<|im_start|>, Gemma's <start_of_turn>); for task sft take an instruct model's tokenizer, or `bytes`"
+            "the tokenizer has no chat template, and no chat marks that Muster knows (Llama 3's <|start_header_id|>, "
+            "ChatML's <|im_start|>, Gemma's <start_of_turn>); name a template's file in data.chatTemplate, or take an "
+            "instruct model or its tokenizer"
         )
     return tokenizer.chat
 

@@ -56,7 +56,8 @@ def trainable_config(document: dict[str, Any], where: str, scoring: bool = False
     ):
         raise UserError(
             f"model.source {where}: a {kind} ({', '.join(document.get('architectures') or ['no architecture named'])}) "
-            "is no causal language model; Muster trains models that predict the next token"
+            "is no causal language model; Muster trains models that predict the next token. Take one whose config.json "
+            "names a class …ForCausalLM"
         )
     return _parsed(document, kind, where)
 

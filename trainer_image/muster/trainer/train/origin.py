@@ -168,6 +168,7 @@ def _from_folder(training: TrainingConfig, source: str) -> Origin:
     else:
         reason = why_not_fast(folder.companions.get("tokenizer_config.json"), folder.has)
         raise UserError(f"model.source {source}: {reason}")
+    _must_know_the_end(tokenizer, folder, where)
     own, new = tokenizer, None
     if training.data.add_tokens:
         folder, new = _with_new_tokens(folder, tokenizer, training.data.add_tokens, where)
@@ -232,6 +233,17 @@ def _must_be_its_own(asked: str, own: Tokenizer, model: ModelDefinition, where: 
         raise UserError(
             f"data.tokenizer {asked} is not the tokenizer that {where} was trained with "
             f"(vocabularies {other.vocab_size} and {own.vocab_size}); leave it out to use {whose}"
+        )
+
+
+def _must_know_the_end(tokenizer: Tokenizer, folder: ModelFolder, where: str) -> None:
+    """Raise UserError where the model ends a text by a token that the tokenizer does not have."""
+    named = folder.config.get("eos_token_id")
+    ends = [number for number in (named if isinstance(named, list) else [named]) if isinstance(number, int)]
+    if ends and min(ends) >= tokenizer.vocab_size:
+        raise UserError(
+            f"its tokenizer has {tokenizer.vocab_size} tokens, but {where} ends a text by token {min(ends)} "
+            "(eos_token_id in config.json): put the tokenizer.json that belongs to the model beside its weights"
         )
 
 
