@@ -22,7 +22,7 @@ from muster.storage.file_store import FileStore
 from muster.storage.model_folder import ModelFolder, open_folder
 from muster.trainer.errors import UserError
 from muster.trainer.models.files import open_files
-from muster.trainer.models.loading import LazyTensor, ReadRange
+from muster.trainer.models.lazy_tensors import LazyTensor, ReadRange
 from muster.trainer.models.transformers_model import from_folder
 from muster.trainer.train import origin
 

@@ -14,7 +14,7 @@ from tests.unit.models.test_models_folder import training
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import open_folder
 from muster.trainer.errors import UserError
-from muster.trainer.models.loading import GrownTable, LazyTensor
+from muster.trainer.models.lazy_tensors import GrownTable, LazyTensor
 from muster.trainer.train import origin
 
 TOKENS = [f"<tool-{number}>" for number in range(31)]  # the vocabulary has 259 ids, the tables 288 rows

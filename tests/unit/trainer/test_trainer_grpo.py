@@ -24,7 +24,7 @@ from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import unscored_row
 from muster.trainer.data.prompts import Prompt
 from muster.trainer.models.decoder_model import DecoderModel
-from muster.trainer.models.pretrained import dress
+from muster.trainer.models.pretrained import with_our_forward
 from muster.trainer.train.answering import Scoring
 from muster.trainer.train.rollouts import SILENT_STEPS, Rollouts, advantages, drawn
 from muster.trainer.train.tasks.answers import cross_entropies
@@ -145,7 +145,7 @@ def test_losses_and_their_gradients_are_those_of_trl(
     assert given is not None
     given = given.model_copy(update={"beta": beta})
     before = reference if updated else None
-    ours, other = (dress(copy.deepcopy(each), "none", "positions") for each in (policy, reference))
+    ours, other = (with_our_forward(copy.deepcopy(each), "none", "positions") for each in (policy, reference))
     with torch.no_grad():
         known = -cross_entropies(other, rollout(), rollout().labels, temperature) if updated else None
     objective = AgainstAnother(given, other)

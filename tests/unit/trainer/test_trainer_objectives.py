@@ -25,7 +25,7 @@ from muster.contract.training import TrainingConfig
 from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import Sample
 from muster.trainer.models.head import LogitTransform
-from muster.trainer.models.pretrained import dress
+from muster.trainer.models.pretrained import with_our_forward
 from muster.trainer.models.token_losses import token_cross_entropies
 from muster.trainer.train.tasks.answers import answers
 from muster.trainer.train.tasks.choice import objective_of
@@ -102,7 +102,7 @@ def config(task: str, **settings: Any) -> TrainingConfig:
 
 def ours(models: tuple[Any, Any], given: TrainingConfig) -> tuple[Tensor, dict[str, Tensor], dict[str, float]]:
     """The loss, its gradients by name, and the named values."""
-    reference, policy = (dress(copy.deepcopy(each), "none", "positions") for each in models)
+    reference, policy = (with_our_forward(copy.deepcopy(each), "none", "positions") for each in models)
     objective = objective_of(given)
     batch = Batch.of([*rows(given.task == "kto"), _row([], [])._replace(targets=np.zeros(2, np.float32))])
     if objective.stored_reference:
@@ -283,7 +283,7 @@ def test_rewards_and_their_gradients_are_those_of_trl(tmp_path: Path) -> None:
     del inputs["completion_mask"]
     expected = trainer.compute_loss(trainer.model, inputs | {"margin": margins})
     expected.backward()
-    ours = dress(model, "none", "positions")
+    ours = with_our_forward(model, "none", "positions")
     samples = [
         row._replace(targets=np.repeat(margins.numpy()[some], 2))
         for row, some in zip(rows(), ([0, 1], [2]), strict=True)
@@ -328,7 +328,7 @@ def test_smoothed_dpo_mixes_both_ways_round(models: tuple[Any, Any]) -> None:
     """cDPO against its formula, and the values that are reported."""
     plain, _, values = ours(models, config("dpo", beta=0.4))
     smoothed, _, _ = ours(models, config("dpo", beta=0.4, labelSmoothing=0.2))
-    reference, policy = (dress(copy.deepcopy(each), "none", "positions") for each in models)
+    reference, policy = (with_our_forward(copy.deepcopy(each), "none", "positions") for each in models)
     batch = Batch.of(rows())
     with torch.no_grad():
         gains = answers(policy, batch).log_probs - answers(reference, batch).log_probs
@@ -342,7 +342,7 @@ def test_smoothed_dpo_mixes_both_ways_round(models: tuple[Any, Any]) -> None:
 
 def test_values_of_labels_are_means_over_their_own_answers(models: tuple[Any, Any]) -> None:
     _, _, values = ours(models, config("kto", beta=1.0))
-    reference, policy = (dress(copy.deepcopy(each), "none", "positions") for each in models)
+    reference, policy = (with_our_forward(copy.deepcopy(each), "none", "positions") for each in models)
     batch = Batch.of(rows(with_others=True))
     with torch.no_grad():
         gains = answers(policy, batch).log_probs - answers(reference, batch).log_probs

@@ -116,7 +116,7 @@ def _value(store: Store, commit: Commit, name: str) -> tuple[Any, Any]:
     """A tensor of the commit, and the torch dtype that it is written in; in fp32 where it is held in four bits."""
     import torch
 
-    from muster.trainer.models.loading import TORCH_DTYPES
+    from muster.trainer.models.lazy_tensors import TORCH_DTYPES
 
     if name in commit.tensors:
         entry = commit.tensors[name]

@@ -13,7 +13,7 @@ from muster.contract.model_size import is_head
 from muster.trainer.checkpoint import CheckpointMismatch, load_weights, read_commit
 from muster.trainer.checkpoint.tensors import model_tensors
 from muster.trainer.models.adapter import adapter_of, is_part, parts_of, weight_of
-from muster.trainer.models.loading import TORCH_DTYPES
+from muster.trainer.models.lazy_tensors import TORCH_DTYPES
 from muster.trainer.models.lora import set_magnitudes
 from muster.trainer.models.nf4 import decode, need_kernels
 from muster.trainer.models.nf4_format import absmax_name, packed_name, weights_among

@@ -17,7 +17,7 @@ from muster.trainer.models.head import IGNORED
 
 
 def set_weight(model: Any, weight: float) -> None:
-    """What the loss is to be multiplied by, whatever the model's config.json says. Raises UserError where the model has
+    """Set what the loss is multiplied by, whatever the model's config.json says. Raises UserError where the model has
     no such loss."""
     if weight and _function(model) is None:
         raise UserError(

@@ -49,7 +49,7 @@ def near(asked: str, there: Sequence[str]) -> str:
 
 
 def _near_to(pattern: str, names: Sequence[str]) -> str:
-    """By the first part of the pattern that no name has."""
+    """The names that come near the first part of the pattern that no name has."""
     parts = {part for name in names for part in name.split(".")}
     strange = [each for each in pattern.split(".") if not any(matches(each, part) for part in parts)]
     words = sorted(part for part in parts if not part.isdecimal())

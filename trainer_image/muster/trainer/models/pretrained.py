@@ -49,11 +49,12 @@ def build(
             config, dtype=torch.float32, attn_implementation=attention(config)
         )
     model.tie_weights()
-    return dress(model, recompute, masks, draws)
+    return with_our_forward(model, recompute, masks, draws)
 
 
-def dress(model: Any, recompute: Recompute, masks: MaskStyle, draws: bool = False) -> Any:
-    """Give a model of transformers our way to be called."""
+def with_our_forward(model: Any, recompute: Recompute, masks: MaskStyle, draws: bool = False) -> Any:
+    """The same model with the forward pass that the loop calls, `_forward` or `_forward_scores`, and with recomputation
+    around its layers."""
     if scores_texts(model):
         model.forward = partial(_forward_scores, model, masks)
     else:
@@ -70,7 +71,9 @@ def dress(model: Any, recompute: Recompute, masks: MaskStyle, draws: bool = Fals
 def layers(model: Any) -> Sequence[nn.Module]:
     """The decoder layers, in order: what is sharded, recomputed and compiled one by one."""
     names = set(model._no_split_modules or ())
-    found = [module for module in model.modules() if type(module).__name__ in names or _undressed(module) in names]
+    found = [
+        module for module in model.modules() if type(module).__name__ in names or _name_before_sharding(module) in names
+    ]
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     return found or max(lists, key=len)
 
@@ -247,6 +250,6 @@ def _takes_sdpa(config: Any) -> bool:
     return bool(getattr(kind, "_supports_sdpa", False))
 
 
-def _undressed(module: nn.Module) -> str:
-    """The class's name before FSDP put its own before it."""
+def _name_before_sharding(module: nn.Module) -> str:
+    """The name of the module's class without what FSDP has put before it."""
     return type(module).__name__.removeprefix("FSDP")

@@ -25,7 +25,7 @@ class ScoreHead:
     pad: int  # the id of the padding token
 
     def describe(self) -> dict[str, Any]:
-        """For Commit.architecture."""
+        """The head as Commit.architecture holds it."""
         return {"scores": {"count": self.count, "pad": self.pad}}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from muster.trainer.errors import UserError
 from muster.trainer.models.architectures import layer_types_allow_packing
-from muster.trainer.models.pretrained import MaskStyle, build, dress, materialize
+from muster.trainer.models.pretrained import MaskStyle, build, materialize, with_our_forward
 
 # Largest difference of logits, relative to their size, that is taken for rounding. Measured leaks: 0.004 to 2.
 TOLERANCE: Final = 1e-4
@@ -85,7 +85,7 @@ def examine(config: Any) -> Findings:
         styles: tuple[MaskStyle, ...] = ("positions", "by_layer_type")
         for style in styles if getattr(config, "layer_types", None) else styles[:1]:
             try:
-                leak = min(leak, found := _leak(dress(model, "none", style), sample))
+                leak = min(leak, found := _leak(with_our_forward(model, "none", style), sample))
             except (RuntimeError, ValueError, TypeError, AttributeError, KeyError):
                 continue  # this class does not take such masks
             if found <= TOLERANCE:

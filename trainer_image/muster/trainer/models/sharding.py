@@ -1,4 +1,4 @@
-"""How the decoder is spread over the ranks: device, process group, sharding. The only file that knows of meshes."""
+"""How a model is spread over the ranks: device, process group, sharding. The only file that knows of meshes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Layout:
     need: Need  # the memory that a rank is expected to need
 
     def describe(self) -> dict[str, Any]:
-        """For Commit.mesh."""
+        """The sharding as Commit.mesh holds it."""
         return {"shard": self.shard, "replicas": self.replicas, "shards": self.shards}
 
 

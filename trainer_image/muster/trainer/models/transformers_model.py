@@ -21,7 +21,7 @@ from muster.trainer.models import loading, pretrained
 from muster.trainer.models.architectures import scoring_config, trainable_config
 from muster.trainer.models.definition import Recompute
 from muster.trainer.models.init import initialize_adapter, initialize_scores
-from muster.trainer.models.loading import TORCH_DTYPES, ReadRange, checksums
+from muster.trainer.models.lazy_tensors import TORCH_DTYPES, ReadRange, checksums
 from muster.trainer.models.lora import attach, saved_modules
 from muster.trainer.models.named import freeze
 from muster.trainer.models.new_tokens import NewTokens, must_be_trained
