@@ -122,7 +122,7 @@ def test_a_job_from_its_file_to_its_end(desk: Desk) -> None:
     assert "GOODPUT" in shown
     assert desk.ask("get", lines[-1]["id"])["metadata"]["name"] == "cli-plain", "by its id too"
     assert desk.ask("why", "cli-plain")["next"] == [
-        "Nothing: the job is done. Its commits are listed under /checkpoints."
+        "Nothing: the job is done. `muster checkpoints ls` lists its commits."
     ]
     events = desk.ask("events", "cli-plain")["items"]
     assert [event["id"] for event in events] == list(range(1, len(events) + 1))

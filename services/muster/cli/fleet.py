@@ -87,10 +87,15 @@ def _gpus(job: dict[str, Any]) -> str:
 
 
 def _held(project: dict[str, Any]) -> str:
-    """`56 of 64 GPUs, 3 gangs`."""
+    """`holds 56 of 64 GPUs in 3 gangs; 1 waiting`."""
     quota = project["quota"]
-    gpus, gangs = (f" of {quota[key]}" if quota.get(key) is not None else "" for key in ("gpus", "gangs"))
-    return f"holds {project['gpus']}{gpus} GPUs in {project['gangs']}{gangs} gangs, {len(project['waiting'])} wait"
+    gpus = _of(project["gpus"], quota.get("gpus"), "GPU")
+    gangs = _of(project["gangs"], quota.get("gangs"), "gang")
+    return f"holds {gpus} in {gangs}; {len(project['waiting'])} waiting"
+
+
+def _of(count: int, limit: int | None, noun: str) -> str:
+    return formatting.plural(count, noun) if limit is None else f"{count} of {formatting.plural(limit, noun)}"
 
 
 def _since(moment: str) -> str:

@@ -117,7 +117,7 @@ def advice(
     if status.phase == Phase.QUEUED:
         return _queued(status, ahead)
     if status.phase == Phase.SUCCEEDED:
-        return ["Nothing: the job is done. Its commits are listed under /checkpoints."]
+        return ["Nothing: the job is done. `muster checkpoints ls` lists its commits."]
     if status.phase == Phase.CANCELLED:
         return ["Clone the job to run it again: POST /api/v1/jobs/{id}:clone (`muster clone`)."]
     return [

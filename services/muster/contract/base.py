@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
+from muster.contract.text import plural
 from muster.contract.times import epoch_seconds, rfc3339
 
 # Nobody reads more; and a document of 20,000 faults would take minutes to answer, for each is compared with all words.
@@ -106,7 +107,8 @@ def parse(model: type[M], document: object, at: str = "") -> M:
     try:
         return model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise InvalidDocument(problems(model, error, at), error.error_count()) from None
+        entries = _independent(error)
+        raise InvalidDocument(_problems(model, entries, at), len(entries)) from None
 
 
 def known_part(model: type[BaseModel], document: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +136,20 @@ def known_part(model: type[BaseModel], document: dict[str, Any]) -> dict[str, An
 
 def problems(model: type[BaseModel], error: ValidationError, at: str = "") -> tuple[Problem, ...]:
     """The first FAULTS_MAX of pydantic's errors in the words of the document."""
-    entries = error.errors(include_url=False)[:FAULTS_MAX]
-    return tuple(_problem(model, dict(entry), at) for entry in entries)
+    return _problems(model, _independent(error), at)
+
+
+def _problems(model: type[BaseModel], entries: list[dict[str, Any]], at: str) -> tuple[Problem, ...]:
+    return tuple(_problem(model, entry, at) for entry in entries[:FAULTS_MAX])
+
+
+def _independent(error: ValidationError) -> list[dict[str, Any]]:
+    """The errors without those that only follow from others: pydantic calls a list too short, too, when it has refused
+    its items.
+    """
+    entries = [dict(entry) for entry in error.errors(include_url=False)]
+    above = {loc[:end] for loc in (tuple(entry["loc"]) for entry in entries) for end in range(len(loc))}
+    return [entry for entry in entries if entry["type"] != "too_short" or tuple(entry["loc"]) not in above]
 
 
 def dump(model: BaseModel) -> dict[str, Any]:
@@ -187,8 +201,6 @@ _WORDS = {
     "string_too_long": "must have at most {max_length:,} characters",
     "string_too_short": "must have at least {min_length:,} characters",
     "string_type": "must be text",
-    "too_long": "must have at most {max_length:,} items",
-    "too_short": "must have at least {min_length:,} items",
     "tuple_type": "must be a list",
 }
 
@@ -199,11 +211,16 @@ def _message(entry: dict[str, Any]) -> str:
     context = {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in bounds}
     if kind in ("value_error", "assertion_error"):
         return str(entry["msg"]).partition(", ")[2]
+    if kind in ("too_long", "too_short"):
+        limit = (
+            f"at most {plural(context['max_length'], 'item')}"
+            if kind == "too_long"
+            else f"at least {plural(context['min_length'], 'item')}"
+        )
+        return f"must have {limit}, not {context['actual_length']}"
     words = _WORDS.get(kind)
     if words is None:
         return str(entry["msg"]).replace("Input should", "must").replace("must be a valid", "must be a")
-    if kind in ("too_long", "too_short"):
-        return f"{words.format(**context)}, not {context['actual_length']}"
     return f"{words.format(**context)}, not {_kind(entry['input'])}"
 
 

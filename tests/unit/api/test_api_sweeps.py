@@ -199,7 +199,7 @@ def test_the_example_is_a_valid_sweep() -> None:
 LR = "training.optimizer.lr"
 AT = f"sweep.parameters.{LR}"
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"parameters": {}}, "sweep.parameters", "must have at least 1 items"),
+    ({"parameters": {}}, "sweep.parameters", "must have at least 1 item"),
     (
         {"parameters": {"training.optimizer.lrr": {"values": [1.0]}}, "trials": 1},
         "sweep.parameters.training.optimizer.lrr",
@@ -217,7 +217,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"parameters": {"no path!": {"values": [1]}}}, "sweep.parameters.no path!", "is no path of the job's spec"),
     ({"parameters": {LR: {"values": [0.1, -1.0]}}, "search": "grid"}, AT, "trial 2 (lr -1.0): must be greater than 0"),
-    ({"parameters": {LR: {"values": []}}}, f"{AT}.values", "must have at least 1 items, not 0"),
+    ({"parameters": {LR: {"values": []}}}, f"{AT}.values", "must have at least 1 item, not 0"),
     ({"parameters": {LR: {"values": [1.0, 1.0]}}}, AT, "one of them is given twice"),
     ({"parameters": {LR: {}}}, AT, "give either values, or min and max"),
     ({"parameters": {LR: {"min": 1.0}}}, AT, "a range has two ends: give min and max"),

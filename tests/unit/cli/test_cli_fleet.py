@@ -42,7 +42,7 @@ def test_the_queue_says_who_waits_why_and_who_holds(asked: list[str], capsys: py
     assert "chat-sft  ann" in told.out
     assert "8 of the 64 that project nlp may hold are left" in told.out
     assert "base  bob" in told.out
-    assert "nlp: holds 56 of 64 GPUs in 1 gangs, 1 wait" in told.err
+    assert "nlp: holds 56 of 64 GPUs in 1 gang; 1 waiting" in told.err
     fleet.queue(project="cv")
     assert "chat-sft" not in capsys.readouterr().out
 

@@ -63,7 +63,7 @@ class Everything(Spec):
         ("toTen", 10_001, "must be at most 10,000, not 10001"),
         ("short", "a", "must have at least 2 characters, not text ('a')"),
         ("short", "abcd", "must have at most 3 characters, not text ('abcd')"),
-        ("few", [], "must have at least 1 items, not 0"),
+        ("few", [], "must have at least 1 item, not 0"),
         ("few", [1, 2, 3], "must have at most 2 items, not 3"),
         ("name", "A", "must look like ^[a-z]+$, not text ('A')"),
         ("maybe", "x", "must be a whole number, not text ('x')"),

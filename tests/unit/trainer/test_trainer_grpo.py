@@ -290,7 +290,7 @@ def test_rewards_that_never_vary_are_said() -> None:
         ({"completions": 1}, "grpo.completions: must be at least 2"),
         ({"maxTokens": 32}, "leaves no room for a prompt in data.sequenceLength 32"),
         ({"beta": 0.1}, "grpo.beta holds the model against itself without its adapter"),
-        ({"verifiers": []}, "grpo.verifiers: must have at least 1 items"),
+        ({"verifiers": []}, "grpo.verifiers: must have at least 1 item"),
         ({"parallel": {"compile": True}}, "can't do so with parallel.compile"),
         ({"labelSmoothing": 0.1}, "can't do so with labelSmoothing"),
     ],

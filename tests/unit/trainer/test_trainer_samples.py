@@ -83,7 +83,7 @@ def test_a_store_that_fails_stops_nothing(tmp_path: Path, capsys: pytest.Capture
     [
         ({"parallel": {"compile": True}}, "parallel.compile would compile for each length"),
         ({"task": "reward", "model": {"from": {"job": "a"}}}, "a model of task reward scores texts and writes none"),
-        ({"evaluation": {"every": 1, "holdout": 0.1, "generate": {"prompts": []}}}, "at least 1 items"),
+        ({"evaluation": {"every": 1, "holdout": 0.1, "generate": {"prompts": []}}}, "at least 1 item"),
     ],
 )
 def test_what_can_not_write_is_refused(changes: dict[str, Any], words: str) -> None:
