@@ -17,7 +17,7 @@ from muster.contract.checkpoint import Commit, DataCursor, sealed
 from muster.contract.names import ExitCode
 from muster.contract.signals import Heartbeat, StepRecord, TrainerPhase, WorkerExit
 from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm
-from muster.trainer.launch.report import leave_word, serve_reports
+from muster.trainer.launch.report import serve_reports, write_termination_message
 
 FOLDER = Path(os.environ["MUSTER_WORKER_DIR"])
 ATTEMPT, WORKER = int(os.environ["MUSTER_ATTEMPT"]), int(os.environ["MUSTER_WORKER"])
@@ -109,5 +109,7 @@ if __name__ == "__main__":
         code, words = int(ExitCode.STALE_ATTEMPT), str(stale)
     if code:
         words = words or f"worker {WORKER} was told to end with {code}"
-    leave_word(WorkerExit(exit_code=int(code), at=time.time(), rank=WORKER if code else None, message=words))
+    write_termination_message(
+        WorkerExit(exit_code=int(code), at=time.time(), rank=WORKER if code else None, message=words)
+    )
     sys.exit(int(code))

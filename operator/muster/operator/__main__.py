@@ -67,7 +67,7 @@ def _run(words: Sequence[str]) -> int:
     try:
         settings = Settings(**given)
     except (ValidationError, SettingsError) as error:
-        print(f"muster-operator: {_words(error)}", file=sys.stderr)
+        print(f"muster-operator: {_describe(error)}", file=sys.stderr)
         return BAD_USAGE
 
     from muster.local.cluster import UnusableFile
@@ -133,7 +133,7 @@ def _dump(words: Sequence[str]) -> int:
     return 0
 
 
-def _words(error: ValidationError | SettingsError) -> str:
+def _describe(error: ValidationError | SettingsError) -> str:
     if isinstance(error, SettingsError):
         return str(error)
     faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors(include_url=False))

@@ -26,9 +26,9 @@ RETRY_SECONDS, RETRY_SECONDS_MAX = 0.25, 60.0  # after a pass that failed; doubl
 PROGRESS_SECONDS = 4.5  # between two writes that only report progress; below LOOK_SECONDS, so that each look may write
 # Gangs whose workers are being made or removed, looked at without news: so many a second, and each once in so long.
 WORKERS_PER_SECOND, WORKERS_SECONDS_MAX = 10.0, 30.0
-# So long words about a gang on its way up wait before they are written: mostly the next phase makes them moot. They
-# wait longer where many gangs are on their way; those that name some trouble wait only so long after the last write.
-PASSING_WORDS_SECONDS, PASSING_WORDS_SECONDS_MAX, PASSING_WORDS_PER_SECOND = 5.0, 60.0, 4.0
+# A text about a starting gang's progress waits so long before it is written: mostly the next phase replaces it first.
+# It waits longer while many gangs start; a text that names a problem waits only so long after the last write.
+PROGRESS_TEXT_SECONDS, PROGRESS_TEXT_SECONDS_MAX, PROGRESS_TEXTS_PER_SECOND = 5.0, 60.0, 4.0
 
 # --- the queue ---
 ADMISSION_SECONDS = 15.0  # without news: node reads may lag, limits may change
@@ -60,18 +60,21 @@ LATE_SECONDS, LATE_LOOKS = 0.1, 10  # how long a list that is newer than the wat
 GROUP_WAITING_SECONDS, GROUP_RUNNING_SECONDS = 3.0, 15.0  # between two looks at another scheduler's group
 APIS_SECONDS = 60.0  # how often it is asked which schedulers' APIs are served: they may be installed after us
 
-# Events, with which Kubernetes tells the story of a job: at most so many a second, and what waits meanwhile, all of
-# a job's in one, what is bad first. Each is a write, as a status is. Of 300 jobs that start together the last is told
-# after 28 s, by when most have two or three things to tell; at double the rate most cost an event more, at half of it
-# somebody who watches a good job waits for a minute.
-TOLD_PER_SECOND, TOLD_AT_ONCE = 10.0, 20
+# Kubernetes events of jobs: at most so many writes a second. What waits is merged per job, and warnings go first. Of
+# 300 jobs that start together the last event is written after 28 s, when most jobs have two or three to merge; at
+# double the rate most cost one more write, at half of it somebody who watches a healthy job waits for a minute.
+EVENT_WRITES_PER_SECOND, EVENT_WRITES_BURST = 10.0, 20
 
-# --- questions to workers ---
-ASK_STARTING_SECONDS, ASK_RUNNING_SECONDS, ASK_ALARMED_SECONDS = 1.0, 4.0, 1.0  # between two to worker 0 of a gang
-ASK_OTHERS_PER_SECOND = 50.0  # workers that are not the first of their gang, over all gangs
-ASK_ROUND_SECONDS = 0.25
-ASK_ANSWER_SECONDS = 3.0
-ASK_AT_ONCE = 64
+# --- polls of workers' heartbeats ---
+POLL_STARTING_SECONDS, POLL_RUNNING_SECONDS, POLL_SUSPICIOUS_SECONDS = (
+    1.0,
+    4.0,
+    1.0,
+)  # between two to worker 0 of a gang
+POLL_OTHERS_PER_SECOND = 50.0  # workers that are not the first of their gang, over all gangs
+POLL_ROUND_SECONDS = 0.25
+POLL_TIMEOUT_SECONDS = 3.0
+POLLS_AT_ONCE = 64
 
 # --- workers that are made and removed in a cluster ---
 CREATE_RETRY_SECONDS, CREATE_RETRY_SECONDS_MAX = 1.0, 30.0  # after a rejection; doubled each time

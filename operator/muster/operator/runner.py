@@ -22,9 +22,9 @@ from muster.operator.core.work_queue import WorkQueue
 from muster.operator.pacing import (
     ADMISSION_SECONDS,
     IDLE_ADMISSION_SECONDS,
-    PASSING_WORDS_PER_SECOND,
-    PASSING_WORDS_SECONDS,
-    PASSING_WORDS_SECONDS_MAX,
+    PROGRESS_TEXT_SECONDS,
+    PROGRESS_TEXT_SECONDS_MAX,
+    PROGRESS_TEXTS_PER_SECOND,
     RESYNC_RESTING,
     RESYNC_RETRY_SECONDS,
     RESYNC_SECONDS,
@@ -36,7 +36,7 @@ from muster.operator.pacing import (
 from muster.operator.world import FLEET, Conflict, NotFound, World
 
 TROUBLE_LENGTH_MAX = 500
-FAILURES_SAID = 3  # in a row, within the first second; fewer pass by themselves and would only make noise
+FAILURES_UNTIL_WARNING = 3  # in a row, within the first second; fewer pass by themselves and would only make noise
 
 
 class Listener:
@@ -139,7 +139,7 @@ class Runner:
             raise
         except Exception as error:
             self._failures[seen.uid] = self._failures.get(seen.uid, 0) + 1
-            if self._failures[seen.uid] >= FAILURES_SAID:
+            if self._failures[seen.uid] >= FAILURES_UNTIL_WARNING:
                 await self._state_trouble(replace(seen, trouble=f"{error}"[:TROUBLE_LENGTH_MAX] or repr(error)))
             raise
         self._failures.pop(seen.uid, None)
@@ -169,7 +169,7 @@ class Runner:
         for uid in {uid for uid, told in plan.budgets.items() if self._budgets.get(uid) != told}:
             self.queue.enqueue(uid, ticks)
         self._budgets = plan.budgets
-        self._tell_waits(plan.waits, ticks)
+        self._publish_waits(plan.waits, ticks)
         pause = ADMISSION_SECONDS if plan.waits else IDLE_ADMISSION_SECONDS
         return pause if plan.look_after is None else min(pause, plan.look_after)
 
@@ -199,7 +199,7 @@ class Runner:
         wait, budget = self._waits.get(uid), self._budgets.get(uid)
         return replace(seen, wait=wait, budget=budget) if seen and (wait or budget) else seen
 
-    def _tell_waits(self, waits: dict[str, Wait], ticks: float) -> None:
+    def _publish_waits(self, waits: dict[str, Wait], ticks: float) -> None:
         """Let the queued jobs whose reason changed say so."""
         self._waits = waits
         self._told = {uid: told for uid, told in self._told.items() if uid in waits}
@@ -219,10 +219,10 @@ class Runner:
                 self.queue.enqueue(FLEET, ticks)
         elif not (_is_on_its_way(before, after) or _only_counts(before, after)):
             return 0.0
-        pause = PASSING_WORDS_SECONDS
+        pause = PROGRESS_TEXT_SECONDS
         since = self._wrote.get(seen.uid, ticks - pause)
         if not any(worker.reason for worker in seen.workers):
-            pause = min(PASSING_WORDS_SECONDS_MAX, max(pause, len(self.queue) / PASSING_WORDS_PER_SECOND))
+            pause = min(PROGRESS_TEXT_SECONDS_MAX, max(pause, len(self.queue) / PROGRESS_TEXTS_PER_SECOND))
             since = self._passing.setdefault(seen.uid, ticks)
         return max(0.0, since + pause - ticks)
 

@@ -34,7 +34,7 @@ class NodeObject:
         self.inherited = tuple(
             notice
             for notice in (left.notices if left else ())
-            if notice.source not in _ASKED_AGAIN
+            if notice.source not in _POLLED_SOURCES
             and TAINTS.get(notice.kind) in self._tainted
             and (notice.remedy is Remedy.EXCLUDE or (same_boot and notice.keeps_out))
         )
@@ -103,7 +103,7 @@ class NodeObject:
         return condition | {"lastHeartbeatTime": at, "lastTransitionTime": since}
 
 
-_ASKED_AGAIN = frozenset({"imds", "nvml", "disk"})  # what these find now is all that there is
+_POLLED_SOURCES = frozenset({"imds", "nvml", "disk"})  # whatever these find anew is all that there is
 
 
 def _ours(item: Object) -> set[str]:

@@ -81,11 +81,11 @@ def keep_file(folder: Path, board: Board, stop: threading.Event) -> None:
 def keep_node(
     service_account: Path, node: str, board: Board, stop: threading.Event, acknowledge: Callable[[], None]
 ) -> None:
-    """`tell_node` in a thread of its own, once there is a service account to do it with."""
+    """`publish_on_node` in a thread of its own, once there is a service account to do it with."""
 
     async def tell() -> None:
         async with Client(connection, "muster-agent", at_once=1) as client:
-            await tell_node(NodeObject(client, node, boot_id()), board, stop, acknowledge)
+            await publish_on_node(NodeObject(client, node, boot_id()), board, stop, acknowledge)
 
     changes = LogOnChange("kubernetes")
     while not stop.is_set():
@@ -98,7 +98,9 @@ def keep_node(
             return asyncio.run(tell())
 
 
-async def tell_node(node: NodeObject, board: Board, stop: threading.Event, acknowledge: Callable[[], None]) -> None:
+async def publish_on_node(
+    node: NodeObject, board: Board, stop: threading.Event, acknowledge: Callable[[], None]
+) -> None:
     """Until told to stop: write what changes, and a heartbeat; then say that nobody watches any more."""
     changes, version, retry, begun, due = LogOnChange("kubernetes"), -1, RETRY_SECONDS, False, 0.0
     while not stop.is_set():

@@ -32,7 +32,7 @@ _NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
 _NVLINK5 = range(144, 151)
 RECOVERY_ACTION_CHANGED = 154
 _CHANGED_TO = re.compile(r"changed from .* to .*\(([^)]*)\)", re.IGNORECASE)
-_RECOVERY_WORDS = (
+_RECOVERY_ACTIONS = (
     ("drain", Remedy.DRAIN),  # "Drain P2P", "Drain and Reset": the GPU works on, with less
     ("reboot", Remedy.REBOOT),
     ("reset", Remedy.RESET),
@@ -150,7 +150,7 @@ class Xids:
 def recovery_remedy(words: str) -> Remedy:
     """Of a recovery action in the driver's words; what we don't know is recorded."""
     text = words.lower()
-    return next((remedy for word, remedy in _RECOVERY_WORDS if word in text), Remedy.RECORD)
+    return next((remedy for word, remedy in _RECOVERY_ACTIONS if word in text), Remedy.RECORD)
 
 
 def _is_well_again(xid: Xid) -> bool:

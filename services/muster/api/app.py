@@ -79,7 +79,7 @@ from muster.api.webhooks.delivering import DELIVERY_SECONDS, MEASURE_SECONDS, De
 from muster.api.webhooks.reach import Reach
 from muster.api.webhooks.sealing import sealing_of
 from muster.api.webhooks.service import Webhooks
-from muster.api.webhooks.waits import WAIT_SECONDS, tell_of_waits
+from muster.api.webhooks.waits import WAIT_SECONDS, notify_of_waits
 from muster.api.why import routes as why
 from muster.contract.base import Problem
 from muster.documents.prices import load_prices
@@ -237,7 +237,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     works = [
         Work("mirror", mirror.step, settings.mirror_seconds),
         Work("relay", relay.step, settings.relay_seconds, RELAY_SECONDS_MIN),
-        Work("housekeeping", lambda: _keep_house(settings, database, uses, kept, made), HOUSEKEEPING_SECONDS),
+        Work("housekeeping", lambda: _clean_up(settings, database, uses, kept, made), HOUSEKEEPING_SECONDS),
         *([kept.arrivals.work] if kept.arrivals is not None else []),
     ]
     accounting = Accounting(database, prices, counted, lambda: works[0].healthy and mirror.caught_up.is_set())
@@ -247,7 +247,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     works += [
         Work("webhooks", told.deliveries.step, DELIVERY_SECONDS, wake=told.deliveries.freed),
         Work("webhooks waiting", told.deliveries.measure, MEASURE_SECONDS),
-        Work("waits", lambda: tell_of_waits(database), WAIT_SECONDS),
+        Work("waits", lambda: notify_of_waits(database), WAIT_SECONDS),
         Work("accounting", accounting.step, ACCOUNTING_SECONDS),
         Work("quotas", quotas.step, QUOTA_SECONDS),
         Work("chat", pool.reap, REAP_SECONDS),
@@ -282,9 +282,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     return services
 
 
-async def _keep_house(
-    settings: Settings, database: Database, uses: dict[str, float], kept: Files, made: Exports
-) -> bool:
+async def _clean_up(settings: Settings, database: Database, uses: dict[str, float], kept: Files, made: Exports) -> bool:
     """When tokens were last used; and what ends: Idempotency-Keys that nobody will repeat any more, sessions, files,
     and what webhooks were told long ago."""
     noted = dict(uses)

@@ -11,11 +11,11 @@ ANY_JOB = ""  # no job has this id: who waits for it is woken by the news of eve
 # How long a stream goes without asking: two seconds where only asking shows what another process wrote; longer where
 # that process tells us, for then asking only finds what one wrote that was killed before it told.
 POLL_SECONDS = 2.0
-POLL_SECONDS_HEARD = 10.0
+POLL_SECONDS_NOTIFIED = 10.0
 
 
-class News:
-    """What one stream waits on. News that come while the stream reads end its next wait at once."""
+class Subscription:
+    """What one stream waits on. A notification that arrives while the stream reads ends its next wait at once."""
 
     def __init__(self, closing: asyncio.Event) -> None:
         self._closing = closing
@@ -36,7 +36,7 @@ class Hub:
     tell them. `heard` says whether they tell us."""
 
     def __init__(self) -> None:
-        self._waiting: defaultdict[str, set[News]] = defaultdict(set)
+        self._waiting: defaultdict[str, set[Subscription]] = defaultdict(set)
         self.closing = asyncio.Event()
         self.untold: set[str] | None = None
         self.has_untold = asyncio.Event()
@@ -44,7 +44,7 @@ class Hub:
 
     @property
     def poll_seconds(self) -> float:
-        return POLL_SECONDS_HEARD if self.heard else POLL_SECONDS
+        return POLL_SECONDS_NOTIFIED if self.heard else POLL_SECONDS
 
     def tell(self, job_id: str) -> None:
         """A job has news, which are committed: wake its streams here and, soon, in the other processes."""
@@ -68,8 +68,8 @@ class Hub:
         self.wake_all()
 
     @contextlib.contextmanager
-    def following(self, job_id: str) -> Iterator[News]:
-        news = News(self.closing)
+    def following(self, job_id: str) -> Iterator[Subscription]:
+        news = Subscription(self.closing)
         self._waiting[job_id].add(news)
         try:
             yield news

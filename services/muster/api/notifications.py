@@ -24,9 +24,9 @@ log = structlog.get_logger("muster.api.notifications")
 
 CHANNEL = "muster_jobs"
 PROBE_SECONDS = 5.0  # how soon a connection that died without a word is found out
-TELL_SECONDS_MIN = 0.02  # the ids of a burst go out together
+NOTIFY_SECONDS_MIN = 0.02  # the ids of a burst go out together
 BATCH = 500
-_TELL = "SELECT count(pg_notify($1, id)) FROM unnest($2::text[]) AS id"
+_NOTIFY = "SELECT count(pg_notify($1, id)) FROM unnest($2::text[]) AS id"
 
 
 class Notifications:
@@ -38,7 +38,9 @@ class Notifications:
         self._driver: Any = None  # asyncpg's connection in it
         self._untold = hub.untold = set()
         # Not needed: behind a pooler that knows no LISTEN, streams ask as often as they do on SQLite.
-        self.work = Work("notifications", self.step, PROBE_SECONDS, TELL_SECONDS_MIN, wake=hub.has_untold, needed=False)
+        self.work = Work(
+            "notifications", self.step, PROBE_SECONDS, NOTIFY_SECONDS_MIN, wake=hub.has_untold, needed=False
+        )
 
     async def step(self) -> bool:
         """Tell one batch, which also tries the connection; True when there are more."""
@@ -47,7 +49,7 @@ class Notifications:
         try:
             if self._driver is None or self._driver.is_closed():
                 await self._connect()
-            await self._driver.fetchval(_TELL, CHANNEL, batch, timeout=self._database.timeout_seconds)
+            await self._driver.fetchval(_NOTIFY, CHANNEL, batch, timeout=self._database.timeout_seconds)
         except (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             self._untold.update(batch)
             await self.close()

@@ -133,7 +133,7 @@ def _complete(app: FastAPI) -> dict[str, Any]:
         schemas |= body_schema.pop("$defs", {})
         schemas[model.__name__] = body_schema
     schemas["Problem"] = _PROBLEM
-    _say_what_is_also_taken(schemas)
+    _describe_other_inputs(schemas)
     for made in schemas.values():
         _describe_defaults(made)
     for unused in ("HTTPValidationError", "ValidationError"):
@@ -146,7 +146,7 @@ def _complete(app: FastAPI) -> dict[str, Any]:
     return complete
 
 
-def _say_what_is_also_taken(schemas: dict[str, Any]) -> None:
+def _describe_other_inputs(schemas: dict[str, Any]) -> None:
     """Short forms that the contract's validators turn into the long ones that the generated schema shows."""
     gang, resources = schemas["Gang"]["properties"], schemas["Resources"]["properties"]
     nodes = {key: value for key, value in gang["nodes"].items() if key != "$ref"}

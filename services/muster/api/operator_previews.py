@@ -29,7 +29,7 @@ class OperatorPreviews:
     """Where the settings name no address of the operator it is the one that works in the state folder."""
 
     def __init__(self, settings: Settings) -> None:
-        self._url: Callable[[], str] = lambda: settings.operator_url or _told_in(settings.layout.operator)
+        self._url: Callable[[], str] = lambda: settings.operator_url or _url_in(settings.layout.operator)
         self._token_file = settings.operator_token_file or settings.layout.webhook_token
         self._must_be_named = settings.cluster != "local"
 
@@ -66,7 +66,7 @@ async def _answer(session: ClientSession, url: str, headers: dict[str, str], bod
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-def _told_in(path: Path) -> str:
+def _url_in(path: Path) -> str:
     """The address that the operator wrote down; empty if none did."""
     try:
         facts = json.loads(path.read_text())

@@ -21,7 +21,7 @@ async def ranged(
 ) -> StreamingResponse:
     """The bytes that the request asks for, of `size`, as a file of that name. `tag` changes whenever they do. Raises
     ApiError range_unsatisfiable, and what `read` raises before the first byte."""
-    part = _asked(request, size, tag)
+    part = _requested_range(request, size, tag)
     start, stop = part or (0, size)
     headers = {
         "Accept-Ranges": "bytes",
@@ -35,7 +35,7 @@ async def ranged(
     return StreamingResponse(blocks, 206 if part is not None else 200, headers, media_type)
 
 
-def _asked(request: Request, size: int, tag: str) -> tuple[int, int] | None:
+def _requested_range(request: Request, size: int, tag: str) -> tuple[int, int] | None:
     """[start, stop); None for all of it: where nothing, several parts, or a part of something older is asked for."""
     condition = request.headers.get("if-range")
     match = _RANGE.fullmatch(request.headers.get("range", "").strip())

@@ -84,12 +84,12 @@ def _cell(value: Any) -> Any:
 def _print_table(lines: Iterator[dict[str, Any]]) -> None:
     table = Table("AT", "PERSON", "FROM", "ACTION", "SUBJECT", "PROJECT", "CHANGE")
     for line in lines:
-        change = " → ".join(_words(line[key]) for key in ("before", "after") if line[key])
+        change = " → ".join(_describe_change(line[key]) for key in ("before", "after") if line[key])
         at = formatting.moment(line["at"])
         who, where, project = line["person"], line["address"], line["project"] or ""
         table.add_row(at, who, where, line["action"], line["subject"], project, change)
     answers().print(table, soft_wrap=True)
 
 
-def _words(change: dict[str, Any]) -> str:
+def _describe_change(change: dict[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in change.items() if value is not None)

@@ -53,7 +53,7 @@ def own_rights(examined: ExaminedCluster) -> Lines:
     namespace = examined.cluster.namespace
     missing = [right for right in OWN_RIGHTS if not _may(examined, right, namespace, None)]
     if missing:
-        told = f"you may not {_told(missing)} in namespace {namespace}"
+        told = f"you may not {_describe_rights(missing)} in namespace {namespace}"
         yield "failure", told, "ask for the role muster-user there (docs/install.md)"
     else:
         yield "ok", f"you may submit, watch and change jobs in namespace {namespace}"
@@ -65,12 +65,12 @@ def operator_rights(examined: ExaminedCluster) -> Lines:
     where = f" in namespace {only}" if only else ""
     missing = [right for right in OPERATOR_RIGHTS if not _may(examined, right, only, account)]
     if missing:
-        yield "failure", f"{account} may not {_told(missing)}{where}", "install or upgrade the chart"
+        yield "failure", f"{account} may not {_describe_rights(missing)}{where}", "install or upgrade the chart"
     else:
         yield "ok", f"{account} may do what it must{where}"
 
 
-def _told(rights: Iterable[Right]) -> str:
+def _describe_rights(rights: Iterable[Right]) -> str:
     """`get, list pods; create services`."""
     verbs: dict[str, list[str]] = {}
     for right in rights:

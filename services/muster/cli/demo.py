@@ -77,12 +77,12 @@ def submit_and_watch(platform: Platform, job_file: Path, kills: bool = True, sam
 
     If `kills`, a rank is killed on the way. If `sample`, text is generated from the best commit.
     """
-    from muster.cli.submit import ask_for_plan, prepare, send
+    from muster.cli.submit import prepare, request_plan, send
     from muster.client.connection import Connection
 
     with Connection(platform.server) as client:
         document = prepare(str(job_file), None, [], local=True)
-        ask_for_plan(client, document)
+        request_plan(client, document)
         job = send(client, document)
         say(f"Submitted {job['metadata']['name']} to {platform.server.url} ({job['id']})", "bold")
         try:

@@ -13,7 +13,7 @@ from muster.cli.output import answers, say
 from muster.cli.submit import placed
 from muster.cli.table import Styled, Table
 from muster.contract.memory import USABLE
-from muster.contract.plan_words import estimate_facts, speed_words
+from muster.contract.plan_words import describe_speed, estimate_facts
 
 
 def ask(client: JobsClient, file: JobFile) -> dict[str, Any]:
@@ -107,6 +107,6 @@ def _gangs(estimate: dict[str, Any]) -> Table:
             formatting.size(option["memory"]["total"]),
             f"{option['hourly']:,.2f} {estimate['currency']}",
             formatting.NOTHING if price is None else f"{price:,.2f}",
-            f"{speed_words(speed)} ({speed['basis']})" if speed else formatting.NOTHING,
+            f"{describe_speed(speed)} ({speed['basis']})" if speed else formatting.NOTHING,
         )
     return table

@@ -11,7 +11,7 @@ from muster.cli.checkpoints import folder_of
 from muster.cli.options import Json, Server
 from muster.cli.trainer_tool import run_tool
 
-Asked = Annotated[
+JobOrFolder = Annotated[
     str,
     typer.Argument(
         metavar="JOB|FOLDER", help="Name or id of a job, its checkpoint folder, or a folder that export wrote."
@@ -27,7 +27,7 @@ Stops = Annotated[list[str] | None, typer.Option("--stop", help="End before this
 
 
 def generate(
-    where: Asked,
+    where: JobOrFolder,
     prompt: Annotated[str, typer.Option("--prompt", help="Text to continue; with --chat, what the user says.")] = "",
     chat: Annotated[bool, typer.Option("--chat", help="Answer it as the assistant, by the model's template.")] = False,
     system: System = "",
@@ -49,7 +49,7 @@ def generate(
 
 
 def chat(
-    where: Asked,
+    where: JobOrFolder,
     system: System = "",
     step: AnyStep = "best",
     tokens: Tokens = 512,

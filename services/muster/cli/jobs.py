@@ -46,7 +46,7 @@ def submit(
     with connect(server) as client:
         send = None if dry_run else story.uploader(client, asks=not (yes or json))
         document = story.prepare(file, name, settings or [], client.server.local, project, send)
-        plan = story.ask_for_plan(client, document)
+        plan = story.request_plan(client, document)
         if dry_run and json:
             print_json(plan)
         elif not json:

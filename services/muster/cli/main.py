@@ -142,11 +142,11 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:  # a full disk, a folder without rights, a damaged file: the world's fault, not ours
-        show_error(CliError(_words(error), code="machine"))
+        show_error(CliError(_describe(error), code="machine"))
         sys.exit(int(Exit.FAILED))
 
 
-def _words(error: OSError) -> str:
+def _describe(error: OSError) -> str:
     if error.errno is None:
         return str(error)  # one of our own, in whole sentences
     reason = (error.strerror or type(error).__name__).lower()

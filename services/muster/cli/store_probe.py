@@ -69,7 +69,7 @@ def verdict(pod: Any, log: str, image: str, uri: str, seconds: float) -> Line:
     if phase == "Succeeded":
         return "ok", f"{uri} answers a pod of {image}"
     if phase == "Failed":
-        said = _last_words(log) or pod.status.message or _ended(pod)
+        said = _log_end(log) or pod.status.message or _ended(pod)
         next_step = "check address, bucket policy and the workers' service account (docs/install.md)"
         return "failure", f"a pod of {image} can't use {uri}: {said}", next_step
     if reason in _NO_IMAGE:
@@ -115,7 +115,7 @@ def _ended(pod: Any) -> str:
     return f"{ends[0].reason}, exit code {ends[0].exit_code}" if ends else str(pod.status.reason or "it failed")
 
 
-def _last_words(log: str) -> str:
+def _log_end(log: str) -> str:
     """The error of the tool's last line, which is a JSON document where the tool itself failed."""
     last = (log.strip().splitlines() or [""])[-1]
     try:

@@ -87,7 +87,7 @@ def _project_of(file: JobFile) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def ask_for_plan(client: JobsClient, file: JobFile) -> dict[str, Any]:
+def request_plan(client: JobsClient, file: JobFile) -> dict[str, Any]:
     """The server's dry run. Raises CliError with the line of every fault, also for what a submission would refuse."""
     with placed(file):
         plan = client.plan(file.data)

@@ -135,7 +135,7 @@ def _follow(client: JobsClient, sweep: dict[str, Any]) -> int:
 
     told = ""
     while True:
-        if (news := f"{sweep['phase']}: {sweep['because']}{_best_words(sweep)}") != told and not json_wanted():
+        if (news := f"{sweep['phase']}: {sweep['because']}{_describe_best(sweep)}") != told and not json_wanted():
             say(news)
         told = news
         if sweep["phase"] in ENDED:
@@ -145,7 +145,7 @@ def _follow(client: JobsClient, sweep: dict[str, Any]) -> int:
         sweep = client.get(f"sweeps/{sweep['id']}")
 
 
-def _best_words(sweep: dict[str, Any]) -> str:
+def _describe_best(sweep: dict[str, Any]) -> str:
     if sweep["bestTrial"] is None:
         return ""
     return f"; best {sweep['metric']['name']} {sweep['bestValue']:.6g} by trial {sweep['bestTrial']}"

@@ -28,7 +28,7 @@ def address(ask: Ask) -> str:
 
 
 def request_options(ask: Ask, headers: dict[str, str], token: str | None) -> dict[str, Any]:
-    params = {name: _word(value) for name, value in ask.params.items() if value is not None and value != []}
+    params = {name: _query_value(value) for name, value in ask.params.items() if value is not None and value != []}
     authorization = {"authorization": f"Bearer {token}"} if token else {}
     return {"params": params, "json": ask.body, "headers": headers | authorization}
 
@@ -57,6 +57,6 @@ def meant(error: Exception) -> Exception:
     return error
 
 
-def _word(value: Any) -> Any:
+def _query_value(value: Any) -> Any:
     """Booleans as the API reads them."""
     return str(value).lower() if isinstance(value, bool) else value

@@ -122,7 +122,7 @@ def estimate_job(spec: JobSpec, known: Known) -> Estimate:
     """Raises ValueError where the batch can't be divided over the gang."""
     training, gang, size = spec.training, spec.gang, known.size
     nodes, ranks = gang.nodes.max, gang.nodes.max * gang.ranks_per_node
-    kind, machine = _asked_machine(spec, known.prices)
+    kind, machine = _requested_machine(spec, known.prices)
     host = _host(spec, known, machine)
     memory = tuple(_rank_memory(size, training, shard, ranks, nodes, host) for shard in _shards(training, nodes, ranks))
     steps, tokens = _length(training, known.data)
@@ -209,7 +209,7 @@ def _memory_of(need: Need, shard: str, host: Host) -> RankMemory:
     )
 
 
-def _asked_machine(spec: JobSpec, prices: Prices) -> tuple[str, InstancePrice | None]:
+def _requested_machine(spec: JobSpec, prices: Prices) -> tuple[str, InstancePrice | None]:
     """The first of the job's instance types that the table knows."""
     for kind in spec.gang.instance_types:
         if kind in prices.types:
@@ -223,11 +223,11 @@ def _host(spec: JobSpec, known: Known, machine: InstancePrice | None) -> Host:
     if device == "cuda":
         capacity = machine.gpu_bytes if machine else None
     else:
-        capacity = _asked_bytes(spec) or known.rank_bytes
+        capacity = _requested_bytes(spec) or known.rank_bytes
     return Host(capacity or 0, device, known.casts_itself)
 
 
-def _asked_bytes(spec: JobSpec) -> int | None:
+def _requested_bytes(spec: JobSpec) -> int | None:
     """Of gang.resources.memory, what a rank gets."""
     text = spec.gang.resources.memory
     if not text:

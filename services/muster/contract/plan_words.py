@@ -37,10 +37,10 @@ def admission_lines(admission: Mapping[str, Any]) -> list[str]:
     lines = [f"{verdict}: {admission['because']}"]
     if admission["allowedBy"]:
         lines.append(f"allowed by {admission['allowedBy']}")
-    return [*lines, *map(eviction_words, admission["evictions"])]
+    return [*lines, *map(describe_eviction, admission["evictions"])]
 
 
-def eviction_words(eviction: Mapping[str, Any]) -> str:
+def describe_eviction(eviction: Mapping[str, Any]) -> str:
     """Who would make room, why that one, what it gives up and what it costs."""
     who = f"{eviction['project']}/{eviction['job']}" if eviction["job"] else f"a gang of {eviction['project']}"
     goes_on = f"goes on with {plural(eviction['nodesKept'], 'node')}"
@@ -92,7 +92,7 @@ def estimate_facts(estimate: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*facts, ("time and price", _time(estimate)), ("commits", _commits(estimate["commits"]))]
 
 
-def memory_words(estimate: Mapping[str, Any]) -> str:
+def describe_memory(estimate: Mapping[str, Any]) -> str:
     """What a rank needs of what it may have, with the sharding that the job would take."""
     chosen = [each for each in estimate["memory"] if each["shard"] == estimate.get("shard")]
     each = (chosen or estimate["memory"])[0]
@@ -100,7 +100,7 @@ def memory_words(estimate: Mapping[str, Any]) -> str:
     return f"{size(each['total'])}{may} ({each['shard']})"
 
 
-def speed_words(speed: Mapping[str, Any]) -> str:
+def describe_speed(speed: Mapping[str, Any]) -> str:
     hours = speed.get("hours")
     lasts = f", {duration(hours * 3600)}" if hours else ""
     return f"{amount(speed['tokensPerSecond'])} tokens/s, {speed['stepSeconds']:.3g} s a step{lasts}"
@@ -122,7 +122,7 @@ def _time(estimate: Mapping[str, Any]) -> str:
         return "not known for this gang"
     price = estimate.get("price")
     money = "" if price is None else f", {price:,.2f} {estimate['currency']}"
-    return f"{speed_words(speed)}{money}\n{speed['basis']}: {speed['source']}"
+    return f"{describe_speed(speed)}{money}\n{speed['basis']}: {speed['source']}"
 
 
 def _commits(commits: Mapping[str, Any]) -> str:

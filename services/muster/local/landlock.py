@@ -14,7 +14,7 @@ import sys
 from enum import IntFlag
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on all architectures but Alpha
-_ASK_VERSION = 1
+_QUERY_VERSION = 1
 _PATH_BENEATH = 1
 _SCOPE_SIGNAL = 2
 _PR_SET_NO_NEW_PRIVS = 38
@@ -73,7 +73,7 @@ def version() -> int:
     if not sys.platform.startswith("linux"):
         return 0
     try:
-        return _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
+        return _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_QUERY_VERSION))
     except OSError:
         return 0
 

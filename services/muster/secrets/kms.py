@@ -20,7 +20,7 @@ class KmsRefused(Exception):
 
 def new_line(key_id: str) -> str:
     """A line of the key file: a new data key, encrypted by that key of KMS. Raises KmsRefused."""
-    made = _asked("generate_data_key", KeyId=key_id, KeySpec="AES_256")
+    made = _call_kms("generate_data_key", KeyId=key_id, KeySpec="AES_256")
     return PREFIX + base64.urlsafe_b64encode(made["CiphertextBlob"]).decode()
 
 
@@ -31,10 +31,10 @@ def opened(line: str) -> str:
         sealed = base64.urlsafe_b64decode(line.removeprefix(PREFIX))
     except ValueError:
         raise KmsRefused("a line that begins with kms: is no key of KMS: put it back as it was") from None
-    return base64.urlsafe_b64encode(_asked("decrypt", CiphertextBlob=sealed)["Plaintext"]).decode()
+    return base64.urlsafe_b64encode(_call_kms("decrypt", CiphertextBlob=sealed)["Plaintext"]).decode()
 
 
-def _asked(call: str, **given: Any) -> dict[str, Any]:
+def _call_kms(call: str, **given: Any) -> dict[str, Any]:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.session import get_session

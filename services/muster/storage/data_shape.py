@@ -132,13 +132,13 @@ def _text_bytes(record: Any, source: Source) -> float | None:
     if source.format == "jsonl":
         text = record.get(source.field)
         return float(len(text.encode())) if isinstance(text, str) else None
-    return float(_said(record)) or None
+    return float(_content_bytes(record)) or None
 
 
-def _said(value: Any) -> int:
+def _content_bytes(value: Any) -> int:
     """The bytes of all text in a conversation, whatever its format: names of columns and roles are not counted."""
     if isinstance(value, str):
         return len(value.encode())
     if isinstance(value, dict):
-        return sum(_said(inner) for key, inner in value.items() if key not in ("role", "from", "type", "id"))
-    return sum(map(_said, value)) if isinstance(value, Sequence) else 0
+        return sum(_content_bytes(inner) for key, inner in value.items() if key not in ("role", "from", "type", "id"))
+    return sum(map(_content_bytes, value)) if isinstance(value, Sequence) else 0

@@ -18,7 +18,7 @@ from muster.storage.s3_failures import FailureKind, classify
 # read_back: it tells nothing, so what was written is read again.
 Integrity = Literal["crc32", "etag", "read_back"]
 
-ASKED_AGAIN = 2  # a body that was damaged on its way has another MD5, and says nothing of the server
+PROBE_RETRIES = 2  # a body that was damaged on its way has another MD5, and says nothing of the server
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def probe(
     integrity: Integrity = "read_back"
     if call(refuses_a_wrong_crc32):
         integrity = "crc32"
-    elif tells or any(tells_md5() for _ in range(ASKED_AGAIN)):
+    elif tells or any(tells_md5() for _ in range(PROBE_RETRIES)):
         integrity = "etag"
     call(lambda: client.delete_object(Bucket=bucket, Key=at["Key"]))
     return Server(conditional, integrity)

@@ -171,11 +171,11 @@ async def find_visible(services: Services, caller: Principal, name: str) -> JobR
 
 
 async def nodes(services: Services, caller: Principal) -> dict[str, Any]:
-    return _said(await read_nodes(services, caller))
+    return _document_of(await read_nodes(services, caller))
 
 
 async def queues(services: Services, caller: Principal) -> dict[str, Any]:
-    return _said(await read_queues(services, caller))
+    return _document_of(await read_queues(services, caller))
 
 
 async def recent_jobs(
@@ -216,19 +216,19 @@ def may_act(caller: Principal, row: JobRow) -> bool:
 
 
 async def attempts(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
-    return _said(await list_attempts(services, caller, job_id))
+    return _document_of(await list_attempts(services, caller, job_id))
 
 
 async def why(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
-    return _said(await explain_job(services, caller, job_id))
+    return _document_of(await explain_job(services, caller, job_id))
 
 
 async def commits(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
-    return _said(await list_checkpoints(services, caller, job_id))
+    return _document_of(await list_checkpoints(services, caller, job_id))
 
 
 async def commit(services: Services, caller: Principal, job_id: str, step: str) -> dict[str, Any]:
-    return _said(await get_checkpoint(services, caller, job_id, step))
+    return _document_of(await get_checkpoint(services, caller, job_id, step))
 
 
 async def mark(services: Services, caller: Principal, job_id: str, step: int, pinned: bool) -> None:
@@ -236,7 +236,7 @@ async def mark(services: Services, caller: Principal, job_id: str, step: int, pi
 
 
 async def samples(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
-    return _said(await list_samples(services, caller, job_id))
+    return _document_of(await list_samples(services, caller, job_id))
 
 
 async def act(services: Services, caller: Principal, job_id: str, verb: str) -> None:
@@ -258,17 +258,17 @@ async def project_names(services: Services, caller: Principal) -> list[str]:
 
 async def project_list(services: Services, caller: Principal) -> list[dict[str, Any]]:
     """The projects that the caller may see, each with its members and what it used this month."""
-    listed: list[dict[str, Any]] = _said(await project_routes.list_projects(services, caller))["items"]
+    listed: list[dict[str, Any]] = _document_of(await project_routes.list_projects(services, caller))["items"]
     spent = await spending(services, caller, [each["name"] for each in listed])
     for each in listed:
-        each["members"] = _said(await project_routes.list_members(services, caller, each["name"]))["items"]
+        each["members"] = _document_of(await project_routes.list_members(services, caller, each["name"]))["items"]
         each["spent"] = spent[each["name"]]
     return listed
 
 
 async def tokens(services: Services, caller: Principal) -> list[dict[str, Any]]:
     """Those that the caller may see, without the tokens themselves."""
-    items: list[dict[str, Any]] = _said(await token_routes.list_tokens(services, caller))["items"]
+    items: list[dict[str, Any]] = _document_of(await token_routes.list_tokens(services, caller))["items"]
     return items
 
 
@@ -313,6 +313,6 @@ async def version_of(services: Services, job_id: str) -> tuple[int, ...]:
     return tuple(int(number) for number in row) if row is not None else ()
 
 
-def _said(answer: JSONResponse) -> dict[str, Any]:
+def _document_of(answer: JSONResponse) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(bytes(answer.body))
     return document

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from muster.contract.plan_words import estimate_facts, eviction_words, memory_words, plan_facts
+from muster.contract.plan_words import describe_eviction, describe_memory, estimate_facts, plan_facts
 from muster.documents.examples import Example, examples, on_this_machine
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Scope, Services, ServicesDependency
@@ -110,7 +110,7 @@ async def _show(
         estimate=checked.estimate,
         unknown=checked.unknown,
         facts=_facts(checked),
-        evictions=[eviction_words(each) for each in _evictions(checked)],
+        evictions=[describe_eviction(each) for each in _evictions(checked)],
         warnings=_warnings(checked),
         cheapest=_cheapest(checked.estimate or {}),
         gaps=(checked.estimate or {}).get("gaps", ()),
@@ -135,7 +135,7 @@ def _facts(checked: api.drafting.Checked) -> list[tuple[str, str]]:
         estimated = dict(estimate_facts(checked.estimate))
         if formats := estimated.pop("data", None):
             found["data"] += f"\n{formats}"
-        found |= estimated | {"memory of a rank": memory_words(checked.estimate)}
+        found |= estimated | {"memory of a rank": describe_memory(checked.estimate)}
     return [(name, found[name]) for name in sorted(found, key=_place)]
 
 

@@ -24,7 +24,7 @@ async def pair(
     tmp_path: Path, postgres: PostgresServer, migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Platform, Platform]]:
     """Two replicas that hear each other and never ask; only the first one reads what the cluster has."""
-    monkeypatch.setattr(hub, "POLL_SECONDS_HEARD", _FAR_SECONDS)
+    monkeypatch.setattr(hub, "POLL_SECONDS_NOTIFIED", _FAR_SECONDS)
     monkeypatch.setattr(hub, "POLL_SECONDS", _FAR_SECONDS)
     url = postgres.url(postgres.new_database(migrated))
     async with (

@@ -18,11 +18,11 @@ from tests.integration.api.webhook_receiver import Receiver, receiver
 
 from muster.api.events import repository as events
 from muster.api.events.types import EventType, NewEvent
-from muster.api.projects.accounting import Counted, tell_of_budgets
+from muster.api.projects.accounting import Counted, notify_of_budgets
 from muster.api.webhooks import delivering, sending
 from muster.api.webhooks.delivering import Deliveries
 from muster.api.webhooks.reach import Reach
-from muster.api.webhooks.waits import tell_of_waits
+from muster.api.webhooks.waits import notify_of_waits
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
 from muster.contract.status import Phase
 from muster.contract.usage import usage
@@ -346,7 +346,7 @@ async def test_a_long_wait_is_told_once(house: Platform, hears: Receiver) -> Non
     await make(house, f"{hears.url}/ok/waits", kinds=["job.waits_long"], waitSeconds=60)
     job = await house.submit("llama")
     await house.handed_over(job["id"])
-    await tell_of_waits(house.services.database)
+    await notify_of_waits(house.services.database)
     house.operate(
         job["id"], phase=Phase.QUEUED, code="AwaitingCapacity", because="needs 8 GPUs", since=time.time() - 90
     )
@@ -356,7 +356,7 @@ async def test_a_long_wait_is_told_once(house: Platform, hears: Receiver) -> Non
 
     await until(seen, "the mirror")
     for _ in range(2):
-        await tell_of_waits(house.services.database)
+        await notify_of_waits(house.services.database)
     (message,) = await told(house, hears, "/ok/waits")
     data = json.loads(message["body"])["data"]
     assert (data["phase"], data["because"], data["limitSeconds"]) == ("Queued", "needs 8 GPUs", 60.0)
@@ -372,7 +372,7 @@ async def test_a_budget_is_told_at_eighty_per_cent_and_when_it_is_used_up(house:
         )
         nothing = usage([], house.services.prices, 0.0, 1.0, 1.0)
         counted = {"default": Counted(nothing, spent)}
-        await tell_of_budgets(house.services.database, quota, counted)
+        await notify_of_budgets(house.services.database, quota, counted)
     messages = await told(house, hears, "/ok/budget", 2)
     budgets = [json.loads(message["body"])["data"]["budget"] for message in messages]
     assert sorted((each["person"], each["unit"], each["percent"], each["used"]) for each in budgets) == [

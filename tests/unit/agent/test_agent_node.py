@@ -207,7 +207,7 @@ def test_an_api_server_that_is_away_is_tried_again(
     api, board, stop, acknowledged = FakeApi(), Board("n", "boot-1"), threading.Event(), threading.Event()
     api.down = True
     node = NodeObject(api, "n", "boot-1")  # type: ignore[arg-type]
-    keeper = threading.Thread(target=asyncio.run, args=(watching.tell_node(node, board, stop, acknowledged.set),))
+    keeper = threading.Thread(target=asyncio.run, args=(watching.publish_on_node(node, board, stop, acknowledged.set),))
     keeper.start()
     try:
         board.put("xid", (GPU,))

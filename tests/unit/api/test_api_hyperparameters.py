@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.api.openai.fine_tuning.hyperparameters import Asked, choose
+from muster.api.openai.fine_tuning.hyperparameters import GivenHyperparameters, choose
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from muster.api.openai.fine_tuning.hyperparameters import Asked, choose
     ],
 )
 def test_auto(examples: int | None, multiple: int, epochs: int, batch: int) -> None:
-    chosen = choose(Asked(), examples, multiple)
+    chosen = choose(GivenHyperparameters(), examples, multiple)
     assert (chosen.n_epochs, chosen.batch_size, chosen.learning_rate_multiplier, chosen.beta) == (
         epochs,
         batch,
@@ -31,6 +31,6 @@ def test_auto(examples: int | None, multiple: int, epochs: int, batch: int) -> N
 
 
 def test_numbers_are_taken_as_they_are_and_not_told() -> None:
-    chosen = choose(Asked(2, 6, 0.5, "auto"), 100, 4)
+    chosen = choose(GivenHyperparameters(2, 6, 0.5, "auto"), 100, 4)
     assert (chosen.n_epochs, chosen.batch_size, chosen.learning_rate_multiplier, chosen.beta) == (2, 6, 0.5, 0.1)
     assert chosen.told == ("beta 0.1",)

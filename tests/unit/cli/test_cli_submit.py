@@ -211,7 +211,7 @@ def test_what_the_server_refuses_gets_file_and_line(file: Path) -> None:
     }
     document = submit.prepare(str(file), None, [], local=True)
     with pytest.raises(CliError) as raised:
-        submit.ask_for_plan(answering(422, body), document)
+        submit.request_plan(answering(422, body), document)
     (fault,) = raised.value.faults
     assert (raised.value.file, fault.line, fault.column) == (str(file), 7, 11)
     assert fault.excerpt == "        - source: ~/more.jsonl"
@@ -234,7 +234,7 @@ def test_a_fault_of_a_setting_names_the_setting(
     document = submit.prepare(str(file), None, [assignment], local=True)
     body = {"code": "invalid_job", "errors": [{"path": path, "message": "is wrong"}]}
     with pytest.raises(CliError) as raised:
-        submit.ask_for_plan(answering(422, body), document)
+        submit.request_plan(answering(422, body), document)
     (fault,) = raised.value.faults
     assert (fault.setting, fault.line is None) == (setting, bool(setting))
     show_error(raised.value)
@@ -246,7 +246,7 @@ def test_what_a_submission_would_be_refused_for_stops_it(file: Path, capsys: pyt
     refusal = {"code": "name_taken", "path": "metadata.name", "message": "job mine exists already"}
     document = submit.prepare(str(file), None, [], local=True)
     with pytest.raises(CliError, match="the server would refuse mine") as raised:
-        submit.ask_for_plan(answering(200, {**PLAN, "accepted": False, "refusals": [refusal]}), document)
+        submit.request_plan(answering(200, {**PLAN, "accepted": False, "refusals": [refusal]}), document)
     show_error(raised.value)
     assert capsys.readouterr().err.count("job mine exists already") == 1
     assert (raised.value.exit_code, raised.value.code) == (Exit.FAILED, "name_taken")

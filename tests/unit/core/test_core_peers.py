@@ -10,7 +10,7 @@ from tests.unit.core.seen import NOW, crew, exited, running, with_status
 from muster.contract.signals import Cause
 from muster.contract.status import Failure, Phase
 from muster.operator.core.audit import audit
-from muster.operator.core.causes import WORD_SECONDS
+from muster.operator.core.causes import PEER_REPORT_SECONDS
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
 from muster.operator.core.observed import Observed
@@ -73,8 +73,8 @@ def test_nobodys_node_is_charged_for_a_lost_peer() -> None:
 def test_the_lost_peer_may_speak_before_those_that_live_are_removed() -> None:
     seen = survivors_word()
     waits = decide(replace(seen, now=NOW + 0.4))
-    assert (waits.actions, waits.wake_after) == ((), pytest.approx(WORD_SECONDS - 0.4))
-    said_nothing = decide(replace(seen, now=NOW + WORD_SECONDS))
+    assert (waits.actions, waits.wake_after) == ((), pytest.approx(PEER_REPORT_SECONDS - 0.4))
+    said_nothing = decide(replace(seen, now=NOW + PEER_REPORT_SECONDS))
     assert [action.worker for action in said_nothing.actions if isinstance(action, RemoveWorker)] == [1]
     spoke = replace(seen, now=NOW + 0.4, workers=(PEER_LOST, exited(1, 1, at=NOW + 0.3, message="ValueError: no")))
     assert failure_of(after(spoke)).message == "ValueError: no"

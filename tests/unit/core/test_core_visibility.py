@@ -11,7 +11,7 @@ from tests.unit.core.test_core_preemption import gang, held, runs, seen
 
 from muster.contract.quotas import ProjectQuota
 from muster.operator.core.admit import admit
-from muster.operator.core.visibility import jobs_words
+from muster.operator.core.visibility import describe_jobs
 
 OURS: dict[str, Any] = {"project": "nlp"}
 
@@ -65,7 +65,7 @@ def test_for_whom_a_gang_makes_room_and_who_makes_room_for_it() -> None:
 def test_a_few_are_named_and_the_others_counted() -> None:
     mine = [summary(f"own{i}", **OURS) for i in range(5)]
     theirs = [summary(f"cv{i}", project="cv") for i in range(2)]
-    assert jobs_words(mine[0], mine[:1]) == "team/own0"
+    assert describe_jobs(mine[0], mine[:1]) == "team/own0"
     told = "team/own0, team/own1, team/own2, 2 more and 2 gangs of other projects"
-    assert jobs_words(mine[0], [*mine, *theirs]) == told
-    assert jobs_words(mine[0], theirs[:1]) == "a gang of another project"
+    assert describe_jobs(mine[0], [*mine, *theirs]) == told
+    assert describe_jobs(mine[0], theirs[:1]) == "a gang of another project"

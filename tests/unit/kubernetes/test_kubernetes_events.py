@@ -11,7 +11,7 @@ from muster.operator.core.observed import Observed
 from muster.operator.kubernetes.events import Events
 from muster.operator.kubernetes.render import Site
 from muster.operator.kubernetes.world import KubernetesWorld
-from muster.operator.pacing import TOLD_AT_ONCE
+from muster.operator.pacing import EVENT_WRITES_BURST
 
 
 class Server:
@@ -51,17 +51,17 @@ async def test_a_few_are_told_one_by_one_and_at_once() -> None:
 
 
 async def test_in_a_burst_what_is_bad_comes_first() -> None:
-    server = Server(TOLD_AT_ONCE + 2)
+    server = Server(EVENT_WRITES_BURST + 2)
     teller = Events(cast(Client, server), "me")
-    for number in range(TOLD_AT_ONCE + 1):
+    for number in range(EVENT_WRITES_BURST + 1):
         teller.tell(job(number), "Starting", "4 workers start")
-    teller.tell(job(TOLD_AT_ONCE + 1), "Hang", "no step", bad=True)
+    teller.tell(job(EVENT_WRITES_BURST + 1), "Hang", "no step", bad=True)
     await told_by(teller, server)
     assert [body["reason"] for body in server.made[:2]] == ["Hang", "Starting"]
 
 
 async def test_of_a_burst_everything_is_told_in_fewer_events() -> None:
-    count = TOLD_AT_ONCE + 20
+    count = EVENT_WRITES_BURST + 20
     server = Server(count)
     teller = Events(cast(Client, server), "me")
     for reason in ("Starting", "Running", "Succeeded"):

@@ -14,7 +14,12 @@ from muster.contract.status import GangStatus, Phase
 from muster.operator.kubernetes.heartbeats import Heartbeats
 from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods, read_pod
-from muster.operator.pacing import ASK_ALARMED_SECONDS, ASK_OTHERS_PER_SECOND, ASK_ROUND_SECONDS, ASK_RUNNING_SECONDS
+from muster.operator.pacing import (
+    POLL_OTHERS_PER_SECOND,
+    POLL_ROUND_SECONDS,
+    POLL_RUNNING_SECONDS,
+    POLL_SUSPICIOUS_SECONDS,
+)
 
 
 @dataclass
@@ -45,7 +50,7 @@ class Gang:
             "attempt": 1, "rank": pod.worker, "pid": 1, "phase": "step", "step": 4, "at": self.now,
             "progressedAt": self.now, "startedAt": 1.0, "limitSeconds": 15.0,
         }  # fmt: skip
-        self.heartbeats._hear(pod, beat | self.facts.get(pod.worker, {}))
+        self.heartbeats._record_heartbeat(pod, beat | self.facts.get(pod.worker, {}))
         return True
 
     async def ask(self, job: Job | None = None) -> list[int]:
@@ -53,8 +58,8 @@ class Gang:
         self.asked.clear()
         job = job or JOB
         due = self.heartbeats._is_due(job, time.monotonic())
-        if due and (mine := self.heartbeats._to_ask(job, time.monotonic())) is not None:
-            await self.heartbeats._ask_gang(job, mine)
+        if due and (mine := self.heartbeats._pods_to_poll(job, time.monotonic())) is not None:
+            await self.heartbeats._poll_gang(job, mine)
         return sorted(self.asked)
 
     def beats(self) -> list[Heartbeat]:
@@ -86,14 +91,14 @@ def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
 
 
 async def test_the_first_worker_is_asked_most_and_the_others_as_the_fleet_allows(gang: Gang) -> None:
-    gang.heartbeats._others_seconds = 3 * ASK_RUNNING_SECONDS
+    gang.heartbeats._others_seconds = 3 * POLL_RUNNING_SECONDS
     asked = []
     for _ in range(8):
         asked.append(await gang.ask())
         assert await gang.ask() == [], "not before it is due"
-        gang.now += ASK_RUNNING_SECONDS
+        gang.now += POLL_RUNNING_SECONDS
     assert asked == [[0], [0], [0], [0, 1, 2], [0], [0], [0, 1, 2], [0]]
-    assert ASK_OTHERS_PER_SECOND * ASK_RUNNING_SECONDS >= 200, "a small fleet is asked whole, each time"
+    assert POLL_OTHERS_PER_SECOND * POLL_RUNNING_SECONDS >= 200, "a small fleet is asked whole, each time"
 
 
 @pytest.mark.parametrize(
@@ -111,16 +116,16 @@ async def test_all_are_asked_when_something_is_wrong(
     await gang.ask()
     gang.told.clear()
     gang.facts, gang.silent = facts, silent
-    gang.now += ASK_RUNNING_SECONDS
+    gang.now += POLL_RUNNING_SECONDS
     assert await gang.ask() == [0, 1, 2]
     if facts:
         assert gang.told == [JOB_UID], "and the operator looks at once"
-        gang.now += ASK_ALARMED_SECONDS
+        gang.now += POLL_SUSPICIOUS_SECONDS
         assert await gang.ask() == [0, 1, 2]
         gang.facts = {}
-        gang.now += ASK_ALARMED_SECONDS
+        gang.now += POLL_SUSPICIOUS_SECONDS
         await gang.ask()
-        gang.now += ASK_ALARMED_SECONDS
+        gang.now += POLL_SUSPICIOUS_SECONDS
         assert await gang.ask() == [], "the alarm is over"
 
 
@@ -128,7 +133,7 @@ async def test_a_gang_is_asked_in_the_round_in_which_its_last_worker_comes_up(ga
     job = cast(Job, _Job(status=_Status(phase=Phase.STARTING)))
     last = gang.pods.pop()
     assert await gang.ask(job) == [], "two of three wait for the third"
-    gang.now += ASK_ROUND_SECONDS
+    gang.now += POLL_ROUND_SECONDS
     gang.pods.append(last)
     assert await gang.ask(job) == [0]
 
@@ -138,7 +143,7 @@ async def test_that_a_process_is_stopped_is_news_of_an_old_heartbeat(gang: Gang)
     await gang.ask()
     then = gang.now
     gang.facts = {1: {"at": then, "stopped": True}}
-    gang.now += ASK_RUNNING_SECONDS
+    gang.now += POLL_RUNNING_SECONDS
     await gang.ask()
     beat = gang.beats()[1]
     assert (beat.stopped, beat.at) == (True, then)
@@ -151,6 +156,6 @@ async def test_a_worker_that_does_not_answer_no_longer_calls_a_process_stopped(g
     await gang.ask()
     assert gang.beats()[1].stopped
     gang.silent = {1}
-    gang.now += ASK_RUNNING_SECONDS
+    gang.now += POLL_RUNNING_SECONDS
     await gang.ask()
     assert not gang.beats()[1].stopped

@@ -72,7 +72,7 @@ def test_a_worker_whose_clock_is_an_hour_off_is_heard_right() -> None:
     pod = read_pod(pod_item())
     assert pod is not None
     wrong = time.time() - 3600
-    heartbeats._hear(pod, beat(wrong, wrong - 7))
+    heartbeats._record_heartbeat(pod, beat(wrong, wrong - 7))
     (heard,) = heartbeats.of(pod)
     assert abs(heard.at - time.time()) < 5
     assert heard.at - heard.progressed_at == pytest.approx(7)
@@ -82,10 +82,10 @@ def test_a_heartbeat_that_is_told_again_is_no_sign_of_life(monkeypatch: pytest.M
     heartbeats = Heartbeats(Jobs(lambda uid: None), Pods(lambda uid: None), lambda uid: None)
     pod = read_pod(pod_item())
     assert pod is not None
-    heartbeats._hear(pod, beat(100.0, 99.0))
+    heartbeats._record_heartbeat(pod, beat(100.0, 99.0))
     first = heartbeats.of(pod)
     monkeypatch.setattr(time, "time", lambda: 1e10)
-    heartbeats._hear(pod, beat(100.0, 99.0))
+    heartbeats._record_heartbeat(pod, beat(100.0, 99.0))
     assert heartbeats.of(pod) == first
 
 
@@ -94,7 +94,7 @@ def test_rubbish_and_other_attempts_are_no_news(rubbish: object) -> None:
     heartbeats = Heartbeats(Jobs(lambda uid: None), Pods(lambda uid: None), lambda uid: None)
     pod = read_pod(pod_item())
     assert pod is not None
-    heartbeats._hear(pod, rubbish)
+    heartbeats._record_heartbeat(pod, rubbish)
     assert heartbeats.of(pod) == ()
 
 

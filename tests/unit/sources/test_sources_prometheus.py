@@ -30,7 +30,7 @@ from muster.operator.sources.prometheus import (
     requested_actions,
     samples_in,
 )
-from muster.operator.sources.world import HEARD_SECONDS, believed
+from muster.operator.sources.world import HEARTBEAT_FRESH_SECONDS, believed
 
 # --- progress, by the samples alone ---
 
@@ -144,7 +144,7 @@ def told(source: str) -> Signal:
 def test_heartbeats_are_the_authority_and_prometheus_the_second_witness() -> None:
     seen = replace(running(), now=NOW)
     fresh = replace(seen, workers=tuple(worker(i, heartbeats=(beat(1, 5, NOW - 1.0, rank=i),)) for i in range(2)))
-    silent = NOW - HEARD_SECONDS - 1.0
+    silent = NOW - HEARTBEAT_FRESH_SECONDS - 1.0
     blind = replace(seen, workers=tuple(worker(i, heartbeats=(beat(1, 5, silent, rank=i),)) for i in range(2)))
     said = (told(SOURCE), told(RULES), told("alertmanager"))
     assert believed(said, fresh) == said[1:]

@@ -191,7 +191,7 @@ from pathlib import Path
 from muster.contract.signals import TrainerPhase
 from muster.trainer.launch import stack_dumps
 from muster.trainer.train import rank_state as state_module
-state_module.TELL_SHARE = 0.0
+state_module.STACK_REPORT_SHARE = 0.0
 rank_state = state_module.RankState(Path(sys.argv[1]), 1, 0, time.time())
 rank_state.heartbeats.start()
 stack_dumps.answer_dumps(Path(sys.argv[1]), 0)

@@ -105,7 +105,7 @@ def test_the_record_is_filled_into_the_file_that_is_there(tmp_path: Path, monkey
     path.touch()
     inode = path.stat().st_ino
     monkeypatch.setenv("MUSTER_TERMINATION_LOG", str(path))
-    report.leave_word(WorkerExit(exit_code=83, at=1.0, message="the bucket is gone"))
+    report.write_termination_message(WorkerExit(exit_code=83, at=1.0, message="the bucket is gone"))
     assert WorkerExit.model_validate_json(path.read_text()).message == "the bucket is gone"
     assert path.stat().st_ino == inode
 
@@ -116,7 +116,7 @@ def test_the_last_heartbeat_goes_with_the_record(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("MUSTER_WORKER_DIR", str(tmp_path))
     for rank in (1, 0):
         (tmp_path / f"rank-{rank}.json").write_text(json.dumps({"rank": rank, "step": 7}))
-    report.leave_word(WorkerExit(exit_code=82, at=1.0, message="x" * 9_000, log_tail="y" * 9_000))
+    report.write_termination_message(WorkerExit(exit_code=82, at=1.0, message="x" * 9_000, log_tail="y" * 9_000))
     text = path.read_text()
     assert json.loads(text)["lastHeartbeat"] == {"rank": 0, "step": 7}
     assert len(text.encode()) <= report.TERMINATION_BYTES_MAX

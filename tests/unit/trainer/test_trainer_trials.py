@@ -17,7 +17,7 @@ from muster.contract.optimizer_config import OptimizerConfig
 from muster.trainer.train.reduction import Requests
 from muster.trainer.train.schedule import learning_rate
 from muster.trainer.train.step import StepOutcome
-from muster.trainer.train.trials import Overfit, RangeTest, tell_verdict, trial_of
+from muster.trainer.train.trials import Overfit, RangeTest, report_verdict, trial_of
 
 STEPS = 100
 TESTED = OptimizerConfig.model_validate({"rangeTest": {"lowest": 1e-6, "highest": 1.0}})
@@ -106,7 +106,7 @@ def test_overfitting_is_judged_by_the_last_pass(tmp_path: Path) -> None:
     other.saw(outcome(5, 1.0))
     assert "went from 5.0000 to 0.5500, which is not near 0 (at most 0.2500)" in other.verdict()
     lines: list[str] = []
-    tell_verdict(other, f"file://{tmp_path}", lines.append)
+    report_verdict(other, f"file://{tmp_path}", lines.append)
     assert json.loads((tmp_path / "trial.json").read_text())["verdict"] == lines[0] == other.verdict()
 
 

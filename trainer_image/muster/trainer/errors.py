@@ -47,7 +47,7 @@ def exit_code(error: BaseException) -> int:
     return next((int(code) for kind, code in _CODES if isinstance(error, kind)), 1)
 
 
-_PEER_WORDS = (
+_PEER_FAILURE_TEXTS = (
     "connection closed by peer",
     "connection reset by peer",
     "broken pipe",
@@ -67,7 +67,7 @@ def is_lost_peer(kind: str, message: str) -> bool:
     """Whether an error (its type's name and text) says that another rank went away, not that we are wrong."""
     text = message.lower()
     distributed = kind in ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RuntimeError")
-    return distributed and any(words in text for words in _PEER_WORDS)
+    return distributed and any(words in text for words in _PEER_FAILURE_TEXTS)
 
 
 def is_out_of_memory(kind: str, message: str) -> bool:

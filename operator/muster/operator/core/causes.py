@@ -57,13 +57,13 @@ _SIGNALS: dict[SignalKind, Cause] = {
 }
 LEAVING = frozenset({SignalKind.SPOT_NOTICE, SignalKind.NODE_DRAIN, SignalKind.NODE_DOWN})
 
-# A launcher sees its rank's end within its poll of 0.1 s. Well below the grace after a failure, so that whom we killed
-# ourselves explains nothing.
-LATE_WORD_SECONDS = 3.0
-# For the peer that survivors have lost to say why it ended, before those that still live are removed: whom we remove is
-# not heard any more, and its word may come a moment after theirs.
-WORD_SECONDS = 1.0
-_TOLD_TO_STOP = frozenset({ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT, 128 + 15})
+# How long after the first failure another worker's end may still be its cause. A launcher sees its rank's end within
+# 0.1 s. It is well below the grace period after a failure, so that workers which we killed ourselves are no cause.
+LATE_EXIT_SECONDS = 3.0
+# How long to wait for the exit record of a peer that the others report as lost, before the remaining workers are
+# removed: the record may arrive a moment after theirs, and a removed worker's is not read any more.
+PEER_REPORT_SECONDS = 1.0
+_STOPPED_ON_REQUEST = frozenset({ExitCode.PREEMPTED_COMMITTED, ExitCode.PREEMPTED_NO_COMMIT, 128 + 15})
 
 _OWN_FAULTS = frozenset({Cause.USER_ERROR, Cause.OUT_OF_MEMORY, Cause.NUMERIC, Cause.STORAGE})
 _NODE_FAULTS = frozenset({Cause.INFRASTRUCTURE, Cause.HANG, Cause.UNKNOWN})
@@ -120,8 +120,8 @@ def diagnose(summary: WorkerSummary) -> FailureDiagnosis | None:
     stopping = status.phase in (Phase.RESTARTING, Phase.STOPPING)
     found = list(_ends(summary, before=status.since if stopping else None))
     if stopping and _only_a_lost_peer(status):
-        late = _ends(summary, before=status.since + LATE_WORD_SECONDS)
-        found += [diagnosis for diagnosis in late if diagnosis.failure.exit_code not in _TOLD_TO_STOP]
+        late = _ends(summary, before=status.since + LATE_EXIT_SECONDS)
+        found += [diagnosis for diagnosis in late if diagnosis.failure.exit_code not in _STOPPED_ON_REQUEST]
     found += _lost_nodes(summary)
     if not stopping:
         found += _rejections(summary)
@@ -137,7 +137,11 @@ def seconds_until_peer_report(summary: WorkerSummary) -> float:
     """Seconds for which nobody is to be removed yet, for all that is known is that a peer was lost."""
     waited = summary.seen.now - summary.status.since
     lives = any(worker.state is WorkerState.RUNNING for worker in summary.mine)
-    return WORD_SECONDS - waited if lives and 0 <= waited < WORD_SECONDS and _only_a_lost_peer(summary.status) else 0.0
+    return (
+        PEER_REPORT_SECONDS - waited
+        if lives and 0 <= waited < PEER_REPORT_SECONDS and _only_a_lost_peer(summary.status)
+        else 0.0
+    )
 
 
 def _only_a_lost_peer(status: JobStatus) -> bool:
@@ -171,7 +175,7 @@ def _failure_of(seen: Observed, worker: Worker) -> Failure | None:
         cause=cause,
         attempt=worker.attempt,
         at=end.at if end else worker.since or seen.now,
-        message=_words(worker) + (_arithmetic(worker) if cause is Cause.OUT_OF_MEMORY else ""),
+        message=_describe_end(worker) + (_arithmetic(worker) if cause is Cause.OUT_OF_MEMORY else ""),
         worker=worker.worker,
         rank=end.rank if end else None,
         node=worker.node,
@@ -188,7 +192,7 @@ def _arithmetic(worker: Worker) -> str:
     return next((f"; {beat.memory}" for beat in worker.heartbeats if beat.memory), "")
 
 
-def _words(worker: Worker) -> str:
+def _describe_end(worker: Worker) -> str:
     end = worker.exit
     where = f"worker {worker.worker} on {worker.node}"
     if worker.reason:

@@ -10,7 +10,7 @@ from muster.contract.status import Failure, JobStatus
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 # The program's own word (`ValueError: …`), or a signal that only the program itself brings about.
-_OWN_WORD = re.compile(r"[A-Za-z_][\w.]*: ")
+_EXCEPTION_NAME = re.compile(r"[A-Za-z_][\w.]*: ")
 _OWN_SIGNAL = re.compile(r"killed by SIG(SEGV|ABRT|BUS|FPE|ILL)\b")
 # Of the world around it: the network and the devices may be well again.
 _PASSING = re.compile(
@@ -41,4 +41,4 @@ def _of_the_program(failure: Failure) -> bool:
     if failure.cause not in _CAUSES or failure.exit_code is None or failure.exit_code in _ACTS_OF_OTHERS:
         return False
     words = failure.message
-    return bool(_OWN_SIGNAL.search(words) or (_OWN_WORD.match(words) and not _PASSING.match(words)))
+    return bool(_OWN_SIGNAL.search(words) or (_EXCEPTION_NAME.match(words) and not _PASSING.match(words)))

@@ -102,7 +102,7 @@ def done(summary: WorkerSummary) -> Decision | None:
     """All workers ended well: that counts, whatever else was asked for meanwhile."""
     if not summary.all_done or summary.older or between_attempts(summary.status) or summary.seen.deleting:
         return None
-    because = f"{summary.gang_in_words} finished"
+    because = f"{summary.describe_gang} finished"
     return write_or_act(summary, finish(summary, because))
 
 

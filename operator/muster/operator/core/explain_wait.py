@@ -8,7 +8,7 @@ from muster.contract.text import plural
 from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.observed import Reservation
 from muster.operator.core.placement import Shape
-from muster.operator.core.visibility import hidden_words
+from muster.operator.core.visibility import describe_hidden_gangs
 
 HOLDERS_NAMED_MAX = 3
 OTHERS = "pods of others"  # a reservation of what Muster did not place has no job
@@ -64,7 +64,7 @@ class Holders:
         if key not in self._said:
             if (shape, pool) not in self._known:
                 self._known[shape, pool] = self._work_out(shape, pool)
-            self._said[key] = _words(self._known[shape, pool], reader.project)
+            self._said[key] = _describe_holding(self._known[shape, pool], reader.project)
         return self._said[key]
 
     def _work_out(self, shape: Shape, pool: str) -> _Holding:
@@ -84,7 +84,7 @@ class Holders:
         return found
 
 
-def _words(found: _Holding, project: str) -> str:
+def _describe_holding(found: _Holding, project: str) -> str:
     held = dict(found.by_project.get(project, {}))
     hidden = [name for name in found.by_project if name != project]
     if hidden:
@@ -92,7 +92,7 @@ def _words(found: _Holding, project: str) -> str:
         for name in hidden:
             each = found.of_projects[name]
             others = others.plus(each.nodes, each.gpus, each.cpus, each.memory_bytes)
-        held[hidden_words(sum(len(found.by_project[name]) for name in hidden))] = others
+        held[describe_hidden_gangs(sum(len(found.by_project[name]) for name in hidden))] = others
     if found.others.nodes:
         held[OTHERS] = found.others
     ranked = sorted(held.items(), key=_size, reverse=True)

@@ -20,7 +20,7 @@ from muster.contract.quotas import ProjectQuota
 from muster.contract.status import Phase
 from muster.contract.text import plural
 from muster.operator.core.fleet import Fleet, JobSummary
-from muster.operator.core.visibility import project_words
+from muster.operator.core.visibility import describe_project
 
 _NOTHING = ProjectQuota()
 
@@ -117,7 +117,7 @@ class Shares:
         """`project nlp holds 24 GPUs of its share of 16`, as `reader` may be told; empty where there are no shares."""
         if not self.active:
             return ""
-        share, whose = self.entitled.get(project, 0.0), project_words(reader, project)
+        share, whose = self.entitled.get(project, 0.0), describe_project(reader, project)
         return f"{whose} holds {plural(self.held(project), 'GPU')} of its share of {share:.4g}"
 
     def _held_from(self, project: str, priority: int) -> int:

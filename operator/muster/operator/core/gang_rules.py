@@ -55,7 +55,7 @@ def inconsistent_status(summary: WorkerSummary) -> Decision | None:
 def failed(summary: WorkerSummary) -> Decision | None:
     """STARTING or RUNNING, and something is wrong with the gang."""
     status = summary.status
-    if (diagnosis := diagnose(summary)) is not None and not _only_said(summary, diagnosis):
+    if (diagnosis := diagnose(summary)) is not None and not _is_dry_run(summary, diagnosis):
         return write_or_act(summary, fail(summary, diagnosis))
     if status.phase is Phase.RUNNING and summary.missing:
         return write_or_act(summary, fail(summary, diagnose_missing_workers(summary)), trusts_absence=True)
@@ -110,7 +110,7 @@ def starting(summary: WorkerSummary) -> Decision | None:
         status = transition(summary, Code.AWAITING_WORKERS, because, **updates)
         return write_or_act(summary, status, wake_after=LOOK_SECONDS)
     if summary.beat is None or summary.beat.phase is TrainerPhase.INIT:
-        because = f"{summary.gang_in_words} started; the ranks are meeting"
+        because = f"{summary.describe_gang} started; the ranks are meeting"
         status = transition(summary, Code.AWAITING_RANKS, because, **updates)
         return write_or_act(summary, status, wake_after=LOOK_SECONDS)
     return write_or_act(summary, _running(summary, Stall(None)))
@@ -167,7 +167,7 @@ def _slow_first_step(summary: WorkerSummary) -> str:
     return f"; the first step has taken more than {passed} min so far" if passed else ""
 
 
-def _only_said(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> bool:
+def _is_dry_run(summary: WorkerSummary, diagnosis: FailureDiagnosis) -> bool:
     """In a dry run nothing is ended that has not ended by itself."""
     return diagnosis.alive and summary.status.phase is Phase.RUNNING and summary.seen.spec.recovery.dry_run
 

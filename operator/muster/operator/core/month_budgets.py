@@ -82,7 +82,7 @@ class MonthBudgets:
         for budget in account:
             uses = job.spec.gang.gpus_per_node > 0 or budget in account.money
             if budget.spent and (uses or budget.limit <= 0):
-                return Wait(Code.MONTH_LIMIT, self._words(budget, account.stale))
+                return Wait(Code.MONTH_LIMIT, self._text(budget, account.stale))
         return None
 
     def short(self, job: JobSummary, nodes: int, instance_type: str, capacity: str) -> Wait | None:
@@ -93,7 +93,7 @@ class MonthBudgets:
         gpus = job.spec.gang.gpus_per_node
         for budget in account.gpu_hours:
             if gpus and not budget.lasts(nodes * gpus):
-                return Wait(Code.MONTH_LIMIT, self._short_words(budget, account.stale))
+                return Wait(Code.MONTH_LIMIT, self._short_text(budget, account.stale))
         cost = rate(instance_type, capacity, gpus, self._fleet.prices).cost
         for budget in account.money:
             if cost is None:
@@ -101,7 +101,7 @@ class MonthBudgets:
                 known = f"and the price of {kind} is not known: add it to the table of prices"
                 return Wait(Code.MONTH_LIMIT, f"{budget.whose} has a budget in money, {known}")
             if not budget.lasts(nodes * cost):
-                return Wait(Code.MONTH_LIMIT, self._short_words(budget, account.stale))
+                return Wait(Code.MONTH_LIMIT, self._short_text(budget, account.stale))
         return None
 
     def hold(self, job: JobSummary, nodes: int, instance_type: str, capacity: str) -> None:
@@ -214,11 +214,11 @@ class MonthBudgets:
         known = self._spent(spent)
         return self._begins if known is None else max(self._begins, known.as_of)
 
-    def _words(self, budget: _Budget, stale: str) -> str:
+    def _text(self, budget: _Budget, stale: str) -> str:
         what = f"{budget.limit:g} {budget.unit} that it may use in {self._month}"
         return f"{budget.whose} has used the {what}{self._next(budget)}{stale}"
 
-    def _short_words(self, budget: _Budget, stale: str) -> str:
+    def _short_text(self, budget: _Budget, stale: str) -> str:
         return (
             f"what is left of the {budget.limit:g} {budget.unit} that {budget.whose} may use in {self._month} is less "
             f"than this gang and what runs use in {RUNWAY_SECONDS / 60:g} minutes{self._next(budget)}{stale}"

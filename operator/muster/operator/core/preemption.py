@@ -27,7 +27,7 @@ from muster.operator.core.fair_share import Shares, gpus_by_project
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation
 from muster.operator.core.placement import Ask, NodeSpace, Shape, Space, needs_by_node
-from muster.operator.core.visibility import job_words, jobs_words
+from muster.operator.core.visibility import describe_job, describe_jobs
 
 # GPUs put out for each that is asked for, at most. With less, a gang of one node waits where only gangs of two run;
 # without a limit a request for 48 GPUs once put out 376 (KAI, PR 1565). Over many requests it is about one for one, for
@@ -133,7 +133,7 @@ class Preemptor:
     def words(self, job: JobSummary, ask: Ask) -> str:
         """What a gang is told that others make room for."""
         asked = [self._jobs[uid] for uid, other in self.yielding.items() if other == job.uid]
-        whom = f"{jobs_words(job, asked)} {'is' if len(asked) == 1 else 'are'} asked to commit and make room"
+        whom = f"{describe_jobs(job, asked)} {'is' if len(asked) == 1 else 'are'} asked to commit and make room"
         return f"{need(ask.shape, ask.sizes[-1])}; {whom if asked else 'others are about to end and make room'}"
 
     def put_out(self, entries: list[Reservation], waiting: set[str]) -> tuple[Reservation, ...]:
@@ -171,7 +171,7 @@ class Preemptor:
             self._victims.pop(uid)
             self.yielding[uid] = job.uid
             victim = eviction.job
-            self._told[uid] = f"preempted by {job_words(victim, job)}, {self._why(job, victim, victim)}"
+            self._told[uid] = f"preempted by {describe_job(victim, job)}, {self._why(job, victim, victim)}"
         for eviction in found.evictions:
             shares.hold(eviction.job, -eviction.gpus)
         shares.hold(job, ask.sizes[-1] * ask.shape.gpus)

@@ -17,7 +17,7 @@ from muster.operator.core.fair_share import Shares
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask
-from muster.operator.core.visibility import job_words
+from muster.operator.core.visibility import describe_job
 
 HOLDERS_NAMED_MAX = 3
 
@@ -117,7 +117,7 @@ class Quotas:
             if not limit.could_have_room(gpus):
                 return Wait(Code.EXCEEDS_LIMIT, _never(limit, gpus))
             if not limit.has_room(job.uid, gpus):
-                return Wait(limit.code, self._words(limit, job, gpus))
+                return Wait(limit.code, self._describe_limit(limit, job, gpus))
         return None
 
     def _add(self, job: JobSummary, gpus: int) -> None:
@@ -125,7 +125,7 @@ class Quotas:
         for limit in self._concerning(job):
             limit.add(job.uid, gpus)
 
-    def _words(self, limit: _Limit, job: JobSummary, gpus: int) -> str:
+    def _describe_limit(self, limit: _Limit, job: JobSummary, gpus: int) -> str:
         left = limit.gpus_left(job.uid)
         if left is not None and gpus > left:
             said = (
@@ -138,12 +138,12 @@ class Quotas:
         if limit.held:
             parts.append(f"held by {self._holders(limit, job)}")
         if limit.kept_for not in ("", job.uid):
-            parts.append(f"room is kept for {job_words(job, self._jobs[limit.kept_for])}, which has waited longer")
+            parts.append(f"room is kept for {describe_job(job, self._jobs[limit.kept_for])}, which has waited longer")
         return "; ".join(parts)
 
     def _holders(self, limit: _Limit, reader: JobSummary) -> str:
         most = heapq.nsmallest(HOLDERS_NAMED_MAX, limit.held.items(), key=lambda item: (-item[1], item[0]))
-        named = ", ".join(f"{job_words(reader, self._jobs[uid])} ({plural(gpus, 'GPU')})" for uid, gpus in most)
+        named = ", ".join(f"{describe_job(reader, self._jobs[uid])} ({plural(gpus, 'GPU')})" for uid, gpus in most)
         more = len(limit.held) - len(most)
         return named + (f" and {more} more" if more else "")
 

@@ -15,12 +15,12 @@ NAMED_MAX = 3
 ANOTHER_PROJECT = "another project"
 
 
-def job_words(reader: JobSummary, other: JobSummary) -> str:
+def describe_job(reader: JobSummary, other: JobSummary) -> str:
     """The other job as it is named in what is told of `reader`."""
     return other.full_name if other.project == reader.project else f"a gang of {ANOTHER_PROJECT}"
 
 
-def jobs_words(reader: JobSummary, others: Iterable[JobSummary]) -> str:
+def describe_jobs(reader: JobSummary, others: Iterable[JobSummary]) -> str:
     """`team/a, team/b and 2 gangs of other projects`: the first few by name."""
     others = list(others)
     seen = sorted(other.full_name for other in others if other.project == reader.project)
@@ -28,14 +28,14 @@ def jobs_words(reader: JobSummary, others: Iterable[JobSummary]) -> str:
     if len(seen) > NAMED_MAX:
         parts.append(f"{len(seen) - NAMED_MAX} more")
     if hidden := len(others) - len(seen):
-        parts.append(hidden_words(hidden))
+        parts.append(describe_hidden_gangs(hidden))
     return " and ".join((", ".join(parts[:-1]), parts[-1])) if len(parts) > 1 else "".join(parts)
 
 
-def hidden_words(gangs: int) -> str:
+def describe_hidden_gangs(gangs: int) -> str:
     """`a gang of another project`, `2 gangs of other projects`."""
     return f"a gang of {ANOTHER_PROJECT}" if gangs == 1 else f"{plural(gangs, 'gang')} of other projects"
 
 
-def project_words(reader: JobSummary, project: str) -> str:
+def describe_project(reader: JobSummary, project: str) -> str:
     return f"project {project}" if project == reader.project else ANOTHER_PROJECT

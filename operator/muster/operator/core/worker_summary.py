@@ -36,7 +36,7 @@ class WorkerSummary:
         return self.seen.status.gang
 
     @property
-    def gang_in_words(self) -> str:
+    def describe_gang(self) -> str:
         """Such as `all 4 workers`."""
         return "the worker" if self.gang.wanted == 1 else f"all {self.gang.wanted} workers"
 

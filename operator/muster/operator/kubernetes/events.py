@@ -21,7 +21,7 @@ from muster.operator.core.conditions import TRAINING_CONDITIONS
 from muster.operator.core.decision import Decision
 from muster.operator.core.observed import Observed
 from muster.operator.kubernetes.jobs import Job
-from muster.operator.pacing import TOLD_AT_ONCE, TOLD_PER_SECOND
+from muster.operator.pacing import EVENT_WRITES_BURST, EVENT_WRITES_PER_SECOND
 from muster.operator.runner import Listener
 
 NOTE_LENGTH_MAX = 1_024  # the API's own limit
@@ -35,7 +35,7 @@ _PASSING = frozenset({Phase.STOPPING})
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _PendingEvent:
     """Something that happened to a job, to be told in an event."""
 
     job: Observed | Job
@@ -50,7 +50,7 @@ class Events(Listener):
 
     def __init__(self, client: Client, instance: str) -> None:
         self._client, self._instance = client, instance
-        self._waiting: dict[str, list[_Told]] = {}  # by job's uid, who waits the longest first
+        self._waiting: dict[str, list[_PendingEvent]] = {}  # by job's uid, who waits the longest first
         self._urgent: dict[str, None] = {}  # uids of jobs to which something bad happened, likewise
         self._news = asyncio.Event()
         self._numbers = itertools.count()
@@ -63,7 +63,7 @@ class Events(Listener):
             self.tell(seen, decision.code, decision.because, bad=True)
 
     def wrote(self, seen: Observed, decision: Decision) -> None:
-        if _is_told(seen.status, decision.status):
+        if _is_event(seen.status, decision.status):
             self.tell(seen, decision.status.code, decision.status.because, decision.status.code in _BAD)
 
         known = {condition.type: condition for condition in seen.status.conditions}
@@ -78,19 +78,19 @@ class Events(Listener):
         self.tell(job, reason, note, bad=True)
 
     def tell(self, seen: Observed | Job, reason: str, note: str, bad: bool = False) -> None:
-        self._waiting.setdefault(seen.uid, []).append(_Told(seen, reason, note, bad, timestamps.now_micro()))
+        self._waiting.setdefault(seen.uid, []).append(_PendingEvent(seen, reason, note, bad, timestamps.now_micro()))
         if bad:
             self._urgent[seen.uid] = None
         self._news.set()
 
     async def run(self) -> None:
-        budget, refilled_at = float(TOLD_AT_ONCE), time.monotonic()
+        budget, refilled_at = float(EVENT_WRITES_BURST), time.monotonic()
         while True:
             await self._news.wait()
             now = time.monotonic()
-            budget, refilled_at = min(TOLD_AT_ONCE, budget + (now - refilled_at) * TOLD_PER_SECOND), now
+            budget, refilled_at = min(EVENT_WRITES_BURST, budget + (now - refilled_at) * EVENT_WRITES_PER_SECOND), now
             if budget < 1:
-                await asyncio.sleep((1 - budget) / TOLD_PER_SECOND)
+                await asyncio.sleep((1 - budget) / EVENT_WRITES_PER_SECOND)
                 continue
             budget -= 1
             body = self._body(self._next())
@@ -99,19 +99,19 @@ class Events(Listener):
             except OSError:
                 continue  # its namespace may be going away
 
-    def _next(self) -> list[_Told]:
+    def _next(self) -> list[_PendingEvent]:
         """As much as one event holds of what happened to the job that waits the longest, bad news first."""
         uid = next(iter(self._urgent or self._waiting))
         self._urgent.pop(uid, None)
         waiting = self._waiting.pop(uid)
-        count = next((n for n in range(len(waiting), 1, -1) if len(_words(waiting[:n])) <= NOTE_LENGTH_MAX), 1)
+        count = next((n for n in range(len(waiting), 1, -1) if len(_text_of(waiting[:n])) <= NOTE_LENGTH_MAX), 1)
         if waiting[count:]:
             self._waiting[uid] = waiting[count:]  # and to the end of the line
         elif not self._waiting:
             self._news.clear()
         return waiting[:count]
 
-    def _body(self, told: list[_Told]) -> Object:
+    def _body(self, told: list[_PendingEvent]) -> Object:
         """The last of them gives the reason, or the last that is bad."""
         job = told[-1].job
         reason = next((each.reason for each in reversed(told) if each.bad), told[-1].reason)
@@ -132,21 +132,21 @@ class Events(Listener):
             "reason": reason,
             "action": "Reconcile",
             "type": "Warning" if any(each.bad for each in told) else "Normal",
-            "note": _words(told)[:NOTE_LENGTH_MAX],
+            "note": _text_of(told)[:NOTE_LENGTH_MAX],
             "eventTime": told[-1].at,
             "reportingController": f"{GROUP}/operator",
             "reportingInstance": self._instance[:128],
         }
 
 
-def _words(told: list[_Told]) -> str:
+def _text_of(told: list[_PendingEvent]) -> str:
     """Of several the reason and the time before each."""
     if len(told) == 1:
         return told[0].note
     return "; ".join(f"{each.at[11:19]} {each.reason}: {each.note}" for each in told)
 
 
-def _is_told(before: JobStatus, after: JobStatus) -> bool:
+def _is_event(before: JobStatus, after: JobStatus) -> bool:
     if before.phase != after.phase:
         return after.phase not in _PASSING
     if before.code != after.code and after.code in (Code.STALLING, Code.WOULD_RESTART):

@@ -24,20 +24,20 @@ from muster.operator.kubernetes.jobs import Job, Jobs
 from muster.operator.kubernetes.pods import Pod, Pods
 from muster.operator.kubernetes.render import REPORT_PORT
 from muster.operator.pacing import (
-    ASK_ALARMED_SECONDS,
-    ASK_ANSWER_SECONDS,
-    ASK_AT_ONCE,
-    ASK_OTHERS_PER_SECOND,
-    ASK_ROUND_SECONDS,
-    ASK_RUNNING_SECONDS,
-    ASK_STARTING_SECONDS,
+    POLL_OTHERS_PER_SECOND,
+    POLL_ROUND_SECONDS,
+    POLL_RUNNING_SECONDS,
+    POLL_STARTING_SECONDS,
+    POLL_SUSPICIOUS_SECONDS,
+    POLL_TIMEOUT_SECONDS,
+    POLLS_AT_ONCE,
 )
 
 ANSWER_BYTES_MAX = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _ReceivedHeartbeat:
     """The newest heartbeat of a rank."""
 
     beat: Heartbeat  # its times are by our clock, because the worker's may be wrong
@@ -47,17 +47,17 @@ class _Heard:
 class Heartbeats:
     def __init__(self, jobs: Jobs, pods: Pods, enqueue: Callable[[str], None], port: int = REPORT_PORT) -> None:
         self._jobs, self._pods, self._enqueue, self._port = jobs, pods, enqueue, port
-        self._heard: dict[str, dict[int, _Heard]] = {}  # pod uid → rank → newest
+        self._received: dict[str, dict[int, _ReceivedHeartbeat]] = {}  # pod uid → rank → newest
         self._due: dict[str, float] = {}  # job uid → when to ask again (monotonic)
         self._others_due: dict[str, float] = {}  # the same for all of its workers
-        self._others_seconds = ASK_RUNNING_SECONDS
+        self._others_seconds = POLL_RUNNING_SECONDS
         self._asking: set[str] = set()
-        self._turn = asyncio.Semaphore(ASK_AT_ONCE)
+        self._turn = asyncio.Semaphore(POLLS_AT_ONCE)
         self._errors: dict[str, str] = {}  # pod uid → why it did not answer
 
     def of(self, pod: Pod) -> tuple[Heartbeat, ...]:
         """Of its ranks, in rank order, with times by our clock."""
-        return tuple(entry.beat for _, entry in sorted(self._heard.get(pod.uid, {}).items()))
+        return tuple(entry.beat for _, entry in sorted(self._received.get(pod.uid, {}).items()))
 
     def trouble(self, pod: Pod) -> str:
         """Why it did not answer when it was last asked; empty if it did."""
@@ -68,37 +68,37 @@ class Heartbeats:
             now = time.monotonic()
             for uid in self._pods.jobs():
                 job = self._jobs.get(uid)
-                if job is None or not self._is_due(job, now) or (mine := self._to_ask(job, now)) is None:
+                if job is None or not self._is_due(job, now) or (mine := self._pods_to_poll(job, now)) is None:
                     continue
                 self._asking.add(job.uid)
-                task = asyncio.create_task(self._ask_gang(job, mine))
+                task = asyncio.create_task(self._poll_gang(job, mine))
                 task.add_done_callback(lambda _, uid=job.uid: self._asking.discard(uid))  # type: ignore[misc]
             self._sweep()
-            self._others_seconds = max(ASK_RUNNING_SECONDS, len(self._pods) / ASK_OTHERS_PER_SECOND)
-            await asyncio.sleep(ASK_ROUND_SECONDS)
+            self._others_seconds = max(POLL_RUNNING_SECONDS, len(self._pods) / POLL_OTHERS_PER_SECOND)
+            await asyncio.sleep(POLL_ROUND_SECONDS)
 
     def _is_due(self, job: Job, now: float) -> bool:
         if job.status.phase not in (Phase.STARTING, Phase.RUNNING) or job.uid in self._asking:
             return False
         return now >= self._due.get(job.uid, 0.0)
 
-    def _to_ask(self, job: Job, now: float) -> list[Pod] | None:
+    def _pods_to_poll(self, job: Job, now: float) -> list[Pod] | None:
         """The gang, if there is anybody to ask."""
         mine = [pod for pod in self._pods.of(job.uid) if pod.attempt == job.status.attempt]
         running_phase = job.status.phase is Phase.RUNNING
         there = sum(1 for pod in mine if pod.running_since or pod.over)
         if not any(map(_answers, mine)) or (not running_phase and there < job.status.gang.wanted):
             return None  # whoever is there waits for the others and has nothing to tell; with the last it is due
-        self._due[job.uid] = now + (ASK_RUNNING_SECONDS if running_phase else ASK_STARTING_SECONDS)
+        self._due[job.uid] = now + (POLL_RUNNING_SECONDS if running_phase else POLL_STARTING_SECONDS)
         return mine
 
-    async def _ask_gang(self, job: Job, mine: list[Pod]) -> None:
+    async def _poll_gang(self, job: Job, mine: list[Pod]) -> None:
         running, now = sorted(filter(_answers, mine), key=lambda pod: pod.worker), time.monotonic()
         before = self._signs(mine)
         first, *others = running
         answers = [await self._ask(first)]
         if alarmed := any(self._alarm(mine)):
-            self._due[job.uid] = now + ASK_ALARMED_SECONDS
+            self._due[job.uid] = now + POLL_SUSPICIOUS_SECONDS
         if not answers[0] or alarmed or now >= self._others_due.setdefault(job.uid, now + self._others_seconds):
             self._others_due[job.uid] = now + self._others_seconds
             answers += await asyncio.gather(*(self._ask(pod) for pod in others))
@@ -117,7 +117,7 @@ class Heartbeats:
     async def _ask(self, pod: Pod) -> bool:
         """Whether it answered."""
         try:
-            async with self._turn, asyncio.timeout(ASK_ANSWER_SECONDS):
+            async with self._turn, asyncio.timeout(POLL_TIMEOUT_SECONDS):
                 document = from_json(await _fetch(pod.ip, self._port))
             entries = document["heartbeats"] if document["jobUid"] == pod.job_uid else ()
         except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
@@ -125,40 +125,40 @@ class Heartbeats:
             return False
         self._errors.pop(pod.uid, None)
         for entry in entries:
-            self._hear(pod, entry)
+            self._record_heartbeat(pod, entry)
         return True
 
     def _forget_stops(self, pod: Pod) -> None:
         """Who does not answer no longer says that a process of its is held; it may have been for a moment."""
-        heard = self._heard.get(pod.uid, {})
+        heard = self._received.get(pod.uid, {})
         for rank, entry in heard.items():
             if entry.beat.stopped:
                 heard[rank] = replace(entry, beat=entry.beat.model_copy(update={"stopped": False}))
 
-    def _hear(self, pod: Pod, entry: object) -> None:
+    def _record_heartbeat(self, pod: Pod, entry: object) -> None:
         try:
             beat = Heartbeat.model_validate(entry)
         except ValidationError:
             return  # half a file, or words of another version: no news
         if beat.attempt != pod.attempt:
             return
-        heard = self._heard.setdefault(pod.uid, {})
+        heard = self._received.setdefault(pod.uid, {})
         known = heard.get(beat.rank)
         if known is None or known.written_at != beat.at:
-            heard[beat.rank] = _Heard(_by_clock_at(beat, time.time()), beat.at)
+            heard[beat.rank] = _ReceivedHeartbeat(_by_clock_at(beat, time.time()), beat.at)
         elif known.beat.stopped != beat.stopped:  # which is told of the process, not by it
-            heard[beat.rank] = _Heard(_by_clock_at(beat, known.beat.at), beat.at)
+            heard[beat.rank] = _ReceivedHeartbeat(_by_clock_at(beat, known.beat.at), beat.at)
 
     def _signs(self, pods: list[Pod]) -> tuple[object, ...]:
         """What is news when it changes; a mere step is not, but that there is none for long is."""
-        heard = (entry.beat for pod in pods for entry in self._heard.get(pod.uid, {}).values())
+        heard = (entry.beat for pod in pods for entry in self._received.get(pod.uid, {}).values())
         return self._alarm(pods), [change_key(beat) for beat in heard]
 
     def _sweep(self) -> None:
-        if len(self._heard) < len(self._pods) + 1024 and len(self._due) < 2 * len(self._jobs.uids()) + 1024:
+        if len(self._received) < len(self._pods) + 1024 and len(self._due) < 2 * len(self._jobs.uids()) + 1024:
             return
         here = {pod.uid for pod in self._pods.all()}
-        self._heard = {uid: heard for uid, heard in self._heard.items() if uid in here}
+        self._received = {uid: heard for uid, heard in self._received.items() if uid in here}
         self._errors = {uid: error for uid, error in self._errors.items() if uid in here}
         self._due = {uid: due for uid, due in self._due.items() if self._jobs.get(uid) is not None}
         self._others_due = {uid: due for uid, due in self._others_due.items() if uid in self._due}

@@ -96,7 +96,7 @@ def read_node(item: Object, tolerations: tuple[Toleration, ...], now: float) -> 
         for taint in spec.get("taints") or ()
         if taint.get("effect") != "PreferNoSchedule"
     ]
-    told = _told(meta.get("annotations") or {})
+    told = _notices_in(meta.get("annotations") or {})
     notice = _notice(spec.get("taints") or (), labels, told, now)
     passing = [key for key, _, _ in taints if key in LEAVING_TAINTS or key.startswith(PASSING_TAINTS)]
     unfit = _unfit(answers, bool(spec.get("unschedulable")), labels, notice, passing)
@@ -130,7 +130,7 @@ def _capacity(labels: dict[str, str]) -> CapacityType:
     return "spot" if any(labels.get(label) == value for label, value in SPOT_LABELS.items()) else "on-demand"
 
 
-def _told(annotations: dict[str, str]) -> tuple[agents.Notice, ...]:
+def _notices_in(annotations: dict[str, str]) -> tuple[agents.Notice, ...]:
     """What the node's agent wrote; what can't be understood says nothing."""
     try:
         text = annotations.get(agents.NOTICES)

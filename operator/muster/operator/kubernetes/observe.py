@@ -24,7 +24,7 @@ LOG_TAIL_LENGTH_MAX = 4_096
 _PLAIN = frozenset({"", "Completed", "Error", "ContainerStatusUnknown", "StartError"})
 # Reasons of a DisruptionTarget or TerminationTarget condition that mean: others need the place more.
 PREEMPTIONS = frozenset({"PreemptionByScheduler", "PreemptionByKubeScheduler", "Preempted", "StoppedByKueue"})
-_PREEMPTING_WORD = re.compile(r"Preempt|Evicted|Kueue|Reclaim", re.IGNORECASE)
+_PREEMPTION_REASON = re.compile(r"Preempt|Evicted|Kueue|Reclaim", re.IGNORECASE)
 _STEP_RECORD = re.compile(r'"type":"step"\}$')  # also one whose beginning was cut off
 
 NodeOf = Callable[[str], NodeFacts | None]
@@ -130,7 +130,7 @@ def _taken_away(pod: Pod) -> Signal:
 
 
 def is_preemption(reason: str) -> bool:
-    return reason in PREEMPTIONS or (bool(reason) and bool(_PREEMPTING_WORD.search(reason)) and "API" not in reason)
+    return reason in PREEMPTIONS or (bool(reason) and bool(_PREEMPTION_REASON.search(reason)) and "API" not in reason)
 
 
 def _signal(kind: SignalKind, pod: Pod, at: float, message: str, source: str, node: str | None) -> Signal:
@@ -192,7 +192,7 @@ def _reason_of_end(pod: Pod) -> str:
     return pod.end.reason if pod.end is not None and pod.end.reason not in _PLAIN else ""
 
 
-def _told(message: str) -> WorkerExit | None:
+def _exit_record_in(message: str) -> WorkerExit | None:
     try:
         return WorkerExit.model_validate_json(message) if message.startswith("{") else None
     except ValidationError:
@@ -203,7 +203,7 @@ def _told(message: str) -> WorkerExit | None:
 def _exit(end: End, environment: Environment) -> WorkerExit:
     """What the worker wrote of its end; the kubelet's account where it wrote nothing."""
     secret = dict(environment)
-    told = _told(end.message)
+    told = _exit_record_in(end.message)
     if told is None:
         signal = end.exit_code - 128 if end.exit_code > 128 else None
         where = "" if end.container == TRAINER else f"init container {end.container} exited with {end.exit_code}"

@@ -66,7 +66,7 @@ class JobDocuments:
         try:
             self._cluster.write_status(uid, status, version)
         except BaseException:
-            self._fences.tell_as_written(uid)
+            self._fences.announce_written(uid)
             raise
 
     def remove(self, uid: str) -> None:

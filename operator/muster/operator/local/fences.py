@@ -40,7 +40,7 @@ class Fences:
         about = {"attempt": status.attempt, "attempts": told.get("attempts") or []}
         self._write(path, json.dumps({"metadata": {"uid": uid}, "status": about}))
 
-    def tell_as_written(self, uid: str) -> None:
+    def announce_written(self, uid: str) -> None:
         """As `tell`, by the status that is written. A job that is gone lets nobody pass. Raises OSError."""
         try:
             status = JobStatus.model_validate_json(self._cluster.raw(uid).status)

@@ -45,9 +45,9 @@ class Notices:
 
     def of(self, node: str) -> tuple[Notice, ...]:
         """What it says itself, and what is said of the machine that it is a part of."""
-        return (*self._told(node), *self._told(MACHINE))
+        return (*self._notices_of(node), *self._notices_of(MACHINE))
 
-    def _told(self, node: str) -> tuple[Notice, ...]:
+    def _notices_of(self, node: str) -> tuple[Notice, ...]:
         path = self._folder / f"{node}.json"
         try:
             stamp = _stamp(path.stat())

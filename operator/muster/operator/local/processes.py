@@ -85,7 +85,7 @@ def start(
     try:
         mine = _lock(claim)
         if (folder / REMOVED).exists() and mine:
-            _forget_former_life(folder)
+            _remove_old_records(folder)
         if read_record(state, key) is not None or (folder / EXIT_RECORD).exists():
             return None
         if found := top_of(members(scan(state), key)):
@@ -284,7 +284,7 @@ def _record(
     )
 
 
-def _forget_former_life(folder: Path) -> None:
+def _remove_old_records(folder: Path) -> None:
     """A worker that was removed may be made again in the same attempt; only its log is one."""
     for path in [folder / RECORD, folder / EXIT_RECORD, *folder.glob(HEARTBEAT.format(rank="*")), folder / REMOVED]:
         path.unlink(missing_ok=True)

@@ -89,11 +89,11 @@ async def _operate(
     log.info("operator started", state=str(settings.folder), pid=os.getpid(), metrics=f"{url}/metrics")
     async with sources.opened(world, world.current_attempt, world.enqueue) as heard:
         with previews.opened(heard):
-            await _serve_until_told(settings, world, Runner(heard, All(Log(), metrics)), liveness)
+            await _serve_until_stopped(settings, world, Runner(heard, All(Log(), metrics)), liveness)
     world.close()
 
 
-async def _serve_until_told(settings: Settings, world: LocalWorld, runner: Runner, liveness: Liveness) -> None:
+async def _serve_until_stopped(settings: Settings, world: LocalWorld, runner: Runner, liveness: Liveness) -> None:
     adopted, strays = await world.adopt()
     for record in adopted:
         runner.queue.prefer(record.job_uid, True)

@@ -189,7 +189,7 @@ class LocalWorld:
             self._removals.remove(key, 0.0)
         ours = tuple(record for record in living if record.job_uid in known)
         for record in ours:
-            await asyncio.to_thread(self._fences.tell_as_written, record.job_uid)
+            await asyncio.to_thread(self._fences.announce_written, record.job_uid)
             self._watch.follow(record)
         return ours, strays
 

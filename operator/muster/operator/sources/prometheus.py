@@ -154,7 +154,7 @@ class Prometheus:
         token: Callable[[], str | None] = lambda: None,
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
-        self._url, self._hub, self._told, self._token = url.rstrip("/"), hub, told, token
+        self._url, self._hub, self._on_answer, self._token = url.rstrip("/"), hub, told, token
         self._tick_seconds = tick_seconds
         self._progress = Progress()
         self._answered_at = time.monotonic()
@@ -170,21 +170,21 @@ class Prometheus:
     async def turn(self, session: aiohttp.ClientSession) -> None:
         """Ask once, and tell the hub. No error gets out."""
         try:
-            samples = await self._ask(session)
+            samples = await self._query(session)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, BadAnswer) as error:
             if time.monotonic() - self._answered_at > HOLD_SECONDS:
-                self._say((), ())
-            self._told(error)
+                self._publish((), ())
+            self._on_answer(error)
             return
         self._answered_at, now = time.monotonic(), time.time()
-        self._say(self._progress.stalled(samples, now), requested_actions(samples, now))
-        self._told(None)
+        self._publish(self._progress.stalled(samples, now), requested_actions(samples, now))
+        self._on_answer(None)
 
-    def _say(self, stalled: tuple[Report, ...], requested: tuple[Report, ...]) -> None:
+    def _publish(self, stalled: tuple[Report, ...], requested: tuple[Report, ...]) -> None:
         self._hub.replace(SOURCE, stalled)
         self._hub.replace(RULES, requested)
 
-    async def _ask(self, session: aiohttp.ClientSession) -> tuple[Sample, ...]:
+    async def _query(self, session: aiohttp.ClientSession) -> tuple[Sample, ...]:
         token = self._token()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         wanted = {"query": QUERY, "timeout": f"{ANSWER_SECONDS:g}s"}

@@ -51,9 +51,9 @@ class SignalSources:
 
     def _prometheus(self, hub: Hub) -> Prometheus:
         log.info("asking Prometheus", url=_shown(self._url))
-        return Prometheus(self._url, hub, self._asked, token_in(self._settings.prometheus_token_file))
+        return Prometheus(self._url, hub, self._on_prometheus_answer, token_in(self._settings.prometheus_token_file))
 
-    def _asked(self, error: Exception | None) -> None:
+    def _on_prometheus_answer(self, error: Exception | None) -> None:
         self._metrics.asked(error)
         if (error is not None) == self._prometheus_down:
             return

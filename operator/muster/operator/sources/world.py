@@ -15,7 +15,7 @@ from muster.operator.sources.prometheus import SOURCE as PROMETHEUS
 from muster.operator.world import Reservations, World
 
 # A rank rewrites its heartbeat every second. So long without one from anybody, and we are blind.
-HEARD_SECONDS = 60.0
+HEARTBEAT_FRESH_SECONDS = 60.0
 
 
 class SignalWorld:
@@ -63,5 +63,5 @@ class SignalWorld:
 def believed(told: tuple[Signal, ...], seen: Observed) -> tuple[Signal, ...]:
     """Without what Prometheus infers, where we see for ourselves."""
     beats = (beat for worker in seen.workers for beat in worker.heartbeats if beat.attempt == seen.status.attempt)
-    heard = any(seen.now - beat.at <= HEARD_SECONDS for beat in beats)
+    heard = any(seen.now - beat.at <= HEARTBEAT_FRESH_SECONDS for beat in beats)
     return tuple(signal for signal in told if not (heard and signal.source == PROMETHEUS))

@@ -35,7 +35,7 @@ from muster.storage.pins import pin, pinned, unpin
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
-class _StepOrWord(Convertor[str]):
+class _StepOrAlias(Convertor[str]):
     """A part of a path without an action, so that GET …/120:pin is a method that the pin does not know."""
 
     regex = "[^/:]+"
@@ -47,7 +47,7 @@ class _StepOrWord(Convertor[str]):
         return value
 
 
-register_url_convertor("step_or_word", _StepOrWord())
+register_url_convertor("step_or_word", _StepOrAlias())
 Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
 
 

@@ -14,7 +14,7 @@ from muster.api.operator_previews import NoPreview
 from muster.api.services import Services
 from muster.contract.preview import Preview, PreviewedEviction, PreviewQuestion
 
-EVICTIONS_TOLD_MAX = 100
+EVICTIONS_LISTED_MAX = 100
 
 
 async def admission(services: Services, caller: Principal, drafted: Draft) -> dict[str, Any]:
@@ -37,7 +37,7 @@ async def admission(services: Services, caller: Principal, drafted: Draft) -> di
     if not told.evictions:
         return _document("waits", told.code, told.because)
     async with services.database.read() as session:
-        evictions = [await _eviction(session, caller, each) for each in told.evictions[:EVICTIONS_TOLD_MAX]]
+        evictions = [await _eviction(session, caller, each) for each in told.evictions[:EVICTIONS_LISTED_MAX]]
     return _preempts(drafted.project, told, evictions)
 
 

@@ -209,11 +209,11 @@ async def _change(
     """
     async with services.database.write() as session:
         row = checked(caller, await repository.get(session, job_id, lock=True), job_id, act=True)
-        before = _wishes(row)
+        before = _requested_flags(row)
         event = request(row)
         if event is not None:
             row.spec_version += 1
-            record(session, caller, Act(event.type, row.id, row.project, before, _wishes(row)))
+            record(session, caller, Act(event.type, row.id, row.project, before, _requested_flags(row)))
         elif row.live:
             row.relayed_version = row.spec_version - 1
         row.relay_failures, row.relay_after = 0, 0.0
@@ -224,7 +224,7 @@ async def _change(
     return row
 
 
-def _wishes(row: JobRow) -> dict[str, Any]:
+def _requested_flags(row: JobRow) -> dict[str, Any]:
     return {key: bool(row.spec.get(key)) for key in ("suspend", "cancel")}
 
 

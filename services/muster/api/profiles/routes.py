@@ -95,7 +95,7 @@ async def list_profiles(services: ServicesDependency, caller: Caller, job_id: Jo
     response_model=ProfileRequest,
     dependencies=[writes],
     summary="Trace a running job's next steps",
-    operation_id="ask_for_profile",
+    operation_id="request_profile",
     responses={
         202: shown(_REQUEST, "It is asked for"),
         **problems(
@@ -105,7 +105,7 @@ async def list_profiles(services: ServicesDependency, caller: Caller, job_id: Jo
     },
     openapi_extra=body("ProfileOrder", {"steps": 5, "ranks": [0]}, required=False),
 )  # fmt: skip
-async def ask_for_profile(
+async def request_profile(
     request: Request, services: ServicesDependency, caller: Caller, job_id: JobId
 ) -> JSONResponse:
     """Each rank that is named records its operators, kernels and memory for so many steps, and training goes on. The

@@ -54,11 +54,11 @@ class Accounting:
         counted = await asyncio.to_thread(_count, everybody, self._prices, begins, ends, now)
         self.counted = counted
         self._metrics.show_usage({name: one.usage.total for name, one in counted.items()}, ratios(quotas, counted))
-        await tell_of_budgets(self._database, quotas, counted)
+        await notify_of_budgets(self._database, quotas, counted)
         return False
 
 
-async def tell_of_budgets(
+async def notify_of_budgets(
     database: Database, quotas: Mapping[str, ProjectQuota], counted: Mapping[str, Counted]
 ) -> None:
     """Put into the outbox which budgets are reached, where a webhook wants to know and was not told of it yet."""

@@ -47,7 +47,7 @@ async def put(
         session.add(row)
     row.keys, row.changed_at, row.changed_by = {"keys": sorted(data)}, now, person
     await session.flush()
-    with _told():
+    with _as_api_errors():
         await cluster.write_secret(Secret(project, namespace_of(owner), name), data)
     return row, before
 
@@ -62,7 +62,7 @@ async def remove(session: AsyncSession, cluster: Cluster, project: str, name: st
         return None
     await session.delete(row)
     await session.flush()
-    with _told():
+    with _as_api_errors():
         await cluster.delete_secret(Secret(project, namespace_of(owner), name))
     return list(row.keys["keys"])
 
@@ -107,7 +107,7 @@ def _missing(use: SecretUse, project: str, known: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _as_api_errors() -> Iterator[None]:
     """Say as an ApiError what the cluster refuses, without anything of the values."""
     try:
         yield

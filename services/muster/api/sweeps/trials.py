@@ -84,9 +84,9 @@ class Faults:
                 self.found.setdefault(key, []).append(number)
 
     def told(self) -> tuple[Problem, ...]:
-        return tuple(self._told(*key, numbers) for key, numbers in self.found.items())
+        return tuple(self._problem(*key, numbers) for key, numbers in self.found.items())
 
-    def _told(self, path: str, message: str, near: str | None, numbers: list[int]) -> Problem:
+    def _problem(self, path: str, message: str, near: str | None, numbers: list[int]) -> Problem:
         place = path.removeprefix("spec.")
         for parameter in self.trials[0]:
             if message == "unknown key" and _within(parameter, place):

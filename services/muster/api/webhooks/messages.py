@@ -18,7 +18,7 @@ KIND_OF_EVENT: Mapping[str, WebhookKind] = {
     EventType.JOB_CANCELLED: WebhookKind.JOB_CANCELLED,
     EventType.JOB_RESTARTING: WebhookKind.JOB_RESTARTING,
 }
-_SAID = {
+_PREDICATES = {
     WebhookKind.JOB_SUCCEEDED: "has succeeded",
     WebhookKind.JOB_FAILED: "has failed",
     WebhookKind.JOB_CANCELLED: "was cancelled",
@@ -68,7 +68,7 @@ def of_event(job: NamedJob, event: Mapping[str, Any]) -> Message | None:
         "message": said["message"],
         "data": with_times(said["data"]),
     }
-    text = f"{job.name} {_SAID[kind]} (project {job.project}, {job.owner}): {said['message']}"
+    text = f"{job.name} {_PREDICATES[kind]} (project {job.project}, {job.owner}): {said['message']}"
     return Message(kind, f"job/{job.id}/{number}", event["at"], text, {"job": _shown(job), "event": shown}, job.id)
 
 

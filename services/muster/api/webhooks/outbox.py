@@ -44,7 +44,7 @@ async def note(session: AsyncSession, webhooks: Sequence[WebhookRow], messages: 
     rows = []
     for webhook in webhooks:
         for message in messages:
-            if message.kind in webhook.kinds["kinds"] and await _has_words(session, webhook, message):
+            if message.kind in webhook.kinds["kinds"] and await _is_representable(session, webhook, message):
                 row = delivery(webhook, message)
                 rows += [row] if row is not None else []
     if rows:
@@ -95,7 +95,7 @@ def delivery(webhook: WebhookRow, message: Message) -> dict[str, Any] | None:
     }
 
 
-async def _has_words(session: AsyncSession, webhook: WebhookRow, message: Message) -> bool:
+async def _is_representable(session: AsyncSession, webhook: WebhookRow, message: Message) -> bool:
     """OpenAI's form speaks of fine-tuning jobs, which came by /v1/fine_tuning."""
     if webhook.preset != WebhookPreset.OPENAI or message.job_id is None:
         return True

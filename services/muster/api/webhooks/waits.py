@@ -19,7 +19,7 @@ WAIT_SECONDS = 20.0  # between looks: the smallest limit is a minute
 _WAITING = (Phase.QUEUED, Phase.RESTARTING)
 
 
-async def tell_of_waits(database: Database) -> bool:
+async def notify_of_waits(database: Database) -> bool:
     """Put a message into the outbox for each wait that is over its limit and that was not told of yet."""
     async with database.read() as session:
         webhooks = await outbox.interested(session, kind=WebhookKind.JOB_WAITS_LONG)

@@ -197,7 +197,7 @@ class UploadProcess:
         code = self._process.wait()
         self.sent = 0
         self._start()
-        for message, descriptor in self._told():
+        for message, descriptor in self._received():
             self._send(message, descriptor)
         if self._save is None:
             return None
@@ -212,7 +212,7 @@ class UploadProcess:
         self._send(failed | {"again": True, "failed": error})  # for rank 0 to know
         return {"event": "outcome", "seq": failed["seq"], "step": failed["step"], "committed": False, "error": error}
 
-    def _told(self) -> list[tuple[Message, int | None]]:
+    def _received(self) -> list[tuple[Message, int | None]]:
         told: list[tuple[Message, int | None]] = []
         for slot, memory in self._memories.items():
             told.append(({"do": "memory", "slot": slot, "bytes": memory.size}, memory.descriptor))

@@ -104,7 +104,7 @@ class Uploader:
                 self._coordinator.use_frozen(int(order["step"]))
         elif order["do"] == "save":
             outcome = self._save(order)
-            self._tell_rank(outcome)
+            self._notify_rank(outcome)
             if outcome["committed"] and self._coordinator is not None:
                 self._coordinator.collect(order["step"])
         return bool(order["do"] != "end")
@@ -140,7 +140,7 @@ class Uploader:
             pass
         return None
 
-    def _tell_rank(self, message: Message) -> None:
+    def _notify_rank(self, message: Message) -> None:
         with contextlib.suppress(Closed):  # it has died: what is under way is finished first
             self._to_rank.send(message)
 
@@ -197,7 +197,7 @@ class Uploader:
             return {"error": order["failed"]}
 
         def told(sent: int) -> None:
-            self._tell_rank({"event": "progress", "seq": order["seq"], "sent": sent})
+            self._notify_rank({"event": "progress", "seq": order["seq"], "sent": sent})
 
         layout = self._layouts[order["layout"]]
         try:

@@ -68,7 +68,9 @@ def _pieces(
 
 def _answer_once(loaded: LoadedModel, options: argparse.Namespace) -> None:
     if options.chat:
-        pieces = answered(loaded, [*_system(options), _said("user", options.prompt)], _sampling(options), options.stop)
+        pieces = answered(
+            loaded, [*_system(options), _message("user", options.prompt)], _sampling(options), options.stop
+        )
     else:
         pieces = continued(loaded, options.prompt, _sampling(options), options.stop)
     if options.json:
@@ -80,18 +82,18 @@ def _answer_once(loaded: LoadedModel, options: argparse.Namespace) -> None:
 def _converse(loaded: LoadedModel, options: argparse.Namespace) -> None:
     """One turn per line of standard input, until it ends."""
     said = _system(options)
-    _say(f"{loaded.name}; {FORGET} begins anew, {LEAVE} or Ctrl-D ends")
+    _print(f"{loaded.name}; {FORGET} begins anew, {LEAVE} or Ctrl-D ends")
     while True:
-        _say("> ", end="")
+        _print("> ", end="")
         line = sys.stdin.readline()
         if not line or line.strip() == LEAVE:
             return
         if line.strip() == FORGET:
             said = _system(options)
         elif line.strip():
-            said.append(_said("user", line.rstrip("\n")))
+            said.append(_message("user", line.rstrip("\n")))
             pieces = answered(loaded, said, _sampling(options), options.stop)
-            said.append(_said("assistant", _one_document(pieces) if options.json else _show(pieces)))
+            said.append(_message("assistant", _one_document(pieces) if options.json else _show(pieces)))
 
 
 def _show(pieces: Iterator[str]) -> str:
@@ -111,17 +113,17 @@ def _one_document(pieces: Iterator[str]) -> str:
     return told
 
 
-def _say(line: str, end: str = "\n") -> None:
+def _print(line: str, end: str = "\n") -> None:
     """Tell a person who types. What is piped in gets answers alone."""
     if sys.stdin.isatty():
         print(line, end=end, file=sys.stderr, flush=True)
 
 
 def _system(options: argparse.Namespace) -> list[dict[str, Any]]:
-    return [_said("system", options.system)] if options.system else []
+    return [_message("system", options.system)] if options.system else []
 
 
-def _said(role: str, content: str) -> dict[str, Any]:
+def _message(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 

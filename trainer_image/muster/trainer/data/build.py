@@ -26,7 +26,7 @@ from muster.trainer.data.rules import Reader
 from muster.trainer.data.store import FORMAT_VERSION, META, Meta, TokenStore, sync
 from muster.trainer.errors import UserError
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 PROGRESS_SECONDS = 2.0
 # How often what is written is kept. At half of it the disk is waited for more often, at double more is done again.
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 class Builder:
     """Memory: a few batches of text for each process, and while the index is made some 24 bytes per document."""
 
-    def __init__(self, folder: Path, work: Work, key: str, say: Say) -> None:
+    def __init__(self, folder: Path, work: Work, key: str, say: Report) -> None:
         self._folder, self._work, self._key, self._say = folder, work, key, say
         self._rules = Reader(work.rules) if work.rules else None
         self._read = 0
@@ -193,7 +193,7 @@ def _size(unit: RawRecord | Chunk) -> int:
 class ProgressLines:
     """Lines that a person who waits wants, which tell how much is done, how fast, and how long the rest will take."""
 
-    def __init__(self, source: str, say: Say) -> None:
+    def __init__(self, source: str, say: Report) -> None:
         self._source, self._say = source, say
         self._began = self._told = time.monotonic()
         self._there = 0  # bytes that were prepared before

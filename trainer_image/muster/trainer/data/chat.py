@@ -62,13 +62,13 @@ def _stretches(given: Rendered, tokenizer: Tokenizer) -> Iterator[Part]:
         flag = number % 2 == 1
         at = start
         for found in tokenizer.special.finditer(given.text, start, end) if tokenizer.special else ():
-            yield from _words(given.text[at : found.start()], flag)
+            yield from _word_parts(given.text[at : found.start()], flag)
             yield Part(ids=tuple(tokenizer.encode_rendered(found[0])[0]), loss_mask=flag)
             at = found.end()
-        yield from _words(given.text[at:end], flag)
+        yield from _word_parts(given.text[at:end], flag)
 
 
-def _words(text: str, flag: bool) -> Iterator[Part]:
+def _word_parts(text: str, flag: bool) -> Iterator[Part]:
     if text:
         yield Part(text.replace(GUARD, ""), loss_mask=flag)
 

@@ -242,7 +242,7 @@ class _Finding:
         is not learnt."""
         upto = self._upto(number + 1)
         closings = list(self.special.finditer(upto, start)) if self.special else []
-        trailing = [found for found in closings if not self._has_words(upto[found.end() :])]
+        trailing = [found for found in closings if not self._has_text(upto[found.end() :])]
         for end in (*(found.end() for found in reversed(trailing)), *([] if trailing else [len(upto)])):
             if self.text.startswith(upto[:end]):
                 return end
@@ -251,7 +251,7 @@ class _Finding:
             raise self._ambiguous(number)
         return at + len(closings[0][0])
 
-    def _has_words(self, text: str) -> bool:
+    def _has_text(self, text: str) -> bool:
         """Whether there is anything but special tokens and space."""
         return bool((self.special.sub("", text) if self.special else text).strip())
 

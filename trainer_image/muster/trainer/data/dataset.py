@@ -144,22 +144,22 @@ def _open_data(config: TrainingConfig, tokenizer: Tokenizer, cache_dir: Path, re
     rewarded = References(config.grpo.verifiers) if config.grpo else None
     whole = [prepared(source, tokenizer, cache_dir, report, train_on, rules, rewarded) for source in config.data.train]
     opened = without_duplicates(whole, curation, tokenizer, cache_dir, report)
-    _tell_what_is_dropped(opened, report)
+    _report_dropped(opened, report)
     threshold = _threshold(opened, evaluation.holdout if evaluation else 0.0, report)
     training, held_out = zip(*(stores.split(store, threshold) for store in opened), strict=True)
     maker = _Maker(config, tokenizer.eos, report)
     train, packed = maker.training(training)
     data = Data(train, None, _fingerprint(config, tokenizer, opened), config, packed)
-    _tell_of_small_data(config, train, report)
+    _report_small_data(config, train, report)
     if evaluation is None:
         return data
     evaluated: list[Packed] = []
 
     def apart(sources: Sequence[Source], name: str) -> Dataset:
         found = [next(held_apart) for _ in sources]
-        _tell_overlap(opened, found, report)
+        _report_overlap(opened, found, report)
         every = [stores.split(store, 0)[0] for store in found]
-        held, parts = maker.evaluation(sources, _as_many_as_asked(sources, every, report), name)
+        held, parts = maker.evaluation(sources, _limit_documents(sources, every, report), name)
         evaluated.extend(parts)
         return held
 
@@ -188,7 +188,7 @@ class _Maker:
 
     def training(self, documents: Sequence[Documents]) -> tuple[Dataset, tuple[Packed, ...]]:
         sources = self.config.data.train
-        documents = _as_many_as_asked(sources, documents, self.report)
+        documents = _limit_documents(sources, documents, self.report)
         every = self._packed(sources, documents, learnt=True)
         packed = _those_with_samples(every)
         sizes = [packing.samples for packing in packed.values()]
@@ -272,7 +272,7 @@ class _Maker:
         return Packed(documents, packing, cut.truncated, cut.lost)
 
 
-def _as_many_as_asked(sources: Sequence[Source], documents: Sequence[Documents], report: Report) -> list[Documents]:
+def _limit_documents(sources: Sequence[Source], documents: Sequence[Documents], report: Report) -> list[Documents]:
     """Of each source, what maxDocuments and maxTokens leave. Raises UserError where they leave nothing."""
     found = []
     for source, whole in zip(sources, documents, strict=True):
@@ -293,14 +293,14 @@ def _those_with_samples(packed: Sequence[Packed]) -> dict[int, Packing]:
     return {number: each.packing for number, each in enumerate(packed) if each.packing is not None}
 
 
-def _tell_what_is_dropped(opened: Sequence[TokenStore], report: Report) -> None:
+def _report_dropped(opened: Sequence[TokenStore], report: Report) -> None:
     for store in opened:
         if not store.meta.compares:  # what is left out of preferences is told with the rest that becomes of them
             for reason, count in store.meta.left_out.items():
                 report(f"data: {store.meta.source}: {count:,} documents are left out: {reason}")
 
 
-def _tell_of_small_data(config: TrainingConfig, train: Dataset, report: Report) -> None:
+def _report_small_data(config: TrainingConfig, train: Dataset, report: Report) -> None:
     step = config.samples_per_step()
     if train.samples_per_epoch < step and config.data.overfit is None:
         report(
@@ -366,7 +366,7 @@ def _chosen(source: Source) -> list[object]:
     return [found] if found else []
 
 
-def _tell_overlap(training: Sequence[TokenStore], evaluation: Sequence[TokenStore], report: Report) -> None:
+def _report_overlap(training: Sequence[TokenStore], evaluation: Sequence[TokenStore], report: Report) -> None:
     for held in evaluation:
         for store in training:
             shared = stores.shared_contents(stores.split(held, 0)[0], stores.split(store, 0)[0])

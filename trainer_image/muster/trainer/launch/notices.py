@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from muster.contract.names import Env
 from muster.contract.notices import NOTICES_ENV, NodeNotices, Notice
 
-FILE_SECONDS, ASK_SECONDS = 0.25, 1.0  # between two looks
+FILE_SECONDS, POLL_SECONDS = 0.25, 1.0  # between two looks
 ABSENT_SECONDS = 15.0  # there is no agent: it may come later
 ANSWER_SECONDS = 2.0
 NOTICE_SECONDS = 110.0  # where no end was told: AWS gives two minutes, of which some were needed to learn of it
@@ -58,7 +58,7 @@ def _watch(where: str) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         asks = "://" in where
-        time.sleep(FILE_SECONDS if not asks else ASK_SECONDS if found is not None else ABSENT_SECONDS)
+        time.sleep(FILE_SECONDS if not asks else POLL_SECONDS if found is not None else ABSENT_SECONDS)
 
 
 def read(where: str) -> tuple[Notice, ...] | None:

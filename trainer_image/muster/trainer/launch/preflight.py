@@ -22,7 +22,7 @@ from pathlib import Path
 from muster.contract.names import Env, ExitCode, Rendezvous
 from muster.contract.signals import WorkerExit
 from muster.trainer.launch.all_reduce_check import check_all_reduce
-from muster.trainer.launch.report import leave_word
+from muster.trainer.launch.report import write_termination_message
 
 ANSWERS = {"gpus": "exclude", "disk": "retry", "efa": "exclude", "network": "warn", "collective": "retry"}
 DISK_BYTES_MIN = 2 * 2**30  # for token stores and the files of a commit on their way to the bucket
@@ -44,7 +44,7 @@ def main() -> int:
         print(f"preflight: {fault.check}: {fault.message} ({answers[fault.check]})", file=sys.stderr, flush=True)
     end = verdict(faults, answers)
     if end.exit_code:
-        leave_word(end)
+        write_termination_message(end)
     return end.exit_code
 
 

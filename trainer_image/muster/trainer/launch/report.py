@@ -46,18 +46,18 @@ def serve_reports(directory: Path) -> None:
     threading.Thread(target=server.serve_forever, name="report", daemon=True).start()
 
 
-def leave_word(end: WorkerExit) -> None:
+def write_termination_message(end: WorkerExit) -> None:
     """Write the exit record as the termination message, if MUSTER_TERMINATION_LOG names a file for it."""
     path = os.environ.get(Env.TERMINATION_LOG)
     if not path:
         return
     try:
-        Path(path).write_text(last_words(end))  # it is mounted: it can't be replaced, only filled
+        Path(path).write_text(termination_message(end))  # it is mounted: it can't be replaced, only filled
     except OSError as error:
         print(f"can't write the termination message {path}: {error.strerror}", file=sys.stderr, flush=True)
 
 
-def last_words(end: WorkerExit) -> str:
+def termination_message(end: WorkerExit) -> str:
     """The record, with the last heartbeat of the worker's first rank: nobody can ask for it any more."""
     beats = heartbeats(Path(os.environ.get(Env.WORKER_DIR) or "."))
     beat = min(beats, key=lambda each: each.get("rank", 0), default=None)

@@ -20,7 +20,7 @@ from types import FrameType
 DUMP_SIGNAL = signal.SIGUSR1
 STACKS = "rank-{rank}.stacks"  # all threads of a rank, innermost frame first
 FLIGHT_RECORDER = "nccl-"  # and the rank: the recorder's dump; and `.pipe`: where it is asked for one
-FRAMES_TOLD = 8
+FRAMES_MAX = 8
 DUMP_SECONDS_MAX = 1.5
 _HERE = "muster/trainer/"
 
@@ -41,15 +41,15 @@ def main_thread_stands() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames: list[tuple[bool, str]] = []
     while frame is not None:
-        frames.append(_words(frame))
+        frames.append(_describe_frame(frame))
         frame = frame.f_back
     own = next((index for index, (is_own, _) in enumerate(frames) if is_own), 0)
     told = [words for _, words in frames]
-    told = told[:FRAMES_TOLD] if own < FRAMES_TOLD else [*told[: FRAMES_TOLD - 2], "…", told[own]]
+    told = told[:FRAMES_MAX] if own < FRAMES_MAX else [*told[: FRAMES_MAX - 2], "…", told[own]]
     return " < ".join(told)
 
 
-def _words(frame: FrameType) -> tuple[bool, str]:
+def _describe_frame(frame: FrameType) -> tuple[bool, str]:
     """Whether the frame is the trainer's, and its place."""
     path = frame.f_code.co_filename
     _, own, short = path.rpartition(_HERE)

@@ -29,7 +29,7 @@ from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.trainer.launch.cores import share_cores
 from muster.trainer.launch.notices import watch_notices
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, LAUNCHER, adopt_orphans
-from muster.trainer.launch.report import leave_word, serve_reports
+from muster.trainer.launch.report import serve_reports, write_termination_message
 from muster.trainer.launch.stack_dumps import dump, record_flights
 from muster.trainer.launch.verdict import RankEnd, hung_ranks, log_tail, read_end, worker_exit
 from muster.trainer.tracking.processes import Trackers, commands
@@ -75,7 +75,7 @@ def main() -> int:
         print(f"worker ends with exit code {end.exit_code}: {end.message}", file=sys.stderr, flush=True)
     end = end.model_copy(update={"log_tail": log_tail(directory) if end.exit_code else ""})
     write_whole(directory / EXIT_RECORD, dump_json(end))
-    leave_word(end)
+    write_termination_message(end)
     return end.exit_code
 
 
@@ -124,9 +124,9 @@ class Stop:
         self.wanted = True
         if not self.ranks_may_exist:
             raise StoppedEarly
-        threading.Thread(target=self._tell_ranks, daemon=True).start()
+        threading.Thread(target=self._signal_ranks, daemon=True).start()
 
-    def _tell_ranks(self) -> None:
+    def _signal_ranks(self) -> None:
         self._give_up_on_the_hung()
         while True:
             for pid in children():

@@ -84,7 +84,7 @@ def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:
     """What is wrong with records of any source, each with its place; none where something else is wrong."""
     found = list[str]()
     try:
-        known = with_formats(config, _say_nothing)
+        known = with_formats(config, _discard)
         rewarded = References(known.grpo.verifiers) if known.grpo else None
         sources: list[tuple[Source, References | None]] = [(source, rewarded) for source in known.data.train]
         sources += evaluated_sources(known.evaluation) if known.evaluation else ()
@@ -154,7 +154,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _say_nothing(line: str) -> None:
+def _discard(line: str) -> None:
     """It has been said."""
 
 

@@ -37,7 +37,7 @@ from muster.trainer.train.reference import compute_reference, read_reference
 from muster.trainer.train.schedule import total_steps
 from muster.trainer.train.step import TrainStep
 from muster.trainer.train.teaching import LoadedTeacher, TeacherOrigin, find_teacher
-from muster.trainer.train.trials import tell_verdict, trial_of
+from muster.trainer.train.trials import report_verdict, trial_of
 
 INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
 
@@ -45,8 +45,8 @@ INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the opera
 def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
     """Train to the end, or to an agreed stop. Returns the exit code; raises the errors of `errors.py`."""
     division = data_parallel(run.training, ranks)
-    must_be_able_to_verify(run.training, say if ranks.rank == 0 else _say_nothing)
-    origin = find_origin(run, say if ranks.rank == 0 else _say_nothing)
+    must_be_able_to_verify(run.training, say if ranks.rank == 0 else _discard)
+    origin = find_origin(run, say if ranks.rank == 0 else _discard)
     device = sharding.choose_device(ranks)
     if run.training.precision == "fp8":
         must_compute_float8(device)
@@ -55,7 +55,7 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
     randomness.seed(run.training.seed, division.shares[0])
     sharding.connect(device)
     with rank_state.activity.during(TrainerPhase.DATA):
-        report = say if ranks.local_rank == 0 else _say_nothing
+        report = say if ranks.local_rank == 0 else _discard
         data = open_data(as_packable(run.training, origin, report), origin.tokenizer, run.cache_dir, report)
         must_have_samples(run.training, data)
         must_be_alike(data.fingerprint, ranks)
@@ -188,7 +188,7 @@ class Trainer:
 
     def _compute_reference(self) -> str:
         """What the weights that the job begins with say of its data; the address of the result."""
-        report = say if self.ranks.rank == 0 else _say_nothing
+        report = say if self.ranks.rank == 0 else _discard
         micro_batch, activity = self.run.training.batch.micro_batch, self.rank_state.activity
         model, folder = self.step.model, self.run.folder
         return compute_reference(
@@ -332,7 +332,7 @@ class Trainer:
         self.rank_state.activity.enter(TrainerPhase.DONE)
         if self.ranks.rank == 0:
             if self.progress.trial is not None:
-                tell_verdict(self.progress.trial, self.run.folder, say)
+                report_verdict(self.progress.trial, self.run.folder, say)
             early = f": the held-out {self.best.metric} stopped improving" if self.best.stop else ""
             say(f"done after step {self.progress.step}{early}")
         return ExitCode.DONE
@@ -347,5 +347,5 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0][:500]
 
 
-def _say_nothing(line: str) -> None:
+def _discard(line: str) -> None:
     """The worker's first rank tells what all of them see."""

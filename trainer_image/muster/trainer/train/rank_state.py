@@ -20,7 +20,9 @@ from muster.trainer.train.activity import Activity
 from muster.trainer.train.heartbeats import HeartbeatThread
 
 DATA_WINDOW_SECONDS = 60.0
-TELL_SHARE = 0.25  # of the time that a phase may take without progress: from then on a rank tells where it stands
+STACK_REPORT_SHARE = (
+    0.25  # of the time that a phase may take without progress: from then on a rank tells where it stands
+)
 
 # Phases with step boundaries, at which all ranks agree to stop. In the others nothing is lost by ending at once.
 _AGREES = frozenset(
@@ -190,7 +192,7 @@ class RankState:
             skipped_steps=steps.skipped,
             last_skipped=steps.last_skipped,
             tracking_fault=self._trackers.read(),
-            stands=main_thread_stands() if activity.idle_share() > TELL_SHARE else "",
+            stands=main_thread_stands() if activity.idle_share() > STACK_REPORT_SHARE else "",
         )
 
     def fail(self, code: int, message: str, traceback: str = "") -> int:

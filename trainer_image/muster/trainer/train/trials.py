@@ -43,7 +43,7 @@ def trial_of(training: TrainingConfig) -> Trial | None:
     return None
 
 
-def tell_verdict(trial: Trial, folder: str, say: Callable[[str], None]) -> None:
+def report_verdict(trial: Trial, folder: str, say: Callable[[str], None]) -> None:
     """Say it, and keep it with the numbers. A store that fails costs the file alone."""
     words = trial.verdict()
     for line in words.splitlines():

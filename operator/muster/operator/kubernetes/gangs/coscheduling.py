@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from muster.kube.client import Object
-from muster.operator.kubernetes.gangs.protocol import GangRef, Item, minimal_resources, pod_group, scheduler_words
+from muster.operator.kubernetes.gangs.protocol import (
+    GangRef,
+    Item,
+    describe_scheduler_wait,
+    minimal_resources,
+    pod_group,
+)
 from muster.operator.kubernetes.pods import Pod
 
 API = "scheduling.x-k8s.io/v1alpha1"
@@ -42,7 +48,7 @@ class Coscheduling:
         return None  # its PodGroup counts, and says no reasons
 
     def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
-        return scheduler_words("coscheduling", pods)
+        return describe_scheduler_wait("coscheduling", pods)
 
     def lost(self, group: Object | None) -> str:
         return ""

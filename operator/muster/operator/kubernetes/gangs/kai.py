@@ -7,7 +7,14 @@ the pods name it from the start.
 from __future__ import annotations
 
 from muster.kube.client import Object
-from muster.operator.kubernetes.gangs.protocol import GangRef, Item, Misnamed, condition, pod_group, scheduler_words
+from muster.operator.kubernetes.gangs.protocol import (
+    GangRef,
+    Item,
+    Misnamed,
+    condition,
+    describe_scheduler_wait,
+    pod_group,
+)
 from muster.operator.kubernetes.pods import Pod
 
 API = "scheduling.run.ai/v2alpha2"
@@ -47,7 +54,9 @@ class Kai:
         told = condition(group, "Unschedulable") or next(
             iter(((group or {}).get("status") or {}).get("schedulingConditions") or ()), {}
         )
-        return scheduler_words("KAI", pods, told.get("message", "") if told.get("status", "True") == "True" else "")
+        return describe_scheduler_wait(
+            "KAI", pods, told.get("message", "") if told.get("status", "True") == "True" else ""
+        )
 
     def lost(self, group: Object | None) -> str:
         return ""

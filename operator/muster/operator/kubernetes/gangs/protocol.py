@@ -87,7 +87,7 @@ def unplaced(pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
     return tuple(pod for pod in pods if not pod.node and not pod.over and not pod.deleting)
 
 
-def scheduler_words(name: str, pods: tuple[Pod, ...], told: str = "") -> str:
+def describe_scheduler_wait(name: str, pods: tuple[Pod, ...], told: str = "") -> str:
     """`waiting` of a scheduler that says its reasons in its group's conditions (told), or in those of the pods."""
     waiting = unplaced(pods)
     if not waiting:

@@ -7,9 +7,9 @@ from muster.operator.kubernetes.gangs.protocol import (
     GangRef,
     Item,
     condition,
+    describe_scheduler_wait,
     minimal_resources,
     pod_group,
-    scheduler_words,
 )
 from muster.operator.kubernetes.pods import Pod
 
@@ -45,7 +45,7 @@ class Volcano:
 
     def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
         told = condition(group, "Unschedulable")
-        return scheduler_words("Volcano", pods, told.get("message", "") if told.get("status") == "True" else "")
+        return describe_scheduler_wait("Volcano", pods, told.get("message", "") if told.get("status") == "True" else "")
 
     def lost(self, group: Object | None) -> str:
         return ""

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from muster.contract.names import GROUP, KIND
 from muster.kube.client import Object
-from muster.operator.kubernetes.gangs.protocol import GangRef, Item, Unserved, condition, pod_group, scheduler_words
+from muster.operator.kubernetes.gangs.protocol import (
+    GangRef,
+    Item,
+    Unserved,
+    condition,
+    describe_scheduler_wait,
+    pod_group,
+)
 from muster.operator.kubernetes.pods import Pod
 
 API_GROUP = "scheduling.k8s.io"
@@ -61,7 +68,9 @@ class WorkloadGang:
 
     def waiting(self, pods: tuple[Pod, ...], group: Object | None) -> str:
         told = condition(group, "PodGroupScheduled") or condition(group, "PodGroupInitiallyScheduled")
-        return scheduler_words("the scheduler", pods, told.get("message", "") if told.get("status") == "False" else "")
+        return describe_scheduler_wait(
+            "the scheduler", pods, told.get("message", "") if told.get("status") == "False" else ""
+        )
 
     def lost(self, group: Object | None) -> str:
         return ""

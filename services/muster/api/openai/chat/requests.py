@@ -47,7 +47,7 @@ class StreamOptions(OpenAIRequest):
     include_obfuscation: bool = False
 
 
-class _Asked(OpenAIRequest):
+class _GenerationRequest(OpenAIRequest):
     """What both kinds of request have. What is of one value only is there because clients send it."""
 
     model: Annotated[str, Field(min_length=1, max_length=500)]
@@ -75,7 +75,7 @@ class _Asked(OpenAIRequest):
         }
 
 
-class ChatRequest(_Asked):
+class ChatRequest(_GenerationRequest):
     """A conversation to answer."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=1_000)]
@@ -107,7 +107,7 @@ Text = Annotated[str, Field(max_length=TEXT_MAX)]
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=TEXT_MAX)]
 
 
-class CompletionRequest(_Asked):
+class CompletionRequest(_GenerationRequest):
     """Texts to continue, as text or as ids of tokens."""
 
     prompt: Annotated[

@@ -192,7 +192,7 @@ def _about(prefix: str, kind: str, model: str) -> dict[str, Any]:
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
-def _usage(*told: service.Told) -> dict[str, int]:
+def _usage(*told: service.Generation) -> dict[str, int]:
     prompt, answer = (sum(each.done[key] for each in told) for key in ("prompt_tokens", "completion_tokens"))
     return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
@@ -236,7 +236,7 @@ async def _chat_chunks(
             else:
                 yield chunk({}, line["done"]["finish_reason"])
                 if usage:
-                    yield {**about, "choices": [], "usage": _usage(service.Told(done=line["done"]))}
+                    yield {**about, "choices": [], "usage": _usage(service.Generation(done=line["done"]))}
 
 
 async def _text_chunks(
@@ -253,4 +253,4 @@ async def _text_chunks(
             }
             yield {**about, "choices": [choice]}
             if done and usage:
-                yield {**about, "choices": [], "usage": _usage(service.Told(done=done))}
+                yield {**about, "choices": [], "usage": _usage(service.Generation(done=done))}

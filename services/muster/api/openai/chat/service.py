@@ -28,7 +28,7 @@ _JOB = re.compile(r"job:([0-9a-f-]{1,64})(?::ckpt-step-([0-9]{1,15}))?")
 
 
 @dataclass
-class Told:
+class Generation:
     """An answer as far as it has come; `done` is its last line."""
 
     text: str = ""
@@ -83,8 +83,8 @@ def _must_be_able(services: Services) -> None:
     raise ApiError("model_unavailable", detail)
 
 
-async def whole(services: Services, place: ModelPlace, question: dict[str, Any]) -> Told:
-    told = Told()
+async def whole(services: Services, place: ModelPlace, question: dict[str, Any]) -> Generation:
+    told = Generation()
     async with contextlib.aclosing(_lines(services, place, question)) as lines:
         async for line in lines:
             told.text += line.get("text", "")

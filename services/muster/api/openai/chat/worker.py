@@ -138,11 +138,11 @@ class Worker:
         text = await self._process.stdout.readline()
         if not text:
             await self._process.wait()
-            raise ApiError("model_unavailable", f"The model's process ended: {self._last_words()}")
+            raise ApiError("model_unavailable", f"The model's process ended: {self._log_end()}")
         found: dict[str, Any] = json.loads(text)
         return found
 
-    def _last_words(self) -> str:
+    def _log_end(self) -> str:
         """The end of its standard error, or its exit code."""
         code = self._process.returncode
         with contextlib.suppress(OSError, ValueError):

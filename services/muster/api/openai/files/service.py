@@ -36,7 +36,7 @@ async def create_file(
 ) -> FileRow:
     """Take in a form's file, or find the one that the first try of this request has made. Raises ApiError."""
     home = project or caller.home
-    with _in_openais_words(_OF_FORM, "file"):
+    with _as_openai_error(_OF_FORM, "file"):
         most = max(0, size - FORM_BYTES) if size is not None else None
         spool = await service.receive(services, caller, home, most, form.chunks())
         try:
@@ -103,14 +103,14 @@ async def create_upload(
         row = await service.made_before(services, caller, like, time.time() - RETRY_SECONDS)
         if row is not None and not await asyncio.to_thread(services.files.staging.parts, row.id):
             return row
-    with _in_openais_words(_OF_UPLOAD, "bytes"):
+    with _as_openai_error(_OF_UPLOAD, "bytes"):
         new = NewFile(home, name, wanted.purpose, wanted.bytes, lifetime_seconds=wanted.lifetime_seconds)
         return await parts.begin(services, caller, new)
 
 
 async def add_part(services: Services, caller: Principal, upload_id: str, form: Form) -> str:
     """The part's id. Raises ApiError."""
-    with _in_openais_words(_OF_PART, "data"):
+    with _as_openai_error(_OF_PART, "data"):
         part = await parts.add(services, caller, _file_of(upload_id), form.chunks())
     if form.fields:
         raise invalid_request(tuple(Problem(name, "is no field of a part") for name in form.fields))
@@ -122,7 +122,7 @@ async def complete(services: Services, caller: Principal, upload_id: str, wanted
     named_parts = [part.removeprefix(PART_PREFIX) for part in wanted.part_ids]
     if len(set(named_parts)) < len(named_parts):
         raise invalid_request((Problem("part_ids", "names a part twice"),))
-    with _in_openais_words(_OF_UPLOAD, "md5"):
+    with _as_openai_error(_OF_UPLOAD, "md5"):
         return await parts.join(services, caller, _file_of(upload_id), named_parts, wanted.md5)
 
 
@@ -143,7 +143,7 @@ def _file_of(upload_id: str) -> str:
 
 
 @contextlib.contextmanager
-def _in_openais_words(fields: dict[str, str], whole: str) -> Iterator[None]:
+def _as_openai_error(fields: dict[str, str], whole: str) -> Iterator[None]:
     """Say what the service refuses as a 400 that names the request's own field; `whole` is the one that the bytes, or
     their checksum, stand in. A full disk is no fault that a second try cures, so it is no 5xx, which is tried again."""
     try:

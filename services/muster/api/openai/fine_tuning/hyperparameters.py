@@ -22,7 +22,7 @@ BETA: Final = 0.1  # of Rafailov et al. 2023 (arXiv 2305.18290), and dpo's defau
 
 
 @dataclass(frozen=True)
-class Asked:
+class GivenHyperparameters:
     """Hyperparameters as a request has them."""
 
     n_epochs: int | Auto = "auto"
@@ -42,7 +42,7 @@ class Chosen:
     told: tuple[str, ...]
 
 
-def choose(asked: Asked, examples: int | None, multiple: int) -> Chosen:
+def choose(asked: GivenHyperparameters, examples: int | None, multiple: int) -> Chosen:
     """Numbers for what is `"auto"`. `examples` is None where nobody can count them from here, and a step's examples are
     a `multiple` of what the gang computes in one pass."""
     epochs = _epochs(examples) if asked.n_epochs == "auto" else asked.n_epochs
@@ -50,7 +50,7 @@ def choose(asked: Asked, examples: int | None, multiple: int) -> Chosen:
     multiplier = 1.0 if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
     beta = BETA if asked.beta == "auto" else asked.beta
     chosen = Chosen(epochs, batch, multiplier, beta, ())
-    return Chosen(epochs, batch, multiplier, beta, tuple(_told(asked, chosen, examples, multiple)))
+    return Chosen(epochs, batch, multiplier, beta, tuple(_explain_choices(asked, chosen, examples, multiple)))
 
 
 def _epochs(examples: int | None) -> int:
@@ -68,7 +68,7 @@ def _batch(examples: int | None, multiple: int) -> int:
     return math.ceil(wanted / multiple) * multiple
 
 
-def _told(asked: Asked, chosen: Chosen, examples: int | None, multiple: int) -> Iterator[str]:
+def _explain_choices(asked: GivenHyperparameters, chosen: Chosen, examples: int | None, multiple: int) -> Iterator[str]:
     seen = f"{examples:,} examples" if examples else "a number of examples that can't be counted from here"
     if asked.n_epochs == "auto":
         yield f"n_epochs {chosen.n_epochs}, for {seen}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from muster.api.openai.fine_tuning.hyperparameters import Asked
+from muster.api.openai.fine_tuning.hyperparameters import GivenHyperparameters
 from muster.api.openai.requests import OpenAIRequest
 from muster.contract.base import Problem
 
@@ -125,14 +125,14 @@ def contradictions(wanted: CreateFineTuningJob) -> Iterator[Problem]:
         yield Problem(f"method.{other}", f"method.type is {method.type}; leave it out, or choose the type {other}")
 
 
-def asked_of(wanted: CreateFineTuningJob) -> Asked:
+def given_hyperparameters(wanted: CreateFineTuningJob) -> GivenHyperparameters:
     """The hyperparameters, wherever the request has them."""
     if wanted.method is not None and wanted.method.type == "dpo":
         given = (wanted.method.dpo or Dpo()).hyperparameters
-        return Asked(given.n_epochs, given.batch_size, given.learning_rate_multiplier, given.beta)
+        return GivenHyperparameters(given.n_epochs, given.batch_size, given.learning_rate_multiplier, given.beta)
     supervised = (wanted.method.supervised if wanted.method else None) or Supervised()
     of = wanted.hyperparameters or supervised.hyperparameters
-    return Asked(of.n_epochs, of.batch_size, of.learning_rate_multiplier)
+    return GivenHyperparameters(of.n_epochs, of.batch_size, of.learning_rate_multiplier)
 
 
 def param_of(path: str, wanted: CreateFineTuningJob) -> str:

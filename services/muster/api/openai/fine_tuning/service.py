@@ -21,7 +21,7 @@ from muster.api.openai.fine_tuning import repository
 from muster.api.openai.fine_tuning.hyperparameters import Chosen, choose
 from muster.api.openai.fine_tuning.replies import JOB_PREFIX
 from muster.api.openai.fine_tuning.repository import Body, FineTune
-from muster.api.openai.fine_tuning.requests import CreateFineTuningJob, asked_of, contradictions, param_of
+from muster.api.openai.fine_tuning.requests import CreateFineTuningJob, contradictions, given_hyperparameters, param_of
 from muster.api.openai.fine_tuning.retries import Repeatable, arrived, slot_of
 from muster.api.openai.models.base_models import Wanted, batch_multiple, job_spec
 from muster.api.openai.models.service import BaseModel, base_model
@@ -72,7 +72,7 @@ async def create(services: Services, caller: Principal, request: Request) -> Fin
         try:
             submitted = await jobs.submit(services, caller, prepared.submission, attempted, beside)
         except ApiError as error:
-            raise _in_the_requests_words(error, request.wanted) from None
+            raise _with_request_parameters(error, request.wanted) from None
         if submitted.replayed and request.attempted is None:
             continue  # a request of the same body took the slot: this one may want the next
         return await find(services, caller, JOB_PREFIX + submitted.document["id"])
@@ -158,7 +158,7 @@ class _Recipe:
                 {"metadata": {"name": self.name, "labels": labels}, "spec": job_spec(self.base.mapped, wanted)}
             )
         except InvalidDocument as invalid:
-            raise invalid_request(_told(invalid.problems, self.request.wanted)) from None
+            raise invalid_request(_as_request_faults(invalid.problems, self.request.wanted)) from None
 
     def body(self, chosen: Chosen) -> Body:
         wanted = self.request.wanted
@@ -194,7 +194,7 @@ async def _prepare(services: Services, caller: Principal, request: Request) -> _
     if wanted.validation_file is not None:
         validation = await training_file(services, caller, wanted.validation_file, "validation_file", task)
     recipe = _Recipe(request, base, training, validation, seed, _name(wanted.suffix))
-    multiple, asked = batch_multiple(base.mapped), asked_of(wanted)
+    multiple, asked = batch_multiple(base.mapped), given_hyperparameters(wanted)
     if asked.batch_size != "auto" and asked.batch_size % multiple:
         near = math.ceil(asked.batch_size / multiple) * multiple
         words = f"must be a multiple of {multiple} on this model's gang, not {asked.batch_size}; take {near}"
@@ -217,22 +217,22 @@ async def _count(
     try:
         drafted: Draft = await draft(services, caller, submission)
     except ApiError as error:
-        raise _in_the_requests_words(error, wanted) from None
+        raise _with_request_parameters(error, wanted) from None
     if drafted.faults:
-        raise invalid_request(_told(drafted.faults, wanted))
+        raise invalid_request(_as_request_faults(drafted.faults, wanted))
     shape: DataShape | None = await asyncio.to_thread(look_at, drafted.spec.training)
     if shape is not None and shape.faults:
         faults = tuple(Problem(f"spec.training.{path}", words) for path, words in shape.faults)
-        raise invalid_request(_told(faults, wanted))
+        raise invalid_request(_as_request_faults(faults, wanted))
     return shape.documents if shape is not None else None
 
 
-def _told(faults: tuple[Problem, ...], wanted: CreateFineTuningJob) -> tuple[Problem, ...]:
+def _as_request_faults(faults: tuple[Problem, ...], wanted: CreateFineTuningJob) -> tuple[Problem, ...]:
     return tuple(Problem(param_of(fault.path, wanted), f"{fault.message} ({fault.path})") for fault in faults)
 
 
-def _in_the_requests_words(error: ApiError, wanted: CreateFineTuningJob) -> ApiError:
-    return invalid_request(_told(tuple(error.errors), wanted)) if error.code == "invalid_job" else error
+def _with_request_parameters(error: ApiError, wanted: CreateFineTuningJob) -> ApiError:
+    return invalid_request(_as_request_faults(tuple(error.errors), wanted)) if error.code == "invalid_job" else error
 
 
 def _name(suffix: str | None) -> str:
