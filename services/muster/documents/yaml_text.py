@@ -209,7 +209,7 @@ class _Builder:
     def count(self, event: Any, values: int) -> None:
         self.values += values
         if self.values > VALUES_MAX:
-            raise self.fault(event, f"holds more than {VALUES_MAX:,} values, counting each alias as often as it is used")
+            raise self.fault(event, f"holds more than {VALUES_MAX:,} values, aliases counted at each use")
 
     def key(self, event: Any) -> str:
         is_text = isinstance(event, yaml.ScalarEvent) and isinstance(self.scalar(event), str)
