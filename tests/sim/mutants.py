@@ -302,7 +302,7 @@ def judged_by_what_it_gains(self: preemption.Preemptor, job: Any, ask: Any, evic
 def before_whoever_waits(self: preemption.Preemptor, job: Any, ask: Any, evictions: Any) -> bool:
     """Whoever is put out may come before the gang that it was put out for: as in Kueue #14543."""
     turn = self._shares.turn
-    self._shares.turn = lambda project, change=0: float(project != job.project)  # type: ignore[method-assign,assignment,return-value]
+    self._shares.turn = lambda project, priority, change=0: (project != job.project, 0.0)  # type: ignore[method-assign]
     try:
         return ORIGINAL_FAIR(self, job, ask, evictions)
     finally:
