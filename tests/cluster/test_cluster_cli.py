@@ -108,6 +108,7 @@ def test_a_job_from_its_file_to_its_end(desk: Desk) -> None:
     file = desk.job_file("cli-plain", steps=10, gang=on_desk())
     plan = desk.ask("submit", file, "--dry-run")
     assert (plan["accepted"], plan["worldSize"]) == (True, {"min": 2, "max": 2})
+    assert plan["admission"]["verdict"] == "unknown", "who would make room is not a cluster's to say"
     assert desk.house.find(paths.job("team", "cli-plain")) is None, "a dry run stores nothing"
     followed = desk.muster("--context", "desk", "submit", file, "--yes", "--follow", "--json")
     lines = [json.loads(line) for line in followed.stdout.splitlines()]

@@ -23,6 +23,16 @@ from muster.contract.status import Phase
 from muster.contract.text import nearest
 from muster.contract.views import plan_view, status_view
 
+# The queue is the operator's, which answers the API alone: whoever has a kubeconfig may see less of others' jobs.
+_UNFORESEEN = {
+    "verdict": "unknown",
+    "code": "",
+    "because": "only Muster's API can ask the operator what the queue would do: use --server, without --context",
+    "nodes": 0,
+    "allowedBy": None,
+    "evictions": [],
+}
+
 
 @dataclass(frozen=True)
 class Place:
@@ -121,7 +131,7 @@ class ClusterClient:
         submission = self._parsed(document)
         self._objects.create(submission, dry_run=True)
         plan = plan_view(submission.name, self.cluster.namespace, submission.labels, submission.spec)
-        return {"accepted": True, **plan, "refusals": [], "warnings": []}
+        return {"accepted": True, **plan, "admission": _UNFORESEEN, "refusals": [], "warnings": []}
 
     def submit(self, document: Any) -> dict[str, Any]:
         return job_view(self._objects.create(self._parsed(document), dry_run=False))

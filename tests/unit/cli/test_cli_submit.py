@@ -8,6 +8,9 @@ import httpx2
 import pytest
 
 from muster.cli import submit
+from muster.cli.cluster_client import ClusterClient
+from muster.cli.cluster_connection import Cluster
+from muster.cli.cluster_objects import ClusterObjects
 from muster.cli.errors import CliError, Exit
 from muster.cli.job_file import read_job_file
 from muster.cli.output import show_error
@@ -183,6 +186,22 @@ def test_the_plan_says_who_would_make_room(capsys: pytest.CaptureFixture[str]) -
     unknown = {"verdict": "unknown", "because": "no operator runs here", "allowedBy": None, "evictions": []}
     submit.show_plan(PLAN | {"admission": unknown})
     assert "can't be foreseen: no operator runs here" in capsys.readouterr().out
+
+
+def test_a_dry_run_in_a_cluster_without_an_api_says_that_the_queue_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    monkeypatch.setattr(ClusterObjects, "create", lambda _, submission, dry_run: asked.append(dry_run))
+    client = ClusterClient(Cluster("desk", "team", api=None))
+    data = {"train": [{"source": "s3://bucket/a"}], "sequenceLength": 16}
+    training = {
+        "model": {"preset": "muster-1m"}, "data": data, "batch": {"tokensPerStep": 16}, "length": {"steps": 1},
+    }  # fmt: skip
+    spec = {"training": training, "gang": {"nodes": 1, "gpusPerNode": 0}}
+    submit.show_plan(client.plan({"metadata": {"name": "job"}, "spec": spec}))
+    assert asked == [True]
+    assert "can't be foreseen: only Muster's API can ask the operator" in " ".join(capsys.readouterr().out.split())
 
 
 def test_one_of_a_thing_is_not_told_as_many(capsys: pytest.CaptureFixture[str]) -> None:
