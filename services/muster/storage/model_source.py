@@ -21,7 +21,7 @@ from muster.storage.model_folder import open_folder
 from muster.storage.settings import S3Settings
 from muster.storage.store import Store, open_source, open_store
 
-HUB: Final = "https://huggingface.co"
+HUB: Final = "https://huggingface.co"  # where HF_ENDPOINT names no mirror
 _MODEL: Final = "model/"
 
 
@@ -80,7 +80,8 @@ def _of_folder(source: str, learning: _Learning) -> ModelFacts:
     if address.scheme == "hf":
         where = hub_path(address)
         path = f"/{where.path.strip('/')}" if where.path else ""
-        address = parse_address(f"{HUB}/{where.repository}/resolve/{where.revision or 'main'}{path}")
+        hub = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+        address = parse_address(f"{hub}/{where.repository}/resolve/{where.revision or 'main'}{path}")
     folder = open_folder(open_source(address, S3Settings.for_a_look(os.environ)))
     if folder.config.get("quantization_config"):
         raise UserError(f"model.source {source}: its weights are quantised, which can't be trained; take the originals")

@@ -62,6 +62,13 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         model_facts(training(tmp_path))
 
 
+def test_a_mirror_of_the_hub_is_asked_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_model(tmp_path / "org" / "tiny" / "resolve" / "v1", "llama-3.1")
+    monkeypatch.setenv("HF_ENDPOINT", tmp_path.as_uri())
+    facts = model_facts(training(tmp_path, model={"source": "hf://org/tiny@v1"}))
+    assert facts.size.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
 @pytest.mark.timeout(20)  # a rank would bear it for a minute and a half
 @pytest.mark.parametrize("place", ["source", "from"])
 def test_storage_that_never_answers_is_soon_given_up(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
