@@ -147,7 +147,7 @@ def _independent(error: ValidationError) -> list[dict[str, Any]]:
     """The errors without those that only follow from others: pydantic calls a list too short, too, when it has refused
     its items.
     """
-    entries = [dict(entry) for entry in error.errors(include_url=False)]
+    entries: list[dict[str, Any]] = [{**entry} for entry in error.errors(include_url=False)]
     above = {loc[:end] for loc in (tuple(entry["loc"]) for entry in entries) for end in range(len(loc))}
     return [entry for entry in entries if entry["type"] != "too_short" or tuple(entry["loc"]) not in above]
 
