@@ -35,7 +35,7 @@ class Part:
 
     @property
     def percent(self) -> str:
-        return f"{self.tenths / 10:.1f} %"
+        return f"{self.tenths / 10:.1f}%"
 
 
 def parts(seconds: Mapping[str, float]) -> tuple[Part, ...]:

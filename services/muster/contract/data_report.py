@@ -9,6 +9,8 @@ from muster.contract.base import Record
 
 DATA_REPORT_KEY = "data-report.json"  # in the job's checkpoint folder
 EXAMPLES_MAX = 3  # of what was left out, for each reason
+SHOWN_SAMPLES = 3  # of the first that training takes
+SHOWN_TOKENS_MAX = 2_000  # of each of them: some pages to read, and less than 100 kB in the report
 
 
 class LeftOut(Record):
@@ -46,15 +48,35 @@ class SourceReport(Record):
     left_out: tuple[LeftOut, ...] = ()
 
 
+class Stretch(Record):
+    """Neighbouring tokens of one document of a sample that are all in the loss (`learnt`), or none of them."""
+
+    document: int  # counted from 0 within the sample
+    text: str
+    tokens: int
+    learnt: bool
+
+
+class ShownSample(Record):
+    """A sample as the model sees it. `compares` says what the documents of a pair are called, in turn; empty where
+    there are no pairs. `cut` tokens of its end are not shown."""
+
+    stretches: tuple[Stretch, ...]
+    padding: int = 0
+    compares: tuple[str, ...] = ()
+    cut: int = 0
+
+
 class DataReport(Record):
     """The whole of a job's data. `samples_per_epoch` are those of the training sources, mixed; `samples_per_step` go
-    into one step of the optimizer."""
+    into one step of the optimizer; `shown` are the first samples of training."""
 
     sequence_length: int
     samples_per_epoch: int
     samples_per_step: int
     sources: tuple[SourceReport, ...]
     warnings: tuple[str, ...] = ()
+    shown: tuple[ShownSample, ...] = ()
 
 
 def report_lines(report: DataReport) -> list[str]:

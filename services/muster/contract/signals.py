@@ -48,6 +48,9 @@ class TrainerSeconds(Record):
     drain: float = 0.0
 
 
+RANKS_TOLD_MAX = 8  # by number in a StepRecord, which has some 400 bytes and is written at every step
+
+
 class StepRecord(Record):
     """One optimizer step, as rank 0 logs it. Times in seconds since the epoch or seconds; memory in bytes."""
 
@@ -68,6 +71,9 @@ class StepRecord(Record):
     evaluation_loss: float | None = None  # when this step was followed by an evaluation
     values: dict[str, float] = {}  # what the objective reports by name, as means over the step's samples
     evaluation_values: dict[str, float] = {}  # the same of the evaluation that followed
+    # Each rank's own work in the step before, without its waits for the others: of up to RANKS_TOLD_MAX ranks by their
+    # numbers, of more `fastest`, `median` and `slowest`. In the time of a whole step all ranks are equal.
+    rank_seconds: dict[str, float] = {}
     skipped: str = ""  # why nothing was learnt from this batch; a loss that is no number is then the last good one
 
 

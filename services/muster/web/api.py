@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import JSONResponse
+from fastapi import Request, Response
 from sqlalchemy import func, or_, select
 
 from muster.api import sse
@@ -24,10 +23,13 @@ from muster.api.attempts.routes import list_attempts
 from muster.api.auth import COOKIE, Principal, Scope, bearer, counted, form_token, of_session, principal, renewed
 from muster.api.body import parsed
 from muster.api.checkpoints.routes import get_checkpoint, list_checkpoints, mark_commit
+from muster.api.checkpoints.verifying import verify_commit
 from muster.api.cluster import Cluster
+from muster.api.data.routes import get_data_report
 from muster.api.errors import ApiError
 from muster.api.events import repository as event_rows
 from muster.api.events.schemas import event_of
+from muster.api.exports.routes import fetch_export
 from muster.api.fleet.routes import read_nodes, read_queues
 from muster.api.hub import ANY_JOB
 from muster.api.jobs import drafting, repository, service
@@ -35,6 +37,7 @@ from muster.api.jobs.clone import editable
 from muster.api.jobs.repository import ORDERS, Filter
 from muster.api.jobs.schemas import cost_document, job_document, job_summary
 from muster.api.logs.files import Logs, Page, page, reading, tail_offset
+from muster.api.logs.routes import read_logs
 from muster.api.metrics.curves import CurveQuery
 from muster.api.metrics.service import curves
 from muster.api.metrics.steps import Axis
@@ -81,16 +84,19 @@ __all__ = [
     "curves",
     "drafting",
     "editable",
+    "fetch_export",
     "form_token",
     "of_session",
     "page",
     "principal",
     "project_routes",
+    "read_logs",
     "reading",
     "sessions",
     "sse",
     "tail_offset",
     "token_routes",
+    "verify_commit",
 ]
 
 JOBS_PER_PAGE = 50
@@ -171,11 +177,11 @@ async def find_visible(services: Services, caller: Principal, name: str) -> JobR
 
 
 async def nodes(services: Services, caller: Principal) -> dict[str, Any]:
-    return _document_of(await read_nodes(services, caller))
+    return document_of(await read_nodes(services, caller))
 
 
 async def queues(services: Services, caller: Principal) -> dict[str, Any]:
-    return _document_of(await read_queues(services, caller))
+    return document_of(await read_queues(services, caller))
 
 
 async def recent_jobs(
@@ -216,27 +222,32 @@ def may_act(caller: Principal, row: JobRow) -> bool:
 
 
 async def attempts(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
-    return _document_of(await list_attempts(services, caller, job_id))
+    return document_of(await list_attempts(services, caller, job_id))
 
 
 async def why(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
-    return _document_of(await explain_job(services, caller, job_id))
+    return document_of(await explain_job(services, caller, job_id))
 
 
 async def commits(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
-    return _document_of(await list_checkpoints(services, caller, job_id))
+    return document_of(await list_checkpoints(services, caller, job_id))
 
 
 async def commit(services: Services, caller: Principal, job_id: str, step: str) -> dict[str, Any]:
-    return _document_of(await get_checkpoint(services, caller, job_id, step))
+    return document_of(await get_checkpoint(services, caller, job_id, step))
 
 
 async def mark(services: Services, caller: Principal, job_id: str, step: int, pinned: bool) -> None:
     await mark_commit(services, caller, job_id, step, pinned)
 
 
+async def data_report(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
+    """Raises ApiError data_report_not_found while there is none."""
+    return document_of(await get_data_report(services, caller, job_id))
+
+
 async def samples(services: Services, caller: Principal, job_id: str) -> dict[str, Any]:
-    return _document_of(await list_samples(services, caller, job_id))
+    return document_of(await list_samples(services, caller, job_id))
 
 
 async def act(services: Services, caller: Principal, job_id: str, verb: str) -> None:
@@ -258,17 +269,17 @@ async def project_names(services: Services, caller: Principal) -> list[str]:
 
 async def project_list(services: Services, caller: Principal) -> list[dict[str, Any]]:
     """The projects that the caller may see, each with its members and what it used this month."""
-    listed: list[dict[str, Any]] = _document_of(await project_routes.list_projects(services, caller))["items"]
+    listed: list[dict[str, Any]] = document_of(await project_routes.list_projects(services, caller))["items"]
     spent = await spending(services, caller, [each["name"] for each in listed])
     for each in listed:
-        each["members"] = _document_of(await project_routes.list_members(services, caller, each["name"]))["items"]
+        each["members"] = document_of(await project_routes.list_members(services, caller, each["name"]))["items"]
         each["spent"] = spent[each["name"]]
     return listed
 
 
 async def tokens(services: Services, caller: Principal) -> list[dict[str, Any]]:
     """Those that the caller may see, without the tokens themselves."""
-    items: list[dict[str, Any]] = _document_of(await token_routes.list_tokens(services, caller))["items"]
+    items: list[dict[str, Any]] = document_of(await token_routes.list_tokens(services, caller))["items"]
     return items
 
 
@@ -313,6 +324,7 @@ async def version_of(services: Services, job_id: str) -> tuple[int, ...]:
     return tuple(int(number) for number in row) if row is not None else ()
 
 
-def _document_of(answer: JSONResponse) -> dict[str, Any]:
+def document_of(answer: Response) -> dict[str, Any]:
+    """The document that a route answers with."""
     document: dict[str, Any] = json.loads(bytes(answer.body))
     return document

@@ -8,11 +8,13 @@ from fastapi import FastAPI
 
 from muster.web import (
     assets,
+    commits,
     compare,
     curves,
     errors,
     fleet,
     job,
+    job_data,
     jobs,
     live,
     logs,
@@ -22,6 +24,7 @@ from muster.web import (
     submit,
 )
 from muster.web.api import Cluster, Settings, create_api
+from muster.web.pace import Pace
 
 HOME = "/jobs"
 # A page's router is listed here, and its link in rendering.NAVIGATION.
@@ -36,6 +39,8 @@ ROUTERS = (
     compare.router,
     curves.router,
     fleet.router,
+    commits.router,
+    job_data.router,
     job.router,
     logs.router,
 )
@@ -46,6 +51,8 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
     app = create_api(settings, cluster)
     app.state.home = HOME
     app.state.form_secret = secrets.token_urlsafe(32)  # for forms where nobody signs in (session.form_token)
+    app.state.pace = Pace()
+    app.state.lists = {}  # of jobs._read
     for router in ROUTERS:
         app.include_router(router)
     errors.answer_with_pages(app)

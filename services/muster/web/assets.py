@@ -17,6 +17,7 @@ from fastapi.responses import Response
 
 from muster.charts import assets as charts
 from muster.web.api import ApiError
+from muster.web.job_keys import job_keys
 
 router = APIRouter(include_in_schema=False)
 
@@ -53,6 +54,9 @@ def all_assets() -> Assets:
             digest.update(f"{name}\0{len(body)}\0".encode() + body)
             kind = _KINDS.get(path.suffix) or mimetypes.guess_type(name)[0] or "text/plain"
             files[name] = Asset(kind, body, gzip.compress(body, 9, mtime=0))
+    keys = job_keys()
+    digest.update(keys)
+    files["job-keys.json"] = Asset("application/json", keys, gzip.compress(keys, 9, mtime=0))
     return Assets(files, digest.hexdigest()[:16])
 
 

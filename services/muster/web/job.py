@@ -29,6 +29,7 @@ TABS = (
     ("logs", "Logs"),
     ("events", "Events"),
     ("checkpoints", "Commits"),
+    ("data", "Data"),
     ("samples", "Samples"),
     ("config", "Configuration"),
 )
@@ -113,41 +114,6 @@ async def show_events(
         earlier=first + 1 if first else None,
         newest=before is None,
     )
-
-
-@router.get("/checkpoints")
-async def show_commits(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
-    row = await api.find(services, visitor, job_id)
-    found = await api.commits(services, visitor, job_id)
-    names = sorted({name for commit in found["items"] for name in commit["metrics"]})[:3]
-    return await show(request, services, visitor, row, "checkpoints", commits=found, metric_names=names)
-
-
-@router.get("/checkpoints/{step}")
-async def show_commit(
-    request: Request,
-    services: ServicesDependency,
-    visitor: Visitor,
-    job_id: JobId,
-    step: Annotated[str, Path(pattern=r"^([0-9]{1,18}|last|best)$")],
-) -> Response:
-    """One commit, read from its folder and checked as it is read."""
-    row = await api.find(services, visitor, job_id)
-    found = await api.commit(services, visitor, job_id, step)
-    return await show(request, services, visitor, row, "commit", commit=found)
-
-
-@router.post("/checkpoints/{step}/{verb}")
-async def mark_commit(
-    services: ServicesDependency,
-    form: Posted,
-    job_id: JobId,
-    step: Annotated[int, Path(ge=0, lt=10**18)],
-    verb: Annotated[str, Path(pattern="^(pin|unpin)$")],
-) -> Response:
-    await api.mark(services, form.caller, job_id, step, verb == "pin")
-    words = "is kept, whatever the retention policy says" if verb == "pin" else "is left to the retention policy again"
-    return go_on(f"/jobs/{job_id}/checkpoints", [Note(True, f"The commit of step {step:,} {words}.")])
 
 
 @router.get("/samples")

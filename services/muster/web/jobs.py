@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import time
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
@@ -10,7 +12,17 @@ from starlette.concurrency import run_in_threadpool
 
 from muster.contract.status import Phase
 from muster.web import api
-from muster.web.api import JOBS_PER_PAGE, ORDERS, ApiError, ServicesDependency, Wanted
+from muster.web.api import (
+    ANY_JOB,
+    JOBS_PER_PAGE,
+    ORDERS,
+    ApiError,
+    JobsPage,
+    Principal,
+    Services,
+    ServicesDependency,
+    Wanted,
+)
 from muster.web.notes import Note, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, Visitor, local_path
@@ -19,7 +31,10 @@ from muster.web.sparkline import Sparklines
 router = APIRouter(include_in_schema=False)
 
 _AT_ONCE_MAX = 500  # jobs of one form
+_LISTS_MAX = 32  # parts of the list that are kept, some 100 kB each
+_SHARED_SECONDS = 10.0  # what is counted by the clock, such as cost, is no older
 _sparklines = Sparklines()
+Read = tuple[JobsPage, dict[str, list[float]]]  # a page of jobs, and the losses of each
 # What the columns sort by, where they do.
 COLUMNS = (
     ("Job", "name"),
@@ -57,8 +72,7 @@ async def list_jobs(
         order=order,
         page=p,
     )
-    found = await api.list_jobs(services, visitor, wanted)
-    sparks = await run_in_threadpool(_sparklines.of, services.settings.layout, [job["id"] for job in found.items])
+    found, sparks = await _read(request, services, visitor, wanted)
     phases = [*Phase, *sorted(set(found.by_phase) - set(Phase))]
     return page(
         request,
@@ -77,6 +91,29 @@ async def list_jobs(
         pages=max(1, -(-found.total // JOBS_PER_PAGE)),
         first=(p - 1) * JOBS_PER_PAGE + 1,
     )
+
+
+async def _read(request: Request, services: Services, visitor: Principal, wanted: Wanted) -> Read:
+    """What the list shows, read once for all who look at the same part of it between two pieces of news."""
+    version = (int(time.time() / _SHARED_SECONDS), *await api.version_of(services, ANY_JOB))
+    shared: dict[Any, tuple[tuple[int, ...], asyncio.Task[Read]]] = request.app.state.lists
+    key = (visitor.visible_projects, wanted)
+    known = shared.get(key)
+    if known is None or known[0] != version or (known[1].done() and not _has_result(known[1])):
+        known = shared[key] = (version, asyncio.create_task(_read_now(services, visitor, wanted)))
+        while len(shared) > _LISTS_MAX:
+            shared.pop(next(iter(shared)))
+    return await asyncio.shield(known[1])
+
+
+def _has_result(task: asyncio.Task[Read]) -> bool:
+    return not task.cancelled() and task.exception() is None
+
+
+async def _read_now(services: Services, visitor: Principal, wanted: Wanted) -> Read:
+    found = await api.list_jobs(services, visitor, wanted)
+    layout = services.settings.layout
+    return found, await run_in_threadpool(_sparklines.of, layout, [job["id"] for job in found.items])
 
 
 _ENDED = frozenset(phase for phase in Phase if phase.terminal)

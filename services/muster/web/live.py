@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from muster.web import api
 from muster.web.api import ANY_JOB, ApiError, Principal, Services, ServicesDependency, sse
+from muster.web.pace import Pace
 from muster.web.session import Visitor
 
 router = APIRouter(include_in_schema=False)
@@ -34,6 +35,7 @@ async def _changes(
     services: Services, request: Request, visitor: Principal, job: str, project: str | None
 ) -> AsyncGenerator[str, None]:
     clock = asyncio.get_running_loop().time
+    pace: Pace = request.app.state.pace
     deadline = clock() + services.settings.stream_seconds_max
     seen: tuple[int, ...] | None = None
     with services.metrics.streams.track_inprogress():
@@ -52,8 +54,9 @@ async def _changes(
                 continue
             if now != seen:
                 # The first message too: what happened while nobody listened is not on the page.
-                yield sse.frame({}, "changed")
                 seen = now
+                await pace.turn()  # what comes meanwhile is told by the next message
+                yield sse.frame({}, "changed")
                 await asyncio.sleep(REST_SECONDS)
                 continue  # what was told meanwhile woke nobody
             await services.hub.wait(job, POLL_SECONDS)

@@ -11,12 +11,13 @@ from pathlib import Path as File
 from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from muster.web import api
 from muster.web.api import ApiError, Logs, ServicesDependency
 from muster.web.job import JobId, show
+from muster.web.log_lines import in_words
 from muster.web.session import Visitor
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", include_in_schema=False)
@@ -50,14 +51,17 @@ async def show_logs(
     offset: _Offset = None,
     find: Annotated[str, Query(max_length=200)] = "",
     since: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    raw: bool = False,
 ) -> Response:
-    """The end of the log; or the page at `offset`; or that of the first line after `since` that holds `find`."""
+    """The end of the log; or the page at `offset`; or that of the first line after `since` that holds `find`. Step
+    records are shown in words, or `raw` as they were written."""
     row = await api.find(services, visitor, job_id)
     logs = await api.fetch_log(services, job_id, attempt, worker)
     attempts = await run_in_threadpool(logs.attempts)
     chosen = attempt or (attempts[-1] if attempts else None)
     workers = await run_in_threadpool(logs.workers, chosen) if chosen else []
     here: dict[str, Any] = {"attempts": attempts, "attempt": chosen, "workers": workers, "worker": worker, "find": find}
+    here["raw"] = raw
     if chosen is None or worker not in workers:
         return await show(request, services, visitor, row, "logs", **here, text=None, found=None)
     file = logs.file(chosen, worker)
@@ -73,7 +77,7 @@ async def show_logs(
         row,
         "logs",
         **here,
-        text=read.text,
+        text=read.text if raw else in_words(read.text),
         found=found,
         begins=read.offset,
         ends=read.next_offset,
@@ -81,6 +85,25 @@ async def show_logs(
         earlier=await run_in_threadpool(line_before, file, read.offset) if read.offset else None,
         follows=row.live and chosen == attempts[-1] and read.at_end,
     )
+
+
+@router.get("/lines")
+async def follow_log(
+    request: Request,
+    services: ServicesDependency,
+    visitor: Visitor,
+    job_id: JobId,
+    attempt: _Number = None,
+    worker: _Worker = 0,
+    offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    raw: bool = False,
+) -> Response:
+    """What was added since `offset`, for a page that follows the log."""
+    reply = await api.read_logs(request, services, visitor, job_id, attempt, str(worker), None, offset)
+    read = api.document_of(reply)
+    text = read["text"] if raw else in_words(read["text"])
+    told = {"text": text, "nextOffset": read["nextOffset"], "complete": read["complete"]}
+    return JSONResponse(told, headers={"Cache-Control": "no-store"})
 
 
 @router.get("/download")

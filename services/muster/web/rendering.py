@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -58,6 +60,7 @@ def page(
         "signs_in": request.app.state.services.settings.auth,
         "notes": read_notes(request),
         "current": "",
+        "now": round(time.time(), 1),
         **values,
     }
     body = environment().get_template(template).render(shown)
@@ -84,7 +87,9 @@ def environment() -> Environment:
         "clip": clip,
         "duration": text.duration,
         "loss": text.loss,
+        "metric": metric_words,
         "plural": text.plural,
+        "sentence": lambda words: words[:1].upper() + words[1:],
         "share": text.share,
         "size": text.size,
         "time": time_element,
@@ -98,6 +103,11 @@ def clip(value: object, characters: int = 300) -> str:
     whole = str(value)
     shown = text.readable(whole[: characters * 4])  # what is taken out may leave less
     return shown if len(whole) <= characters else shown[: characters - 1] + "…"
+
+
+def metric_words(name: str) -> str:
+    """`evaluation_bits_per_byte` as people write it; names with other signs are left as they are."""
+    return name.replace("_", " ").capitalize() if re.fullmatch("[a-z][a-z0-9_]*", name) else name
 
 
 def time_element(at: str | float | None, form: str = "moment") -> Markup | str:

@@ -42,14 +42,26 @@ class Typed:
 
 @router.get("")
 async def show_submit(
-    request: Request, services: ServicesDependency, visitor: Visitor, example: _Name = "", clone: _Name = ""
+    request: Request,
+    services: ServicesDependency,
+    visitor: Visitor,
+    example: _Name = "",
+    clone: _Name = "",
+    model: _Name = "",
+    step: Annotated[str, Query(pattern=r"^([0-9]{1,18}|last|best)$")] = "best",
 ) -> Response:
-    """Empty, or with an example's text, or with another job's document under a free name."""
+    """Empty, or with an example's text, with another job's document under a free name, or from a commit of the job
+    `model`."""
     key = secrets.token_urlsafe(_KEY_BYTES)
     if clone:
         row = await api.find(services, visitor, clone)
         document = api.editable(visitor, row, await api.free_name(services, row))
         return await _show(request, services, visitor, Typed(as_yaml(document), key, original=row))
+    if model:
+        row = await api.find(services, visitor, model)
+        begun = FIELDS | {"model": row.name, "step": step} | await _guessed(services, visitor)
+        begun["project"] = row.project
+        return await _show(request, services, visitor, Typed(written(begun), key, begun, sent=True))
     if example and example not in examples():
         raise ApiError("not_found", f"There is no example {example!r}; there are {', '.join(examples())}.")
     text = _started(services, examples()[example]) if example else ""
@@ -101,6 +113,7 @@ async def _show(
         current="submit",
         typed=typed,
         fields=typed.fields | ({} if typed.sent else await _guessed(services, visitor)),
+        by_form=typed.sent and typed.text == written(typed.fields),
         unfolded=is_filled_in(typed.fields) or not typed.text,
         faults=faults,
         # Of what is no fault of the text, such as a full queue.

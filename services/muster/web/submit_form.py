@@ -24,6 +24,7 @@ FIELDS = {
     "name": "",
     "project": "",
     "model": "",
+    "step": "best",
     "method": "lora",
     "preset": "muster-60m",
     "tokenizer": "bytes",
@@ -84,7 +85,9 @@ def _tuned(fields: Mapping[str, str]) -> dict[str, Any]:
     """The model, which is a job by its name or else a folder by its address, and how it learns."""
     model = fields["model"]
     named = JOB_NAME.fullmatch(model) is not None
-    found: dict[str, Any] = {"model": {"from": {"job": model, "step": "best"}} if named else {"source": model}}
+    found: dict[str, Any] = {
+        "model": {"from": {"job": model, "step": _number(fields["step"]) or "best"}} if named else {"source": model}
+    }
     if fields["method"] != "whole":
         found["adapter"] = {"kind": fields["method"], "rank": 16, "alpha": 32, "targets": ["all-linear"]}
     return found

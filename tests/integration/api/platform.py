@@ -118,6 +118,7 @@ class Platform:
 
     def commit(self, uid: str, step: int, attempt: int = 1, **more: Any) -> Path:
         """Write a COMMIT file, as the trainer would."""
+        files = tuple(FileEntry(key=key, bytes=size, checksum="0" * 8) for key, size in (("a", 10), ("b", 20)))
         commit = Commit(
             job="demo",
             job_uid=uid,
@@ -125,7 +126,7 @@ class Platform:
             step=step,
             committed_at=1_000.0 + step,
             world_size=2,
-            files=tuple(FileEntry(key=key, bytes=size, checksum="0" * 8) for key, size in (("a", 10), ("b", 20))),
+            files=more.pop("files", files),
             tensors={},
             cursor=DataCursor(seed=0, epoch=0, sample=step),
             config={},

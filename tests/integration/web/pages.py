@@ -16,6 +16,15 @@ from tests.integration.api.platform import Platform
 from muster.api.events import repository as events
 from muster.api.events.types import EventType, NewEvent
 from muster.api.tables import EventRow, JobRow
+from muster.contract.data_report import (
+    DATA_REPORT_KEY,
+    DataReport,
+    LeftOut,
+    LengthCount,
+    ShownSample,
+    SourceReport,
+    Stretch,
+)
 from muster.contract.names import LOG, STEP_LOG
 from muster.contract.status import Attempt, CheckpointStatus, Failure, GangStatus, GoodputAccount, Phase, Progress
 
@@ -102,7 +111,34 @@ async def lived(here: Platform, name: str = "llama-sft", message: str = "worker 
         write_log(folder, steps, f"attempt {number}: {message}")
     here.commit(uid, 80)
     here.commit(uid, 120, attempt=2, metrics={"loss": 2.33})
+    (here.state.checkpoints / uid / DATA_REPORT_KEY).write_text(data_report(message).model_dump_json(by_alias=True))
     return uid
+
+
+def data_report(words: str) -> DataReport:
+    stretches = (
+        Stretch(document=0, text=f"a question: {words}", tokens=3, learnt=False),
+        Stretch(document=0, text="an answer", tokens=2, learnt=True),
+    )
+    source = SourceReport(
+        source=f"s3://data/{words[:200]}",
+        use="training",
+        format="openai-chat",
+        documents=40,
+        tokens=1000,
+        learnt=410,
+        lengths=(LengthCount(first=16, last=31, documents=40),),
+        left_out=(LeftOut(reason="no turn to learn from", documents=1, examples=(words[:200],)),),
+    )
+    sample = ShownSample(stretches=stretches, padding=3)
+    return DataReport(
+        sequence_length=8,
+        samples_per_epoch=40,
+        samples_per_step=4,
+        sources=(source,),
+        warnings=(words[:200],),
+        shown=(sample,),
+    )
 
 
 async def _remember(here: Platform, uid: str, now: float, message: str) -> None:

@@ -70,11 +70,14 @@ RIGHTS: dict[tuple[str, str], dict[str, str] | None] = {
     ("GET", "/jobs/{job_id}/events"): SEES,
     ("GET", "/jobs/{job_id}/checkpoints"): SEES,
     ("GET", "/jobs/{job_id}/checkpoints/{step}"): SEES,
+    ("GET", "/jobs/{job_id}/checkpoints/{step}/export"): SEES,
     ("POST", "/jobs/{job_id}/checkpoints/{step}/{verb}"): ACTS,
+    ("GET", "/jobs/{job_id}/data"): SEES,
     ("GET", "/jobs/{job_id}/samples"): SEES,
     ("GET", "/jobs/{job_id}/config"): SEES,
     ("GET", "/jobs/{job_id}/clone"): SEES,  # where a new job is written
     ("GET", "/jobs/{job_id}/logs"): SEES,
+    ("GET", "/jobs/{job_id}/logs/lines"): SEES,
     ("GET", "/jobs/{job_id}/logs/download"): SEES,
     ("POST", "/jobs/{job_id}/{verb}"): ACTS,
 }

@@ -16,7 +16,7 @@ from muster.contract.status import Phase
 from muster.web.app import create_app
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
-PATHS = ("", "/logs", "/events", "/checkpoints", "/checkpoints/120", "/samples", "/config")
+PATHS = ("", "/logs", "/events", "/checkpoints", "/checkpoints/120", "/data", "/samples", "/config")
 
 pytestmark = IN_CHROMIUM
 

@@ -80,13 +80,13 @@ async def test_a_jobs_pages_tell_its_story(here: Platform, browser: Browser) -> 
         "worker 1 was killed by signal 9",
         "Attempt 2: Starting for",
         "124 / 200 · 1m16s left",
-        "76.7 %",
+        "76.7%",
         "muster suspend llama-sft",
         'data-live="/live?job=',
         "Loss from 3.49",
     ):
         assert words in page, words
-    shares = [float(share) for share in re.findall(r'<td class="number">([\d.]+) %</td>', page)]
+    shares = [float(share) for share in re.findall(r'<td class="number">([\d.]+)%</td>', page)]
     assert sum(shares[:-1]) == pytest.approx(100.0)
     events = (await browser.get(f"/jobs/{uid}/events")).text
     assert "attempt.failed" in events
@@ -120,7 +120,7 @@ async def test_a_log_is_read_searched_and_downloaded(here: Platform, browser: Br
     page = (await browser.get(f"/jobs/{uid}/logs")).text
     assert "attempt 2: worker 1" in page
     assert "step 124 of 200" in page
-    assert f'data-log="/api/v1/jobs/{uid}/logs?attempt=2&amp;worker=0"' in page
+    assert f'data-log="/jobs/{uid}/logs/lines?attempt=2&amp;worker=0"' in page
     found = (await browser.get(f"/jobs/{uid}/logs?attempt=1&find=STEP+77+")).text
     assert "<mark>step 77 of 200</mark>" in found
     assert "step 76 of 200" not in found

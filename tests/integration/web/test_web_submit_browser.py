@@ -112,3 +112,46 @@ async def test_a_file_is_uploaded_and_named_and_a_session_may_end(tmp_path: Path
             await page.locator("#check").click()
             await expect(page.locator("#plan")).to_contain_text("sft hf://org/name")
             watched.faults[:] = [fault for fault in watched.faults if "401" not in fault]  # the session's end
+
+
+async def test_keys_and_values_are_completed_under_the_caret(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path / "state", make=create_app) as (here, _),
+        chromium() as browser,
+        looking(browser, here) as watched,
+    ):
+        page = watched.page
+        await page.goto("/submit")
+        text, listed = page.locator("#document"), page.locator("#completions")
+        await text.focus()
+        await page.keyboard.press("Control+Space")
+        await expect(listed.locator("strong")).to_have_text(["apiVersion", "kind", "metadata", "spec"])
+        await must_look_well(watched)
+        await page.keyboard.press("Escape")
+        await expect(listed).to_be_hidden()
+        await page.keyboard.type("sp")
+        await expect(listed.locator("li[aria-selected=true] strong")).to_have_text("spec")
+        await page.keyboard.press("Enter")
+        await page.keyboard.type("traini")
+        await expect(listed.locator("strong")).to_have_text(["training"])
+        await page.keyboard.press("Tab")
+        await page.keyboard.type("prec")
+        await page.keyboard.press("Enter")
+        await page.keyboard.type("b")
+        await expect(listed.locator("strong").first).to_have_text("bf16")
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("Enter")
+        await page.keyboard.type("    optimizer: {lr: 1e-4, schedule: {na")
+        await expect(listed.locator("strong").first).to_have_text("name")
+        await listed.locator("li").first.click()
+        await page.keyboard.press("Control+Space")
+        await expect(listed).to_contain_text("cosine")
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("ArrowUp")
+        await page.keyboard.press("Escape")
+        await page.keyboard.type("cosine}}")
+        assert await page.evaluate(VALUE) == (
+            "spec:\n  training:\n    precision: bf16\n    optimizer: {lr: 1e-4, schedule: {name: cosine}}"
+        )
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement.id") != "document", "Tab leaves where no list is open"

@@ -155,7 +155,9 @@ def test_the_report_is_kept_with_the_job_and_a_store_that_fails_is_only_told(
     data = opened(config([{"source": str(write_texts(tmp_path / "t", ["a text"]))}]), tmp_path / "cache")
     keeping.keep_report(str(tmp_path / "job"), data, load_tokenizer("bytes"))
     kept = DataReport.model_validate_json((tmp_path / "job" / DATA_REPORT_KEY).read_text())
-    assert kept == data_report(data, load_tokenizer("bytes"))
+    (shown,) = kept.shown
+    assert kept == data_report(data, load_tokenizer("bytes")).model_copy(update={"shown": (shown,)})
+    assert [(part.text, part.learnt) for part in shown.stretches] == [("a", False), (" text<|eos|>", True)]
     (tmp_path / "file").write_text("")
     keeping.keep_report(str(tmp_path / "file" / "job"), data, load_tokenizer("bytes"))
     assert "could not be kept" in capsys.readouterr().err

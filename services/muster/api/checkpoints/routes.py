@@ -180,8 +180,8 @@ def _list(commits: CommitListing, folder: Address) -> list[dict[str, Any]]:
 
 
 def _inspect(commits: CommitListing, row: JobRow, wanted: str) -> dict[str, Any]:
-    folder = _folder(row)
-    with _explained(folder):
+    folder = commit_folder(row)
+    with explained(folder):
         step = int(wanted) if wanted.isdigit() else _newest(commits.read(folder), wanted == "best", folder)
         store = commits.store(folder)
         found = commit_view(read_commit(store, step))
@@ -189,9 +189,9 @@ def _inspect(commits: CommitListing, row: JobRow, wanted: str) -> dict[str, Any]
 
 
 def _mark(commits: CommitListing, row: JobRow, step: int, wanted: bool) -> dict[str, Any]:
-    folder = _folder(row)
+    folder = commit_folder(row)
     store = commits.store(folder)
-    with _explained(folder):
+    with explained(folder):
         if not wanted:
             return {"step": step, "pinned": False, "changed": unpin(store, step)}
         store.about(commit_key(step))  # raises NotFound: there must be one to keep
@@ -204,14 +204,14 @@ def _newest(commits: tuple[CommitSummary, ...], best: bool, folder: Address) -> 
     return next((commit.step for commit in reversed(commits) if commit.best or not best), commits[-1].step)
 
 
-def _folder(row: JobRow) -> Address:
+def commit_folder(row: JobRow) -> Address:
     if (folder := folder_of(row)) is None:
         raise ApiError("checkpoint_not_found", f"Job {row.name!r} does not say where it commits.")
     return folder
 
 
 @contextlib.contextmanager
-def _explained(folder: Address) -> Iterator[None]:
+def explained(folder: Address) -> Iterator[None]:
     """Raise what storage says as the API's refusals."""
     try:
         yield

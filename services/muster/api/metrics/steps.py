@@ -160,19 +160,20 @@ def parse_line(line: bytes) -> Any:
 def training_columns(records: Sequence[Record]) -> dict[str, list[float | None]]:
     columns = {name: column_of(records, name) for name in _NUMBERS}
     told = {name: column for name, column in columns.items() if any(value is not None for value in column)}
-    return told | _named(records, "values")
+    return told | _named(records, "values") | _named(records, "rankSeconds")
 
 
 def evaluation_columns(records: Sequence[Record]) -> dict[str, list[float | None]]:
-    return {"loss": column_of(records, "evaluationLoss"), **_named(records, "evaluationValues")}
+    return {"loss": column_of(records, "evaluationLoss"), **_named(records, "evaluationValues", "values")}
 
 
-def _named(records: Sequence[Record], key: str) -> dict[str, list[float | None]]:
-    """What an objective reports by names of its own; `values.` before them keeps them apart from a record's."""
+def _named(records: Sequence[Record], key: str, prefix: str = "") -> dict[str, list[float | None]]:
+    """What is told by names of its own, such as an objective's values; the prefix, by default the key, keeps them apart
+    from a record's."""
     found = [record.get(key) for record in records]
     named = [values if isinstance(values, dict) else {} for values in found]
     names = dict.fromkeys(name for values in named for name in values)
-    return {f"values.{name}": column_of(named, name) for name in names}
+    return {f"{prefix or key}.{name}": column_of(named, name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@
 (() => {
   "use strict";
 
-  const { TITLES, AXES, whole, el, formatBytes, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable } =
+  const { TITLES, AXES, whole, el, formatBytes, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable,
+    RANKS, isRank, ranksOf, rankPlace } =
     globalThis.curveValues;
   const DASHES = [[], [9, 4], [2, 3], [12, 4, 2, 4]];
   const COLOURS = 8;
@@ -20,6 +21,7 @@
 
   // The lines of one metric: [{label, job, kind, table}], a table being places and one column of values.
   function linesOf(grid, name) {
+    if (name === RANKS) return rankLines(grid);
     const found = [];
     grid.documents.forEach((curves, job) => {
       if (!curves || grid.hiddenJobs.has(job)) return;
@@ -39,6 +41,15 @@
       if (evaluated) add("evaluation", curves.evaluations.axes, evaluated.mean);
     });
     return found;
+  }
+
+  // One line for each rank of a job, each in a colour of its own.
+  function rankLines(grid) {
+    const [curves] = grid.documents;
+    return ranksOf(curves).map(([label, series], rank) => {
+      const column = grid.smoothing > 0 ? smoothed(series.mean, grid.smoothing) : series.mean;
+      return { job: 0, kind: "line", label, colour: rank, table: drawable(curves.axes[grid.axis], [column], grid.log) };
+    });
   }
 
   class Chart {
@@ -64,7 +75,7 @@
     draw() {
       this.lines = linesOf(this.grid, this.name);
       const data = this.lines.length ? uPlot.join(this.lines.map((line) => line.table)) : [[]];
-      const shape = JSON.stringify([this.grid.axis, this.grid.log, this.lines.map(({ job, kind }) => [job, kind])]);
+      const shape = JSON.stringify([this.grid.axis, this.grid.log, this.lines.map(({ job, kind, label }) => [job, kind, label])]);
       if (shape !== this.shape) {
         this.plot?.destroy();
         this.shape = shape;
@@ -103,7 +114,7 @@
         },
         scales: { x: { time: false, auto: false }, y: { distr: grid.log ? 3 : 1, auto: true } },
         axes: [
-          { ...axis, space: 70, values: (_, ticks) => ticks.map((value) => formatPlace(grid.axis, value)) },
+          { ...axis, space: 70, size: 30, values: (_, ticks) => ticks.map((value) => formatPlace(grid.axis, value)) },
           { ...axis, size: 62, values: (_, ticks) => ticks.map((v) => (v === null ? "" : formatValue(name, v))) },
         ],
         series: [{}, ...this.lines.map((line) => this.stroke(line))],
@@ -115,8 +126,8 @@
       };
     }
 
-    stroke({ job, kind }) {
-      const colour = this.grid.colour(job), dash = DASHES[Math.floor(job / 2) % DASHES.length];
+    stroke({ job, kind, colour: own = job }) {
+      const colour = this.grid.colour(own), dash = DASHES[Math.floor(own / 2) % DASHES.length];
       const common = { spanGaps: true, points: { show: false } };
       if (kind === "max" || kind === "min") return { ...common, stroke: "transparent", width: 0 };
       if (kind === "raw") return { ...common, stroke: faint(colour, 0.3), width: 1 };
@@ -166,8 +177,9 @@
         if (line.kind !== "line" && line.kind !== "evaluation") continue;
         const value = nearest(this.plot.data[i + 1], at);
         if (value === null) continue;
-        const text = `${line.kind === "evaluation" ? "evaluation " : ""}${formatValue(this.name, value)}`;
-        parts.push(el("span", { class: `curve-value chart-colour-${(line.job % COLOURS) + 1}` }, text));
+        const whose = line.label ? `${line.label} ` : line.kind === "evaluation" ? "evaluation " : "";
+        const colour = ((line.colour ?? line.job) % COLOURS) + 1;
+        parts.push(el("span", { class: `curve-value chart-colour-${colour}` }, `${whose}${formatValue(this.name, value)}`));
       }
       if (index !== null && index !== undefined) {
         parts.unshift(el("span", {}, `${AXES[this.grid.axis].toLowerCase()} ${formatPlace(this.grid.axis, places[at])}`));
@@ -215,7 +227,8 @@
         const values = this.plot.data[i + 1].filter((value) => value !== null && value !== undefined);
         if (!values.length || (line.kind !== "line" && line.kind !== "evaluation")) return [];
         const least = values.reduce((a, b) => Math.min(a, b)), format = (value) => formatValue(this.name, value);
-        const what = `${this.grid.sources[line.job].name}${line.kind === "evaluation" ? ", evaluation" : ""}`;
+        const kind = line.label ?? (line.kind === "evaluation" ? "evaluation" : "");
+        const what = `${this.grid.sources[line.job].name}${kind ? `, ${kind}` : ""}`;
         return [`${what}: from ${format(values[0])} to ${format(values[values.length - 1])}, least ${format(least)}`];
       });
       return `${this.title}. ${told.join(". ")}. Arrow keys read values, plus and minus zoom, 0 shows all.`;
@@ -367,8 +380,10 @@
       const known = this.documents.filter(Boolean);
       const names = new Set([...Object.keys(TITLES), ...known.flatMap((curves) =>
         [...Object.keys(curves.series), ...Object.keys(curves.evaluations.series)])]);
-      const told = [...names].filter((name) =>
+      const told = [...names].filter((name) => !isRank(name) &&
         known.some((curves) => curves.series[name] || curves.evaluations.series[name]));
+      // Of one job alone: ranks of several would be told apart by nothing.
+      if (this.documents.length === 1 && known.length && ranksOf(known[0]).length) told.splice(rankPlace(told), 0, RANKS);
       for (const [name, chart] of this.charts) {
         if (told.includes(name)) continue;
         chart.remove();

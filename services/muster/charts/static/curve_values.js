@@ -6,6 +6,7 @@ globalThis.curveValues = (() => {
     loss: "Loss", gradNorm: "Gradient norm", lr: "Learning rate", tokensPerSecond: "Tokens per second",
     mfu: "MFU", memoryBytes: "Memory", stepSeconds: "Step time", dataWaitSeconds: "Wait for data",
   };
+  const RANKS = "rankSeconds"; // the chart of all ranks' own work, whose series are rankSeconds.0, rankSeconds.1 …
   const AXES = { step: "Steps", tokens: "Tokens", seconds: "Time" };
   const TABLE_ROWS = 25;
 
@@ -40,9 +41,9 @@ globalThis.curveValues = (() => {
 
   function formatValue(name, value) {
     if (value === null || value === undefined) return "–";
-    if (name === "mfu") return `${(100 * value).toFixed(1)} %`;
+    if (name === "mfu") return `${(100 * value).toFixed(1)}%`;
     if (name === "memoryBytes") return formatBytes(value);
-    if (name === "stepSeconds" || name === "dataWaitSeconds") return `${Number(value.toPrecision(3))} s`;
+    if (name === "stepSeconds" || name === "dataWaitSeconds" || name === RANKS) return `${Number(value.toPrecision(3))} s`;
     if (value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 10000)) {
       return Math.abs(value) < 0.001 ? value.toExponential(1) : compact.format(value);
     }
@@ -54,7 +55,21 @@ globalThis.curveValues = (() => {
     return axis === "step" ? whole.format(value) : compact.format(value);
   }
 
-  const titleOf = (name) => TITLES[name] ?? name.replace(/^values\./, "");
+  const titleOf = (name) => TITLES[name]
+    ?? (isRank(name) ? `Own work of ${rankName(name)}` : name === RANKS ? "Step time by rank (own work)" : inWords(name.replace(/^values\./, "")));
+  // bits_per_byte as people write it; names with other signs are left as they are.
+  const inWords = (name) => (/^[a-z][a-z0-9_]*$/.test(name) ? `${name[0].toUpperCase()}${name.slice(1).replaceAll("_", " ")}` : name);
+  const isRank = (name) => name.startsWith(`${RANKS}.`);
+  const rankName = (name) => name.slice(RANKS.length + 1).replace(/^\d+$/, "rank $&");
+
+  // [name, series] of each rank that a job's curves tell of, in the order of their numbers.
+  function ranksOf(curves) {
+    const found = Object.entries(curves?.series ?? {}).filter(([name]) => isRank(name));
+    return found.map(([name, series]) => [rankName(name), series]).sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }));
+  }
+
+  // Beside the time of the whole step.
+  const rankPlace = (names) => (names.includes("stepSeconds") ? names.indexOf("stepSeconds") + 1 : names.length);
 
   // Exponential moving mean without the pull of its first value; a hole stays one.
   function smoothed(values, weight) {
@@ -97,5 +112,5 @@ globalThis.curveValues = (() => {
     return el("div", { class: "curve-scroll", tabindex: "0", role: "region", "aria-label": `Values of ${title}` }, table);
   }
 
-  return { TITLES, AXES, compact, whole, el, formatBytes, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable };
+  return { TITLES, AXES, compact, whole, el, formatBytes, formatValue, formatPlace, titleOf, smoothed, drawable, faint, nearest, valueTable, RANKS, isRank, ranksOf, rankPlace };
 })();

@@ -4,6 +4,7 @@
 const Idiomorph = window.Idiomorph; // vendor/idiomorph.min.js, a classic script that the page names before this one
 const HIDDEN_SECONDS = 20; // between looks while the page is in the background: its title and icon still tell
 const AGAIN_SECONDS = 2; // until the connection is tried again
+const CLOCKS_DIFFER_MILLISECONDS = 3_000; // less than that is the way from the server to here
 const LOG_SECONDS = 1; // between looks at a log that is followed
 const LOG_CHARACTERS_MAX = 2_000_000; // shown of a followed log; older lines leave the page
 
@@ -14,8 +15,17 @@ const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" });
 const UNITS = [["day", 86_400], ["hour", 3_600], ["minute", 60], ["second", 1]];
 
+// What the server's clock is ahead of the browser's, in milliseconds: "5 minutes ago" is said by the server's.
+let ahead = 0;
+
+function compareClocks(page) {
+  const told = Number(page.querySelector("meta[name=muster-now]")?.content);
+  const found = told * 1000 - Date.now();
+  ahead = Number.isFinite(found) && Math.abs(found) > CLOCKS_DIFFER_MILLISECONDS ? found : 0;
+}
+
 function ago(date) {
-  const seconds = Math.round((date - Date.now()) / 1000);
+  const seconds = Math.min(0, Math.round((date - Date.now() - ahead) / 1000));
   const [unit, size] = UNITS.find(([, size]) => Math.abs(seconds) >= size) ?? UNITS.at(-1);
   return relative.format(Math.trunc(seconds / size), unit);
 }
@@ -67,9 +77,10 @@ async function look(address, push) {
   if (!reply.ok) return stale();
   const read = new DOMParser().parseFromString(await reply.text(), "text/html");
   fresh();
+  compareClocks(read);
   document.getElementById("vanished").hidden = true;
   const main = document.getElementById("main");
-  const before = document.querySelector("[data-phase]")?.dataset.phase;
+  const before = document.querySelector(".job-heading")?.dataset.phase;
   const notices = document.getElementById("notices")?.childNodes.length && !push;
   if (notices) read.getElementById("notices")?.replaceWith(document.getElementById("notices").cloneNode(true));
   Idiomorph.morph(main, read.getElementById("main"), { callbacks: STAYS });
@@ -79,7 +90,7 @@ async function look(address, push) {
   if (icon && newIcon && icon.href !== newIcon.href) icon.replaceWith(newIcon);
   if (push) history.pushState(null, "", address);
   tend(document);
-  const now = document.querySelector("[data-phase]")?.dataset;
+  const now = document.querySelector(".job-heading")?.dataset;
   if (before && now && now.phase !== before) say(`${now.name} is ${now.phase}`);
   document.dispatchEvent(new CustomEvent("muster:shown"));
 }
@@ -300,6 +311,7 @@ function append(log, page) {
 
 // --- Begin ------------------------------------------------------------------------------------------------------------
 
+compareClocks(document);
 tend(document);
 const log = document.getElementById("log");
 if (log?.dataset.log) log.scrollTop = log.scrollHeight;

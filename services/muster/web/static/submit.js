@@ -2,6 +2,7 @@
 // uploaded by dropping them, and what was typed outlives a reload and a session. The server writes, checks and shows
 // the plan: this script asks for the page as its buttons would, and takes what it needs of the answer.
 
+import { completes } from "./complete.js";
 import { endSession, say } from "./muster.js";
 
 const CHECK_MILLISECONDS = 400; // after the last key
@@ -214,7 +215,7 @@ async function upload(file) {
     const address = `/api/v1/files/${id}`;
     await sendParts(address, file, (bytes) => {
       shown.bar.value = bytes;
-      shown.words.textContent = `${Math.floor(100 * bytes / file.size)} %`;
+      shown.words.textContent = `${Math.floor(100 * bytes / file.size)}%`;
     });
     shown.words.textContent = "is being read through";
     take(id);
@@ -250,6 +251,7 @@ document.querySelector("[data-afresh]").addEventListener("click", startAfresh);
 text.addEventListener("input", () => { byHand = true; keep(); show(); askSoon("check"); });
 text.addEventListener("scroll", scroll);
 new ResizeObserver(scroll).observe(text);
+completes(text, document.getElementById("editor"));
 
 fields?.addEventListener("input", (event) => {
   if (event.target.type === "file") return;
@@ -286,7 +288,7 @@ form.addEventListener("submit", () => {
 window.addEventListener("pageshow", () => document.getElementById("submit").removeAttribute("aria-busy"));
 
 const before = kept();
-byHand = before?.byHand ?? text.value !== "";
+byHand = before?.byHand ?? (text.value !== "" && !text.hasAttribute("data-by-form"));
 if (text.hasAttribute("data-sent") || !before?.values) keep();
 else restore(before);
 show();

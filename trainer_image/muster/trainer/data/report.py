@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, Literal
 
 import numpy as np
 
 from muster.contract.data_config import Source
-from muster.contract.data_report import EXAMPLES_MAX, DataReport, LeftOut, LengthCount, SourceReport
+from muster.contract.data_report import (
+    EXAMPLES_MAX,
+    SHOWN_TOKENS_MAX,
+    DataReport,
+    LeftOut,
+    LengthCount,
+    ShownSample,
+    SourceReport,
+    Stretch,
+)
 from muster.trainer.data.dataset import Data
 from muster.trainer.data.packing import Packed
-from muster.trainer.data.rendering import excerpt
+from muster.trainer.data.rendering import Rendered, excerpt, render
 from muster.trainer.data.store import Documents
 from muster.trainer.data.tokenizer import Tokenizer
 
@@ -37,6 +47,29 @@ def data_report(data: Data, tokenizer: Tokenizer) -> DataReport:
         sources=(*training, *evaluated),
         warnings=data.warnings,
     )
+
+
+def first_samples(data: Data, tokenizer: Tokenizer, count: int) -> Iterator[Rendered]:
+    """The first that training will take."""
+    compares = {"pairs": ("chosen", "rejected"), "labels": ("answer", "another answer, not learnt"), "": ()}
+    stores = {each.documents.store.meta.compares for each in data.packed}
+    called = compares[next(iter(stores))] if len(stores) == 1 else ()
+    for index in range(min(count, data.train.samples_per_epoch)):
+        yield render(data.train.sample(0, index), tokenizer, called)
+
+
+def shown_sample(rendered: Rendered) -> ShownSample:
+    """As the report keeps it: whole stretches up to SHOWN_TOKENS_MAX tokens, and the beginning of the one after."""
+    kept, left = list[Stretch](), SHOWN_TOKENS_MAX
+    for each in rendered.stretches:
+        if left <= 0:
+            break
+        tokens = min(each.tokens, left)
+        text = each.text[: len(each.text) * tokens // each.tokens]
+        kept.append(Stretch(document=each.document, text=text, tokens=tokens, learnt=each.learnt))
+        left -= tokens
+    cut = rendered.tokens - sum(each.tokens for each in kept)
+    return ShownSample(stretches=tuple(kept), padding=rendered.padding, compares=rendered.compares, cut=cut)
 
 
 def _of_source(

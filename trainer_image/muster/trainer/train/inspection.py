@@ -31,13 +31,13 @@ from muster.storage.data_format import of_known_format
 from muster.storage.records import RawRecord
 from muster.storage.sources import find
 from muster.trainer.arguments import Arguments
-from muster.trainer.data import Data, Tokenizer, load_tokenizer, open_data, templated
+from muster.trainer.data import Tokenizer, load_tokenizer, open_data, templated
 from muster.trainer.data.checks import must_have_samples
 from muster.trainer.data.documents import RecordReader
 from muster.trainer.data.prepare import with_formats
 from muster.trainer.data.reading import Reading
-from muster.trainer.data.rendering import Rendered, lines, render
-from muster.trainer.data.report import data_report
+from muster.trainer.data.rendering import Rendered, lines
+from muster.trainer.data.report import data_report, first_samples
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.train.origin import as_packable, fresh_origin
 from muster.trainer.verify.references import References, evaluated_sources
@@ -68,16 +68,7 @@ def inspect(config: TrainingConfig, tokenizer: Tokenizer, cache: Path, samples: 
             more = f"{len(faults)} faults" if len(faults) < FAULTS_MAX else f"the first {FAULTS_MAX} faults"
             raise UserError(f"{more}:\n" + "\n".join(f"  {fault}" for fault in faults)) from None
         raise error from None
-    return Inspected(data_report(data, tokenizer), tuple(_samples(data, tokenizer, samples)))
-
-
-def _samples(data: Data, tokenizer: Tokenizer, count: int) -> Iterator[Rendered]:
-    """The first that training will take."""
-    compares = {"pairs": ("chosen", "rejected"), "labels": ("answer", "another answer, not learnt"), "": ()}
-    stores = {each.documents.store.meta.compares for each in data.packed}
-    called = compares[next(iter(stores))] if len(stores) == 1 else ()
-    for index in range(min(count, data.train.samples_per_epoch)):
-        yield render(data.train.sample(0, index), tokenizer, called)
+    return Inspected(data_report(data, tokenizer), tuple(first_samples(data, tokenizer, samples)))
 
 
 def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import resource
+import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from muster.contract import flops
-from muster.contract.signals import StepRecord
+from muster.contract.signals import RANKS_TOLD_MAX, StepRecord
 from muster.trainer.config import Ranks
 from muster.trainer.train.evaluation import HeldOutResult
 from muster.trainer.train.metrics import Metrics, StepLog
@@ -48,6 +50,7 @@ class RecordMaker:
             mfu=flops.utilisation(self.flops_per_token, speed, self.peak, self.world),
             memory_bytes=_memory_used(self.device),
             values=outcome.values,
+            rank_seconds=by_rank(outcome.work_seconds),
             skipped=outcome.skipped,
         )
 
@@ -112,6 +115,18 @@ class StepReporter:
         self._rank_state.heartbeats.before_each_beat(None)
         if self._log is not None:
             self._log.close()
+
+
+def by_rank(seconds: Sequence[float]) -> dict[str, float]:
+    """Each rank's own work as a step's record tells it, to four digits; nothing of a single rank, nor before all ranks
+    have told theirs."""
+    if len(seconds) < 2 or min(seconds) <= 0:
+        return {}
+    if len(seconds) <= RANKS_TOLD_MAX:
+        told = {str(rank): own for rank, own in enumerate(seconds)}
+    else:
+        told = {"fastest": min(seconds), "median": statistics.median(seconds), "slowest": max(seconds)}
+    return {name: float(f"{own:.4g}") for name, own in told.items()}
 
 
 def say(line: str) -> None:

@@ -1,0 +1,78 @@
+"""`/jobs/{id}/checkpoints`: a job's commits, and what is done with one: keep it, read it again, fetch its model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import Response
+
+from muster.web import api
+from muster.web.api import ApiError, ServicesDependency
+from muster.web.job import JobId, show
+from muster.web.notes import Note, go_on
+from muster.web.session import Posted, Visitor
+
+router = APIRouter(prefix="/jobs/{job_id}/checkpoints", include_in_schema=False)
+
+LOOK_AGAIN_SECONDS = 2  # while a model is made
+_StepNumber = Annotated[int, Path(ge=0, lt=10**18)]
+
+
+@router.get("")
+async def show_commits(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
+    row = await api.find(services, visitor, job_id)
+    found = await api.commits(services, visitor, job_id)
+    names = sorted({name for commit in found["items"] for name in commit["metrics"]})[:3]
+    return await show(request, services, visitor, row, "checkpoints", commits=found, metric_names=names)
+
+
+@router.get("/{step}")
+async def show_commit(
+    request: Request,
+    services: ServicesDependency,
+    visitor: Visitor,
+    job_id: JobId,
+    step: Annotated[str, Path(pattern=r"^([0-9]{1,18}|last|best)$")],
+) -> Response:
+    """One commit, read from its folder and checked as it is read."""
+    row = await api.find(services, visitor, job_id)
+    found = await api.commit(services, visitor, job_id, step)
+    return await show(request, services, visitor, row, "commit", commit=found)
+
+
+@router.get("/{step}/export")
+async def export_commit(
+    request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId, step: _StepNumber
+) -> Response:
+    """The model as an archive. While it is being made, a page that says how far that is and looks again by itself."""
+    row = await api.find(services, visitor, job_id)
+    reply = await api.fetch_export(request, services, visitor, job_id, step)
+    if reply.status_code != 202:
+        return reply
+    page = await show(request, services, visitor, row, "export", 202, step=step, making=api.document_of(reply))
+    page.headers["Refresh"] = str(LOOK_AGAIN_SECONDS)
+    return page
+
+
+@router.post("/{step}/{verb}")
+async def act_on_commit(
+    services: ServicesDependency,
+    form: Posted,
+    job_id: JobId,
+    step: _StepNumber,
+    verb: Annotated[str, Path(pattern="^(pin|unpin|verify)$")],
+) -> Response:
+    onward = f"/jobs/{job_id}/checkpoints"
+    if verb == "verify":
+        try:
+            bytes_read, seconds = await api.verify_commit(services, form.caller, job_id, step)
+        except ApiError as error:
+            if error.code not in ("checkpoint_unusable", "storage_unavailable"):
+                raise
+            return go_on(f"{onward}/{step}", [Note(False, error.detail)])
+        words = f"Every file of step {step:,} is as it was committed ({bytes_read:,} bytes in {seconds:.1f} s)."
+        return go_on(f"{onward}/{step}", [Note(True, words)])
+    await api.mark(services, form.caller, job_id, step, verb == "pin")
+    words = "is kept, whatever the retention policy says" if verb == "pin" else "is left to the retention policy again"
+    return go_on(onward, [Note(True, f"The commit of step {step:,} {words}.")])
