@@ -1,7 +1,8 @@
 """Take the pictures of docs/web.md from a platform that runs: every page, light and dark, wide and narrow.
 
     muster up -d && muster submit examples/pretrain-stdlib.yaml     # and break something, so that there is a story
-    python tools/take_screenshots.py --job NAME                     # into docs/images/web/
+    muster submit examples/sft-chat.yaml                            # once that one has ended
+    python tools/take_screenshots.py --job NAME --other NAME        # into docs/images/web/
 
 Needs Chromium, and the `dev` extra.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from playwright.sync_api import BrowserContext, sync_playwright
 
@@ -18,20 +21,25 @@ from muster.client.address import find_server
 from muster.client.connection import Connection
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "web"
-# Name of the picture, path on the server ({job} is its id), scheme, width in pixels.
-PICTURES = (
-    ("jobs", "/jobs", "light", 1280),
-    ("jobs-dark", "/jobs", "dark", 1280),
-    ("jobs-narrow", "/jobs", "light", 360),
-    ("job", "/jobs/{job}", "light", 1280),
-    ("job-dark", "/jobs/{job}", "dark", 1280),
-    ("job-narrow", "/jobs/{job}", "dark", 360),
-    ("commits", "/jobs/{job}/checkpoints", "light", 1280),
-    ("submit", "/submit?example=pretrain-stdlib", "light", 1280),
-    ("submit-dark", "/submit?example=pretrain-stdlib", "dark", 1280),
-    ("submit-narrow", "/submit?example=pretrain-stdlib", "dark", 360),
-    ("settings", "/settings", "light", 1280),
+# Name of the page, its path on the server ({job} and {other} are their ids). Each is taken wide and light, and narrow
+# and dark; those of IN_THE_DARK wide and dark too.
+PAGES = (
+    ("jobs", "/jobs"),
+    ("job", "/jobs/{job}"),
+    ("logs", "/jobs/{job}/logs"),
+    ("events", "/jobs/{job}/events"),
+    ("commits", "/jobs/{job}/checkpoints"),
+    ("commit", "/jobs/{job}/checkpoints/last"),
+    ("data", "/jobs/{other}/data"),
+    ("samples", "/jobs/{job}/samples"),
+    ("config", "/jobs/{job}/config?against={other}"),
+    ("compare", "/compare?jobs={job},{other}"),
+    ("fleet", "/fleet"),
+    ("submit", "/submit?example=pretrain-stdlib"),
+    ("settings", "/settings"),
 )
+IN_THE_DARK = ("jobs", "job", "compare", "fleet", "submit")
+WIDE, NARROW = 1280, 360  # pixels
 _HEIGHT = 760
 _SETTLED_MILLISECONDS = 1_500
 
@@ -40,26 +48,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", help="the address of the API; left out: the `muster up` of this machine")
     parser.add_argument("--job", required=True, help="name or id of the job to show")
-    parser.add_argument("--only", nargs="*", metavar="PICTURE", help="only these: job-dark, submit …")
+    parser.add_argument("--other", required=True, help="the job to compare it with, whose data are shown")
+    parser.add_argument("--only", nargs="*", metavar="PAGE", help="only these: job, submit …")
     given = parser.parse_args()
     server = find_server(given.server)
     with Connection(server) as client:
-        job = client.job_id(given.job)
+        jobs = {"job": client.job_id(given.job), "other": client.job_id(given.other)}
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     FOLDER.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for name, path, scheme, width in PICTURES:
-            if given.only and name not in given.only:
-                continue
+        for name, path, scheme, width in _pictures(given.only):
             context = browser.new_context(
                 viewport={"width": width, "height": _HEIGHT},
-                color_scheme=scheme,  # type: ignore[arg-type]
+                color_scheme=scheme,
                 extra_http_headers={"authorization": f"Bearer {server.token}"} if server.token else {},
             )
-            _take(context, f"{server.url}{path.format(job=job)}", FOLDER / f"{name}.png")
+            _take(context, f"{server.url}{path.format(**jobs)}", FOLDER / f"{name}.png")
             context.close()
         browser.close()
+
+
+def _pictures(only: list[str] | None) -> Iterator[tuple[str, str, Literal["light", "dark"], int]]:
+    """Name, path, scheme and width of each."""
+    for name, path in PAGES:
+        if only and name not in only:
+            continue
+        yield name, path, "light", WIDE
+        yield f"{name}-narrow", path, "dark", NARROW
+        if name in IN_THE_DARK:
+            yield f"{name}-dark", path, "dark", WIDE
 
 
 def _take(context: BrowserContext, address: str, file: Path) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import Request, Response
 from sqlalchemy import func, or_, select
@@ -53,6 +54,7 @@ from muster.api.tables import JobRow, MirrorRow
 from muster.api.tokens import routes as token_routes
 from muster.api.tokens.schemas import RotateRequest, TokenRequest
 from muster.api.usage import repository as usage_rows
+from muster.api.webhooks.routes import list_webhooks
 from muster.api.why.routes import explain_job
 from muster.contract.projects import Role
 from muster.contract.usage import month_of, month_range, usage
@@ -275,6 +277,13 @@ async def project_list(services: Services, caller: Principal) -> list[dict[str, 
         each["members"] = document_of(await project_routes.list_members(services, caller, each["name"]))["items"]
         each["spent"] = spent[each["name"]]
     return listed
+
+
+async def webhooks(services: Services, caller: Principal, project: str) -> list[dict[str, Any]]:
+    """Those of a project that the caller maintains, without secrets, each with its `host`: the rest of an address is a
+    password to some services."""
+    items: list[dict[str, Any]] = said(await list_webhooks(services, caller, project))["items"]
+    return [{**each, "host": urlsplit(each["url"]).netloc.rpartition("@")[2]} for each in items]
 
 
 async def tokens(services: Services, caller: Principal) -> list[dict[str, Any]]:

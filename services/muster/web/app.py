@@ -24,7 +24,7 @@ from muster.web import (
     submit,
 )
 from muster.web.api import Cluster, Settings, create_api
-from muster.web.pace import Pace
+from muster.web.turns import Turns
 
 HOME = "/jobs"
 # A page's router is listed here, and its link in rendering.NAVIGATION.
@@ -51,7 +51,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
     app = create_api(settings, cluster)
     app.state.home = HOME
     app.state.form_secret = secrets.token_urlsafe(32)  # for forms where nobody signs in (session.form_token)
-    app.state.pace = Pace()
+    app.state.turns = Turns()
     app.state.lists = {}  # of jobs._read
     for router in ROUTERS:
         app.include_router(router)

@@ -10,8 +10,8 @@ from fastapi.responses import Response
 
 from muster.web import api
 from muster.web.api import ANY_JOB, ApiError, Principal, Services, ServicesDependency, sse
-from muster.web.pace import Pace
 from muster.web.session import Visitor
+from muster.web.turns import Turns
 
 router = APIRouter(include_in_schema=False)
 
@@ -35,7 +35,7 @@ async def _changes(
     services: Services, request: Request, visitor: Principal, job: str, project: str | None
 ) -> AsyncGenerator[str, None]:
     clock = asyncio.get_running_loop().time
-    pace: Pace = request.app.state.pace
+    turns: Turns = request.app.state.turns
     deadline = clock() + services.settings.stream_seconds_max
     seen: tuple[int, ...] | None = None
     with services.metrics.streams.track_inprogress():
@@ -55,7 +55,7 @@ async def _changes(
             if now != seen:
                 # The first message too: what happened while nobody listened is not on the page.
                 seen = now
-                await pace.turn()  # what comes meanwhile is told by the next message
+                await turns.turn()  # what comes meanwhile is told by the next message
                 yield sse.frame({}, "changed")
                 await asyncio.sleep(REST_SECONDS)
                 continue  # what was told meanwhile woke nobody

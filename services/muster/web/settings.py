@@ -49,6 +49,7 @@ async def _show(
     manages = visitor.may(Scope.ADMIN)
     tokens = await api.tokens(services, visitor) if manages else []
     projects = await api.project_list(services, visitor)
+    may_choose = {each["name"]: manages and _maintains(visitor, each["name"]) for each in projects}
     return page(
         request,
         "settings.html",
@@ -65,7 +66,8 @@ async def _show(
         ],
         scopes=tuple(Scope),
         roles=ROLES,
-        may_choose={each["name"]: manages and _maintains(visitor, each["name"]) for each in projects},
+        may_choose=may_choose,
+        webhooks={name: await api.webhooks(services, visitor, name) for name, may in may_choose.items() if may},
     )
 
 

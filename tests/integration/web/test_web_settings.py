@@ -103,3 +103,16 @@ def test_a_quota_in_words() -> None:
     quota = {"gpus": 16, "moneyPerMonth": 5000.0, "person": {"gangs": 2}}
     assert limits_of(quota, "USD") == "16 GPUs at a time, 5,000 USD a month; each person: 2 gangs at a time"
     assert limits_of({"person": {}}, "USD") == ""
+
+
+async def test_webhooks_are_listed_to_maintainers_without_their_addresses(here: Platform, tmp_path: Path) -> None:
+    people = await settle(here, tmp_path / "state")
+    wanted = {"name": "on-call", "url": "https://example.com/secret-path", "kinds": ["job.failed"]}
+    reply = await here.client.post("/api/v1/projects/nlp/webhooks", json=wanted, headers=people.admin)
+    assert reply.status_code == 201, reply.text
+    for person, sees in (("nlp-maintainer", True), ("nlp-member", False), ("cv-maintainer", False)):
+        here.client.cookies.clear()
+        browser, _ = await _signed_in(here, people, person)
+        page = (await browser.get("/settings")).text
+        assert ("on-call" in page, "example.com" in page) == (sees, sees), person
+        assert "secret-path" not in page
