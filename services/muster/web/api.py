@@ -282,7 +282,7 @@ async def project_list(services: Services, caller: Principal) -> list[dict[str, 
 async def webhooks(services: Services, caller: Principal, project: str) -> list[dict[str, Any]]:
     """Those of a project that the caller maintains, without secrets, each with its `host`: the rest of an address is a
     password to some services."""
-    items: list[dict[str, Any]] = said(await list_webhooks(services, caller, project))["items"]
+    items: list[dict[str, Any]] = document_of(await list_webhooks(services, caller, project))["items"]
     return [{**each, "host": urlsplit(each["url"]).netloc.rpartition("@")[2]} for each in items]
 
 
