@@ -1,9 +1,14 @@
-"""Where things lie in the state folder of `muster up`, for the rooms that meet there: API, operator, CLI."""
+"""Paths in the state folder of `muster up`, which the API, the operator and the CLI share."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+# The names that State.attempt and State.worker give to folders.
+ATTEMPT_FOLDER = re.compile(r"attempt-(\d{1,9})", re.ASCII)
+WORKER_FOLDER = re.compile(r"worker-(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,19 @@ import contextlib
 import json
 import math
 import os
-import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
 from muster.contract.layout import State
 from muster.contract.names import STEP_LOG
+from muster.storage import numbered_folders
 from muster.storage.small_files import open_regular
 
 POINTS = 48  # half the width of the picture in pixels
 _LOOK_BYTES = 2_048  # a record has some 300 bytes, so at least one whole line is in it
 _KEPT_MAX = 2_000
 _ATTEMPTS_MAX = 8  # of a job that restarted more often the newest
-_ATTEMPT = re.compile(r"attempt-(\d{1,9})")
 
 Files = tuple[tuple[Path, int], ...]
 
@@ -52,12 +51,8 @@ class Sparklines:
 
 def _files(layout: State, uid: str) -> Files:
     """The step logs of the newest attempts with their sizes, oldest first."""
-    try:
-        names = [entry.name for entry in layout.attempt(uid, 1).parent.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
     found = []
-    for number in sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))[-_ATTEMPTS_MAX:]:
+    for number in numbered_folders.attempts(layout, uid)[-_ATTEMPTS_MAX:]:
         path = layout.worker(uid, number, 0) / STEP_LOG
         try:
             found.append((path, path.stat().st_size))

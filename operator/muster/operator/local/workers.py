@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from muster.contract.layout import State
+from muster.contract.layout import ATTEMPT_FOLDER, WORKER_FOLDER, State
 from muster.contract.names import EXIT_RECORD
 from muster.operator.core.observed import Worker, WorkerState
 from muster.operator.local import processes
@@ -15,8 +15,6 @@ from muster.operator.local.processes import Member, WorkerKey, WorkerRecord
 from muster.operator.local.reading import Heartbeats, exit_without_record, read_exit, shown
 
 LOST = "ProcessLost"  # Worker.reason: the processes are gone and nobody said why
-_ATTEMPT = re.compile(r"attempt-(\d+)")
-_WORKER = re.compile(r"worker-(\d+)")
 
 
 class Workers:
@@ -44,8 +42,8 @@ class Workers:
 
     def folders(self, uid: str) -> Iterator[WorkerKey]:
         """Workers that have a folder and were not removed."""
-        for attempt_folder in _children(self._state.root / "jobs" / uid, _ATTEMPT):
-            for folder in _children(attempt_folder, _WORKER):
+        for attempt_folder in _children(self._state.root / "jobs" / uid, ATTEMPT_FOLDER):
+            for folder in _children(attempt_folder, WORKER_FOLDER):
                 key = _key(folder)
                 if key not in self._removed and not (folder / processes.REMOVED).exists():
                     yield key

@@ -12,13 +12,12 @@ from typing import BinaryIO
 
 from muster.contract.layout import State
 from muster.contract.names import LOG
+from muster.storage import numbered_folders
 from muster.storage.small_files import open_regular
 
 PAGE_BYTES_MAX = 1_000_000
 LINE_BYTES_MAX = 64_000  # a longer one is told in pieces
 _CHUNK_BYTES = 256_000
-_ATTEMPT = re.compile(r"attempt-(\d{1,9})")
-_WORKER = re.compile(r"worker-(\d{1,9})")
 _POSITION = re.compile(r"(\d{1,9})/((?:\d{1,9}:\d{1,15})(?:,\d{1,9}:\d{1,15})*)?")
 
 
@@ -28,20 +27,13 @@ class Logs:
     uid: str
 
     def attempts(self) -> list[int]:
-        return _numbers(self.layout.attempt(self.uid, 1).parent, _ATTEMPT)
+        return numbered_folders.attempts(self.layout, self.uid)
 
     def workers(self, attempt: int) -> list[int]:
-        return _numbers(self.layout.attempt(self.uid, attempt), _WORKER)
+        return numbered_folders.workers(self.layout, self.uid, attempt)
 
     def file(self, attempt: int, worker: int) -> Path:
         return self.layout.worker(self.uid, attempt, worker) / LOG
-
-
-def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
-    try:
-        return sorted(int(match[1]) for entry in folder.iterdir() if (match := pattern.fullmatch(entry.name)))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 @dataclass(frozen=True)

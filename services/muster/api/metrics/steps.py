@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import math
 import os
-import re
 import threading
 from array import array
 from collections import OrderedDict
@@ -24,11 +23,11 @@ from pydantic_core import from_json
 from muster.api.metrics.tables import Table, column_of, finite
 from muster.contract.layout import State
 from muster.contract.names import STEP_LOG
+from muster.storage import numbered_folders
 from muster.storage.small_files import open_regular
 
 Axis = Literal["step", "tokens", "seconds"]
 
-_ATTEMPT = re.compile(r"attempt-(\d{1,9})")
 # What one look reads at most: some 160,000 records in half a second. What is left is told, and read at the next look.
 READ_BYTES_MAX = 64_000_000
 _CHUNK_BYTES = 4_000_000
@@ -260,7 +259,7 @@ class StepLogs:
         job = self._job(uid)
         with job.lock:
             left = READ_BYTES_MAX
-            for attempt in _attempts(self._layout, uid):
+            for attempt in numbered_folders.attempts(self._layout, uid):
                 path = self._layout.worker(uid, attempt, 0) / STEP_LOG
                 left -= job.files.setdefault(attempt, StepFile(path, attempt)).refresh(left)
             files = [job.files[attempt] for attempt in sorted(job.files)]
@@ -280,14 +279,6 @@ class StepLogs:
             while len(self._jobs) > 1 and (records > _RECORDS_MAX or len(self._jobs) > _JOBS_MAX):
                 _, forgotten = self._jobs.popitem(last=False)
                 records -= forgotten.records
-
-
-def _attempts(layout: State, uid: str) -> list[int]:
-    try:
-        names = [entry.name for entry in layout.attempt(uid, 1).parent.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))
 
 
 def merged(files: Sequence[StepFile]) -> History:
