@@ -6,13 +6,13 @@ import asyncio
 import time
 from typing import Annotated, Any
 
-import yaml
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from muster.charts import goodput
 from muster.charts.timeline import BEGINS, COMMITTED, timeline
+from muster.documents.yaml_text import write_yaml
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Services, ServicesDependency
 from muster.web.chart_data import sources
@@ -149,16 +149,12 @@ async def show_config(
         visitor,
         row,
         "config",
-        text=as_yaml(spec),
+        text=write_yaml(spec),
         other=other,
         differences=differences,
         against=against,
         fault=fault,
     )
-
-
-def as_yaml(document: Any) -> str:
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
 
 
 def changed(before: Any, after: Any, path: str = "") -> list[tuple[str, str, str]]:
@@ -172,7 +168,7 @@ def changed(before: Any, after: Any, path: str = "") -> list[tuple[str, str, str
 
 
 def _value(value: Any) -> str:
-    return "" if value is None else as_yaml(value).strip().removesuffix("\n...")
+    return "" if value is None else write_yaml(value).strip().removesuffix("\n...")
 
 
 @router.get("/clone")

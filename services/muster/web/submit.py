@@ -15,9 +15,9 @@ from fastapi.responses import Response
 
 from muster.contract.plan_words import describe_eviction, describe_memory, estimate_facts, plan_facts
 from muster.documents.examples import Example, examples, on_this_machine
+from muster.documents.yaml_text import write_yaml
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Principal, Scope, Services, ServicesDependency
-from muster.web.job import as_yaml
 from muster.web.notes import Note, go_on
 from muster.web.rendering import page
 from muster.web.session import Posted, Visitor
@@ -56,7 +56,7 @@ async def show_submit(
     if clone:
         row = await api.find(services, visitor, clone)
         document = api.editable(visitor, row, await api.free_name(services, row))
-        return await _show(request, services, visitor, Typed(as_yaml(document), key, original=row))
+        return await _show(request, services, visitor, Typed(write_yaml(document), key, original=row))
     if model:
         row = await api.find(services, visitor, model)
         begun = FIELDS | {"model": row.name, "step": step} | await _guessed(services, visitor)

@@ -9,11 +9,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from muster.contract.architecture import PRESETS
 from muster.contract.names import DEFAULT_PROJECT, JOB_NAME, KIND, Label
 from muster.contract.replies import API_VERSION
+from muster.documents.yaml_text import write_yaml
 
 FINE_TUNE, PRETRAIN = "fine-tune", "pretrain"
 METHODS = (("lora", "LoRA: small matrices beside the weights"), ("whole", "All weights"), ("qlora", "QLoRA: in 4 bits"))
@@ -53,7 +52,7 @@ def is_filled_in(fields: Mapping[str, str]) -> bool:
 
 def written(fields: Mapping[str, str]) -> str:
     """The document as YAML."""
-    return yaml.safe_dump(_document(fields), sort_keys=False, allow_unicode=True, width=100)
+    return write_yaml(_document(fields))
 
 
 def _document(fields: Mapping[str, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from muster.contract.spec import parse_job
+from muster.documents.yaml_text import read_yaml
 from muster.web.submit_form import FIELDS, METHODS, MODELS, read_fields, written
 
 TUNED = {**FIELDS, "name": "mine", "model": "hf://org/name@main", "data": "s3://bucket/chat.jsonl"}
@@ -27,6 +28,11 @@ def test_what_is_filled_in_can_be_submitted(changes: dict[str, str]) -> None:
     assert job.name == "mine"
     assert job.labels == ({"muster.dev/project": "nlp"} if "project" in changes else {})
     assert job.spec.training.optimizer.lr == float(changes.get("lr", job.spec.training.optimizer.lr))
+
+
+def test_a_name_that_reads_as_a_number_stays_text() -> None:
+    """`1e5` is text in YAML 1.1, which PyYAML writes, and a number in 1.2, which the API reads."""
+    assert read_yaml(written(TUNED | {"name": "1e5"})).data["metadata"]["name"] == "1e5"
 
 
 def test_every_shape_can_be_pretrained() -> None:
