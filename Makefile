@@ -31,7 +31,7 @@ venv: ## .venv with every extra and the development tools
 venv-run:
 	@$(PYTHON) tools/setup_venv.py run
 
-demo: venv-run ## the whole promise in a few minutes: submit, train, lose a worker, resume, finish
+demo: venv-run ## recovery in a few minutes: submit, train, lose a worker, resume, finish
 	$(BIN)/muster demo $(ARGS)
 
 demo-finetune: venv ## a model in transformers' layout: pretrained, fine-tuned beside its export, a rank killed, opened again

@@ -31,16 +31,18 @@ class Form(StrEnum):
 def audit(
     person: Annotated[str | None, typer.Option("--person", metavar="NAME", help="Only what this person did.")] = None,
     project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only of this project.")] = None,
-    action: Annotated[str | None, typer.Option("--action", metavar="WORD", help="Such as token.made.")] = None,
+    action: Annotated[
+        str | None, typer.Option("--action", metavar="WORD", help="Only this action, such as token.made.")
+    ] = None,
     subject: Annotated[str | None, typer.Option("--subject", metavar="ID", help="Only what was done to this.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="The newest so many.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Show at most this many entries.")] = None,
     form: Annotated[
         Form, typer.Option("--format", help="jsonl and csv print every line, unless --limit says less.")
     ] = Form.TABLE,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Say who changed what, from where, before and after: for admins, and maintainers of a project. Newest first."""
+    """List who changed what and from where, with the values before and after. For admins and maintainers."""
     wanted = {"person": person, "project": project, "action": action, "subject": subject}
     most = limit or (50 if form == Form.TABLE else None)
     with connect(server) as client:

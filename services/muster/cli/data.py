@@ -43,7 +43,7 @@ Field = Annotated[str, typer.Option("--field", help="For data: the column that h
 @app.command("inspect")
 def inspect(
     target: Target,
-    samples: Annotated[int, typer.Option("--samples", "-n", min=0, help="Show so many samples.")] = 2,
+    samples: Annotated[int, typer.Option("--samples", "-n", min=0, help="Number of samples to show.")] = 2,
     no_color: Annotated[bool, typer.Option("--no-color", help="What is learnt stands in ⟦ ⟧.")] = False,
     model: Model = None,
     tokenizer: TokenizerAddress = None,

@@ -1,4 +1,4 @@
-"""`muster demo`: the whole promise in a few minutes, on a platform of its own that is gone afterwards.
+"""`muster demo`: recovery shown in a few minutes, on a temporary platform.
 
 Start the platform as a user would, submit a job over HTTP, kill one of its ranks, watch it come back, let it finish,
 generate text from the best commit, and check by the API's own records that all of it really happened.

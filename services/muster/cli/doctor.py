@@ -31,7 +31,7 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say whether a cluster is ready: versions, rights, schedulers, devices, storage, agents, monitoring.
+    """Check whether a cluster is ready: versions, rights, schedulers, devices, storage, agents, monitoring.
 
     Nothing is changed, but for one pod that tries to reach the checkpoint store and is removed again. Exit code 1 when
     something that Muster can't do without is missing.

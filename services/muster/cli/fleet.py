@@ -19,7 +19,7 @@ def queue(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Say who waits, for how long and why, in which order, and who holds what."""
+    """Show the queue in order: which jobs wait, how long and why, and which jobs hold nodes."""
     with connect(server) as client:
         found = client.get("queues")
     found["items"] = [each for each in found["items"] if project in (None, each["project"])]
@@ -44,7 +44,7 @@ def queue(
 
 
 def nodes(server: Server = None, json: Json = False) -> None:
-    """Say how the nodes are: pool, capacity, what is free, who holds them, and what is wrong with them."""
+    """List the nodes: pool, capacity, free GPUs, the jobs that hold them, and problems."""
     with connect(server) as client:
         found = client.get("nodes")
     if json:

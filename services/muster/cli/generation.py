@@ -18,12 +18,19 @@ JobOrFolder = Annotated[
     ),
 ]
 AnyStep = Annotated[str, typer.Option("--step", help="best, last or a number.")]
-System = Annotated[str, typer.Option("--system", help="The system's words before the conversation.")]
-Tokens = Annotated[int, typer.Option("--tokens", min=1, help="At most so many tokens an answer.")]
-Temperature = Annotated[float, typer.Option("--temperature", min=0, help="0 takes the likeliest token.")]
-TopP = Annotated[float, typer.Option("--top-p", min=0.0001, max=1, help="Of the likeliest with this probability.")]
+System = Annotated[str, typer.Option("--system", help="System prompt.")]
+Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Maximum number of tokens per answer.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", min=0, help="Sampling temperature; 0 always takes the most likely token.")
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", min=0.0001, max=1, help="Sample only from the most likely tokens that add up to this probability."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")]
-Stops = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
+Stops = Annotated[list[str] | None, typer.Option("--stop", help="Stop before this text; may be repeated.")]
 
 
 def generate(
@@ -40,7 +47,7 @@ def generate(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Let a commit, or the model of a folder, continue a text or answer it.
+    """Generate text or an answer with a commit or with the model in a folder.
 
     It runs on this machine's CPU, in fp32, with what an adapter learnt merged into the model.
     """

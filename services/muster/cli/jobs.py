@@ -73,7 +73,7 @@ def estimate(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Say what a job would need, take and cost; submit nothing. Exit code 1 where it does not fit.
+    """Estimate the memory, time and cost of a job without submitting it. Exit code 1 if it does not fit.
 
     A server tells how fast jobs like it were. Without one it is worked out here, from published figures.
     """
@@ -108,7 +108,7 @@ def ls(
     ] = None,
     project: Annotated[str | None, typer.Option("--project", metavar="NAME", help="Only jobs of this project.")] = None,
     owner: Annotated[str | None, typer.Option("--owner", metavar="NAME", help="Only jobs of this person.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 30,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many, newest first.")] = 30,
     server: Server = None,
     json: Json = False,
 ) -> None:
@@ -215,7 +215,7 @@ def resume(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Let suspended jobs go on from their last commit."""
+    """Resume suspended jobs from their last commit."""
     _act(jobs, "resume", "goes on", wait, server, lambda status: status["phase"] in (*_ENDED, "Running"))
 
 

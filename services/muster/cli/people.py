@@ -15,7 +15,7 @@ app = typer.Typer(help="People and service accounts (for admins).", no_args_is_h
 
 
 def whoami(server: Server = None, json: Json = False) -> None:
-    """Say whose the token in use is, and what it may do in which project."""
+    """Show whom the current token belongs to, and its role in each project."""
     with connect(server) as client:
         me = client.get("me")
     if json:

@@ -12,13 +12,15 @@ from muster.cli.errors import Exit
 from muster.cli.options import Json, StateFolder
 from muster.cli.output import print_json
 
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Virtual nodes; a worker takes one.")]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of virtual nodes; each worker occupies one.")]
 
 
 def up(
     state: StateFolder = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8642,
-    host: Annotated[str, typer.Option("--host", help="The address to listen on; each demands tokens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the API; 0 picks a free one.")] = 8642,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on. A token is always required.")
+    ] = "127.0.0.1",
     nodes: Nodes = None,
     gpus_per_node: Annotated[
         int | None, typer.Option("--gpus-per-node", min=0, help="GPUs of each virtual node.")
@@ -26,14 +28,15 @@ def up(
     stop_jobs: Annotated[
         bool,
         typer.Option(
-            "--stop-jobs", help="At the end stop the jobs too; each commits first, and the next `up` lets it go on."
+            "--stop-jobs", help="Also stop the jobs on exit; each commits first, and the next `up` resumes it."
         ),
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Run in the background; `muster down` ends it.")
+        bool, typer.Option("--detach", "-d", help="Run in the background; `muster down` stops it.")
     ] = False,
     prometheus_url: Annotated[
-        str | None, typer.Option("--prometheus-url", metavar="URL", help="Ask this Prometheus about jobs too.")
+        str | None,
+        typer.Option("--prometheus-url", metavar="URL", help="Also read metrics about jobs from this Prometheus."),
     ] = None,
     operator_port: Annotated[
         int | None,
@@ -41,7 +44,7 @@ def up(
             "--operator-port",
             min=0,
             max=65535,
-            help="Where Prometheus scrapes the operator and Alertmanager posts to it; left out: any free one.",
+            help="Port for Prometheus to scrape and Alertmanager to post to; default: a free one.",
         ),
     ] = None,
     parent_pid: Annotated[int | None, typer.Option("--parent-pid", hidden=True)] = None,
@@ -49,7 +52,8 @@ def up(
 ) -> None:
     """Run Muster on this machine: API, operator, workers. No Kubernetes, no database server, no GPU needed.
 
-    Stopping it (Ctrl-C) stops no training: jobs go on, and the next `muster up` on the same state folder adopts them.
+    Ctrl-C stops the platform but no training: jobs continue, and the next `muster up` on the same state folder adopts
+    them.
     """
     from muster.cli import up as story
     from muster.client.address import state_folder
@@ -61,7 +65,7 @@ def up(
 
 
 def down(state: StateFolder = None, json: Json = False) -> None:
-    """Stop the `muster up` of this machine. Jobs go on, unless it was started with --stop-jobs."""
+    """Stop the `muster up` of this machine. Jobs continue, unless it was started with --stop-jobs."""
     from muster.cli import up as story
     from muster.client.address import state_folder
 
@@ -69,22 +73,22 @@ def down(state: StateFolder = None, json: Json = False) -> None:
 
 
 def demo(
-    job: Annotated[Path | None, typer.Option("--job", help="Another job file than the example.")] = None,
+    job: Annotated[Path | None, typer.Option("--job", help="Job file to run instead of the example.")] = None,
     state: Annotated[Path | None, typer.Option("--state", help="An empty folder; default: a temporary one.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the state folder.")] = False,
     finetune: Annotated[
         bool,
         typer.Option(
-            "--finetune", help="Another one: a model in transformers' layout, pretrained, fine-tuned and opened there."
+            "--finetune", help="Run the fine-tuning demo: pretrain and fine-tune a model in transformers' layout."
         ),
     ] = False,
     pretrain_steps: Annotated[int, typer.Option("--pretrain-steps", min=12, hidden=True)] = 150,
     finetune_steps: Annotated[int, typer.Option("--finetune-steps", min=12, hidden=True)] = 90,
     json: Json = False,
 ) -> None:
-    """Show the whole promise: submit a job, kill a worker, watch it resume and finish. Leaves nothing running.
+    """Demonstrate recovery: submit a job, kill a worker, watch it resume and finish. Leaves nothing running.
 
-    Exits with 0 only if every promise was kept, by the API's own records.
+    Exits with 0 only if the API's records show that every check passed.
     """
     from muster.cli import demo as story
     from muster.cli import demo_report, up

@@ -18,7 +18,7 @@ POLL_SECONDS = 0.5
 
 def profile(
     job: Job,
-    steps: Annotated[int, typer.Option("--steps", "-n", help="So many of the next steps, at most 50.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", "-n", help="Number of steps to trace, at most 50.")] = 5,
     rank: Annotated[list[int] | None, typer.Option("--rank", help="Of this rank; may be repeated. Default: 0.")] = None,
     to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="Fetch the files into this folder.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until they are written.")] = True,

@@ -77,7 +77,7 @@ def ls(
     project: Annotated[
         str | None, typer.Option("--project", metavar="NAME", help="Only sweeps of this project.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 30,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many, newest first.")] = 30,
     server: Server = None,
     json: Json = False,
 ) -> None:

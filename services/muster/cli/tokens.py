@@ -27,13 +27,13 @@ class Scope(StrEnum):
 
 @app.command("create")
 def create(
-    name: Annotated[str, typer.Argument(help="Whose it is, or what it is for; for the list.")],
+    name: Annotated[str, typer.Argument(help="A name for the list: who uses it, or what for.")],
     scope: Annotated[Scope, typer.Option("--scope", help="Each includes those before it.")] = Scope.WRITE,
     days: Annotated[
-        int | None, typer.Option("--days", min=1, max=3650, help="Refused after so many days; left out: never.")
+        int | None, typer.Option("--days", min=1, max=3650, help="Expires after this many days; default: never.")
     ] = None,
     person: Annotated[
-        str | None, typer.Option("--person", metavar="NAME", help="Whose it is; left out: your own.")
+        str | None, typer.Option("--person", metavar="NAME", help="The person it belongs to; default: you.")
     ] = None,
     project: Annotated[
         str | None, typer.Option("--project", metavar="NAME", help="The only project that it opens; left out: yours.")

@@ -23,7 +23,7 @@ def usage(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Say what a project used in a month: GPU-hours, their price, what spot saved and what failures lost."""
+    """Show a project's usage in a month: GPU-hours, cost, savings from spot, and losses from failures."""
     from muster.contract.usage import COLUMNS
 
     with connect(server) as client:

@@ -108,7 +108,7 @@ def all_events(client: Any, job_id: str, kinds: list[str] | None = None) -> list
 
 def metrics(
     job: Job,
-    points: Annotated[int, typer.Option("--points", min=2, max=10_000, help="At most so many steps.")] = 500,
+    points: Annotated[int, typer.Option("--points", min=2, max=10_000, help="Plot at most this many steps.")] = 500,
     server: Server = None,
     json: Json = False,
 ) -> None:
@@ -143,7 +143,7 @@ def metrics(
 
 def samples(
     job: Job,
-    limit: Annotated[int, typer.Option("--last", min=1, max=100, help="So many evaluations, the newest.")] = 1,
+    limit: Annotated[int, typer.Option("--last", min=1, max=100, help="Show the newest N evaluations.")] = 1,
     server: Server = None,
     json: Json = False,
 ) -> None:
@@ -166,7 +166,7 @@ def samples(
 
 
 def why(job: Job, server: Server = None, json: Json = False) -> None:
-    """Say why a job is where it is: waiting for what, failed by what, and what to do."""
+    """Explain a job's state: what it waits for or why it failed, and what to do."""
     from muster.cli.render import phase_cell, show_failure
 
     with connect(server) as client:

@@ -19,7 +19,7 @@ DEFAULT_PRESET = "standard"
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The webhook's name: lower-case letters, digits and dashes.")]
 Kinds = Annotated[
     list[WebhookKind] | None,
-    typer.Option("--on", help="What it is told of; repeat it. Left out: everything (`set`: as it is)."),
+    typer.Option("--on", help="An event to send; may be repeated. Default: all events (`set`: unchanged)."),
 ]
 Preset = Annotated[
     str | None,
@@ -148,12 +148,12 @@ def deliveries(
     status: Annotated[
         str | None, typer.Option("--status", help="Only those that are waiting, delivered or failed.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=200, help="The newest so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=200, help="Show at most this many deliveries.")] = 50,
     project: Project = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """List what a webhook was told in the last 30 days, newest first, and what was answered. For maintainers."""
+    """List a webhook's deliveries of the last 30 days and their responses, newest first. For maintainers."""
     with connect(server) as client:
         path = f"projects/{project_of(client, project)}/webhooks/{name}/deliveries"
         found = client.get(path, limit=limit, status=status)

@@ -81,9 +81,9 @@ class Source(Spec):
     the other half in the next. An epoch ends when all sources with `epochs` are done.
     """
     max_documents: Positive | None = None
-    """At most so many of its documents are used, chosen by their content; left out, all."""
+    """Maximum number of its documents to use, chosen by their content; default: all."""
     max_tokens: Positive | None = None
-    """At most so many tokens of its documents are used, in whole documents chosen by their content; left out, all."""
+    """Maximum number of tokens of its documents to use, in whole documents chosen by their content; left out, all."""
     name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")] | None = None
     """What the source is called where its own loss is reported; left out, its number."""
 

@@ -42,7 +42,7 @@ class Answers(Spec):
     verifiers: Verifiers
     """What scores an answer. Each reports its mean as `<set>/<name>`; `<set>/score` is the sum by their weights."""
     max_tokens: Annotated[int, Field(gt=0, le=4096)] = 128
-    """At most so many tokens an answer."""
+    """Maximum number of tokens per answer."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -67,7 +67,7 @@ class Generation(Spec):
     prompts: Annotated[Many[Text], Field(min_length=1, max_length=32)]
     """In task `pretrain` texts to continue, else what a user says, where the tokenizer has a chat template or marks."""
     max_tokens: Annotated[int, Field(gt=0, le=4096)] = 64
-    """At most so many tokens an answer."""
+    """Maximum number of tokens per answer."""
 
 
 class Evaluation(Spec):

@@ -88,7 +88,7 @@ _NODES: dict[str, Any] = {
 @router.get(
     "/queues",
     response_model=Queues,
-    summary="Say who waits and who holds what",
+    summary="Show the queue and who holds which nodes",
     responses={200: shown(_QUEUES, "Each project that the caller sees"), **problems()},
 )
 async def read_queues(services: ServicesDependency, caller: Caller) -> JSONResponse:
@@ -104,7 +104,7 @@ async def read_queues(services: ServicesDependency, caller: Caller) -> JSONRespo
 @router.get(
     "/nodes",
     response_model=NodeList,
-    summary="Say how the nodes are and who holds them",
+    summary="List the nodes and who holds them",
     responses={200: shown(_NODES, "Nodes, by name"), **problems()},
 )
 async def read_nodes(services: ServicesDependency, caller: Caller) -> JSONResponse:

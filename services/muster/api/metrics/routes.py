@@ -59,7 +59,7 @@ async def read_metrics(
     caller: Caller,
     job_id: JobId,
     points: Annotated[
-        int, Query(ge=1, le=10_000, description="At most so many, evenly spaced, first and last included.")
+        int, Query(ge=1, le=10_000, description="Maximum number of points, evenly spaced, with the first and the last.")
     ] = 500,
     after_step: Annotated[int, Query(alias="afterStep", ge=0, le=2**62, description="Only steps after this one.")] = 0,
 ) -> JSONResponse:

@@ -84,7 +84,7 @@ _EXAMPLE: dict[str, Any] = {
     "/me",
     response_model=Me,
     dependencies=[reads],
-    summary="Say who asks",
+    summary="Show the caller",
     responses={200: shown(_ME, "The person and the token of this request"), **problems()},
 )
 async def get_me(caller: Caller) -> JSONResponse:

@@ -53,7 +53,7 @@ async def list_samples(
     services: ServicesDependency,
     caller: Caller,
     job_id: JobId,
-    limit: Annotated[int, Query(ge=1, le=100, description="At most so many evaluations, the newest.")] = 10,
+    limit: Annotated[int, Query(ge=1, le=100, description="Maximum number of evaluations, newest first.")] = 10,
 ) -> JSONResponse:
     """What followed each of evaluation.generate's prompts, at the newest evaluations. It lies in the job's checkpoint
     folder."""

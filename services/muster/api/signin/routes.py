@@ -31,7 +31,7 @@ _EXAMPLE = {
 @router.get(
     "",
     response_model=SignInReply,
-    summary="Say where to sign in",
+    summary="Show where to sign in",
     responses={200: shown(_EXAMPLE, "The provider"), **problems("not_found")},
 )
 async def get_sign_in(services: ServicesDependency) -> JSONResponse:

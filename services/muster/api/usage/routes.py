@@ -50,7 +50,7 @@ _CSV = {"schema": {"type": "string"}, "example": f"{','.join(COLUMNS)}\n"}
     "/{project}/usage",
     response_model=ProjectUsage,
     dependencies=[Depends(needs(Scope.READ))],
-    summary="Say what a project used",
+    summary="Show what a project used",
     responses={
         200: {"description": "Usage", "content": shown(_EXAMPLE)["content"] | {"text/csv": _CSV}},
         **problems("project_not_found"),

@@ -45,7 +45,7 @@ _EXAMPLE: dict[str, Any] = {
     "/{job_id}/why",
     response_model=Why,
     dependencies=[reads],
-    summary="Say why a job is where it is",
+    summary="Explain a job's state",
     responses={200: shown(_EXAMPLE, "The reason"), **problems("job_not_found")},
 )
 async def explain_job(services: ServicesDependency, caller: Caller, job_id: JobId) -> JSONResponse:
