@@ -230,16 +230,6 @@ MUTABLE = frozenset(
 )
 
 
-def changed_immutables(old: JobSpec, new: JobSpec) -> tuple[str, ...]:
-    """The top-level keys that differ and may not; empty if the edit is allowed."""
-    fields = JobSpec.model_fields
-    return tuple(
-        fields[name].alias or name
-        for name in fields
-        if name not in MUTABLE and getattr(old, name) != getattr(new, name)
-    )
-
-
 class Metadata(Record):
     """The part of Kubernetes' ObjectMeta that Muster reads."""
 

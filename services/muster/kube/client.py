@@ -33,7 +33,6 @@ STREAM_BYTES = 1 << 20  # of a watch that may wait to be read: the API server en
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
-APPLY = "application/apply-patch+yaml"
 JSON_PATCH = "application/json-patch+json"
 # Of a list, and of one object: no more than the metadata.
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"

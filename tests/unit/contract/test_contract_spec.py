@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from muster.contract.base import InvalidDocument, dump, dump_json
 from muster.contract.signals import Cause
-from muster.contract.spec import DEFAULT_BUDGETS, JobSpec, changed_immutables, duration_seconds, parse_job
+from muster.contract.spec import DEFAULT_BUDGETS, JobSpec, duration_seconds, parse_job
 
 DOCUMENT: dict[str, Any] = {
     "apiVersion": "muster.dev/v1alpha1",
@@ -228,13 +228,6 @@ def test_accumulation_is_derived() -> None:
     assert [training.accumulation(ranks) for ranks in (1, 2, 4, 8)] == [8, 4, 2, 1]
     with pytest.raises(ValueError, match="can't be divided over 16 ranks"):
         training.accumulation(16)
-
-
-def test_only_what_decides_nothing_may_change() -> None:
-    old = parse_job(DOCUMENT).spec
-    assert changed_immutables(old, old.model_copy(update={"suspend": True, "priority": 7})) == ()
-    moved = parse_job(edited(put("spec.training.seed", 5))).spec
-    assert changed_immutables(old, moved) == ("training",)
 
 
 def test_each_budget_has_a_default_but_the_free_causes() -> None:

@@ -212,11 +212,6 @@ def from_commit(
     )
 
 
-def is_described_by(document: Mapping[str, Any]) -> bool:
-    """Whether a Commit.architecture is of this kind; our own decoder's has none."""
-    return document.get("kind") == KIND
-
-
 def _agreed(error: str, ranges: list[ReadRange], world: int) -> tuple[str, list[ReadRange]]:
     """The first error of any rank, and what all of them read. Collective."""
     if world == 1:
