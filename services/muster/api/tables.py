@@ -333,7 +333,7 @@ class FileRow(Table):
     owner: Mapped[str] = mapped_column(String(64))
     name: Mapped[str] = mapped_column(String(255))
     purpose: Mapped[str] = mapped_column(String(32))
-    status: Mapped[str] = mapped_column(String(16))  # api.files.schemas.Status
+    status: Mapped[str] = mapped_column(String(16))  # contract.file_replies.Status
     bytes: Mapped[int]
     sha256: Mapped[str | None] = mapped_column(String(64))  # what its sender says, or what has arrived
     key: Mapped[str | None] = mapped_column(String(160), index=True)  # storage.contents.Contents

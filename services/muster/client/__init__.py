@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from muster.client.answers import LogLine, Metrics, Update
+    from muster.client.async_files import AsyncFiles
     from muster.client.async_jobs import AsyncJob, AsyncJobs
     from muster.client.async_muster import AsyncMuster
     from muster.client.async_sweeps import AsyncSweep, AsyncSweeps
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
         Unreachable,
         WaitTimeout,
     )
+    from muster.client.files import File, Files
     from muster.client.jobs import Job, Jobs
     from muster.client.muster import Muster
     from muster.client.sweeps import Sweep, Sweeps
 
 __all__ = [
+    "AsyncFiles",
     "AsyncJob",
     "AsyncJobs",
     "AsyncMuster",
@@ -37,6 +40,8 @@ __all__ = [
     "AsyncSweeps",
     "Busy",
     "Conflict",
+    "File",
+    "Files",
     "InvalidRequest",
     "Job",
     "JobFailed",
@@ -58,9 +63,11 @@ __all__ = [
 
 _HOME = {
     "answers": ("LogLine", "Metrics", "Update"),
+    "async_files": ("AsyncFiles",),
     "async_jobs": ("AsyncJob", "AsyncJobs"),
     "async_muster": ("AsyncMuster",),
     "async_sweeps": ("AsyncSweep", "AsyncSweeps"),
+    "files": ("File", "Files"),
     "jobs": ("Job", "Jobs"),
     "muster": ("Muster",),
     "sweeps": ("Sweep", "Sweeps"),

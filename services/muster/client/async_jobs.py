@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from muster.client import operations
 from muster.client.answers import JobView, LogLine, Metrics, Update, Updates, log_line, parsed
 from muster.client.async_connection import AsyncConnection
+from muster.client.async_transfers import transferred
 from muster.client.documents import JobSource, job_document
 from muster.client.errors import MusterError
 from muster.client.following import moments
+from muster.client.outgoing import Progress, nobody
 from muster.contract.estimate import Estimate
 from muster.contract.profiles import ProfileRequest, ProfilesReply
 from muster.contract.replies import AttemptList, CheckpointList, Event, JobSummary, Plan, SamplesReply, Why
@@ -99,6 +102,29 @@ class AsyncJob(JobView):
     async def profiles(self) -> ProfilesReply:
         """The traces that were taken of the job's steps, and the last that was asked for."""
         return parsed(ProfilesReply, await self._get("profiles"))
+
+    async def export(
+        self,
+        to: str | Path,
+        step: int | str = "best",
+        *,
+        format: str = "transformers",
+        dtype: str = "keep",
+        ema: bool = False,
+        progress: Progress = nobody,
+    ) -> Path:
+        """Fetch the model of a commit (`best`, `last` or a step), as the server makes it, into the folder `to`.
+
+        `format` is transformers, with an adapter merged into its model, or peft, the adapter alone; `dtype` is keep or
+        bf16; `ema` takes the average of the weights. What an earlier try has left is gone on with.
+        """
+        form = {"format": format, "dtype": dtype, "ema": ema}
+        await transferred(
+            self._connection,
+            lambda transfers, told: transfers.export(self.id, step, Path(to), told, **form),
+            progress,
+        )
+        return Path(to)
 
     # -- what can be done with it -------------------------------------------------------------------------------------
 

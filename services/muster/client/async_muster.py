@@ -6,6 +6,7 @@ from typing import Any
 
 from muster.client.address import server_for
 from muster.client.async_connection import AsyncConnection
+from muster.client.async_files import AsyncFiles
 from muster.client.async_jobs import AsyncJobs
 from muster.client.async_sweeps import AsyncSweeps
 from muster.client.exchange import PATIENCE_SECONDS
@@ -30,6 +31,7 @@ class AsyncMuster:
         """`transport` is httpx's, for tests and for proxies of one's own."""
         self.connection = AsyncConnection(server_for(server, token), patience_seconds, transport=transport)
         self.jobs = AsyncJobs(self.connection)
+        self.files = AsyncFiles(self.connection)
         self.sweeps = AsyncSweeps(self.connection)
 
     async def __aenter__(self) -> AsyncMuster:

@@ -67,6 +67,6 @@ class AsyncSweeps:
     ) -> AsyncIterator[SweepSummary]:
         """The newest sweeps, all or so many, newest first. Filters combine."""
         filters = {"project": project, "name": name, "live": live}
-        async for page in self._connection.walk(sweep_operations.pages(limit, filters)):
+        async for page in self._connection.walk(operations.pages(limit, filters, "sweeps")):
             for line in page:
                 yield parsed(SweepSummary, line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from muster.client import operations
@@ -12,6 +13,8 @@ from muster.client.connection import Connection
 from muster.client.documents import JobSource, job_document
 from muster.client.errors import MusterError
 from muster.client.following import moments
+from muster.client.outgoing import Progress, nobody
+from muster.client.transfers import Transfers
 from muster.contract.estimate import Estimate
 from muster.contract.profiles import ProfileRequest, ProfilesReply
 from muster.contract.replies import AttemptList, CheckpointList, Event, JobSummary, Plan, SamplesReply, Why
@@ -97,6 +100,25 @@ class Job(JobView):
     def profiles(self) -> ProfilesReply:
         """The traces that were taken of the job's steps, and the last that was asked for."""
         return parsed(ProfilesReply, self._get("profiles"))
+
+    def export(
+        self,
+        to: str | Path,
+        step: int | str = "best",
+        *,
+        format: str = "transformers",
+        dtype: str = "keep",
+        ema: bool = False,
+        progress: Progress = nobody,
+    ) -> Path:
+        """Fetch the model of a commit (`best`, `last` or a step), as the server makes it, into the folder `to`.
+
+        `format` is transformers, with an adapter merged into its model, or peft, the adapter alone; `dtype` is keep or
+        bf16; `ema` takes the average of the weights. What an earlier try has left is gone on with.
+        """
+        with Transfers(self._connection) as transfers:
+            transfers.export(self.id, step, Path(to), progress, format=format, dtype=dtype, ema=ema)
+        return Path(to)
 
     # -- what can be done with it -------------------------------------------------------------------------------------
 

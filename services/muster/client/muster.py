@@ -7,6 +7,7 @@ from typing import Any
 from muster.client.address import server_for
 from muster.client.connection import Connection
 from muster.client.exchange import PATIENCE_SECONDS
+from muster.client.files import Files
 from muster.client.jobs import Jobs
 from muster.client.sweeps import Sweeps
 
@@ -30,6 +31,7 @@ class Muster:
         """`transport` is httpx's, for tests and for proxies of one's own."""
         self.connection = Connection(server_for(server, token), patience_seconds, transport=transport)
         self.jobs = Jobs(self.connection)
+        self.files = Files(self.connection)
         self.sweeps = Sweeps(self.connection)
 
     def __enter__(self) -> Muster:

@@ -13,7 +13,7 @@ from muster.client.errors import JobFailed, NotFound, WaitTimeout
 from muster.client.steps import Ask, Found, Pause, Steps
 from muster.contract.status import Phase
 
-PAGE_JOBS = 500  # the most that the API gives at once
+PAGE_MAX = 500  # of a list, that the API gives at once
 ENDED = tuple(phase for phase in Phase if phase.terminal)
 POLL_SECONDS = 0.3
 POLL_SECONDS_MAX = 2.0
@@ -48,11 +48,11 @@ def get(name: str) -> Steps[dict[str, Any]]:
     return (yield from _document("GET", f"jobs/{job_id}"))
 
 
-def pages(limit: int | None, filters: dict[str, Any]) -> Steps[None]:
-    """The newest `limit` jobs or all, newest first: finds each page, a list of summaries."""
+def pages(limit: int | None, filters: dict[str, Any], path: str = "jobs") -> Steps[None]:
+    """The newest `limit` of a list or all, newest first: finds each page, a list of what the list shows."""
     cursor, left = None, limit if limit is not None else 1 << 62
     while left > 0:
-        page = yield from ask("GET", "jobs", limit=min(left, PAGE_JOBS), cursor=cursor, **filters)
+        page = yield from ask("GET", path, limit=min(left, PAGE_MAX), cursor=cursor, **filters)
         yield Found(page["items"][:left])
         left -= len(page["items"])
         cursor = page["nextCursor"]

@@ -9,10 +9,9 @@ from typing import Any
 
 from muster.client.errors import NotFound, WaitTimeout
 from muster.client.operations import POLL_SECONDS, POLL_SECONDS_MAX, ask
-from muster.client.steps import Found, Pause, Steps
+from muster.client.steps import Pause, Steps
 from muster.contract.sweep import SweepPhase
 
-PAGE_SWEEPS = 500  # the most that the API gives at once
 ENDED = frozenset(phase.value for phase in SweepPhase if phase.terminal)
 
 
@@ -38,18 +37,6 @@ def get(name: str) -> Steps[dict[str, Any]]:
     sweep_id = yield from find(name)
     found: dict[str, Any] = yield from ask("GET", f"sweeps/{sweep_id}")
     return found
-
-
-def pages(limit: int | None, filters: dict[str, Any]) -> Steps[None]:
-    """The newest `limit` sweeps or all, newest first: finds each page, a list of summaries."""
-    cursor, left = None, limit if limit is not None else 1 << 62
-    while left > 0:
-        page = yield from ask("GET", "sweeps", limit=min(left, PAGE_SWEEPS), cursor=cursor, **filters)
-        yield Found(page["items"][:left])
-        left -= len(page["items"])
-        cursor = page["nextCursor"]
-        if not cursor:
-            return
 
 
 def wait(

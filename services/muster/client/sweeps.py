@@ -67,6 +67,6 @@ class Sweeps:
     ) -> Iterator[SweepSummary]:
         """The newest sweeps, all or so many, newest first. Filters combine."""
         filters = {"project": project, "name": name, "live": live}
-        for page in self._connection.walk(sweep_operations.pages(limit, filters)):
+        for page in self._connection.walk(operations.pages(limit, filters, "sweeps")):
             for line in page:
                 yield parsed(SweepSummary, line)

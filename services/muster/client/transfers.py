@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import base64
 import errno
-import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from muster.client.answers import parsed
 from muster.client.errors import BUSY, InvalidRequest, MusterError, NotFound, Unreachable, refusal
+from muster.client.outgoing import BLOCK_BYTES, Progress, Source, nobody, opened
+from muster.contract.file_replies import File, Status
 
 if TYPE_CHECKING:
     import httpx2
 
     from muster.client.connection import Connection
 
-BLOCK_BYTES = 1 << 20
 # Of one request. A server's proxy may bound it, and what is cut within one is sent again from where it was cut.
 REQUEST_BYTES_MAX = 1 << 30
 PATIENCE_SECONDS = 60.0  # without a byte more having arrived
@@ -31,12 +31,6 @@ PAUSE_SECONDS = 1.0
 FLUSH_SECONDS_MAX = 300.0  # for the server to write what it has been sent to its disk
 _API = "/api/v1"
 _TUS = {"tus-resumable": "1.0.0"}
-
-Progress = Callable[[int, int], None]  # bytes that have arrived, of all
-
-
-def nobody(_: int, __: int) -> None:
-    """Take the news of progress for a caller who does not want it."""
 
 
 class Transfers:
@@ -70,7 +64,7 @@ class Transfers:
     ) -> dict[str, Any]:
         """Send a file of this machine, going on with an upload of it that was cut. It is whole then, as the API shows
         it, and perhaps not yet read through."""
-        with _opened(path) as source:
+        with opened(path) as source:
             about = {
                 "filename": name or path.name,
                 "purpose": purpose,
@@ -86,6 +80,31 @@ class Transfers:
                 what = f"{path} changed while it was sent, so that nobody knows what has arrived"
                 raise InvalidRequest(what, "file-changed", next_step="upload it again when nobody writes to it")
             return found
+
+    def take_in(
+        self,
+        path: Path,
+        purpose: str,
+        project: str | None,
+        name: str | None,
+        lifetime_seconds: float | None,
+        progress: Progress,
+    ) -> File:
+        """The file once it is sent and read through. Raises InvalidRequest where nothing can be learnt from it."""
+        made = self.upload(path, purpose, project, name, lifetime_seconds, progress)
+        found = parsed(File, self.until_checked(str(made["id"])))
+        if found.status == Status.FAILED:
+            what = f"{path}: nothing can be learnt from it: {found.fault}"
+            raise InvalidRequest(
+                what, "file-failed", next_step="mend the file and upload it again", details={"id": found.id}
+            )
+        return found
+
+    def bring(self, file_id: str, target: Path, progress: Progress) -> Path:
+        """Write a file of the server to `target`, and return that."""
+        found = self._connection.get(f"files/{file_id}")
+        self.download(f"files/{file_id}/content", target, found["bytes"], progress)
+        return target
 
     def until_checked(self, file_id: str, pause_seconds: float = 0.2) -> dict[str, Any]:
         """The file when it is ready or failed."""
@@ -112,7 +131,7 @@ class Transfers:
         self._refuse(reply)
         return str(reply.json()["id"])
 
-    def _send_all(self, file_id: str, source: _Source, progress: Progress) -> None:
+    def _send_all(self, file_id: str, source: Source, progress: Progress) -> None:
         have, heard_at = -1, time.monotonic()
         while True:
             reason, reply = "", self._try("HEAD", file_id)
@@ -140,7 +159,7 @@ class Transfers:
                 time.sleep(PAUSE_SECONDS)
 
     def _try(
-        self, method: str, file_id: str, source: _Source | None = None, offset: int = 0, progress: Progress = nobody
+        self, method: str, file_id: str, source: Source | None = None, offset: int = 0, progress: Progress = nobody
     ) -> httpx2.Response | str:
         """The answer, or why there is none."""
         import httpx2
@@ -291,68 +310,6 @@ class _Later(Exception):
     """The server has it not yet."""
 
 
-class _Source:
-    """A file that is sent: its bytes from any place on, and the digest of all that was read of it in order."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115 - closed by the context manager
-        self._about = os.fstat(self._file.fileno())
-        self.size = self._about.st_size
-        self._hash = hashlib.sha256()
-        self._hashed = 0
-        self._worker = ThreadPoolExecutor(1, "digest")
-        self._under_way: Future[None] | None = None
-
-    def __enter__(self) -> _Source:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._worker.shutdown()
-        self._file.close()
-
-    @property
-    def stamp(self) -> str:
-        """Another one for every version of the file, as far as the file system tells."""
-        return f"{self._about.st_size}-{self._about.st_mtime_ns}-{self._about.st_ino}"
-
-    def changed(self) -> bool:
-        now = os.fstat(self._file.fileno())
-        return (now.st_size, now.st_mtime_ns) != (self._about.st_size, self._about.st_mtime_ns)
-
-    def blocks(self, offset: int, count: int, progress: Progress) -> Iterator[bytes]:
-        """Bytes [offset, offset + count), hashed beside by another thread. What is missing is not made up."""
-        self._hash_until(offset)
-        self._file.seek(offset)
-        at, end = offset, offset + count
-        while at < end and (block := self._file.read(min(BLOCK_BYTES, end - at))):
-            if at == self._hashed:
-                self._hash_beside(block)
-            yield block
-            at += len(block)
-            progress(at, self.size)
-
-    def digest(self) -> str:
-        self._hash_until(self.size)
-        self._wait()
-        return self._hash.hexdigest()
-
-    def _hash_beside(self, block: bytes) -> None:
-        self._wait()
-        self._under_way = self._worker.submit(self._hash.update, block)
-        self._hashed += len(block)
-
-    def _hash_until(self, offset: int) -> None:
-        """Of what another process, or an earlier request, has sent."""
-        self._file.seek(self._hashed)
-        while self._hashed < offset and (block := self._file.read(min(BLOCK_BYTES, offset - self._hashed))):
-            self._hash_beside(block)
-
-    def _wait(self) -> None:
-        if self._under_way is not None:
-            self._under_way.result()
-            self._under_way = None
-
-
 def inside(folder: Path, name: str) -> Path:
     """Where a file belongs that a server names. Raises MusterError for a name that leads out of the folder."""
     named = PurePosixPath(name)
@@ -374,21 +331,6 @@ def _to_append(path: Path) -> int:
 
 def _is_whole(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
-
-
-def _opened(path: Path) -> _Source:
-    """Raises InvalidRequest for what is no file with anything in it."""
-    try:
-        if not path.is_file():
-            kind = "is a folder; name its files" if path.is_dir() else "is not there"
-            raise InvalidRequest(f"{path} {kind}", "no-file")
-        source = _Source(path)
-    except OSError as error:
-        raise InvalidRequest(f"{path} can't be read: {error.strerror or error}", "no-file") from None
-    if not source.size:
-        source.__exit__()
-        raise InvalidRequest(f"{path} is empty; there is nothing to keep", "empty-file")
-    return source
 
 
 def _metadata(about: dict[str, str]) -> str:

@@ -55,6 +55,13 @@ class Speaker:
             else AsyncMuster(BASE, transport=self.transport)
         )
 
+    @classmethod
+    def to(cls, url: str, kind: str) -> Speaker:
+        """Over a socket."""
+        speaker = cls.__new__(cls)
+        speaker.client = Muster(url) if kind == "threads" else AsyncMuster(url)
+        return speaker
+
     async def do(self, method: Callable[..., Any], *words: Any, **named: Any) -> Any:
         """The method's result."""
         if inspect.iscoroutinefunction(method):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_notebook_submits_a_job_shows_it_and_plots_its_losses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_uploads_trains_plots_exports_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "jupyter"))
     notebook = nbformat.read(EXAMPLES / "first-job.ipynb", as_version=4)
@@ -31,13 +31,21 @@ def test_the_notebook_submits_a_job_shows_it_and_plots_its_losses(
     finally:
         house.close()
     said = [_said(cell) for cell in done.cells if cell.cell_type == "code"]
-    live, curve, table, commits = said[3], said[4], said[5], said[6]
+    uploaded, live, curve, table, commits, files, loaded = (said[cell] for cell in (1, 4, 5, 6, 7, 10, 11))
+    assert "'ready'>, 400)" in uploaded
     assert "Succeeded" in live
     assert "<progress value='60' max='60'" in live
     assert "<polyline points=" in curve
     assert "steps 1 to 60" in curve
     assert "tokens_per_second" in table
     assert "(60, " in commits
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= {
+        path.name for path in (tmp_path / "first-model").iterdir()
+    }
+    assert "model.safetensors" in files
+    loss = re.match(r"loss (\d+\.\d+)\n", loaded)
+    assert loss is not None, loaded
+    assert float(loss[1]) < math.log(260) - 2, "what was loaded has learnt something: a new model's loss is log(260)"
     assert all(not cell.get("outputs") for cell in nbformat.read(EXAMPLES / "first-job.ipynb", 4).cells), "kept clean"
 
 

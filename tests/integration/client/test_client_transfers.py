@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.integration.api.platform import Platform, served
+from tests.integration.client.speaking import Speaker
 
+from muster.client import AsyncMuster, NotFound
 from muster.client.address import Server
 from muster.client.connection import Connection
 from muster.client.errors import InvalidRequest, MusterError
@@ -82,6 +85,56 @@ async def test_a_file_that_changes_while_it_is_sent_is_refused(here: Platform, t
                     sender.upload(tmp_path / name, "fine-tune")
 
     await asyncio.to_thread(transfer)
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+async def test_programs_upload_list_fetch_and_delete(here: Platform, tmp_path: Path, kind: str) -> None:
+    path, target = tmp_path / "chat.jsonl", tmp_path / "back.jsonl"
+    path.write_bytes(DATA[:100_000].rpartition(b"\n")[0] + b"\n")
+    said: list[int] = []
+    speaker = Speaker.to(str(here.client.base_url), kind)
+    files = speaker.client.files
+    made = await speaker.do(files.upload, path, progress=lambda done, _: said.append(done))
+    assert (made.name, made.purpose, made.status, made.bytes) == (
+        "chat.jsonl",
+        "fine-tune",
+        "ready",
+        path.stat().st_size,
+    )
+    assert said[-1] == made.bytes
+    assert await speaker.do(files.get, made.id) == made
+    assert await speaker.all(files.list, name="chat.jsonl", limit=5) == [made]
+    assert await speaker.do(files.download, made.id, target) == target
+    assert target.read_bytes() == path.read_bytes()
+    await speaker.do(files.delete, made.id)
+    assert await speaker.all(files.list) == []
+    with pytest.raises(NotFound):
+        await speaker.do(files.get, made.id)
+    path.write_bytes(DATA[:1_000])  # ends within a line
+    with pytest.raises(InvalidRequest, match=r"nothing can be learnt from it: chat\.jsonl, line"):
+        await speaker.do(files.upload, path)
+
+
+async def test_an_upload_that_is_cancelled_is_gone_on_with(here: Platform, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_bytes(DATA)
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def told(done: int, total: int) -> None:
+        if done > total // 3:
+            loop.call_soon_threadsafe(began.set)
+            time.sleep(0.02)  # not a wait: the pace of a slow line
+
+    async with AsyncMuster(str(here.client.base_url)) as client:
+        sending = asyncio.create_task(client.files.upload(path, progress=told))
+        await began.wait()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        made = await client.files.upload(path)
+        assert made.sha256 == hashlib.sha256(DATA).hexdigest()
+        assert [file.id async for file in client.files.list()] == [made.id]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "/etc/x", "", ".", "a\n", "~/../../x"])

@@ -8,11 +8,13 @@ import httpx2
 import pytest
 
 from muster.client import (
+    AsyncFiles,
     AsyncJob,
     AsyncJobs,
     AsyncMuster,
     AsyncSweep,
     AsyncSweeps,
+    Files,
     Job,
     Jobs,
     Muster,
@@ -46,7 +48,14 @@ def table(of_class: type) -> dict[str, tuple[list[str], str, bool]]:
     }
 
 
-PAIRS = [(Job, AsyncJob), (Jobs, AsyncJobs), (Sweep, AsyncSweep), (Sweeps, AsyncSweeps), (Muster, AsyncMuster)]
+PAIRS = [
+    (Files, AsyncFiles),
+    (Job, AsyncJob),
+    (Jobs, AsyncJobs),
+    (Sweep, AsyncSweep),
+    (Sweeps, AsyncSweeps),
+    (Muster, AsyncMuster),
+]
 
 
 @pytest.mark.parametrize(("threads", "asynchronous"), PAIRS)

@@ -23,10 +23,10 @@ from muster.api.background import Work
 from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.files import repository
-from muster.api.files.schemas import Purpose, Status
 from muster.api.files.staging import Staging
 from muster.api.tables import FileRow, ProjectRow
 from muster.contract.address import Address
+from muster.contract.file_replies import Purpose, Status
 from muster.contract.projects import ProjectLimits
 from muster.storage.contents import Contents
 from muster.storage.data_check import Checked

@@ -10,10 +10,10 @@ from typing import Final
 from muster.api.auth import Principal
 from muster.api.errors import ApiError, invalid_parameter
 from muster.api.files import service
-from muster.api.files.schemas import Status
 from muster.api.files.service import Chunks, NewFile
 from muster.api.services import Services
 from muster.api.tables import FileRow
+from muster.contract.file_replies import Status
 
 # A part may come again whose reply was lost, as often as OpenAI's client tries: what comes more often fills the disk.
 TRIES: Final = 3

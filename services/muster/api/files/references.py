@@ -8,10 +8,10 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.errors import ApiError
-from muster.api.files.schemas import Status
 from muster.api.services import Services
 from muster.api.tables import FileRow, JobFileRow
 from muster.contract.base import Problem
+from muster.contract.file_replies import Status
 from muster.contract.files_named import files_named
 from muster.contract.spec import JobSpec
 

@@ -10,8 +10,8 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.errors import ApiError
-from muster.api.files.schemas import Status
 from muster.api.tables import FileRow, JobFileRow, JobRow, ProjectRow
+from muster.contract.file_replies import Status
 from muster.storage.contents import Contents
 from muster.storage.errors import StorageError
 

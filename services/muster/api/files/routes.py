@@ -14,13 +14,14 @@ from muster.api.auth import Caller, Scope, needs
 from muster.api.errors import ApiError
 from muster.api.files import service, tus
 from muster.api.files.repository import Filter
-from muster.api.files.schemas import File, FileList, Purpose, Status, file_document
+from muster.api.files.schemas import file_document
 from muster.api.files.service import NewFile
 from muster.api.files.staging import CHECKSUMS
 from muster.api.openapi import problems, shown
 from muster.api.paging import cursor_of, seq_of
 from muster.api.ranges import ranged
 from muster.api.services import ServicesDependency
+from muster.contract.file_replies import File, FileList, Purpose, Status
 from muster.contract.projects import Role
 from muster.contract.times import rfc3339
 

@@ -25,10 +25,10 @@ from muster.api.auth import Principal
 from muster.api.errors import ApiError, invalid_parameter
 from muster.api.files import repository
 from muster.api.files.repository import Filter, Like
-from muster.api.files.schemas import Purpose, Status
 from muster.api.files.staging import Checksum
 from muster.api.services import Services
 from muster.api.tables import FileRow, ProjectRow
+from muster.contract.file_replies import Purpose, Status
 from muster.contract.projects import ProjectLimits, Role
 from muster.contract.text import nearest
 from muster.contract.text import size as text_size

@@ -9,12 +9,12 @@ from typing import Final
 
 from muster.api.auth import Principal
 from muster.api.files import repository
-from muster.api.files.schemas import Purpose, Status
 from muster.api.openai.requests import refused
 from muster.api.services import Services
 from muster.api.tables import FileRow
 from muster.contract.address import AddressError, data_address
 from muster.contract.data_formats import FORMATS, fits_task, wrong_format
+from muster.contract.file_replies import Purpose, Status
 from muster.contract.names import FILE_ID
 from muster.contract.objectives import Task
 

@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 from pydantic import BaseModel
 
-from muster.api.files.schemas import Status
 from muster.api.tables import FileRow
+from muster.contract.file_replies import Status
 
 FILE_PREFIX: Final = "file-"
 UPLOAD_PREFIX: Final = "upload_"

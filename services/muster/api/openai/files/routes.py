@@ -14,7 +14,6 @@ from muster.api.auth import Caller, Scope, needs
 from muster.api.errors import invalid_parameter
 from muster.api.files import service as files
 from muster.api.files.repository import Filter
-from muster.api.files.schemas import Purpose
 from muster.api.jobs.examples import AT
 from muster.api.openai.files import service
 from muster.api.openai.files.form import Form
@@ -25,6 +24,7 @@ from muster.api.openai.fine_tuning.routes import After, ProjectHeader
 from muster.api.openapi import problems, shown
 from muster.api.ranges import ranged
 from muster.api.services import ServicesDependency
+from muster.contract.file_replies import Purpose
 from muster.contract.projects import Role
 
 router = APIRouter(prefix="/files", tags=["openai"])

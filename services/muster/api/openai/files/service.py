@@ -12,7 +12,6 @@ from muster.api.auth import Principal
 from muster.api.errors import ApiError
 from muster.api.files import parts, repository, service
 from muster.api.files.repository import Filter, Like
-from muster.api.files.schemas import Purpose, Status
 from muster.api.files.service import NewFile
 from muster.api.openai.files.form import Form
 from muster.api.openai.files.replies import FILE_PREFIX, PART_PREFIX, UPLOAD_PREFIX
@@ -22,6 +21,7 @@ from muster.api.openai.requests import invalid_request
 from muster.api.services import Services
 from muster.api.tables import FileRow
 from muster.contract.base import InvalidDocument, Problem, parse
+from muster.contract.file_replies import Purpose, Status
 from muster.storage.contents import ending_of
 
 FORM_BYTES: Final = 20_000  # that a form may have beside its file: boundaries, headers, fields

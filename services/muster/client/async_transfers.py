@@ -1,0 +1,42 @@
+"""Transfers for programs with asyncio: in a thread beside the loop, which a cancellation ends too."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from muster.client.async_connection import AsyncConnection
+from muster.client.connection import Connection
+from muster.client.transfers import Progress, Transfers
+
+T = TypeVar("T")
+
+
+class _Cancelled(Exception):
+    """Whoever asked does not wait any more."""
+
+
+async def transferred(connection: AsyncConnection, work: Callable[[Transfers, Progress], T], progress: Progress) -> T:
+    """What `work` makes of transfers with the same server. Cancelled, it stops where `progress` is told next, and what
+    has arrived until then is gone on with by the next try."""
+    cancelled = threading.Event()
+
+    def told(done: int, total: int) -> None:
+        if cancelled.is_set():
+            raise _Cancelled
+        progress(done, total)
+
+    def carry_out() -> T:
+        with (
+            Connection(connection.server, connection.exchange.patience_seconds) as own,
+            Transfers(own) as transfers,
+        ):
+            return work(transfers, told)
+
+    try:
+        return await asyncio.to_thread(carry_out)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise

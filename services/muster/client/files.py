@@ -1,0 +1,58 @@
+"""Files for programs with threads, named by jobs as `file-…`. `async_files` is the same for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from muster.client import operations
+from muster.client.answers import parsed
+from muster.client.connection import Connection
+from muster.client.outgoing import Progress, nobody
+from muster.client.transfers import Transfers
+from muster.contract.file_replies import File
+
+
+class Files:
+    """The files of one server. Every method raises MusterError."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def upload(
+        self,
+        path: str | Path,
+        *,
+        purpose: str = "fine-tune",
+        project: str | None = None,
+        name: str | None = None,
+        lifetime_seconds: float | None = None,
+        progress: Progress = nobody,
+    ) -> File:
+        """Send a file of this machine, wait until the server has read it through, and return it.
+
+        An upload of it that was cut, also another program's, is gone on with. `progress` is told the bytes that have
+        arrived, of all, from any thread. Raises InvalidRequest where nothing can be learnt from the data.
+        """
+        with Transfers(self._connection) as transfers:
+            return transfers.take_in(Path(path), purpose, project, name, lifetime_seconds, progress)
+
+    def get(self, file_id: str) -> File:
+        """The file of that id. Raises NotFound."""
+        return parsed(File, self._connection.run(operations.ask("GET", f"files/{file_id}")))
+
+    def list(self, *, limit: int | None = None, project: str | None = None, name: str | None = None) -> Iterator[File]:
+        """The newest files, all or so many, newest first. Filters combine."""
+        filters = {"project": project, "name": name}
+        for page in self._connection.walk(operations.pages(limit, filters, "files")):
+            for line in page:
+                yield parsed(File, line)
+
+    def download(self, file_id: str, to: str | Path, *, progress: Progress = nobody) -> Path:
+        """Write the file's bytes to the path `to`; what an earlier try has left is gone on with."""
+        with Transfers(self._connection) as transfers:
+            return transfers.bring(file_id, Path(to), progress)
+
+    def delete(self, file_id: str) -> None:
+        """Delete the file. Raises Conflict while a live job reads it."""
+        self._connection.run(operations.ask("DELETE", f"files/{file_id}"))
