@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import select
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import asyncpg
 from pydantic_core import from_json
 from sqlalchemy import Dialect, Text, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
@@ -24,6 +26,9 @@ from sqlalchemy.types import TypeDecorator
 from muster.api.errors import database_unavailable, disk_full
 
 _WRITES = "muster_writes"
+_USED_AT = "muster_used_at"
+# A server that went without a word is found out by asking; one that answered a moment ago is not asked.
+PING_AFTER_SECONDS = 5.0
 # The largest submission takes 1 MB, in the log and again in the database. Ten times that would call small disks full.
 FREE_BYTES_MIN = 4 << 20
 
@@ -60,7 +65,10 @@ class Database:
         self.engine = _sqlite(url, timeout_seconds) if self.is_sqlite else _postgresql(url, timeout_seconds)
         self.sessions = type("Session", (Session,), {})  # a class of this database's own, whose events may be heard
         writing = self.engine.execution_options(**{_WRITES: True})
-        self._read = async_sessionmaker(self.engine, expire_on_commit=False, sync_session_class=self.sessions)
+        # PostgreSQL shows each statement what is committed when it begins, within a transaction or without one: reading
+        # without saves its two exchanges. SQLite would read from another moment with each statement.
+        reading = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._read = async_sessionmaker(reading, expire_on_commit=False, sync_session_class=self.sessions)
         self._write = async_sessionmaker(writing, expire_on_commit=False, sync_session_class=self.sessions)
         # SQLite has one writer; waiting here is fair and cheap, while waiting inside SQLite is polling.
         self._turn = asyncio.Lock() if self.is_sqlite else None
@@ -206,12 +214,38 @@ def _postgresql_arguments(timeout_seconds: float) -> dict[str, Any]:
     }
 
 
+def _has_news(driver: Any) -> bool:
+    """Whether something has arrived that nobody asked for, such as the connection's end, also where the event loop has
+    yet to see it."""
+    poll = select.poll()
+    poll.register(driver._transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _postgresql(url: str, timeout_seconds: float) -> AsyncEngine:
-    return create_async_engine(
+    engine = create_async_engine(
         url,
         connect_args=_postgresql_arguments(timeout_seconds),
         pool_size=8,
         max_overflow=8,
         pool_timeout=timeout_seconds,
-        pool_pre_ping=True,
     )
+
+    @event.listens_for(engine.sync_engine, "checkin")
+    def _returned(_connection: Any, record: Any) -> None:
+        record.info[_USED_AT] = time.monotonic()
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def _taken(connection: Any, record: Any, _proxy: Any) -> None:
+        """Replace a connection that died while nobody used it. pool_pre_ping would ask the server, in a transaction of
+        three exchanges, before every use; here it is asked where it has said something, or nothing for long."""
+        idle_seconds = time.monotonic() - record.info.get(_USED_AT, time.monotonic())
+        try:
+            if connection.driver_connection.is_closed():
+                raise DisconnectionError
+            if idle_seconds > PING_AFTER_SECONDS or _has_news(connection.driver_connection):
+                engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise DisconnectionError from error
+
+    return engine

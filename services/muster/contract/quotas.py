@@ -70,6 +70,11 @@ class ProjectQuota(Quota):
     """Written by the API beside a budget, for the operator; nobody else sets it."""
 
     @property
+    def bounds_queue(self) -> bool:
+        """Whether so many jobs of the project, or of each of its people, may be queued and no more."""
+        return self.queued_jobs is not None or self.person.queued_jobs is not None
+
+    @property
     def has_month_budget(self) -> bool:
         return any(
             limit is not None

@@ -85,25 +85,24 @@ async def submit(
     for _ in range(_TRIES):
         try:
             async with services.database.write() as session:
-                submitted = await _store(session, caller, drafted, attempted, beside)
-        except IntegrityError:
+                document = await _store(session, caller, drafted, attempted, beside)
+        except IntegrityError:  # of the key, which a first try has stored, or of the name
             if replayed := await _replay(services, attempted):
                 return replayed
             await _refuse_taken_name(services, drafted)
             continue  # whoever was in the way is gone already
-        if not submitted.replayed:
-            services.metrics.submissions.inc()
-            services.relay.wake.set()
-        return submitted
+        services.metrics.submissions.inc()
+        services.relay.wake.set()
+        return Submitted(document, replayed=False)
     raise database_unavailable()
 
 
 async def _store(
     session: AsyncSession, caller: Principal, drafted: Draft, attempted: Attempted | None, beside: Beside
-) -> Submitted:
-    if (reply := await idempotency.recall(session, attempted)) is not None:
-        return Submitted(reply, replayed=True)
-    await refuse_full_queue(session, drafted.project, caller.person)
+) -> dict[str, Any]:
+    """The job as it is shown. Raises IntegrityError where its key was used before or its name is a live job's."""
+    if drafted.queue_limited:
+        await refuse_full_queue(session, drafted.project, caller.person)
     now = time.time()
     status = JobStatus(code="Submitted", because="waiting to be handed to the operator", queued_at=now, since=now)
     job = repository.NewJob(
@@ -128,7 +127,7 @@ async def _store(
     record(session, caller, Act("job.submitted", row.id, row.project, after=data))
     document = job_document(row, Prices(), caller.person)  # nothing has been spent yet
     idempotency.remember(session, attempted, row.id, document)
-    return Submitted(document, replayed=False)
+    return document
 
 
 async def _replay(services: Services, attempted: Attempted | None) -> Submitted | None:

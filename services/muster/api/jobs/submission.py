@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from muster.api.access import project_not_found, project_role
 from muster.api.auth import Principal
@@ -37,7 +37,8 @@ _FROM = "spec.training.model.from"
 @dataclass(frozen=True)
 class Draft:
     """A submission with every default filled in. `faults` say why it would be refused; without any it can be stored.
-    `files` are the addresses of the uploaded files that it names, by their ids."""
+    `files` are the addresses of the uploaded files that it names, by their ids. `queue_limited` says that its project
+    bounds how many jobs may be queued."""
 
     name: str
     namespace: str
@@ -47,6 +48,7 @@ class Draft:
     faults: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    queue_limited: bool = False
 
 
 def parse_submission(document: Document) -> Submission:
@@ -73,7 +75,7 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
 
     Raises ApiError project_not_found, or forbidden where the caller may not submit to the project.
     """
-    project = await _project_of(services, caller, submission)
+    project, holder = await _project_of(services, caller, submission)
     labels = {key: value for key, value in submission.labels.items() if key not in (Label.PROJECT, Label.OWNER)}
     limits = ProjectLimits.model_validate(project.limits)
     submission = submission.model_copy(update={"spec": with_defaults(submission.spec, limits)})
@@ -83,7 +85,7 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
         spec = _with(spec, checkpoint=_with(spec.checkpoint, uri=default_checkpoint_uri))
     containers = services.settings.cluster != "local"
     faults = () if containers else (*_outside_of_containers(spec), *state_problems(spec, services.settings.layout))
-    faults += await _namespace_problems(services, project, namespace)
+    faults += _namespace_problems(project, namespace, holder)
     faults += limit_problems(submission.spec, limits, project.name)
     files, missing = await references.resolve(services, project.name, spec)
     faults += missing
@@ -100,27 +102,28 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
         else:
             spec = _with(spec, training=with_folder(spec.training, path, found))
     warnings = (*await _warnings(spec), *warnings)
-    return Draft(submission.name, namespace, project.name, labels, spec, faults, warnings, files)
+    limited = limits.quota.bounds_queue
+    return Draft(submission.name, namespace, project.name, labels, spec, faults, warnings, files, limited)
 
 
-async def _project_of(services: Services, caller: Principal, submission: Submission) -> ProjectRow:
-    """The project that the label names, else the caller's own."""
+async def _project_of(services: Services, caller: Principal, submission: Submission) -> tuple[ProjectRow, str | None]:
+    """The project that the label names, else the caller's own; and whose the namespace is that the submission names, or
+    that such a project's jobs have."""
     wanted = submission.labels.get(Label.PROJECT) or caller.home
     project_role(caller, wanted, Role.MEMBER)
+    named = submission.namespace or secrets.DEFAULT_NAMESPACE
+    either = or_(ProjectRow.name == wanted, ProjectRow.namespace == named)
     async with services.database.read() as session:
-        row = await session.get(ProjectRow, wanted)
-    if row is None:
+        rows = (await session.scalars(select(ProjectRow).where(either))).all()
+    project = next((row for row in rows if row.name == wanted), None)
+    if project is None:
         raise project_not_found(wanted)
-    return row
+    return project, next((row.name for row in rows if row.namespace == named), None)
 
 
-async def _namespace_problems(services: Services, project: ProjectRow, namespace: str) -> tuple[Problem, ...]:
+def _namespace_problems(project: ProjectRow, namespace: str, holder: str | None) -> tuple[Problem, ...]:
     """A project with a namespace has no other; `default` has those that are nobody else's."""
-    if project.namespace == namespace:
-        return ()
-    async with services.database.read() as session:
-        taken = (await session.scalars(select(ProjectRow.name).where(ProjectRow.namespace == namespace))).one_or_none()
-    if project.namespace is None and taken is None:
+    if project.namespace == namespace or (project.namespace is None and holder is None):
         return ()
     own = f"has the namespace {project.namespace!r} alone" if project.namespace else "does not have this namespace"
     words = f"project {project.name!r} {own}; leave it out, or name its project by the label {Label.PROJECT}"
@@ -234,7 +237,10 @@ async def _warnings(spec: JobSpec) -> tuple[Problem, ...]:
     """What is allowed but seldom meant, or looks wrong from this machine."""
     sources = [(f"spec.training.{path}.source", source.source) for path, source in spec.training.sources()]
     odd = tuple(Problem(f"spec.training.{path}", words) for path, words in spec.training.oddities())
-    unseen = await asyncio.to_thread(lambda: [w for path, source in sources if (w := _source_warning(path, source))])
+    seen = [(path, source) for path, source in sources if "://" not in source or source.startswith("file:")]
+    if not seen:
+        return odd
+    unseen = await asyncio.to_thread(lambda: [w for path, source in seen if (w := _source_warning(path, source))])
     return (*odd, *unseen)
 
 

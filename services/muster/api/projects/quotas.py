@@ -80,7 +80,7 @@ async def refuse_full_queue(session: AsyncSession, project: str, owner: str) -> 
     """
     row = await session.get(ProjectRow, project)
     quota = quota_of(row) if row is not None else ProjectQuota()
-    if quota.queued_jobs is None and quota.person.queued_jobs is None:
+    if not quota.bounds_queue:
         return
     await session.get(ProjectRow, project, with_for_update=True)
     for whose, limit, owners in (
