@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.auth import Caller
+from muster.api.clock import now_in
 from muster.api.errors import ApiError, invalid_parameter
 from muster.api.tables import IdempotencyRow
 
@@ -63,7 +63,7 @@ def remember(session: AsyncSession, attempted: Attempted | None, job_id: str, re
         body_hash=attempted.body_hash,
         job_id=job_id,
         reply=reply,
-        created_at=time.time(),
+        created_at=now_in(session),
     )
     session.add(row)
 

@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from muster.api.clock import now_in
 from muster.api.cluster import ApplyResult, Cluster, DesiredJob, Outcome
 from muster.api.db import Database
 from muster.api.events import repository as events
@@ -85,13 +86,13 @@ class Relay:
         return [*unreadable, *await self._cluster.apply(desired)]
 
     async def _waiting(self) -> list[JobRow]:
-        query = (
-            select(JobRow)
-            .where(JobRow.relayed_version < JobRow.spec_version, JobRow.relay_after <= time.time())
-            .order_by(JobRow.seq)
-            .limit(BATCH)
-        )
         async with self._database.read() as session:
+            query = (
+                select(JobRow)
+                .where(JobRow.relayed_version < JobRow.spec_version, JobRow.relay_after <= now_in(session))
+                .order_by(JobRow.seq)
+                .limit(BATCH)
+            )
             return list((await session.scalars(query)).all())
 
     async def _names(self, rows: dict[str, JobRow], results: Sequence[ApplyResult]) -> set[str]:
@@ -111,7 +112,7 @@ class Relay:
     async def _later(self, session: AsyncSession, row: JobRow, result: ApplyResult) -> None:
         self._metrics.relay_failures.inc()
         seconds = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(row.relay_failures, 20))
-        values = {"relay_failures": row.relay_failures + 1, "relay_after": time.time() + seconds}
+        values = {"relay_failures": row.relay_failures + 1, "relay_after": now_in(session) + seconds}
         await session.execute(update(JobRow).where(JobRow.id == row.id).values(values))
         log.warning(
             "hand-over will be retried", job=row.id, outcome=result.outcome, error=result.error, retry_seconds=seconds

@@ -82,10 +82,10 @@ def ls(
     json: Json = False,
 ) -> None:
     """List sweeps, the newest first."""
-    from muster.client.sweep_operations import pages
+    from muster.client.operations import pages
 
     with connect(server) as client:
-        items = [line for page in api(client).walk(pages(limit, {"project": project})) for line in page]
+        items = [line for page in api(client).walk(pages(limit, {"project": project}, "sweeps")) for line in page]
     if json:
         print_json({"items": items})
     elif not items:

@@ -10,6 +10,7 @@ from muster.client.answers import parsed
 from muster.client.async_connection import AsyncConnection
 from muster.client.async_transfers import transferred
 from muster.client.outgoing import Progress, nobody
+from muster.client.transfers import bring, take_in
 from muster.contract.file_replies import File
 
 
@@ -36,7 +37,7 @@ class AsyncFiles:
         """
         return await transferred(
             self._connection,
-            lambda transfers, told: transfers.take_in(Path(path), purpose, project, name, lifetime_seconds, told),
+            lambda transfers, told: take_in(transfers, Path(path), purpose, project, name, lifetime_seconds, told),
             progress,
         )
 
@@ -56,7 +57,7 @@ class AsyncFiles:
     async def download(self, file_id: str, to: str | Path, *, progress: Progress = nobody) -> Path:
         """Write the file's bytes to the path `to`; what an earlier try has left is gone on with."""
         return await transferred(
-            self._connection, lambda transfers, told: transfers.bring(file_id, Path(to), told), progress
+            self._connection, lambda transfers, told: bring(transfers, file_id, Path(to), told), progress
         )
 
     async def delete(self, file_id: str) -> None:

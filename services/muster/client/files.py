@@ -9,7 +9,7 @@ from muster.client import operations
 from muster.client.answers import parsed
 from muster.client.connection import Connection
 from muster.client.outgoing import Progress, nobody
-from muster.client.transfers import Transfers
+from muster.client.transfers import Transfers, bring, take_in
 from muster.contract.file_replies import File
 
 
@@ -35,7 +35,7 @@ class Files:
         arrived, of all, from any thread. Raises InvalidRequest where nothing can be learnt from the data.
         """
         with Transfers(self._connection) as transfers:
-            return transfers.take_in(Path(path), purpose, project, name, lifetime_seconds, progress)
+            return take_in(transfers, Path(path), purpose, project, name, lifetime_seconds, progress)
 
     def get(self, file_id: str) -> File:
         """The file of that id. Raises NotFound."""
@@ -51,7 +51,7 @@ class Files:
     def download(self, file_id: str, to: str | Path, *, progress: Progress = nobody) -> Path:
         """Write the file's bytes to the path `to`; what an earlier try has left is gone on with."""
         with Transfers(self._connection) as transfers:
-            return transfers.bring(file_id, Path(to), progress)
+            return bring(transfers, file_id, Path(to), progress)
 
     def delete(self, file_id: str) -> None:
         """Delete the file. Raises Conflict while a live job reads it."""

@@ -81,31 +81,6 @@ class Transfers:
                 raise InvalidRequest(what, "file-changed", next_step="upload it again when nobody writes to it")
             return found
 
-    def take_in(
-        self,
-        path: Path,
-        purpose: str,
-        project: str | None,
-        name: str | None,
-        lifetime_seconds: float | None,
-        progress: Progress,
-    ) -> File:
-        """The file once it is sent and read through. Raises InvalidRequest where nothing can be learnt from it."""
-        made = self.upload(path, purpose, project, name, lifetime_seconds, progress)
-        found = parsed(File, self.until_checked(str(made["id"])))
-        if found.status == Status.FAILED:
-            what = f"{path}: nothing can be learnt from it: {found.fault}"
-            raise InvalidRequest(
-                what, "file-failed", next_step="mend the file and upload it again", details={"id": found.id}
-            )
-        return found
-
-    def bring(self, file_id: str, target: Path, progress: Progress) -> Path:
-        """Write a file of the server to `target`, and return that."""
-        found = self._connection.get(f"files/{file_id}")
-        self.download(f"files/{file_id}/content", target, found["bytes"], progress)
-        return target
-
     def until_checked(self, file_id: str, pause_seconds: float = 0.2) -> dict[str, Any]:
         """The file when it is ready or failed."""
         while True:
@@ -304,6 +279,33 @@ class Transfers:
             raise NotFound("the upload is not there any more", "file_not_found", next_step="begin it anew")
         server = self._connection.server
         raise refusal(reply.status_code, body if isinstance(body, dict) else {}, server.url, server.signed_in)
+
+
+def take_in(
+    transfers: Transfers,
+    path: Path,
+    purpose: str,
+    project: str | None,
+    name: str | None,
+    lifetime_seconds: float | None,
+    progress: Progress,
+) -> File:
+    """The file once it is sent and read through. Raises InvalidRequest where nothing can be learnt from it."""
+    made = transfers.upload(path, purpose, project, name, lifetime_seconds, progress)
+    found = parsed(File, transfers.until_checked(str(made["id"])))
+    if found.status == Status.FAILED:
+        what = f"{path}: nothing can be learnt from it: {found.fault}"
+        raise InvalidRequest(
+            what, "file-failed", next_step="mend the file and upload it again", details={"id": found.id}
+        )
+    return found
+
+
+def bring(transfers: Transfers, file_id: str, target: Path, progress: Progress) -> Path:
+    """Write a file of the server to `target`, and return that."""
+    found = transfers._connection.get(f"files/{file_id}")
+    transfers.download(f"files/{file_id}/content", target, found["bytes"], progress)
+    return target
 
 
 class _Later(Exception):

@@ -22,6 +22,8 @@ from tests.integration.api.openai_house import (
 )
 from tests.integration.api.people import settle
 from tests.integration.api.platform import Platform, platform
+from tests.integration.api.postgres import PostgresServer
+from tests.integration.api.test_api_openai_wrong_fields import ANSWER, EQ
 
 from muster.api.openai.fine_tuning import retries
 from muster.api.settings import Settings
@@ -85,6 +87,54 @@ async def test_numbers_beside_auto_are_kept_and_pairs_are_learnt_by_dpo(small: H
     assert training["data"]["train"][0]["format"] == "preference"
     # Some ten evaluations of the 60 steps that 60 examples make twice, by twos.
     assert (training["evaluation"]["every"], len(training["evaluation"]["data"])) == (6, 1)
+
+
+async def test_answers_are_rewarded_by_graders(small: House, tmp_path: Path) -> None:
+    here, client = small
+    like = {**ANSWER, "name": "Bare", "operation": "ilike", "reference": "Run (now)"}
+    sums = {"type": "x_verifier", "name": "Sums right", "verifier": {"numericAnswer": {"after": "####"}}}
+    grader: Any = {
+        "type": "multi",
+        "name": "all",
+        "graders": {"exact": EQ, "Bare": like, "sums": sums},
+        "calculate_output": "0.5 * exact + sums - Bare / 4",
+    }
+    numbers = {"n_epochs": 2, "batch_size": 3, "compute_multiplier": 0.5, "eval_interval": 7, "eval_samples": 5}
+    asked: Any = {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": numbers}}
+    made = await client.fine_tuning.jobs.create(
+        model="org/whole", training_file=chat_file(tmp_path), validation_file=chat_file(tmp_path), method=asked
+    )
+    told = made.method.reinforcement  # type: ignore[union-attr]
+    assert told.grader.calculate_output == grader["calculate_output"]  # type: ignore[union-attr]
+    hyper = told.hyperparameters  # type: ignore[union-attr]
+    assert (hyper.n_epochs, hyper.batch_size, hyper.compute_multiplier) == (2, 3, 0.5)  # type: ignore[union-attr]
+    assert (hyper.eval_interval, hyper.eval_samples) == (7, 5)  # type: ignore[union-attr]
+    assert made == await client.fine_tuning.jobs.retrieve(made.id)
+    training = (await here.get(f"/jobs/{uid_of(made)}"))["spec"]["training"]
+    grpo = training["grpo"]
+    assert (training["task"], grpo["completions"], grpo["maxTokens"]) == ("grpo", 4, 128)
+    assert training["batch"]["tokensPerStep"] == 3 * 4 * 256, "three prompts of four answers"
+    found = {each["name"]: each for each in grpo["verifiers"]}
+    assert {name: each["weight"] for name, each in found.items()} == {"exact": 0.5, "bare": -0.25, "sums": 1.0}
+    assert found["exact"]["exactMatch"]["column"] == "answer"
+    assert found["bare"]["regex"]["pattern"] == r"(?i)Run \(now\)"
+    assert found["sums"]["numericAnswer"]["after"] == "####"
+    evaluation = training["evaluation"]
+    assert (evaluation["every"], evaluation["metric"], evaluation["sets"]["validation"]["samples"]) == (
+        7,
+        "validation/score",
+        5,
+    )
+
+    automatic: Any = {"type": "reinforcement", "reinforcement": {"grader": EQ | {"reference": "a.b"}}}
+    made = await client.fine_tuning.jobs.create(model="org/whole", training_file=chat_file(tmp_path), method=automatic)
+    training = (await here.get(f"/jobs/{uid_of(made)}"))["spec"]["training"]
+    assert (training["grpo"]["completions"], training["batch"]["tokensPerStep"]) == (8, 8 * 256)
+    assert training["grpo"]["verifiers"][0]["regex"]["pattern"] == r"\A\s*a\.b\s*\z"
+    assert [told.split()[0] for told in made.x_chosen][-1] == "compute_multiplier"  # type: ignore[attr-defined]
+    with pytest.raises(openai.BadRequestError, match="model\\.source") as refused:  # a new model has nothing to say
+        await create(client, tmp_path, method=automatic)
+    assert refused.value.param == "model"
 
 
 async def test_the_status_follows_the_job_until_its_model_has_a_name(house: House, tmp_path: Path) -> None:
@@ -166,73 +216,6 @@ async def test_checkpoints_have_metrics_and_names(small: House, tmp_path: Path) 
     more = await create(client, tmp_path, model=found[1].fine_tuned_model_checkpoint)
     source = (await here.get(f"/jobs/{uid_of(more)}"))["spec"]["training"]["model"]["from"]
     assert (source["job"], source["step"]) == (uid, 20)
-
-
-def hyper(**numbers: Any) -> dict[str, Any]:
-    return {"method": {"type": "supervised", "supervised": {"hyperparameters": numbers}}}
-
-
-NUMBERS = "method.supervised.hyperparameters"
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"model": None}, "model"),
-    ({"model": 7}, "model"),
-    ({"model": "gpt-4o-mini"}, "model"),
-    ({"model": "ft:tiny:default::00000000-0000-4000-8000-000000000000"}, "model"),
-    ({"training_file": None}, "training_file"),
-    ({"training_file": ["file-abc"]}, "training_file"),
-    ({"training_file": "chat.jsonl"}, "training_file"),
-    ({"training_file": "ftp://host/chat.jsonl"}, "training_file"),
-    ({"validation_file": 3}, "validation_file"),
-    ({"validation_file": "nothing"}, "validation_file"),
-    ({"suffix": "a b"}, "suffix"),
-    ({"suffix": "x" * 65}, "suffix"),
-    ({"suffix": ""}, "suffix"),
-    ({"seed": "1"}, "seed"),
-    ({"seed": -1}, "seed"),
-    ({"seed": 1.5}, "seed"),
-    ({"metadata": {"k": 1}}, "metadata.k"),
-    ({"metadata": {"k": "v" * 513}}, "metadata.k"),
-    ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
-    ({"metadata": "k=v"}, "metadata"),
-    ({"integrations": [{"type": "wandb", "wandb": {"project": "p"}}]}, "integrations"),
-    ({"method": {"type": "imitation"}}, "method.type"),
-    ({"method": {"type": "reinforcement"}}, "method.type"),
-    ({"method": {"type": "supervised", "dpo": {}}}, "method.dpo"),
-    ({"method": "dpo"}, "method"),
-    (hyper(n_epochs=0), f"{NUMBERS}.n_epochs"),
-    (hyper(n_epochs=51), f"{NUMBERS}.n_epochs"),
-    (hyper(n_epochs="often"), f"{NUMBERS}.n_epochs"),
-    (hyper(n_epochs=True), f"{NUMBERS}.n_epochs"),
-    (hyper(n_epochs="auto", batch_size=3), f"{NUMBERS}.batch_size"),
-    (hyper(batch_size=257), f"{NUMBERS}.batch_size"),
-    (hyper(batch_size=4.0), f"{NUMBERS}.batch_size"),
-    (hyper(learning_rate_multiplier=0), f"{NUMBERS}.learning_rate_multiplier"),
-    (hyper(learning_rate_multiplier="fast"), f"{NUMBERS}.learning_rate_multiplier"),
-    (hyper(beta=0.1), f"{NUMBERS}.beta"),
-    ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.n_epochs"),
-    ({"hyperparameters": {"batch_size": 6}}, "hyperparameters.batch_size"),
-    ({"hyperparameters": {"learning_rate_multiplier": 900}}, "hyperparameters.learning_rate_multiplier"),
-    ({"hyperparameters": {}, "method": {"type": "supervised"}}, "hyperparameters"),
-    ({"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 3}}}}, "method.dpo.hyperparameters.beta"),
-    ({"n_epochs": 3}, "n_epochs"),
-]
-
-
-async def test_every_field_is_named_when_it_is_wrong(small: House, tmp_path: Path) -> None:
-    here, _ = small
-    good = {"model": "tiny", "training_file": chat_file(tmp_path)}
-    missed = []
-    for changes, param in WRONG:
-        body = {key: value for key, value in (good | changes).items() if value is not None}
-        reply = await here.client.post("/v1/fine_tuning/jobs", json=body)
-        assert reply.status_code in (400, 404), (changes, reply.text)
-        error = reply.json()["error"]
-        as_meant = reply.status_code == (404 if error["code"] == "model_not_found" else 400)
-        if (error["param"], error["type"], as_meant) != (param, "invalid_request_error", True):
-            missed.append((changes, reply.status_code, error))
-        assert reply.headers["x-should-retry"] == "false"
-    assert missed == []
-    assert (await here.get("/jobs"))["items"] == []
 
 
 async def test_what_the_file_holds_is_looked_at_before_the_job_is_stored(small: House, tmp_path: Path) -> None:
@@ -338,6 +321,27 @@ async def test_a_retry_at_the_same_moment_as_its_request_makes_one_job(house: Ho
     )
     assert len({reply.json()["id"] for reply in replies}) == 1
     assert len((await here.get("/jobs"))["items"]) == 1
+
+
+@pytest.mark.postgres
+async def test_a_retry_finds_its_job_though_a_replicas_clock_is_an_hour_off(
+    tmp_path: Path, postgres: PostgresServer, migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes go by the clock of the database that they share."""
+    async with openai_platform(tmp_path, database_url=postgres.url(postgres.new_database(migrated))) as (here, client):
+        real = time.time
+        found, uploads = set(), set()
+        body = {"model": "tiny", "training_file": chat_file(tmp_path)}
+        upload: Any = {"bytes": 9, "filename": "a.txt", "mime_type": "", "purpose": "user_data"}
+        for retry, ahead in (("0", 0.0), ("1", 3_600.0), ("2", -3_600.0)):
+            monkeypatch.setattr(time, "time", lambda ahead=ahead: real() + ahead)
+            again = {"x-stainless-retry-count": retry}
+            reply = await here.client.post("/v1/fine_tuning/jobs", json=body, headers=again)
+            found.add(reply.json()["id"])
+            uploads.add((await here.client.post("/v1/uploads", json=upload, headers=again)).json()["id"])
+        monkeypatch.setattr(time, "time", real)
+        assert (len(found), len(uploads)) == (1, 1)
+        assert [job.id async for job in client.fine_tuning.jobs.list()] == [*found]
 
 
 async def test_a_retry_long_after_is_a_new_request(

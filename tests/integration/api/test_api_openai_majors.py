@@ -1,28 +1,28 @@
-"""OpenAI's client in each of its majors, against a real API: create, follow, pause, cancel, ask; lost replies."""
+"""OpenAI's client in each of its majors, against a whole platform: upload, train, follow, pause, cancel, ask what was
+trained; lost replies."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from tests.integration.api.openai_house import MODELS, chat_file, models_file
 from tests.integration.api.test_api_clients import fetched, run
-from tests.integration.api.test_api_process import Process, api
+from tests.integration.cli.house import House
 from tests.model_families import write_model
 
 # The oldest that is supported, the last of 2.x, and 3.x, which speaks by another HTTP library.
+TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-model"
 VERSIONS = ("1.66.0", "2.54.0", "3.54.0")
 
 CLIENT = """
-import json, sys
+import json, sys, time
 import openai
 
-url, training_data = sys.argv[1:]
+url, token, training_data = sys.argv[1:]
 http = __import__("httpx2" if openai.__version__.startswith("3.") else "httpx")
 openai._base_client.INITIAL_RETRY_DELAY = openai._base_client.MAX_RETRY_DELAY = 0.001
 
@@ -39,7 +39,7 @@ class Cutting(http.HTTPTransport):
 
 transport = Cutting()
 carrier = http.Client(transport=transport, timeout=120)
-client = openai.OpenAI(base_url=url + "/v1", api_key="unused", http_client=carrier)
+client = openai.OpenAI(base_url=url + "/v1", api_key=token, http_client=carrier)
 jobs = client.fine_tuning.jobs
 assert {model.id for model in client.models.list()} >= {"tiny", "spoken"}
 
@@ -66,6 +66,31 @@ except openai.BadRequestError as error:
 def create(lose=0, **more):
     transport.lose = lose
     return jobs.create(model="tiny", training_file=training_file, **more)
+
+numbers = {"n_epochs": 1, "batch_size": 8}
+method = {"type": "supervised", "supervised": {"hyperparameters": numbers}}
+tuned = jobs.create(model="small", training_file=training_file, suffix="real", method=method)
+seen, deadline = {}, time.monotonic() + 240
+while True:
+    tuned = jobs.retrieve(tuned.id)
+    for event in jobs.list_events(tuned.id, limit=3):  # newest first, page after page
+        if event.id in seen:
+            break
+        seen[event.id] = event.x_type
+    if tuned.status in ("succeeded", "failed", "cancelled"):
+        break
+    assert time.monotonic() < deadline, (tuned, seen)
+    time.sleep(0.5)
+assert tuned.status == "succeeded", (tuned, seen)
+assert {event.id: event.x_type for event in jobs.list_events(tuned.id)} == seen
+assert {"job.created", "checkpoint.committed", "job.succeeded"} <= set(seen.values()), seen
+checkpoints = list(jobs.checkpoints.list(tuned.id))
+assert checkpoints[0].step_number == 8 and checkpoints[0].metrics.train_loss > 0, checkpoints
+assert tuned.fine_tuned_model in [model.id for model in client.models.list()]
+question = [{"role": "user", "content": "What is a gang?"}]
+for model in (tuned.fine_tuned_model, checkpoints[0].fine_tuned_model_checkpoint):
+    answer = client.chat.completions.create(model=model, messages=question, max_tokens=8, temperature=0)
+    assert answer.choices[0].message.content and answer.usage.completion_tokens > 0, answer
 
 before = {job.id for job in jobs.list()}
 method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": "auto", "batch_size": 8}}}
@@ -116,23 +141,27 @@ print(json.dumps(ids))
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """One API for all majors, with a model that has something to say."""
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One platform for all majors, with a model that has something to say."""
     folder = tmp_path_factory.mktemp("openai")
     (folder / "model").mkdir()
     write_model(folder / "model", "qwen3")
     spoken = {"spec": {"training": {"model": {"source": (folder / "model").as_uri()}}}}
-    path = models_file(folder, {"models": {**MODELS["models"], "spoken": spoken}})
-    with mock.patch.dict(os.environ, {"MUSTER_API_BASE_MODELS_FILE": str(path)}), api(folder / "state") as running:
-        yield running
-        running.process.terminate()  # and so it ends its worker
-        running.process.wait()
+    small = {"model": {"source": TINY_MODEL.as_uri()}, "data": {"sequenceLength": 64}, "optimizer": {"lr": 0.002}}
+    models = {**MODELS["models"], "spoken": spoken, "small": {"spec": {"training": small}}}
+    there = House(folder)
+    there.environ["MUSTER_API_BASE_MODELS_FILE"] = str(models_file(folder, {"models": models}))
+    try:
+        there.up("--stop-jobs")
+        yield there
+    finally:
+        there.close()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_openais_client_of_each_major_speaks_to_it(version: str, process: Process, tmp_path: Path) -> None:
+def test_openais_client_of_each_major_speaks_to_it(version: str, house: House, tmp_path: Path) -> None:
     tools = fetched(
         f"openai-{version}",
         [sys.executable, "-m", "venv", "."],
@@ -140,5 +169,6 @@ def test_openais_client_of_each_major_speaks_to_it(version: str, process: Proces
     )
     (tmp_path / "use.py").write_text(CLIENT)
     data = chat_file(tmp_path).removeprefix("file://")
-    said = run(tools / "bin/python", "use.py", process.url, data, folder=tmp_path)
+    token = house.state.admin_token.read_text().strip()
+    said = run(tools / "bin/python", "use.py", house.url, token, data, folder=tmp_path)
     assert len(json.loads(said)) == 4

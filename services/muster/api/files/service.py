@@ -11,7 +11,6 @@ import asyncio
 import re
 import secrets
 import string
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.access import project_not_found, project_role
 from muster.api.audit.repository import Act, record
 from muster.api.auth import Principal
+from muster.api.clock import clock
 from muster.api.errors import ApiError, invalid_parameter
 from muster.api.files import repository
 from muster.api.files.repository import Filter, Like
@@ -136,11 +136,11 @@ async def adopt(services: Services, caller: Principal, wanted: NewFile, spool: s
         staging.remove(spool)
 
 
-async def made_before(services: Services, caller: Principal, like: Like, since: float) -> FileRow | None:
-    """The newest file of the caller's that is `like` this one and was begun since then: what an earlier try of the same
-    request has made."""
+async def made_before(services: Services, caller: Principal, like: Like, seconds: float) -> FileRow | None:
+    """The newest file of the caller's that is `like` this one and was begun in the last `seconds`: what an earlier try
+    of the same request has made."""
     async with services.database.read() as session:
-        return await repository.newest_like(session, caller.person, like, since)
+        return await repository.newest_like(session, caller.person, like, await clock(session) - seconds)
 
 
 def new_spool() -> str:
@@ -233,7 +233,6 @@ async def begin(
     _refuse(wanted)
     if total > services.settings.file_bytes_max:
         raise _too_large(total, services.settings.file_bytes_max, "one file may have", "MUSTER_API_FILE_BYTES_MAX")
-    now = time.time()
     row = FileRow(
         id="file-" + "".join(secrets.choice(_ID_LETTERS) for _ in range(24)),
         project=wanted.project,
@@ -248,14 +247,14 @@ async def begin(
         checked=None,
         told=wanted.told,
         lifetime_seconds=wanted.lifetime_seconds,
-        created_at=now,
-        expires_at=now + lives,
     )
     staging = services.files.staging
     async with services.database.write() as session:
         project = await repository.lock_project(session, wanted.project)
         if project is None:
             raise project_not_found(wanted.project)
+        row.created_at = await clock(session)
+        row.expires_at = row.created_at + lives
         await _refuse_full_project(session, project.name, ProjectLimits.model_validate(project.limits), total)
         coming = await repository.on_their_way(session)
         room = await asyncio.to_thread(lambda: staging.room() - staging.missing(coming))

@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy import Select, delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from muster.api.clock import clock
 from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.observability import WebhookMetrics
@@ -163,14 +164,6 @@ def pause_seconds(tries: int) -> float:
     """Before the next attempt, after so many: longer and longer, and never the same for two messages."""
     seconds = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * BACKOFF_FACTOR ** min(tries - 1, 20))
     return seconds * random.uniform(0.75, 1.25)
-
-
-async def clock(session: AsyncSession) -> float:
-    """The database's time in seconds since the epoch: the processes that share it agree on when a row is due, also
-    where one's own clock is wrong. SQLite has this machine's."""
-    if session.get_bind().dialect.name != "postgresql":
-        return time.time()
-    return float((await session.execute(select(func.extract("epoch", func.clock_timestamp())))).scalar_one())
 
 
 async def forget_old(session: AsyncSession, now: float) -> None:

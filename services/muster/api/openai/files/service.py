@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -65,7 +64,7 @@ async def _made_before(
     if digest is None:
         return None
     like = Like(project, name, purpose, size, digest)
-    return await service.made_before(services, caller, like, time.time() - RETRY_SECONDS)
+    return await service.made_before(services, caller, like, RETRY_SECONDS)
 
 
 def named(filename: str, purpose: str) -> str:
@@ -100,7 +99,7 @@ async def create_upload(
     home, name = project or caller.home, named(wanted.filename, wanted.purpose)
     if retry:
         like = Like(home, name, wanted.purpose, wanted.bytes)
-        row = await service.made_before(services, caller, like, time.time() - RETRY_SECONDS)
+        row = await service.made_before(services, caller, like, RETRY_SECONDS)
         if row is not None and not await asyncio.to_thread(services.files.staging.parts, row.id):
             return row
     with _as_openai_error(_OF_UPLOAD, "bytes"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 Auto = Literal["auto"]
@@ -28,7 +28,10 @@ class GivenHyperparameters:
     n_epochs: int | Auto = "auto"
     batch_size: int | Auto = "auto"
     learning_rate_multiplier: float | Auto = "auto"
-    beta: float | Auto | None = None  # None: not of this method
+    beta: float | Auto | None = None  # None: not of this method, and so below
+    compute_multiplier: float | Auto | None = None
+    eval_interval: int | Auto | None = None
+    eval_samples: int | Auto | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class Chosen:
     learning_rate_multiplier: float
     beta: float | None
     told: tuple[str, ...]
+    compute_multiplier: float | None = None
+    eval_interval: int | None = None  # None also where it follows from the length
+    eval_samples: int | None = None
 
 
 def choose(asked: GivenHyperparameters, examples: int | None, multiple: int) -> Chosen:
@@ -49,8 +55,17 @@ def choose(asked: GivenHyperparameters, examples: int | None, multiple: int) -> 
     batch = _batch(examples, multiple) if asked.batch_size == "auto" else asked.batch_size
     multiplier = 1.0 if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
     beta = BETA if asked.beta == "auto" else asked.beta
-    chosen = Chosen(epochs, batch, multiplier, beta, ())
-    return Chosen(epochs, batch, multiplier, beta, tuple(_explain_choices(asked, chosen, examples, multiple)))
+    chosen = Chosen(
+        epochs,
+        batch,
+        multiplier,
+        beta,
+        (),
+        1.0 if asked.compute_multiplier == "auto" else asked.compute_multiplier,
+        None if asked.eval_interval == "auto" else asked.eval_interval,
+        None if asked.eval_samples == "auto" else asked.eval_samples,
+    )
+    return replace(chosen, told=tuple(_explain_choices(asked, chosen, examples, multiple)))
 
 
 def _epochs(examples: int | None) -> int:
@@ -78,3 +93,5 @@ def _explain_choices(asked: GivenHyperparameters, chosen: Chosen, examples: int 
         yield "learning_rate_multiplier 1, the learning rate that this model is mapped with"
     if asked.beta == "auto":
         yield f"beta {chosen.beta:g}"
+    if asked.compute_multiplier == "auto":
+        yield "compute_multiplier 1, the answers to a prompt that this model is mapped with"

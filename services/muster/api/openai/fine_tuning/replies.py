@@ -42,16 +42,24 @@ class ChosenHyperparameters(BaseModel):
     batch_size: int
     learning_rate_multiplier: float
     beta: float | None = None
+    compute_multiplier: float | None = None
+    eval_interval: int | None = None
+    eval_samples: int | None = None
 
 
 class MethodSettings(BaseModel):
     hyperparameters: ChosenHyperparameters
 
 
+class ReinforcementSettings(MethodSettings):
+    grader: dict[str, Any]
+
+
 class ChosenMethod(BaseModel):
     type: str
     supervised: MethodSettings | None = None
     dpo: MethodSettings | None = None
+    reinforcement: ReinforcementSettings | None = None
 
 
 class FineTuningJob(BaseModel):
@@ -145,7 +153,10 @@ class FineTuningCheckpointList(BaseModel):
 def job_reply(found: FineTune) -> FineTuningJob:
     job, body, status = found.job, found.body, found.job.status
     numbers = ChosenHyperparameters.model_validate(body.hyperparameters)
-    method = {"type": body.method, body.method: MethodSettings(hyperparameters=numbers)}
+    settings = MethodSettings(hyperparameters=numbers)
+    if body.grader is not None:
+        settings = ReinforcementSettings(hyperparameters=numbers, grader=body.grader)
+    method = {"type": body.method, body.method: settings}
     progress = status.get("progress") or {}
     running, ended = job.phase == Phase.RUNNING, job.phase == Phase.SUCCEEDED
     left = progress.get("etaSeconds") if running else None

@@ -29,6 +29,7 @@ class Body(BaseModel):
     metadata: dict[str, str] | None = None
     method: str
     hyperparameters: dict[str, float]
+    grader: dict[str, Any] | None = None  # as it came
     told: tuple[str, ...] = ()
 
 

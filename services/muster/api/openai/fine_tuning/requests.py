@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from muster.api.openai.fine_tuning.graders import Grader, WrongGrader, verifiers_of
 from muster.api.openai.fine_tuning.hyperparameters import GivenHyperparameters
 from muster.api.openai.requests import OpenAIRequest
 from muster.contract.base import Problem
 
 EPOCHS_MAX, BATCH_MAX, MULTIPLIER_MAX, BETA_MAX = 50, 256, 1_000.0, 2.0
+COMPUTE_MAX, COUNT_MAX = 16.0, 1_000_000
 _AUTO = {"type": "string", "const": "auto"}
 
 
@@ -46,6 +48,8 @@ Multiplier = Annotated[
     float | Literal["auto"], BeforeValidator(_above_zero(MULTIPLIER_MAX)), _schema("number", MULTIPLIER_MAX)
 ]
 Beta = Annotated[float | Literal["auto"], BeforeValidator(_above_zero(BETA_MAX)), _schema("number", BETA_MAX)]
+Compute = Annotated[float | Literal["auto"], BeforeValidator(_above_zero(COMPUTE_MAX)), _schema("number", COMPUTE_MAX)]
+Count = Annotated[int | Literal["auto"], BeforeValidator(_whole(COUNT_MAX)), _schema("integer", COUNT_MAX)]
 Name = Annotated[str, Field(min_length=1, max_length=2_000)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -72,6 +76,31 @@ class DpoHyperparameters(Hyperparameters):
     beta: Beta = "auto"
 
 
+def _only_default(value: Any) -> Any:
+    if value not in ("default", None):
+        raise ValueError(f"is a notion of OpenAI's own models; leave it out, or default, not {value!r}"[:200])
+    return value
+
+
+class ReinforcementHyperparameters(Hyperparameters):
+    """Of reinforcement fine-tuning: `batch_size` counts prompts, and `compute_multiplier` multiplies how many answers
+    each of them is given."""
+
+    compute_multiplier: Compute = "auto"
+    eval_interval: Count = "auto"
+    eval_samples: Count = "auto"
+    reasoning_effort: Annotated[
+        Literal["default"] | None, BeforeValidator(_only_default), WithJsonSchema({"const": "default"})
+    ] = None
+
+
+class Reinforcement(OpenAIRequest):
+    """Learn from the rewards of the answers that the model gives itself."""
+
+    grader: Grader
+    hyperparameters: ReinforcementHyperparameters = ReinforcementHyperparameters()
+
+
 class Supervised(OpenAIRequest):
     """Learn what the assistant says."""
 
@@ -87,9 +116,10 @@ class Dpo(OpenAIRequest):
 class Method(OpenAIRequest):
     """How the model learns."""
 
-    type: Literal["supervised", "dpo"]
+    type: Literal["supervised", "dpo", "reinforcement"]
     supervised: Supervised | None = None
     dpo: Dpo | None = None
+    reinforcement: Reinforcement | None = None
 
 
 class CreateFineTuningJob(OpenAIRequest):
@@ -120,9 +150,23 @@ def contradictions(wanted: CreateFineTuningJob) -> Iterator[Problem]:
         yield Problem(
             "hyperparameters", f"method has them: write method.{method.type}.hyperparameters and leave this out"
         )
-    other: Literal["supervised", "dpo"] = "dpo" if method.type == "supervised" else "supervised"
-    if getattr(method, other) is not None:
-        yield Problem(f"method.{other}", f"method.type is {method.type}; leave it out, or choose the type {other}")
+    for other in ("supervised", "dpo", "reinforcement"):
+        if other != method.type and getattr(method, other) is not None:
+            yield Problem(f"method.{other}", f"method.type is {method.type}; leave it out, or choose the type {other}")
+    if method.type == "reinforcement" and method.reinforcement is None:
+        yield Problem("method.reinforcement", "is required: its grader rewards the answers")
+    try:
+        rewards_of(wanted)
+    except WrongGrader as wrong:
+        yield wrong.problem
+
+
+def rewards_of(wanted: CreateFineTuningJob) -> list[dict[str, Any]]:
+    """The verifiers that reward answers; none where nothing is rewarded. Raises WrongGrader."""
+    method = wanted.method
+    if method is None or method.type != "reinforcement" or method.reinforcement is None:
+        return []
+    return verifiers_of(method.reinforcement.grader, "method.reinforcement.grader")
 
 
 def given_hyperparameters(wanted: CreateFineTuningJob) -> GivenHyperparameters:
@@ -130,6 +174,16 @@ def given_hyperparameters(wanted: CreateFineTuningJob) -> GivenHyperparameters:
     if wanted.method is not None and wanted.method.type == "dpo":
         given = (wanted.method.dpo or Dpo()).hyperparameters
         return GivenHyperparameters(given.n_epochs, given.batch_size, given.learning_rate_multiplier, given.beta)
+    if wanted.method is not None and wanted.method.reinforcement is not None:
+        asked = wanted.method.reinforcement.hyperparameters
+        return GivenHyperparameters(
+            asked.n_epochs,
+            asked.batch_size,
+            asked.learning_rate_multiplier,
+            compute_multiplier=asked.compute_multiplier,
+            eval_interval=asked.eval_interval,
+            eval_samples=asked.eval_samples,
+        )
     supervised = (wanted.method.supervised if wanted.method else None) or Supervised()
     of = wanted.hyperparameters or supervised.hyperparameters
     return GivenHyperparameters(of.n_epochs, of.batch_size, of.learning_rate_multiplier)
@@ -145,6 +199,8 @@ def param_of(path: str, wanted: CreateFineTuningJob) -> str:
         ("spec.training.batch", f"{numbers}.batch_size"),
         ("spec.training.length", f"{numbers}.n_epochs"),
         ("spec.training.optimizer.lr", f"{numbers}.learning_rate_multiplier"),
+        ("spec.training.grpo.verifiers", "method.reinforcement.grader"),
+        ("spec.training.grpo.completions", f"{numbers}.compute_multiplier"),
         ("spec.training.dpo", f"{numbers}.beta"),
         ("metadata.labels", "project"),
     ):

@@ -6,13 +6,13 @@ import asyncio
 import math
 import re
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from muster.api import idempotency
 from muster.api.auth import Principal
+from muster.api.clock import clock
 from muster.api.errors import ApiError, database_unavailable
 from muster.api.idempotency import Attempted
 from muster.api.jobs import service as jobs
@@ -21,9 +21,15 @@ from muster.api.openai.fine_tuning import repository
 from muster.api.openai.fine_tuning.hyperparameters import Chosen, choose
 from muster.api.openai.fine_tuning.replies import JOB_PREFIX
 from muster.api.openai.fine_tuning.repository import Body, FineTune
-from muster.api.openai.fine_tuning.requests import CreateFineTuningJob, contradictions, given_hyperparameters, param_of
+from muster.api.openai.fine_tuning.requests import (
+    CreateFineTuningJob,
+    contradictions,
+    given_hyperparameters,
+    param_of,
+    rewards_of,
+)
 from muster.api.openai.fine_tuning.retries import Repeatable, arrived, slot_of
-from muster.api.openai.models.base_models import Wanted, batch_multiple, job_spec
+from muster.api.openai.models.base_models import Rewards, Wanted, answers_per_prompt, batch_multiple, job_spec
 from muster.api.openai.models.service import BaseModel, base_model
 from muster.api.openai.requests import invalid_request, refused
 from muster.api.openai.training_files import TrainingFile, training_file
@@ -37,7 +43,7 @@ from muster.contract.warnings import DataShape
 from muster.storage.data_shape import look_at
 
 _TRIES = 5  # each time another request of the same body was quicker
-_TASKS: dict[str, Task] = {"supervised": "sft", "dpo": "dpo"}
+_TASKS: dict[str, Task] = {"supervised": "sft", "dpo": "dpo", "reinforcement": "grpo"}
 _EVALUATIONS = 10  # of a run with a validation file, where its length is known
 _EVERY = 20  # steps between evaluations, where it is not
 Act = Literal["cancel", "pause", "resume"]
@@ -93,7 +99,7 @@ async def _made_before(services: Services, request: Request) -> tuple[str | None
         if request.attempted is not None:
             reply = await idempotency.recall(session, request.attempted)
             return (reply["id"] if reply else None), request.attempted
-        slot = await slot_of(session, request.repeatable, time.time())
+        slot = await slot_of(session, request.repeatable, await clock(session))
     if slot.job_id is None or request.repeatable.retry:
         return slot.job_id, slot.attempted
     async with services.database.write() as session:
@@ -137,6 +143,13 @@ class _Recipe:
         method = self.request.wanted.method
         return method.type if method is not None else "supervised"
 
+    def rewards(self, chosen: Chosen) -> Rewards | None:
+        verifiers = rewards_of(self.request.wanted)
+        if not verifiers:
+            return None
+        answers = answers_per_prompt(self.base.mapped, chosen.compute_multiplier or 1.0)
+        return Rewards(verifiers, answers, chosen.eval_samples)
+
     def submission(self, chosen: Chosen, examples: int | None) -> Submission:
         """Raises ApiError invalid_request."""
         steps = math.ceil((examples or 0) * chosen.n_epochs / chosen.batch_size)
@@ -149,8 +162,9 @@ class _Recipe:
             learning_rate_multiplier=chosen.learning_rate_multiplier,
             beta=chosen.beta,
             seed=self.seed,
-            evaluate_every=max(1, steps // _EVALUATIONS) if examples else _EVERY,
+            evaluate_every=chosen.eval_interval or (max(1, steps // _EVALUATIONS) if examples else _EVERY),
             commit=self.base.commit,
+            rewards=self.rewards(chosen),
         )
         labels = {Label.PROJECT: self.request.project} if self.request.project else {}
         try:
@@ -167,6 +181,12 @@ class _Recipe:
             "batch_size": chosen.batch_size,
             "learning_rate_multiplier": chosen.learning_rate_multiplier,
         }
+        more = {
+            "beta": chosen.beta,
+            "compute_multiplier": chosen.compute_multiplier,
+            "eval_interval": chosen.eval_interval,
+            "eval_samples": chosen.eval_samples,
+        }
         return Body(
             model=wanted.model,
             base=self.base.name,
@@ -176,7 +196,10 @@ class _Recipe:
             seed=self.seed,
             metadata=wanted.metadata,
             method=self.method,
-            hyperparameters=numbers if chosen.beta is None else {**numbers, "beta": chosen.beta},
+            hyperparameters=numbers | {name: value for name, value in more.items() if value is not None},
+            grader=wanted.method.reinforcement.grader.model_dump(exclude_none=True)
+            if wanted.method and wanted.method.reinforcement
+            else None,
             told=chosen.told,
         )
 
@@ -194,7 +217,11 @@ async def _prepare(services: Services, caller: Principal, request: Request) -> _
     if wanted.validation_file is not None:
         validation = await training_file(services, caller, wanted.validation_file, "validation_file", task)
     recipe = _Recipe(request, base, training, validation, seed, _name(wanted.suffix))
-    multiple, asked = batch_multiple(base.mapped), given_hyperparameters(wanted)
+    asked = given_hyperparameters(wanted)
+    multiple = batch_multiple(base.mapped)
+    if asked.compute_multiplier is not None:  # a step's samples are answers, several to each prompt
+        chosen_first = choose(asked, None, 1)
+        multiple //= math.gcd(multiple, answers_per_prompt(base.mapped, chosen_first.compute_multiplier or 1.0))
     if asked.batch_size != "auto" and asked.batch_size % multiple:
         near = math.ceil(asked.batch_size / multiple) * multiple
         words = f"must be a multiple of {multiple} on this model's gang, not {asked.batch_size}; take {near}"

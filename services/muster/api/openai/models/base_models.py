@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +12,13 @@ from typing import Any, Final
 from muster.contract.base import InvalidDocument, Problem, Spec, parse
 from muster.contract.fields import Text
 from muster.contract.gang import Gang
+from muster.contract.objectives import Grpo
 from muster.contract.optimizer_config import OptimizerConfig
 from muster.contract.spec import JobSpec
 from muster.documents.reader import read_file
 
 # No colon: a fine-tuned model is called ft:<base>:<project>:<suffix>:<job>.
+_ANSWER_TOKENS: Final = 256  # of an answer that is rewarded, where the map says nothing and a sample has room
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 
@@ -42,6 +44,16 @@ class BaseModels:
 
 
 @dataclass(frozen=True)
+class Rewards:
+    """How answers are rewarded, how many are given to a prompt, and how many prompts an evaluation answers (None: as
+    many as any evaluation)."""
+
+    verifiers: Sequence[Mapping[str, Any]]
+    answers: int
+    evaluated: int | None = None
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What a request adds to its model's spec: numbers of examples, not of tokens."""
 
@@ -55,12 +67,19 @@ class Wanted:
     seed: int
     evaluate_every: int = 20
     commit: tuple[str, int | str] | None = None  # start from this job's commit of that step
+    rewards: Rewards | None = None  # of task grpo
 
 
 def batch_multiple(mapped: MappedModel) -> int:
     """What the number of examples of a step must be a multiple of: a forward pass of every rank of the gang."""
     gang = parse(Gang, mapped.spec.get("gang") or {})
     return gang.nodes.min * gang.ranks_per_node * int(_part(mapped.spec, "training", "batch").get("microBatch", 1))
+
+
+def answers_per_prompt(mapped: MappedModel, multiplier: float) -> int:
+    """How many answers a prompt is given: what the map says, or what task grpo gives by itself, so many times."""
+    usual = int(_part(mapped.spec, "training", "grpo").get("completions", Grpo.model_fields["completions"].default))
+    return min(1_024, max(2, round(usual * multiplier)))
 
 
 def job_spec(mapped: MappedModel, wanted: Wanted) -> dict[str, Any]:
@@ -75,17 +94,35 @@ def job_spec(mapped: MappedModel, wanted: Wanted) -> dict[str, Any]:
     training["length"] = {"epochs": wanted.n_epochs}
     optimizer = training.setdefault("optimizer", {})
     optimizer["lr"] = optimizer.get("lr", OptimizerConfig().lr) * wanted.learning_rate_multiplier
-    training.setdefault("batch", {})["tokensPerStep"] = wanted.batch_size * data.get("sequenceLength", 512)
+    length, rewards = data.get("sequenceLength", 512), wanted.rewards
+    rows = wanted.batch_size * (rewards.answers if rewards else 1)
+    training.setdefault("batch", {})["tokensPerStep"] = rows * length
     if wanted.task == "dpo":
         training["dpo"] = {**training.get("dpo", {}), "beta": wanted.beta}
     else:
         training.pop("dpo", None)
+    grpo = training.pop("grpo", {})
+    if rewards is not None:
+        grpo = {"maxTokens": max(1, min(_ANSWER_TOKENS, length // 2)), **grpo}
+        training["grpo"] = {**grpo, "verifiers": [*rewards.verifiers], "completions": rewards.answers}
     if wanted.commit is not None:
         training["model"] = {"from": {"job": wanted.commit[0], "step": wanted.commit[1]}}
     if wanted.validation is not None:
         evaluation = {key: value for key, value in training.get("evaluation", {}).items() if key != "holdout"}
-        training["evaluation"] = {"every": wanted.evaluate_every, **evaluation, "data": [dict(wanted.validation)]}
+        training["evaluation"] = {"every": wanted.evaluate_every, **evaluation}
+        if rewards is None:
+            training["evaluation"]["data"] = [dict(wanted.validation)]
+        else:
+            training["evaluation"] |= _rewarded(rewards, wanted.validation, min(4_096, grpo["maxTokens"]))
     return spec
+
+
+def _rewarded(rewards: Rewards, validation: Mapping[str, str], max_tokens: int) -> dict[str, Any]:
+    """An evaluation whose answers are scored as those are that are learnt from; the best commit has the best score."""
+    answers = {"verifiers": [*rewards.verifiers], "maxTokens": max_tokens}
+    samples = {"samples": rewards.evaluated} if rewards.evaluated is not None else {}
+    held_out = {"data": [dict(validation)], "answers": answers, **samples}
+    return {"sets": {"validation": held_out}, "metric": "validation/score"}
 
 
 def load_models(path: Path | None) -> BaseModels:

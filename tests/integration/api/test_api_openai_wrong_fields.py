@@ -1,0 +1,124 @@
+"""/v1/fine_tuning/jobs with each field wrong in turn: the error names it as the request does, and no job is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.integration.api.openai_house import chat_file, openai_platform
+from tests.integration.api.platform import Platform
+
+
+def hyper(**numbers: Any) -> dict[str, Any]:
+    return {"method": {"type": "supervised", "supervised": {"hyperparameters": numbers}}}
+
+
+def rewarded(grader: dict[str, Any], **numbers: Any) -> dict[str, Any]:
+    return {
+        "method": {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": numbers}},
+        "model": "org/whole",
+    }
+
+
+GRADER, REWARDED = "method.reinforcement.grader", "method.reinforcement.hyperparameters"
+ANSWER = {"type": "string_check", "input": "{{sample.output_text}}"}
+EQ = {**ANSWER, "name": "Exact", "operation": "eq", "reference": "{{ item.answer }}"}
+SUM = {
+    "type": "multi",
+    "name": "both",
+    "graders": {"a": EQ, "b": EQ | {"reference": "42"}},
+    "calculate_output": "a + b",
+}
+NUMBERS = "method.supervised.hyperparameters"
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model": None}, "model"),
+    ({"model": 7}, "model"),
+    ({"model": "gpt-4o-mini"}, "model"),
+    ({"model": "ft:tiny:default::00000000-0000-4000-8000-000000000000"}, "model"),
+    ({"training_file": None}, "training_file"),
+    ({"training_file": ["file-abc"]}, "training_file"),
+    ({"training_file": "chat.jsonl"}, "training_file"),
+    ({"training_file": "ftp://host/chat.jsonl"}, "training_file"),
+    ({"validation_file": 3}, "validation_file"),
+    ({"validation_file": "nothing"}, "validation_file"),
+    ({"suffix": "a b"}, "suffix"),
+    ({"suffix": "x" * 65}, "suffix"),
+    ({"suffix": ""}, "suffix"),
+    ({"seed": "1"}, "seed"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"metadata": {"k": 1}}, "metadata.k"),
+    ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+    ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+    ({"metadata": "k=v"}, "metadata"),
+    ({"integrations": [{"type": "wandb", "wandb": {"project": "p"}}]}, "integrations"),
+    ({"method": {"type": "imitation"}}, "method.type"),
+    ({"method": {"type": "reinforcement"}}, "method.reinforcement"),
+    ({"method": {"type": "reinforcement", "reinforcement": {}}}, "method.reinforcement.grader"),
+    ({"method": {"type": "supervised", "reinforcement": {"grader": EQ}}}, "method.reinforcement"),
+    (rewarded(EQ | {"type": "text_similarity"}), f"{GRADER}.type"),
+    (rewarded(EQ | {"type": "score_model", "model": "gpt-4o"}), f"{GRADER}.type"),
+    (rewarded({"type": "string_check"}), f"{GRADER}.name"),
+    (rewarded(EQ | {"name": ""}), f"{GRADER}.name"),
+    (rewarded(EQ | {"input": "{{item.answer}}"}), f"{GRADER}.input"),
+    (rewarded(EQ | {"input": None}), f"{GRADER}.input"),
+    (rewarded(EQ | {"reference": "so: {{item.answer}}"}), f"{GRADER}.reference"),
+    (rewarded(EQ | {"operation": "ne"}), f"{GRADER}.operation"),
+    (rewarded(EQ | {"operation": "ilike"}), f"{GRADER}.operation"),
+    (rewarded(EQ | {"operation": "near"}), f"{GRADER}.operation"),
+    (rewarded(EQ | {"pattern": "x"}), f"{GRADER}.pattern"),
+    (rewarded(EQ | {"verifier": {"exactMatch": {}}}), f"{GRADER}.verifier"),
+    (rewarded({"type": "x_verifier", "name": "x"}), f"{GRADER}.verifier"),
+    (rewarded({"type": "x_verifier", "name": "x", "verifier": {"regex": {"pattern": "("}}}), f"{GRADER}.verifier"),
+    (rewarded({"type": "x_verifier", "name": "score", "verifier": {"exactMatch": {}}}), f"{GRADER}.verifier"),
+    (rewarded(SUM | {"calculate_output": "a * b"}), f"{GRADER}.calculate_output"),
+    (rewarded(SUM | {"calculate_output": "max(a, b)"}), f"{GRADER}.calculate_output"),
+    (rewarded(SUM | {"calculate_output": "a"}), f"{GRADER}.calculate_output"),
+    (rewarded(SUM | {"graders": {"a": EQ, "b": SUM}}), f"{GRADER}.graders.b.type"),
+    (rewarded(SUM | {"graders": {"a": EQ, "b": EQ | {"operation": "ne"}}}), f"{GRADER}.graders.b.operation"),
+    (rewarded(EQ, compute_multiplier=0), f"{REWARDED}.compute_multiplier"),
+    (rewarded(EQ, eval_interval="often"), f"{REWARDED}.eval_interval"),
+    (rewarded(EQ, eval_samples=0), f"{REWARDED}.eval_samples"),
+    (rewarded(EQ, reasoning_effort="high"), f"{REWARDED}.reasoning_effort"),
+    (rewarded(EQ, beta=0.1), f"{REWARDED}.beta"),
+    (rewarded(EQ, batch_size=257), f"{REWARDED}.batch_size"),
+    ({"method": {"type": "supervised", "dpo": {}}}, "method.dpo"),
+    ({"method": "dpo"}, "method"),
+    (hyper(n_epochs=0), f"{NUMBERS}.n_epochs"),
+    (hyper(n_epochs=51), f"{NUMBERS}.n_epochs"),
+    (hyper(n_epochs="often"), f"{NUMBERS}.n_epochs"),
+    (hyper(n_epochs=True), f"{NUMBERS}.n_epochs"),
+    (hyper(n_epochs="auto", batch_size=3), f"{NUMBERS}.batch_size"),
+    (hyper(batch_size=257), f"{NUMBERS}.batch_size"),
+    (hyper(batch_size=4.0), f"{NUMBERS}.batch_size"),
+    (hyper(learning_rate_multiplier=0), f"{NUMBERS}.learning_rate_multiplier"),
+    (hyper(learning_rate_multiplier="fast"), f"{NUMBERS}.learning_rate_multiplier"),
+    (hyper(beta=0.1), f"{NUMBERS}.beta"),
+    ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.n_epochs"),
+    ({"hyperparameters": {"batch_size": 6}}, "hyperparameters.batch_size"),
+    ({"hyperparameters": {"learning_rate_multiplier": 900}}, "hyperparameters.learning_rate_multiplier"),
+    ({"hyperparameters": {}, "method": {"type": "supervised"}}, "hyperparameters"),
+    ({"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 3}}}}, "method.dpo.hyperparameters.beta"),
+    ({"n_epochs": 3}, "n_epochs"),
+]
+
+
+async def test_every_field_is_named_when_it_is_wrong(tmp_path: Path) -> None:
+    async with openai_platform(tmp_path) as (here, _):
+        await refused(here, tmp_path)
+
+
+async def refused(here: Platform, tmp_path: Path) -> None:
+    good = {"model": "tiny", "training_file": chat_file(tmp_path)}
+    missed = []
+    for changes, param in WRONG:
+        body = {key: value for key, value in (good | changes).items() if value is not None}
+        reply = await here.client.post("/v1/fine_tuning/jobs", json=body)
+        assert reply.status_code in (400, 404), (changes, reply.text)
+        error = reply.json()["error"]
+        as_meant = reply.status_code == (404 if error["code"] == "model_not_found" else 400)
+        if (error["param"], error["type"], as_meant) != (param, "invalid_request_error", True):
+            missed.append((changes, reply.status_code, error))
+        assert reply.headers["x-should-retry"] == "false"
+    assert missed == []
+    assert (await here.get("/jobs"))["items"] == []
