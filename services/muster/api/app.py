@@ -33,6 +33,7 @@ from muster.api.files.arrivals import Files, drop_expired, open_files
 from muster.api.fleet import routes as fleet
 from muster.api.health import routes as health
 from muster.api.hub import Hub
+from muster.api.jobs import retention
 from muster.api.jobs import routes as jobs
 from muster.api.jobs.repository import live_in_cluster
 from muster.api.logs import routes as logs
@@ -284,7 +285,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
 
 async def _clean_up(settings: Settings, database: Database, uses: dict[str, float], kept: Files, made: Exports) -> bool:
     """When tokens were last used; and what ends: Idempotency-Keys that nobody will repeat any more, sessions, files,
-    and what webhooks were told long ago."""
+    the history of old jobs, and what webhooks were told long ago."""
     noted = dict(uses)
     async with database.write() as session:
         await token_service.note_uses(session, noted)
@@ -294,6 +295,10 @@ async def _clean_up(settings: Settings, database: Database, uses: dict[str, floa
     for token_id, at in noted.items():
         if uses.get(token_id) == at:
             del uses[token_id]
+    if settings.history_days is not None:
+        before = time.time() - settings.history_days * 86_400
+        for job_id in await retention.drop_old(database, settings.layout, before):
+            log.info("an old job's events and logs are dropped", job=job_id)
     for file_id in await drop_expired(database, kept):
         log.info("a file's time is over", file=file_id)
     await asyncio.to_thread(made.drop_old)

@@ -82,6 +82,9 @@ class Settings(BaseSettings):
     requests_burst: Annotated[int, Field(gt=0)] = 1_000
     requests_per_second: Annotated[float, Field(gt=0)] = 200.0
     idempotency_days: Annotated[int, Field(gt=0)] = 30
+    # Events, logs and step metrics of jobs that ended so long ago are dropped, and what webhooks were told is after 30
+    # days; None: they are kept until the job is deleted.
+    history_days: Annotated[int, Field(gt=0)] | None = None
     log_format: Literal["json", "text"] = "json"
     prices_file: Annotated[Path | None, AfterValidator(checked_prices)] = None  # laid over the built-in table of prices
     # Models that answer /v1/chat/completions at a time, each a process that holds it in memory; 0: none does.

@@ -76,6 +76,7 @@ class JobRow(Table):
         Index("ix_jobs_name", "name", "seq"),
         Index("ix_jobs_phase", "phase", "seq"),
         Index("ix_jobs_project", "project", "seq"),
+        Index("ix_jobs_finished_at", "finished_at"),
         {"sqlite_autoincrement": True},
     )
 

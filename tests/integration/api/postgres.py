@@ -29,7 +29,9 @@ class PostgresServer:
     bin: Path
     folder: Path
     identity: dict[str, Any]
+    durable: bool = False
     databases: int = 0
+    process: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={self.folder}"
@@ -45,6 +47,25 @@ class PostgresServer:
             raise RuntimeError(answer.stderr)
         return answer.stdout.strip()
 
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self.process = _start(self.bin, self.folder, self.identity, self.durable)
+        _wait(self, self.process)
+
+    def crash(self) -> None:
+        """End it at once: whoever is connected hears nothing more, and what was committed is found when it starts."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGQUIT)
+        self.process.wait(30)
+
+    def tool(self, name: str, *words: str, stdin: bytes = b"") -> bytes:
+        """What a program of the server's, such as pg_dump, writes."""
+        command = [str(self.bin / name), "-h", str(self.folder), "-U", "postgres", *words]
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.decode())
+        return done.stdout
+
     def new_database(self, template: str = "template1") -> str:
         self.databases += 1
         name = f"test_{self.databases}"
@@ -53,13 +74,14 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Skips the test, with every reason, where no server can be started."""
+def postgres_server(durable: bool = False) -> Iterator[PostgresServer]:
+    """A server that forgets what it holds with the machine's power, unless it is `durable`. Skips the test, with every
+    reason, where none can be started."""
     reasons: list[str] = []
     for folder in _candidates():
         for identity in _identities():
             try:
-                with _started(folder, identity) as server:
+                with _started(folder, identity, durable) as server:
                     yield server
                     return
             except _CannotStart as error:
@@ -95,7 +117,7 @@ def _has_user(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _started(bin_folder: Path, identity: dict[str, Any]) -> Iterator[PostgresServer]:
+def _started(bin_folder: Path, identity: dict[str, Any], durable: bool) -> Iterator[PostgresServer]:
     # Short, for a socket's path may have 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="muster-pg-", dir="/tmp"))
     folder.chmod(0o755)
@@ -103,14 +125,13 @@ def _started(bin_folder: Path, identity: dict[str, Any]) -> Iterator[PostgresSer
         if identity:
             os.chown(folder, pwd.getpwnam(identity["user"]).pw_uid, identity["group"])
         _initialise(bin_folder, folder, identity)
-        process = _start(bin_folder, folder, identity)
+        server = PostgresServer(bin_folder, folder, identity, durable)
         try:
-            server = PostgresServer(bin_folder, folder, identity)
-            _wait(server, process)
+            server.start()
             yield server
         finally:
-            process.send_signal(signal.SIGQUIT)  # at once: nothing here is kept
-            process.wait(30)
+            if server.process is not None:
+                server.crash()  # at once: nothing here is kept
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -137,9 +158,9 @@ def _initialise(bin_folder: Path, folder: Path, identity: dict[str, Any]) -> Non
         raise _CannotStart(made.stderr.strip().splitlines()[-1] if made.stderr.strip() else f"exit {made.returncode}")
 
 
-def _start(bin_folder: Path, folder: Path, identity: dict[str, Any]) -> subprocess.Popen[bytes]:
-    quick = ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "listen_addresses=", "max_connections=100")
-    options = [part for setting in quick for part in ("-c", setting)]
+def _start(bin_folder: Path, folder: Path, identity: dict[str, Any], durable: bool) -> subprocess.Popen[bytes]:
+    quick = () if durable else ("fsync=off", "full_page_writes=off", "synchronous_commit=off")
+    options = [part for setting in (*quick, "listen_addresses=", "max_connections=100") for part in ("-c", setting)]
     return subprocess.Popen(
         [bin_folder / "postgres", "-D", folder / "data", "-k", folder, *options],
         cwd=folder,

@@ -9,6 +9,8 @@ import pytest
 from tests.integration.api.platform import Platform, document, until
 
 from muster.api.jobs import removal
+from muster.api.jobs.retention import drop_old
+from muster.contract.status import Phase
 
 
 async def delete(here: Platform, uid: str, **asked: str) -> tuple[int, str]:
@@ -52,6 +54,27 @@ async def test_a_job_goes_with_its_record_and_logs_and_leaves_its_commits(here: 
     assert (line["action"], line["before"]["name"]) == ("job.deleted", "done")
     await here.submit("after")  # and the mirror does not bring it back
     assert [job["name"] for job in (await here.get("/jobs"))["items"]] == ["after"]
+
+
+async def test_the_history_of_old_jobs_is_dropped_and_their_record_stays(here: Platform) -> None:
+    old, young, live = [(await here.submit(name))["id"] for name in ("old", "young", "live")]
+    for uid in (old, young, live):
+        await here.handed_over(uid)
+        log = here.state.worker(uid, 1, 0)
+        log.mkdir(parents=True)
+        (log / "log").write_text("a line\n")
+    for uid, finished_at in ((old, 1_000.0), (young, 3_000.0)):
+        here.operate(uid, phase=Phase.SUCCEEDED, code="Done", because="done", finished_at=finished_at, since=1.0)
+        await here.phase(uid, "Succeeded")
+    kept = {uid: await here.events(uid) for uid in (young, live)}
+    database, layout = here.services.database, here.state
+    assert await drop_old(database, layout, before=2_000.0) == [old]
+    assert await drop_old(database, layout, before=2_000.0) == []
+    assert await here.events(old) == ["job.succeeded"]
+    assert {uid: await here.events(uid) for uid in (young, live)} == kept
+    assert [(layout.jobs / uid).exists() for uid in (old, young, live)] == [False, True, True]
+    assert (await here.get(f"/jobs/{old}"))["status"]["phase"] == "Succeeded"
+    assert len((await here.get("/jobs"))["items"]) == 3
 
 
 async def test_a_job_that_has_not_ended_stays(here: Platform) -> None:
