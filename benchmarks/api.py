@@ -1,8 +1,19 @@
-"""How fast the API takes jobs and shows them: 10,000 submissions over HTTP, then pages of the list.
+"""How fast the API takes jobs and shows them, on PostgreSQL, beside Prefect's server.
 
-    python benchmarks/api.py [--jobs 10000] [--clients 8] [--database postgresql://…] [--json FILE]
+    python benchmarks/api.py [--rate 200] [--seconds 60] [--rows 1000000] [--streams 1000] [--processes 1]
+        [--peer FOLDER] [--json FILE]
 
-The API runs as a process of its own, as `muster up` starts it, and hands every job over to the local cluster meanwhile.
+Each part is on its own, against API processes as `python -m muster.api` starts them and a PostgreSQL of its own that
+keeps what it commits:
+
+- submissions at a rate, whether or not the ones before are answered: the time of each is from when it was due, so that
+  a server which falls behind is seen to. Afterwards every name is there once, in the table and in the cluster.
+- event streams, all open at once: what they add to the API's memory.
+- a table of so many jobs: the newest page, a filtered one, a deep one and single jobs, by one client.
+
+`--peer` is a folder with a virtual environment that holds Prefect (`python -m venv FOLDER && FOLDER/bin/pip install
+prefect`); it is made where it is missing. Its server, on the same PostgreSQL, creates flow runs at the same rate, and
+lists and reads them.
 """
 
 from __future__ import annotations
@@ -12,135 +23,265 @@ import asyncio
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from muster.contract.layout import State
-from muster.local.cluster import LocalCluster
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-PAGES = 300
-HAND_OVER_SECONDS_MAX = 600.0
+from benchmarks import api_peer  # noqa: E402
+from tests.integration.api.postgres import PostgresServer, postgres_server  # noqa: E402
+
+from muster.contract.layout import State  # noqa: E402
+from muster.local.cluster import LocalCluster  # noqa: E402
+
+READS = 300
+AT_ONCE_MAX = 64  # connections of the one who submits
+SECONDS_MAX = 600.0
 
 
-@dataclass
-class Result:
-    """Seconds, unless the name says otherwise.
+@dataclass(frozen=True)
+class Times:
+    """Seconds, of so many requests."""
 
-    cpu_per_submission: of the API's process, relay and mirror included; unlike the rest it bears a busy machine.
-    handed_over: from the last reply until the cluster had every job.
-    """
+    count: int
+    p50: float
+    p99: float
+    longest: float
 
-    jobs: int
-    clients: int
-    database: str
-    start: float
-    submissions_per_second: float
-    cpu_per_submission: float
-    submit_p50: float
-    submit_p99: float
-    submit_max: float
-    handed_over: float
-    page_p50: float
-    page_p99: float
-    filtered_page_p99: float
-    deep_page_p99: float
-    rss_megabytes: float
+    @staticmethod
+    def of(took: list[float]) -> Times:
+        ordered = sorted(took)
+        return Times(len(ordered), _share(ordered, 0.5), _share(ordered, 0.99), ordered[-1])
+
+    def __str__(self) -> str:
+        return f"p50 {self.p50 * 1e3:,.1f} ms, p99 {self.p99 * 1e3:,.1f} ms, longest {self.longest * 1e3:,.0f} ms"
 
 
 def main() -> None:
     given = _arguments()
-    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
-        result = asyncio.run(measure(Path(folder), given.jobs, given.clients, given.database))
-    for name, value in asdict(result).items():
-        print(f"{name:>24} {value:.4f}" if isinstance(value, float) else f"{name:>24} {value}")
+    found: dict[str, Any] = {"load": os.getloadavg(), "processors": os.cpu_count(), "arguments": vars(given)}
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder, postgres_server(durable=True) as postgres:
+        url = postgres.url(database := postgres.new_database())
+        with api_processes(Path(folder), url, given.processes) as processes:
+            asyncio.run(measure(given, processes, postgres, database, Path(folder), found))
+        if given.peer:
+            peer = api_peer.prefect(Path(given.peer), Path(folder), postgres.url(postgres.new_database()))
+            with peer as peer_url:
+                asyncio.run(_peer(given, peer_url, found))
     if given.json:
-        Path(given.json).write_text(json.dumps(asdict(result), indent=2) + "\n")
+        Path(given.json).write_text(json.dumps(found, indent=2, default=asdict) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--database", help="a PostgreSQL address; left out: SQLite")
-    parser.add_argument("--json", help="also write the numbers to this file")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=200.0, help="submissions a second")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="jobs in the table; 0: not measured")
+    parser.add_argument("--streams", type=int, default=1_000, help="open streams; 0: not measured")
+    parser.add_argument("--processes", type=int, default=1, help="API processes, asked in turn")
+    parser.add_argument("--peer", help="the folder of an environment with Prefect; left out: not measured")
+    parser.add_argument("--json", help="also write what was found to this file")
     return parser.parse_args()
 
 
-async def measure(folder: Path, jobs: int, clients: int, database: str | None) -> Result:
-    began = time.perf_counter()
-    process, url = _start(folder, database)
-    try:
-        async with httpx2.AsyncClient(base_url=f"{url}/api/v1", timeout=60) as client:
-            (await client.get(f"{url}/readyz")).raise_for_status()
-            start = time.perf_counter() - began
-            cpu = _cpu(process.pid)
-            submit = await _submit(client, jobs, clients)
-            seconds, submit = submit[0], submit[1:]
-            handed_over = await _handed_over(folder, jobs)
-            cpu = _cpu(process.pid) - cpu
-            newest = await _pages(client, {})
-            filtered = await _pages(client, {"label": "team=3", "phase": "Queued"})
-            deep = await _walk(client)
-            return Result(
-                jobs,
-                clients,
-                "postgresql" if database else "sqlite",
-                start,
-                jobs / seconds,
-                cpu / jobs,
-                _share(submit, 0.5),
-                _share(submit, 0.99),
-                max(submit),
-                handed_over,
-                _share(newest, 0.5),
-                _share(newest, 0.99),
-                _share(filtered, 0.99),
-                _share(deep, 0.99),
-                _rss(process.pid),
-            )
-    finally:
-        process.terminate()
-        process.wait(30)
+async def measure(
+    given: argparse.Namespace,
+    processes: list[tuple[subprocess.Popen[str], str]],
+    postgres: PostgresServer,
+    database: str,
+    folder: Path,
+    found: dict[str, Any],
+) -> None:
+    urls = [url for _, url in processes]
+    async with _clients(urls) as clients:
+        count = int(given.rate * given.seconds)
+        cpu = sum(_cpu(process.pid) for process, _ in processes)
 
-
-def _start(folder: Path, database: str | None) -> tuple[subprocess.Popen[str], str]:
-    environment = {**os.environ, **({"MUSTER_API_DATABASE_URL": database} if database else {})}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "muster.api", "--state", str(folder), "--port", "0", "--no-auth"],
-        stdout=subprocess.PIPE,
-        stderr=(folder / "api.log").open("w"),
-        text=True,
-        env=environment,
-    )
-    assert process.stdout is not None
-    match = re.search(r"http://[^/]+", process.stdout.readline())
-    if match is None:
-        raise SystemExit((folder / "api.log").read_text())
-    return process, match[0]
-
-
-async def _submit(client: httpx2.AsyncClient, jobs: int, clients: int) -> list[float]:
-    """The seconds for all of them, then the seconds of each."""
-    numbers = iter(range(jobs))
-    took: list[float] = []
-
-    async def one() -> None:
-        for number in numbers:
-            began = time.perf_counter()
-            reply = await client.post("/jobs", json=_document(number), headers={"Idempotency-Key": f"bench-{number}"})
-            took.append(time.perf_counter() - began)
+        async def submit(number: int) -> None:
+            headers = {"Idempotency-Key": f"bench-{number}"}
+            client = clients[number % len(clients)]
+            reply = await client.post("/api/v1/jobs", json=_document(number), headers=headers)
             assert reply.status_code == 201, reply.text
 
-    began = time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(clients)))
-    return [time.perf_counter() - began, *took]
+        took, seconds = await at_rate(submit, given.rate, count)
+        cpu = (sum(_cpu(process.pid) for process, _ in processes) - cpu) / count
+        tell(found, "submissions", Times.of(took), f"{count / seconds:,.0f}/s of {given.rate:,.0f}/s asked for")
+        tell(found, "cpu seconds a submission", cpu)
+        counted = postgres.sql("SELECT count(*), count(DISTINCT name) FROM jobs", database)
+        assert counted == f"{count}|{count}", f"{counted} rows and names of {count} submissions"
+        tell(found, "handed over after", await _handed_over(folder, count), "s; none lost or doubled")
+        if given.streams:
+            await _streams(given.streams, clients[0], processes, found)
+        if given.rows:
+            await _large_table(given.rows, clients[0], postgres, database, found)
+
+
+@contextmanager
+def api_processes(folder: Path, database: str, count: int) -> Iterator[list[tuple[subprocess.Popen[str], str]]]:
+    environment = {**os.environ, "MUSTER_API_DATABASE_URL": database, "MUSTER_API_REQUESTS_PER_SECOND": "100000"}
+    started = []
+    try:
+        for number in range(count):
+            with (folder / f"api-{number}.log").open("w") as log:
+                command = [sys.executable, "-m", "muster.api", "--state", str(folder), "--port", "0", "--no-auth"]
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+            assert process.stdout is not None
+            match = re.search(r"http://[^/\s]+", process.stdout.readline())
+            if match is None:
+                raise SystemExit((folder / f"api-{number}.log").read_text())
+            started.append((process, match[0]))
+        yield started
+    finally:
+        for process, _ in started:
+            process.terminate()
+            process.wait(60)
+
+
+async def at_rate(act: Callable[[int], Awaitable[None]], rate: float, count: int) -> tuple[list[float], float]:
+    """The seconds of each from when it was due, and of all together. More than AT_ONCE_MAX wait for a place, which
+    counts for them."""
+    places, took, began = asyncio.Semaphore(AT_ONCE_MAX), [0.0] * count, time.perf_counter()
+
+    async def one(number: int) -> None:
+        async with places:
+            await act(number)
+        took[number] = time.perf_counter() - began - number / rate
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(count):
+            await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            group.create_task(one(number))
+    return took, time.perf_counter() - began
+
+
+async def in_turn(ask: Callable[[int], Awaitable[Any]], count: int = READS) -> Times:
+    took = []
+    for number in range(count):
+        began = time.perf_counter()
+        await ask(number)
+        took.append(time.perf_counter() - began)
+    return Times.of(took)
+
+
+async def _streams(
+    count: int, client: httpx2.AsyncClient, processes: list[tuple[subprocess.Popen[str], str]], found: dict[str, Any]
+) -> None:
+    """Of events, to jobs that wait; each has sent its first event."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, count + 500)), hard))
+    items = (await client.get("/api/v1/jobs", params={"limit": 100})).json()["items"]
+    before = _rss(processes[0][0].pid)
+    limits = httpx2.Limits(max_connections=count + 10, max_keepalive_connections=0)
+    opened, done = asyncio.Semaphore(0), asyncio.Event()
+    async with httpx2.AsyncClient(base_url=client.base_url, limits=limits, timeout=120) as many:
+
+        async def follow(number: int) -> None:
+            path = f"/api/v1/jobs/{items[number % len(items)]['id']}/events"
+            async with many.stream("GET", path, params={"follow": "true"}) as reply:
+                async for line in reply.aiter_lines():
+                    if line.startswith("event:"):
+                        break
+                opened.release()
+                await done.wait()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                group.create_task(follow(number))
+            for _ in range(count):
+                await opened.acquire()
+            after = _rss(processes[0][0].pid)
+            tell(found, f"megabytes with {count:,} streams", after, f"MB, {after - before:.0f} of them the streams'")
+            done.set()
+
+
+async def _large_table(
+    rows: int, client: httpx2.AsyncClient, postgres: PostgresServer, database: str, found: dict[str, Any]
+) -> None:
+    """Copies of a job that was submitted: ended ones, of ten projects and 1,000 names."""
+    columns = postgres.sql(
+        "SELECT string_agg(column_name, ',') FROM information_schema.columns WHERE table_name = 'jobs'", database
+    ).split(",")
+    changed = {
+        "id": "gen_random_uuid()::text",
+        "name": "'many-' || (n % 1000)",
+        "project": "CASE WHEN n % 10 = 0 THEN 'default' ELSE 'project-' || n % 10 END",
+        "live": "false",
+        "phase": "CASE WHEN n % 20 = 0 THEN 'Failed' ELSE 'Succeeded' END",
+        "relayed_version": "spec_version",
+    }
+    kept = [name for name in columns if name != "seq"]
+    values = ", ".join(changed.get(name, name) for name in kept)
+    missing = rows - int(postgres.sql("SELECT count(*) FROM jobs", database))
+    postgres.sql(
+        f"INSERT INTO jobs ({', '.join(kept)}) SELECT {values} FROM generate_series(1, {missing}) AS n, "
+        "(SELECT * FROM jobs ORDER BY seq LIMIT 1) AS one",
+        database,
+    )
+    postgres.sql("VACUUM ANALYZE jobs", database)
+    ids = postgres.sql(f"SELECT id FROM jobs TABLESAMPLE SYSTEM (1) LIMIT {READS}", database).split()
+
+    async def page(**params: Any) -> dict[str, Any]:
+        reply = await client.get("/api/v1/jobs", params={"limit": 50, **params})
+        assert reply.status_code == 200, reply.text
+        assert len(reply.json()["items"]) == 50, params
+        return dict(reply.json())
+
+    deep = ""
+    for _ in range(20):
+        deep = await _walked(client, deep)
+    tell(found, f"newest page of {rows:,}", await in_turn(lambda _: page()))
+    tell(found, "filtered by phase and project", await in_turn(lambda _: page(phase="Failed", project="default")))
+    tell(found, "filtered by name", await in_turn(lambda n: page(name=f"many-{n}")))
+    tell(found, "a page 10,000 jobs deep", await in_turn(lambda _: page(cursor=deep)))
+    tell(found, "one job", await in_turn(lambda n: client.get(f"/api/v1/jobs/{ids[n % len(ids)]}")))
+
+
+async def _walked(client: httpx2.AsyncClient, cursor: str) -> str:
+    """The cursor 500 jobs further on."""
+    params = {"limit": 500, **({"cursor": cursor} if cursor else {})}
+    return str((await client.get("/api/v1/jobs", params=params)).json()["nextCursor"])
+
+
+async def _peer(given: argparse.Namespace, url: str, found: dict[str, Any]) -> None:
+    async with httpx2.AsyncClient(base_url=url, timeout=120) as client:
+        peer = await api_peer.Prefect.ready(client)
+        count = int(given.rate * given.seconds)
+        took, seconds = await at_rate(peer.create, given.rate, count)
+        tell(found, "Prefect: flow runs", Times.of(took), f"{count / seconds:,.0f}/s of {given.rate:,.0f}/s asked for")
+        tell(found, f"Prefect: newest page of {count:,}", await in_turn(peer.page))
+        tell(found, "Prefect: one flow run", await in_turn(peer.get))
+
+
+def tell(found: dict[str, Any], what: str, value: Any, words: str = "") -> None:
+    found[what] = value
+    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+    print(f"{what:>34}  {shown} {words}".rstrip(), flush=True)
+
+
+class _clients:
+    """A client for each API process, with as many connections as there are requests at once."""
+
+    def __init__(self, urls: list[str]) -> None:
+        limits = httpx2.Limits(max_connections=AT_ONCE_MAX, max_keepalive_connections=AT_ONCE_MAX)
+        self._clients = [httpx2.AsyncClient(base_url=url, limits=limits, timeout=120) for url in urls]
+
+    async def __aenter__(self) -> list[httpx2.AsyncClient]:
+        return self._clients
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self._clients:
+            await client.aclose()
 
 
 def _document(number: int) -> dict[str, Any]:
@@ -160,37 +301,15 @@ def _document(number: int) -> dict[str, Any]:
 
 async def _handed_over(folder: Path, jobs: int) -> float:
     cluster, began = LocalCluster(State(folder).cluster), time.perf_counter()
-    while time.perf_counter() - began < HAND_OVER_SECONDS_MAX:
+    while time.perf_counter() - began < SECONDS_MAX:
         if len(await asyncio.to_thread(cluster.jobs)) == jobs:
             return time.perf_counter() - began
         await asyncio.sleep(0.5)
     raise SystemExit("not every job was handed over in time")
 
 
-async def _pages(client: httpx2.AsyncClient, parameters: dict[str, str]) -> list[float]:
-    took = []
-    for _ in range(PAGES):
-        began = time.perf_counter()
-        reply = await client.get("/jobs", params={"limit": "50", **parameters})
-        took.append(time.perf_counter() - began)
-        assert len(reply.json()["items"]) == 50
-    return took
-
-
-async def _walk(client: httpx2.AsyncClient) -> list[float]:
-    """From the newest job to the oldest, by cursor."""
-    took, cursor = [], ""
-    while True:
-        began = time.perf_counter()
-        page = (await client.get("/jobs", params={"limit": "50", **({"cursor": cursor} if cursor else {})})).json()
-        took.append(time.perf_counter() - began)
-        cursor = page["nextCursor"]
-        if not cursor:
-            return took
-
-
-def _share(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def _share(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def _cpu(pid: int) -> float:
