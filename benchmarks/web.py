@@ -36,6 +36,7 @@ from muster.local.cluster import LocalCluster
 
 LOOKS = 5  # at each page, each in a browser that has kept nothing; the median counts
 SUBMISSIONS = 60
+AGAIN_SECONDS = 2.0  # until a page that was refused looks again
 WARM_UP = 5
 PAINT_SECONDS_MAX = 1.0
 PAGE_BYTES_MAX = 300_000
@@ -111,8 +112,10 @@ async def measure(folder: Path, jobs: int, steps: int, pages: int, events: int) 
             paint, sizes = {}, {}
             for name, (path, useful) in USEFUL.items():
                 paint[name], sizes[name] = await looked_at(browser, url, path.format(job=job), useful)
+                say(f"{name}: painted after {paint[name]:.2f} s, {sizes[name]:,} bytes")
             search = await searched(client, folder, job)
             seen = await events_seen(browser, url, folder, job, events)
+            say(f"a log of 1 GiB searched in {search:.2f} s; events seen after {statistics.median(seen):.2f} s")
             alone = await submissions(client)
             before = resident(pid)
             async with open_pages(url, job, pages) as told:
@@ -123,6 +126,10 @@ async def measure(folder: Path, jobs: int, steps: int, pages: int, events: int) 
                 jobs, steps, paint, sizes, search, statistics.median(seen), max(seen), pages, max(0, after - before),
                 alone, beside, os.getloadavg()[0],
             )  # fmt: skip
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 # --- The platform ---------------------------------------------------------------------------------------------------
@@ -326,6 +333,7 @@ async def open_pages(url: str, job: str, pages: int) -> AsyncIterator[Any]:
     """So many streams, half of a job's page and half of the list; each reads its page anew at every piece of news, as
     the browser's script does: one look at a time."""
     ready = asyncio.Semaphore(0)
+    refused: list[str] = []
     limits = httpx2.Limits(max_connections=2 * pages + 10, max_keepalive_connections=2 * pages + 10)
 
     async def one(client: httpx2.AsyncClient, number: int) -> None:
@@ -333,12 +341,16 @@ async def open_pages(url: str, job: str, pages: int) -> AsyncIterator[Any]:
         async with client.stream("GET", stream, timeout=None) as reply:
             async for line in reply.aiter_lines():
                 if line.startswith("event: changed"):
-                    (await client.get(path, headers={"accept": "text/html"})).raise_for_status()
+                    # A page that is refused stays as it is and looks again, as the browser's script does.
+                    while (await client.get(path, headers={"accept": "text/html"})).status_code != 200:
+                        refused.append(path)
+                        await asyncio.sleep(AGAIN_SECONDS)
                     ready.release()
 
     async def told(count: int) -> None:
         for _ in range(count):
             await ready.acquire()
+        say(f"{count} pages are open; {len(refused)} looks were refused")
 
     async with httpx2.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
         tasks = [asyncio.create_task(one(client, number)) for number in range(pages)]
