@@ -1,7 +1,9 @@
-"""`muster demo --finetune`: a model in transformers' own layout, from random weights to fine-tuned ones.
+"""`muster demo --finetune`: a model in transformers' own layout, from random weights to preferences.
 
-A small model is made on the spot, pretrained on Python's own source, exported, fine-tuned on conversations beside its
-exported weights while a rank is killed, exported again, and opened by transformers, which has never heard of Muster.
+A small model is made on the spot, pretrained on Python's own source, exported, and fine-tuned on conversations from
+its exported weights while a rank is killed. What it then still answers wrongly becomes pairs of answers, from which an
+adapter beside it learns by direct preference optimisation. Each stage is opened and judged by transformers, which has
+never heard of Muster.
 """
 
 from __future__ import annotations
@@ -21,32 +23,10 @@ from muster.cli.demo import Platform
 from muster.cli.demo_checks import CheckFailed, CheckResult, Evidence
 from muster.cli.errors import CliError, Exit
 from muster.cli.output import say
-from muster.contract.adapter_config import Adapter
-from muster.contract.base import parse
 
 HELD_OUT = 48  # conversations that no job sees
 TOOL_SECONDS_MAX = 600.0
-STAGES = ("random", "pretrained", "fine-tuned")
-# In a process of its own: the command line imports no torch. Prints a JSON list: of each folder the mean loss per
-# token of the held-out conversations, all turns of each.
-_JUDGE = """
-import json, sys
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-torch.set_num_threads(1)
-conversations = [json.loads(line)["messages"] for line in open(sys.argv[1])]
-losses = []
-for folder in sys.argv[2:]:
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    total = count = 0.0
-    for messages in conversations:
-        ids = torch.tensor([tokenizer(tokenizer.apply_chat_template(messages, tokenize=False))["input_ids"]])
-        with torch.no_grad():
-            total += model(input_ids=ids, labels=ids).loss.item() * (ids.shape[1] - 1)
-        count += ids.shape[1] - 1
-    losses.append(total / count)
-print(json.dumps(losses))
-"""
+STAGES = ("random", "pretrained", "fine-tuned", "preferred")
 
 
 @dataclass(frozen=True)
@@ -55,17 +35,21 @@ class FinetuneEvidence:
 
     pretraining: Evidence  # the records of that job
     tuning: Evidence  # likewise
-    # The mean loss on the held-out conversations, as transformers computes it, for each of STAGES; empty where
-    # transformers could not open the models.
-    losses: tuple[float, ...]
+    preferring: Evidence  # likewise
+    # What transformers says of held-out conversations and pairs, for each of STAGES (examples/judge_models.py); empty
+    # where it could not open the models.
+    judged: tuple[dict[str, float], ...]
     trouble: str  # the end of what transformers wrote to standard error
-    adapter: str  # how the model was fine-tuned
+
+    def of(self, metric: str) -> tuple[float, ...]:
+        """One number for each stage."""
+        return tuple(each[metric] for each in self.judged)
 
 
-def run(examples: Path, state: Path | None, keep: bool, steps: tuple[int, int]) -> FinetuneEvidence:
+def run(examples: Path, state: Path | None, keep: bool, steps: tuple[int, int, int]) -> FinetuneEvidence:
     """Run the demonstration. Leaves nothing running, however it ends.
 
-    `steps` are the optimizer steps of pretraining and of fine-tuning.
+    `steps` are the optimizer steps of pretraining, of fine-tuning and of learning preferences.
     """
     demo.end_on_signals()
     folder = demo.state_folder(state)
@@ -87,31 +71,40 @@ def run(examples: Path, state: Path | None, keep: bool, steps: tuple[int, int]) 
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _story(platform: Platform, examples: Path, work: Path, steps: tuple[int, int]) -> FinetuneEvidence:
+def _story(platform: Platform, examples: Path, work: Path, steps: tuple[int, int, int]) -> FinetuneEvidence:
     folders = {stage: work / stage for stage in STAGES}
     work.mkdir(parents=True)
-    _must(_tool(examples / "make_model.py", "--to", str(folders["random"])), "the model could not be made")
+    _must(_tool(examples / "make_model.py", "--to", folders["random"]), "the model could not be made")
     say(f"A random model in transformers' layout lies in {folders['random']}", "bold")
     train, held_out = _split(examples / "chat.jsonl", work)
 
     pretraining = _job(platform, work, "pretrain-folder", _pretraining(folders["random"], steps[0]), kills=False)
     _export(pretraining, folders["pretrained"])
-    kind = adapter_kind()
-    tuning = _job(platform, work, "finetune-folder", _tuning(folders["pretrained"], train, steps[1], kind), kills=True)
+    tuning = _job(platform, work, "finetune-folder", _tuning(folders["pretrained"], train, steps[1]), kills=True)
     _export(tuning, folders["fine-tuned"])
-    say("Opening all three by transformers …", "dim")
-    judged = _tool("-c", _JUDGE, str(held_out), *(str(folders[stage]) for stage in STAGES))
-    losses = tuple(json.loads(judged.stdout)) if judged.returncode == 0 else ()
-    return FinetuneEvidence(pretraining, tuning, losses, judged.stderr.strip()[-800:], kind)
+    pairs, held_pairs = (_mistakes(examples, folders["fine-tuned"], chat) for chat in (train, held_out))
+    preferring = _job(
+        platform,
+        work,
+        "prefer-folder",
+        _preferring(folders["fine-tuned"], pairs, held_pairs, held_out, steps[2]),
+        kills=False,
+    )
+    _export(preferring, folders["preferred"])
+    say("Opening all four by transformers …", "dim")
+    asked = ("--chat", held_out, "--preferences", held_pairs)
+    judged = _tool(examples / "judge_models.py", *asked, *(folders[stage] for stage in STAGES))
+    found = tuple(json.loads(judged.stdout)) if judged.returncode == 0 else ()
+    return FinetuneEvidence(pretraining, tuning, preferring, found, judged.stderr.strip()[-800:])
 
 
-def adapter_kind() -> str:
-    """QLoRA, where this Muster has it."""
-    try:
-        parse(Adapter, {"kind": "qlora"})
-    except ValueError:
-        return "lora"
-    return "qlora"
+def _mistakes(examples: Path, model: Path, chat: Path) -> Path:
+    """Pairs of right answers and of what the model says instead to the questions of `chat`."""
+    pairs = chat.with_name(f"{chat.stem}-pairs.jsonl")
+    done = _tool(examples / "answer_preferences.py", "--model", model, "--chat", chat, "--to", pairs)
+    _must(done, "no preferences could be made")
+    say(f"{len(pairs.read_text().splitlines())} pairs of the right answer and the model's own lie in {pairs}", "bold")
+    return pairs
 
 
 def _split(chat: Path, work: Path) -> tuple[Path, Path]:
@@ -136,17 +129,45 @@ def _pretraining(model: Path, steps: int) -> dict[str, Any]:
     }
 
 
-def _tuning(model: Path, chat: Path, steps: int, kind: str) -> dict[str, Any]:
+def _tuning(model: Path, chat: Path, steps: int) -> dict[str, Any]:
     return {
         "task": "sft",
         "model": {"source": model.as_uri()},
-        "adapter": {"kind": kind, "rank": 16, "alpha": 32, "targets": ["all-linear"]},
         "data": {"train": [{"source": str(chat), "format": "openai-chat"}], "sequenceLength": 256},
-        "optimizer": {"lr": 5e-3, "schedule": {"name": "linear", "warmupSteps": 5}},
-        "batch": {"tokensPerStep": 2048, "microBatch": 4},
+        "optimizer": {"lr": 4e-3, "schedule": {"name": "linear", "warmupSteps": 5}},
+        # Small steps, and many of them: so small a model learns to repeat what it is asked by their number.
+        "batch": {"tokensPerStep": 1024, "microBatch": 2},
         "parallel": {"shard": "fsdp"},
         "length": {"steps": steps},
         "evaluation": {"every": steps, "holdout": 0.1, "samples": 32},
+        "seed": 17,
+    }
+
+
+def _preferring(model: Path, pairs: Path, held_pairs: Path, held_out: Path, steps: int) -> dict[str, Any]:
+    answers = {"maxTokens": 96, "verifiers": [{"exactMatch": {}}]}
+    return {
+        "task": "dpo",
+        "dpo": {"beta": 0.1, "sftWeight": 0.5},
+        "model": {"source": model.as_uri()},
+        "adapter": {"kind": "lora", "rank": 16, "alpha": 32, "targets": ["all-linear"]},
+        "data": {
+            "train": [{"source": str(pairs), "format": "preference"}],
+            "sequenceLength": 384,
+            "truncation": "left",
+        },
+        "optimizer": {"lr": 2e-3, "schedule": {"name": "linear", "warmupSteps": 5}},
+        "batch": {"tokensPerStep": 3072, "microBatch": 4},
+        "parallel": {"shard": "fsdp"},
+        "length": {"steps": steps},
+        "evaluation": {
+            "every": steps,
+            "samples": 64,
+            "data": [{"source": str(held_pairs), "format": "preference"}],
+            "sets": {
+                "questions": {"data": [{"source": str(held_pairs), "format": "preference"}], "answers": answers},
+            },
+        },
         "seed": 17,
     }
 
@@ -212,34 +233,63 @@ def _pretrained(evidence: FinetuneEvidence) -> str:
     return f"pretraining brought the loss of unseen source files from {losses[0]:.3f} to {losses[-1]:.3f}"
 
 
-def _tuned_beside(evidence: FinetuneEvidence) -> str:
-    training = evidence.tuning.job["spec"]["training"]
-    if (training.get("adapter") or {}).get("kind") != evidence.adapter or "pretrained" not in training["model"][
-        "source"
-    ]:
-        raise CheckFailed("the fine-tuning did not start from the exported folder with an adapter")
-    return f"{evidence.adapter} beside the exported weights of the pretraining"
+def _beside_exports(evidence: FinetuneEvidence) -> str:
+    tuning, preferring = (job.job["spec"]["training"] for job in (evidence.tuning, evidence.preferring))
+    sources = [Path(training["model"]["source"] or "").name for training in (tuning, preferring)]
+    kind = (preferring.get("adapter") or {}).get("kind")
+    if sources != ["pretrained", "fine-tuned"] or kind is None:
+        raise CheckFailed(f"the jobs started from {sources}, the last with adapter {kind}")
+    return f"the whole model from the pretraining's export, then {kind} beside the weights of the fine-tuning's"
 
 
 def _opened(evidence: FinetuneEvidence) -> str:
-    if len(evidence.losses) != len(STAGES):
+    if len(evidence.judged) != len(STAGES):
         raise CheckFailed(f"transformers could not open the folders: {evidence.trouble}")
-    return "AutoModelForCausalLM and AutoTokenizer opened the made, the pretrained and the fine-tuned folder"
+    return f"AutoModelForCausalLM and AutoTokenizer opened {', '.join(STAGES)}"
 
 
 def _better(evidence: FinetuneEvidence) -> str:
-    losses = evidence.losses
+    losses = evidence.of("loss")[:3]  # preferences are learnt by comparing, and no longer to tell what comes next
     told = ", ".join(f"{stage} {loss:.3f}" for stage, loss in zip(STAGES, losses, strict=False))
-    if len(losses) != len(STAGES) or not losses[0] > losses[1] > losses[2]:
+    if len(losses) != 3 or not losses[0] > losses[1] > losses[2]:
         raise CheckFailed(f"held-out conversations are not better at each stage: {told or 'no figures'}")
     return f"loss of {HELD_OUT} conversations that no job saw, by transformers: {told}"
 
 
+def _prefers(evidence: FinetuneEvidence) -> str:
+    return _risen(evidence, "preference_accuracy", "held-out pairs whose right answer is held for the likelier one")
+
+
+def _answers(evidence: FinetuneEvidence) -> str:
+    return _risen(evidence, "exact_match", "held-out questions whose likeliest answer is the right one")
+
+
+def _risen(evidence: FinetuneEvidence, metric: str, what: str) -> str:
+    """Whether DPO did better than the fine-tuning that it started from."""
+    values = evidence.of(metric)[2:]
+    if len(values) != 2 or not values[1] > values[0]:
+        raise CheckFailed(f"{what}: {' → '.join(f'{value:.1%}' for value in values) or 'no figures'}")
+    return f"{what}, by transformers: {values[0]:.1%} fine-tuned, {values[1]:.1%} after DPO"
+
+
+def _reported(evidence: FinetuneEvidence) -> str:
+    """The platform's own evaluations say the same."""
+    evaluations = evidence.preferring.metrics["evaluations"]
+    name = "rewards/accuracies"
+    values = [each["values"].get(name) for each in evaluations]
+    if len(values) < 2 or values[-1] is None or not values[-1] > 0.5:
+        raise CheckFailed(f"{name} of the held-out pairs went {values}, and should end above one half")
+    return f"{name} of the held-out pairs is {values[-1]:.1%} in the job's records"
+
+
 CHECKS: dict[str, Callable[[FinetuneEvidence], str]] = {
     "pretrained from a folder": _pretrained,
-    "fine-tuned from the export": _tuned_beside,
+    "started from exports": _beside_exports,
     "opened by transformers": _opened,
     "better at each stage": _better,
+    "preferences learnt": _prefers,
+    "exact answers learnt": _answers,
+    "preferences reported": _reported,
 }
 
 
@@ -249,6 +299,5 @@ def document(evidence: FinetuneEvidence, results: tuple[CheckResult, ...], secon
 
     return {
         **demo_report.document(evidence.tuning, results, seconds),
-        "adapter": evidence.adapter,
-        "losses": dict(zip(STAGES, evidence.losses, strict=False)),
+        "stages": dict(zip(STAGES, evidence.judged, strict=False)),
     }

@@ -79,11 +79,13 @@ def demo(
     finetune: Annotated[
         bool,
         typer.Option(
-            "--finetune", help="Run the fine-tuning demo: pretrain and fine-tune a model in transformers' layout."
+            "--finetune",
+            help="Run the fine-tuning demo: pretrain, fine-tune and align (DPO) a model in transformers' layout.",
         ),
     ] = False,
-    pretrain_steps: Annotated[int, typer.Option("--pretrain-steps", min=12, hidden=True)] = 150,
-    finetune_steps: Annotated[int, typer.Option("--finetune-steps", min=12, hidden=True)] = 90,
+    pretrain_steps: Annotated[int, typer.Option("--pretrain-steps", min=12, hidden=True)] = 60,
+    finetune_steps: Annotated[int, typer.Option("--finetune-steps", min=12, hidden=True)] = 400,
+    preference_steps: Annotated[int, typer.Option("--preference-steps", min=12, hidden=True)] = 60,
     json: Json = False,
 ) -> None:
     """Demonstrate recovery: submit a job, kill a worker, watch it resume and finish. Leaves nothing running.
@@ -100,7 +102,8 @@ def demo(
         from muster.cli import demo_finetune
 
         examples = story.find_example(None).parent
-        found = demo_finetune.run(examples, state, keep, (pretrain_steps, finetune_steps))
+        steps = pretrain_steps, finetune_steps, preference_steps
+        found = demo_finetune.run(examples, state, keep, steps)
         evidence, results = found.tuning, demo_finetune.run_checks(found)
         document = demo_finetune.document(found, results, time.monotonic() - began)
     else:

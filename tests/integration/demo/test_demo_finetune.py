@@ -1,4 +1,4 @@
-"""`make demo-finetune`, with fewer steps: from random weights to a fine-tuned model that transformers opens."""
+"""`make demo-finetune`: from random weights to a model that has learnt what is preferred, opened by transformers."""
 
 import json
 import subprocess
@@ -18,23 +18,41 @@ from muster.cli.demo_checks import Evidence
 def test_every_stage_is_better_and_opens_in_transformers(tmp_path: Path) -> None:
     state = tmp_path / "state"
     command = [sys.executable, "-m", "muster.cli", "demo", "--finetune", "--state", str(state), "--json"]
-    steps = ["--pretrain-steps", "60", "--finetune-steps", "48"]
-    done = subprocess.run([*command, *steps], capture_output=True, text=True, check=False, timeout=850)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=850)
     report = json.loads(done.stdout)
     assert [(p["promise"], p["because"]) for p in report["promises"] if not p["kept"]] == [], done.stderr[-2000:]
     assert done.returncode == 0
     assert set(demo_finetune.CHECKS) < {promise["promise"] for promise in report["promises"]}
-    losses = report["losses"]
-    assert losses["random"] > losses["pretrained"] > losses["fine-tuned"]
+    stages = report["stages"]
+    assert stages["random"]["loss"] > stages["pretrained"]["loss"] > stages["fine-tuned"]["loss"]
+    for metric in ("exact_match", "preference_accuracy"):
+        assert stages["preferred"][metric] > stages["fine-tuned"][metric]
     assert not state.exists()
 
 
-def evidence(**changes: Any) -> demo_finetune.FinetuneEvidence:
-    metrics = {"evaluations": [{"step": 0, "loss": 5.5}, {"step": 60, "loss": 2.9}], "points": []}
-    training = {"adapter": {"kind": "lora"}, "model": {"source": "file:///x/pretrained"}}
+def job_of(source: str, adapter: dict[str, Any] | None = None, **metrics: Any) -> Evidence:
+    training = {"adapter": adapter, "model": {"source": f"file:///x/{source}"}}
     job = {"id": "x", "spec": {"training": training}, "status": {}}
-    job_records = Evidence("http://x", job, (), (), metrics, None, "", ())
-    whole = demo_finetune.FinetuneEvidence(job_records, job_records, (5.5, 3.0, 1.0), "", "lora")
+    return Evidence("http://x", job, (), (), {"points": [], **metrics}, None, "", ())
+
+
+def evaluations(*accuracies: float | None) -> list[dict[str, Any]]:
+    return [{"values": {"rewards/accuracies": accuracy}} for accuracy in accuracies]
+
+
+# Loss, exact matches and accuracy of preferences after each stage.
+JUDGED = ((5.5, 0.0, 0.5), (3.0, 0.0, 0.6), (0.5, 0.4, 0.6), (0.6, 0.5, 0.8))
+
+
+def evidence(judged: tuple[tuple[float, ...], ...] = JUDGED, **changes: Any) -> demo_finetune.FinetuneEvidence:
+    names = ("loss", "exact_match", "preference_accuracy")
+    whole = demo_finetune.FinetuneEvidence(
+        job_of("random", evaluations=[{"step": 0, "loss": 5.5}, {"step": 60, "loss": 2.9}]),
+        job_of("pretrained"),
+        job_of("fine-tuned", {"kind": "lora"}, evaluations=evaluations(0.0, 0.8)),
+        tuple(dict(zip(names, stage, strict=True)) for stage in judged),
+        "",
+    )
     return replace(whole, **changes)
 
 
@@ -43,11 +61,22 @@ def broken(found: demo_finetune.FinetuneEvidence) -> set[str]:
     return {result.promise for result in results if not result.kept}
 
 
+def stages(number: int, *values: float) -> tuple[tuple[float, ...], ...]:
+    return (*JUDGED[:number], values, *JUDGED[number + 1 :])
+
+
 def test_what_is_kept_and_what_is_broken() -> None:
+    of_transformers = {"opened by transformers", "better at each stage", "preferences learnt", "exact answers learnt"}
     assert broken(evidence()) == set()
-    assert broken(evidence(losses=(5.5, 3.0, 3.1))) == {"better at each stage"}
-    assert broken(evidence(losses=(3.0, 3.0, 1.0))) == {"better at each stage"}
-    assert broken(evidence(losses=(), trouble="boom")) == {"opened by transformers", "better at each stage"}
-    assert broken(evidence(adapter="qlora")) == {"fine-tuned from the export"}
-    worse = replace(evidence().pretraining, metrics={"evaluations": [{"loss": 2.0}, {"loss": 2.5}], "points": []})
+    assert broken(evidence(stages(2, 3.1, 0.4, 0.6))) == {"better at each stage"}
+    assert broken(evidence(stages(0, 3.0, 0.0, 0.5))) == {"better at each stage"}
+    assert broken(evidence(stages(3, 0.6, 0.4, 0.8))) == {"exact answers learnt"}
+    assert broken(evidence(stages(3, 0.6, 0.5, 0.6))) == {"preferences learnt"}
+    assert broken(evidence((), trouble="boom")) == of_transformers
+    assert broken(evidence(tuning=job_of("random"))) == {"started from exports"}
+    whole = job_of("fine-tuned", None, evaluations=evaluations(0.0, 0.8))
+    assert broken(evidence(preferring=whole)) == {"started from exports"}
+    unsure = job_of("fine-tuned", {"kind": "lora"}, evaluations=evaluations(0.0, 0.5))
+    assert broken(evidence(preferring=unsure)) == {"preferences reported"}
+    worse = job_of("random", evaluations=[{"loss": 2.0}, {"loss": 2.5}])
     assert broken(evidence(pretraining=worse)) == {"pretrained from a folder"}
