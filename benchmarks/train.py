@@ -1,6 +1,7 @@
 """Training speed and memory beside the peers: a bare FSDP2 loop, transformers.Trainer and TRL's SFTTrainer, in one run.
 
     python benchmarks/train.py [--methods full,lora,qlora] [--rounds 5] [--steps 4] [--check] [--json FILE]
+    python benchmarks/train.py --task dpo [--methods full,lora] …
 
 All sides train the same Llama, made on the spot, from the same weights on the same documents: rows of packed documents
 that do not see each other, the same batch, fused AdamW, fp32, every step logged. Each side is a gang of processes of
@@ -11,11 +12,16 @@ Muster runs whole: heartbeats, metrics, step records, the saver's process, the c
 the class of transformers, or peft's around it, under FSDP2. Trainer and TRL run under DDP, for on a CPU they have
 nothing else, so Muster stands beside them as ddp and as fsdp. Peak memory is the highest resident memory of a rank from
 the first step on, with its helper processes; beside it stands what that is above the libraries it has loaded.
+
+`--task dpo` trains on pairs beside TRL's DPOTrainer: the same pairs to a step, tokens counted without padding. Where
+the whole model is trained, all sides compute the reference's log-probabilities before the first step; beside an adapter
+the reference is the model without it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -35,7 +41,11 @@ BARE, TRAINER, TRL = "bare FSDP2", "transformers.Trainer", "TRL SFTTrainer"
 ALL = (GENERAL_FSDP, GENERAL_DDP, DECODER, BARE, TRAINER, TRL)
 # bitsandbytes' layers keep their state outside of the weight, so FSDP2 can't cut them; our decoder has no NF4.
 SIDES = {"full": ALL, "lora": ALL, "qlora": (GENERAL_FSDP, GENERAL_DDP, TRAINER, TRL)}
+TRL_DPO = "TRL DPOTrainer"
+DPO_SIDES = (GENERAL_FSDP, GENERAL_DDP, TRL_DPO)
+PAIRS = 96
 SPEED_MIN, MEMORY_MAX, TIME_MAX = 1.05, 0.9, 1.03
+DPO_SPEED_MIN = 1.0
 LOSS_TOLERANCE = 2e-4  # between sides that saw the same rows; TRL packs its own
 VOCABULARY_LEARNT = 4_000  # merges that the corpus gives; the model's vocabulary is larger, as real ones are
 
@@ -65,7 +75,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="muster-train-") as folder:
         home = Path(folder)
         write_model(home / "model", given)
-        write_corpus(home / "corpus.jsonl", home / "model", given.sequence_length)
+        write = write_pairs if given.task == "dpo" else write_corpus
+        write(home / "corpus.jsonl", home / "model", given.sequence_length)
         found = {method: _measure(method, given, home) for method in given.methods}
     failed = [line for method, sides in found.items() for line in _report(method, sides, given)]
     if given.json:
@@ -131,6 +142,25 @@ def write_corpus(path: Path, model: Path, length: int) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in kept))
 
 
+def write_pairs(path: Path, model: Path, length: int) -> None:
+    """Pairs of which one fills a row, so that a row of ours is a pair of TRL's: how a text goes on is better than how
+    another does."""
+    from tokenizers import Tokenizer
+
+    tokenizer, dice = Tokenizer.from_file(str(model / "tokenizer.json")), random.Random(1)
+    ids = tokenizer.encode("\n".join(_sources())).ids
+    lines = []
+    while len(lines) < PAIRS:
+        # Both sides hold the prompt: 2 × prompt + answers is more than half a row and no more than a row.
+        sizes = [dice.randint(length // 8, length // 6), *(dice.randint(length // 8, length // 5) for _ in range(2))]
+        begin, other = (dice.randrange(len(ids) - length) for _ in range(2))
+        cuts = [begin, begin + sizes[0], begin + sizes[0] + sizes[1]]
+        prompt, chosen = (tokenizer.decode(ids[a:b]) for a, b in itertools.pairwise(cuts))
+        rejected = tokenizer.decode(ids[other : other + sizes[2]])
+        lines.append(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}) + "\n")
+    path.write_text("".join(lines))
+
+
 def _sources() -> list[str]:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return [file.read_text(errors="replace") for file in files]
@@ -154,7 +184,9 @@ class Gang:
         for rank in range(given.ranks):
             reads, writes = os.pipe()
             order = {"side": name, "method": method, "model": str(home / "model"), "corpus": str(home / "corpus.jsonl")}
-            shape = {key: getattr(given, key) for key in ("sequence_length", "micro_batch", "recompute", "ranks")}
+            shape = {
+                key: getattr(given, key) for key in ("task", "sequence_length", "micro_batch", "recompute", "ranks")
+            }
             environ = os.environ | {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
@@ -209,7 +241,7 @@ class Gang:
 
 
 def _measure(method: str, given: argparse.Namespace, home: Path) -> dict[str, Side]:
-    names = [name for name in SIDES[method] if given.only in name]
+    names = [name for name in (DPO_SIDES if given.task == "dpo" else SIDES[method]) if given.only in name]
     sides = {name: Side() for name in names}
     gangs: dict[str, Gang] = {}
     preparation = Gang("preparation", method, argparse.Namespace(**{**vars(given), "ranks": 1}), home)
@@ -236,16 +268,19 @@ def _measure(method: str, given: argparse.Namespace, home: Path) -> dict[str, Si
 
 def _report(method: str, sides: dict[str, Side], given: argparse.Namespace) -> list[str]:
     """Print one method's table. Returns what was missed."""
-    print(f"\n{method}: {given.ranks} ranks, rows of {given.sequence_length}, {given.micro_batch} a micro-batch")
+    dpo = given.task == "dpo"
+    peer, speed_min = (TRL_DPO, DPO_SPEED_MIN) if dpo else (TRL, SPEED_MIN)
+    rows = f"rows of {given.sequence_length}, {given.micro_batch} a micro-batch"
+    print(f"\n{given.task} {method}: {given.ranks} ranks, {rows}")
     print(f"{'':>22} {'tokens/s':>9} {'of TRL':>7} {'peak MiB':>9} {'of TRL':>7} {'above libraries':>16} {'of TRL':>7}")
     for name, side in sides.items():
         above = side.peak - side.libraries
         speed = statistics.median(side.tokens_per_second())
-        columns = f"{_of(sides, name, _speed):>7} {side.peak / MIB:9.0f} {_of(sides, name, _peak):>7}"
-        print(f"{name:>22} {speed:9.0f} {columns} {above / MIB:16.0f} {_of(sides, name, _above):>7}")
+        columns = f"{_of(sides, name, peer, _speed):>7} {side.peak / MIB:9.0f} {_of(sides, name, peer, _peak):>7}"
+        print(f"{name:>22} {speed:9.0f} {columns} {above / MIB:16.0f} {_of(sides, name, peer, _above):>7}")
     aims = [
-        *((f"{ours}: speed of TRL's", ours, TRL, _speed, SPEED_MIN, 1) for ours in (GENERAL_DDP, GENERAL_FSDP)),
-        *((f"{ours}: memory of TRL's", ours, TRL, _peak, MEMORY_MAX, -1) for ours in (GENERAL_DDP, GENERAL_FSDP)),
+        *((f"{ours}: speed of TRL's", ours, peer, _speed, speed_min, 1) for ours in (GENERAL_DDP, GENERAL_FSDP)),
+        *((f"{ours}: memory of TRL's", ours, peer, _peak, MEMORY_MAX, -1) for ours in (GENERAL_DDP, GENERAL_FSDP)),
         ("the general path's time of the bare loop's", BARE, GENERAL_FSDP, _speed, TIME_MAX, -1),
         ("our decoder's speed of the general path's", DECODER, GENERAL_FSDP, _speed, None, 1),
     ]
@@ -260,7 +295,7 @@ def _report(method: str, sides: dict[str, Side], given: argparse.Namespace) -> l
         print(f"  {what}: {value:.3f} ×{told}{beside}")
         if not met:
             missed.append(f"{method}, {what}: {value:.3f}, aim {aim}")
-    losses = {name: side.first_loss for name, side in sides.items() if name != TRL}
+    losses = {name: side.first_loss for name, side in sides.items() if name != TRL}  # DPO's first are all log 2
     spread = max(losses.values()) - min(losses.values())
     print(f"  first losses: {', '.join(f'{name} {side.first_loss:.5f}' for name, side in sides.items())}")
     if method != "qlora" and spread > LOSS_TOLERANCE:
@@ -268,8 +303,8 @@ def _report(method: str, sides: dict[str, Side], given: argparse.Namespace) -> l
     return missed
 
 
-def _of(sides: dict[str, Side], name: str, ratio: Any) -> str:
-    return f"{ratio(sides[name], sides[TRL]):.2f}" if TRL in sides else "-"
+def _of(sides: dict[str, Side], name: str, peer: str, ratio: Any) -> str:
+    return f"{ratio(sides[name], sides[peer]):.2f}" if peer in sides else "-"
 
 
 def _speed(ours: Side, theirs: Side, clock: int = 0) -> float:
@@ -301,7 +336,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3, help="counted steps of a block")
     parser.add_argument("--check", action="store_true", help="end with 1 where an aim is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there too")
-    return parser.parse_args()
+    parser.add_argument("--task", choices=("pretrain", "dpo"), default="pretrain")
+    given = parser.parse_args()
+    if given.task == "dpo":
+        given.methods = [method for method in given.methods if method != "qlora"]
+    return given
 
 
 if __name__ == "__main__":

@@ -80,6 +80,8 @@ def main() -> None:
         _bare(gate, order)
     elif side == "transformers.Trainer":
         _trainer(gate, order, method)
+    elif order["task"] == "dpo":
+        _trl_dpo(gate, order, method)
     else:
         _trl(gate, order, method)
 
@@ -88,6 +90,7 @@ def _config(order: dict[str, Any]) -> dict[str, Any]:
     kind = {"full": None, "lora": "lora", "qlora": "qlora"}[order["method"]]
     length, rows = order["sequence_length"], order["micro_batch"] * order["ranks"]
     return {
+        "task": order["task"],
         "model": {"source": Path(order["model"]).as_uri()},
         **({"adapter": {"kind": kind, "rank": RANK, "alpha": ALPHA, "targets": ["all-linear"]}} if kind else {}),
         "data": {"train": [{"source": order["corpus"]}], "sequenceLength": length},
@@ -336,6 +339,7 @@ def _clock(gate: Gate, tokens: list[int], ranks: int) -> Any:
         done = 0
 
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            tokens.clear()  # of what was collated for the reference
             gate.open()
 
         def on_log(self, *args: Any, logs: dict[str, float], **kwargs: Any) -> None:
@@ -406,6 +410,36 @@ def _trl(gate: Gate, order: dict[str, Any], method: str) -> None:
     def counted(samples: list[Any]) -> Any:
         tokens.append(sum(len(sample["input_ids"]) for sample in samples))
         return collate(samples)
+
+    trainer.data_collator = counted
+    trainer.train()
+
+
+def _trl_dpo(gate: Gate, order: dict[str, Any], method: str) -> None:
+    from datasets import load_dataset
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+    from trl import DPOConfig, DPOTrainer
+
+    gate.libraries = _import_transformers(method)
+    logging.set_verbosity_error()
+    tokens: list[int] = []
+    whole = method == "full"
+    arguments = DPOConfig(**_arguments(order), max_length=order["sequence_length"], precompute_ref_log_probs=whole)
+    trainer = DPOTrainer(
+        model=_model(order, with_adapter=False),
+        args=arguments,
+        train_dataset=load_dataset("json", data_files=order["corpus"], split="train"),
+        processing_class=AutoTokenizer.from_pretrained(order["model"]),
+        peft_config=None if whole else _adapter(),
+        callbacks=[_clock(gate, tokens, order["ranks"])],
+    )
+    collate = trainer.data_collator
+
+    def counted(samples: list[Any]) -> Any:
+        batch = collate(samples)
+        tokens.append(int(batch["attention_mask"].sum()))
+        return batch
 
     trainer.data_collator = counted
     trainer.train()
