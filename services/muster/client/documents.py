@@ -153,8 +153,9 @@ def _path_places(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str
         for index, source in enumerate(sources if isinstance(sources, list) else ()):
             yield _mapping(source), "source", f"{path}[{index}].source"
     yield _mapping(training.get("model")), "source", "spec.training.model.source"
-    teacher = _mapping(_mapping(training.get("distillation")).get("teacher"))
-    yield teacher, "source", "spec.training.distillation.teacher.source"
+    for of, name in (("distillation", "teacher"), ("grpo", "rewardModel")):
+        second = _mapping(_mapping(training.get(of)).get(name))
+        yield second, "source", f"spec.training.{of}.{name}.source"
     if data.get("tokenizer") != "bytes":
         yield data, "tokenizer", "spec.training.data.tokenizer"
     yield data, "chatTemplate", "spec.training.data.chatTemplate"

@@ -179,7 +179,9 @@ class RunState(Record):
     steps: Count  # of the whole run
     data: str  # the fingerprint of the training data
     reference: str | None = None  # the SHA-256 of the stored log-probabilities of the reference; None: there are none
-    teacher: dict[str, Any] | None = None  # which weights a teacher has: address, revision, checksums; None: no teacher
+    # Which weights a second model has (address, revision, checksums), by what it is; None: there is none.
+    teacher: dict[str, Any] | None = None
+    reward_model: dict[str, Any] | None = None
 
 
 class Commit(Record):

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from muster.contract.base import Spec
-from muster.contract.model_config import FromCommit, ModelAddress
+from muster.contract.second_model import SecondModel
 
 
-class Teacher(Spec):
+class Teacher(SecondModel):
     """The model that predicts: a model's folder or a commit. It must have the tokenizer of the model that learns."""
 
-    source: ModelAddress | None = None
-    """The address of a folder as Hugging Face writes it, as in model.source."""
-    from_: FromCommit | None = Field(default=None, alias="from")
-    """The commit whose weights it has."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.source is None) == (self.from_ is None):
-            raise ValueError("name the teacher by exactly one of source (a model's folder) and from (a commit)")
-        return self
-
-    @property
-    def words(self) -> str:
-        """Its address, for messages and to compare by."""
-        if self.source is not None:
-            return self.source
-        assert self.from_ is not None, "a teacher is a folder or a commit"
-        return f"{self.from_.uri or self.from_.job} step {self.from_.step}"
+    whose: ClassVar[str] = "teacher"
 
 
 class Distillation(Spec):

@@ -38,7 +38,7 @@ class Need:
     logits: int
     buffers: int  # gathered or cast weights, and gradients on their way between ranks
     framework: int  # what a rank takes before it has a tensor
-    teacher: int = 0  # a second model, which only computes forward
+    second_model: int = 0  # a teacher or a reward model, which only computes forward
     host: int = 0  # of the host's memory beside the device's: the optimizer's state, where it is offloaded
 
     @property
@@ -106,14 +106,15 @@ def estimate(
         logits=fullest.logits,
         buffers=fullest.buffers,
         framework=FRAMEWORK_BYTES[device],
-        teacher=0 if size.teacher is None else _teacher(size.teacher, training, shard, parts),
+        second_model=0 if size.second is None else _second_model(size.second, training, shard, parts),
         host=state if offloaded else 0,
     )
 
 
-def _teacher(size: ModelSize, training: TrainingConfig, shard: Shard, parts: int) -> int:
+def _second_model(size: ModelSize, training: TrainingConfig, shard: Shard, parts: int) -> int:
     """A model that computes forward, in the activations' dtype: its part of the weights, those that are gathered, and
-    what one layer makes of a batch. Its head is used beside the student's, chunk by chunk."""
+    what one layer makes of a batch. A teacher's head is used beside the student's, chunk by chunk; a reward
+    model's has one row."""
     width = _width(training)
     layer = (size.parameters - size.root_group) // size.layers
     gathered = 0 if shard == "ddp" else min(size.parameters, size.root_group + size.largest_group + layer)

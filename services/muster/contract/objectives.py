@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from muster.contract.base import Spec
-from muster.contract.verifiers import Verifiers, must_differ
+from muster.contract.base import Many, Spec
+from muster.contract.second_model import SecondModel
+from muster.contract.verifiers import Verifier, must_differ
 
 Task = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "kto", "reward", "grpo"]
 
@@ -106,13 +107,29 @@ class Reward(Spec):
     """The weight of (chosen + rejected)², which keeps rewards near zero (Eisenstein et al. 2023, arXiv 2312.09244)."""
 
 
+REWARD_MODEL: Final = "reward_model"  # what its score is called in metrics
+
+
+class RewardModel(SecondModel):
+    """A model that scores answers, as task reward trains it. It must have the tokenizer of the model that learns."""
+
+    whose: ClassVar[str] = "reward model"
+
+    weight: Annotated[float, Field(ge=-1_000, le=1_000)] = 1.0
+    """What its score is multiplied by in the sum of all."""
+
+
 class Grpo(Spec):
     """Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): the model answers each prompt several
-    times, verifiers reward the answers, and it learns to give those that are better than the others of their prompt.
+    times, the answers are rewarded, and it learns to give those that are better than the others of their prompt.
     """
 
-    verifiers: Verifiers
-    """What rewards an answer: the sum of the scores by their weights."""
+    verifiers: Annotated[Many[Verifier], Field(max_length=16)] = ()
+    """Programs that reward an answer, beside rewardModel or without it: the reward is the sum of the scores by their
+    weights.
+    """
+    reward_model: RewardModel | None = None
+    """A second model that rewards an answer, which computes forward only."""
     completions: Annotated[int, Field(ge=2, le=1_024)] = 8
     """Answers to each prompt. A step has samples of data.sequenceLength for all answers, so that it takes
     tokensPerStep / sequenceLength / completions prompts.
@@ -143,6 +160,15 @@ class Grpo(Spec):
     """Whether nothing is learnt from answers that maxTokens cut off."""
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Self:
+    def _something_rewards(self) -> Self:
+        if not self.verifiers and self.reward_model is None:
+            raise ValueError("nothing rewards the answers: give verifiers, rewardModel or both")
         must_differ(self.verifiers)
+        if self.reward_model is not None and REWARD_MODEL in (each.called for each in self.verifiers):
+            raise ValueError(f"name {REWARD_MODEL} is that of rewardModel's score; choose another for the verifier")
         return self
+
+    @property
+    def rewards(self) -> tuple[str, ...]:
+        """What rewards an answer, by the names of their scores."""
+        return (*(each.called for each in self.verifiers), *((REWARD_MODEL,) if self.reward_model else ()))

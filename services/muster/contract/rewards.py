@@ -12,7 +12,7 @@ def must_fit_rewards(training: TrainingConfig) -> None:
     """Raises ValueError where the settings of task grpo don't fit the rest, or are there or missing by mistake."""
     if (training.grpo is not None) != (training.task == "grpo"):
         raise ValueError(
-            "task grpo needs grpo.verifiers, which reward its answers"
+            "task grpo needs what rewards its answers: give grpo.verifiers, grpo.rewardModel or both"
             if training.grpo is None
             else f"grpo holds the settings of task grpo, and this is task {training.task}; leave it out"
         )

@@ -16,6 +16,7 @@ from muster.contract.data_formats import FORMATS
 from muster.contract.descriptions import describe
 from muster.contract.gang import QUANTITY
 from muster.contract.names import GROUP, KIND, VERSION
+from muster.contract.second_model import exactly_one
 from muster.contract.spec import DURATION, MUTABLE, JobSpec
 from muster.contract.status import JobStatus
 
@@ -52,12 +53,15 @@ RULES: tuple[tuple[str, str, str], ...] = (
         f"unknown preset; there are {', '.join(PRESETS)}",
     ),
     ("training.model.from", "has(self.job) || has(self.uri)", "name the source: job or uri"),
-    (
-        "training.distillation.teacher",
-        "has(self.source) != has(self.from)",
-        "name the teacher by exactly one of source (a model's folder) and from (a commit)",
-    ),
+    ("training.distillation.teacher", "has(self.source) != has(self.from)", exactly_one("teacher")),
     ("training.distillation.teacher.from", "has(self.job) || has(self.uri)", "name the source: job or uri"),
+    (
+        "training.grpo",
+        "(has(self.verifiers) && self.verifiers.size() > 0) || has(self.rewardModel)",
+        "nothing rewards the answers: give verifiers, rewardModel or both",
+    ),
+    ("training.grpo.rewardModel", "has(self.source) != has(self.from)", exactly_one("reward model")),
+    ("training.grpo.rewardModel.from", "has(self.job) || has(self.uri)", "name the source: job or uri"),
     (
         "checkpoint",
         r"!has(self.uri) || self.uri.matches('^(/|file:///|file://localhost/|[sS]3://[A-Za-z0-9][A-Za-z0-9._-]+(/|$))')",
@@ -134,6 +138,7 @@ INT_OR_STRING = {
     "checkpoint.every": f"auto|{DURATION}",
     "training.model.from.step": "best|last",
     "training.distillation.teacher.from.step": "best|last",
+    "training.grpo.rewardModel.from.step": "best|last",
 }
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muster.contract import flops
+from muster.contract.commits_read import second_model
 from muster.contract.model_size import ModelSize
 from muster.contract.training import TrainingConfig
 
@@ -66,8 +67,8 @@ def setup_of(training: TrainingConfig) -> str:
     adapter = f"{beside.kind}:{beside.rank}:{','.join(targets)}" if beside else "whole"
     how = training.parallel
     parts = (origin, adapter, training.precision, training.data.sequence_length, how.activation_checkpointing)
-    taught = () if training.distillation is None else (training.distillation.teacher.words,)
-    return "|".join(map(str, (*parts, how.compile, *taught)))
+    beside_it = () if (second := second_model(training)) is None else (second[1].words,)
+    return "|".join(map(str, (*parts, how.compile, *beside_it)))
 
 
 def from_records(

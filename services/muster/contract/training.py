@@ -95,7 +95,7 @@ class TrainingConfig(Spec):
     reward: Reward | None = None
     """The settings of task reward; left out, their defaults."""
     grpo: Grpo | None = None
-    """The settings of task grpo, which needs them: its verifiers have no default."""
+    """The settings of task grpo, which needs them: what rewards its answers has no default."""
     distillation: Distillation | None = None
     """A teacher whose predictions pretrain and sft learn beside the tokens; left out, none."""
     model: ModelConfig

@@ -12,6 +12,7 @@ from muster.contract.address import hub_path, parse_address
 from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, UserError, parse
 from muster.contract.checkpoint import ITEM_BYTES, Commit, commit_key
+from muster.contract.commits_read import second_model
 from muster.contract.model_config import FromCommit
 from muster.contract.model_size import ModelSize, decoder_size, dimensions_of, position_limit, size_of
 from muster.contract.training import TrainingConfig
@@ -35,18 +36,19 @@ class ModelFacts:
 
 
 def model_facts(training: TrainingConfig) -> ModelFacts:
-    """Of the model that a job starts from, and of its teacher. Raises UserError where it can't be trained, StorageError
-    where it can't be read now; both name the place."""
+    """Of the model that a job starts from, and of its second one. Raises UserError where it can't be trained,
+    StorageError where it can't be read now; both name the place."""
     found = _own_facts(training)
-    if training.distillation is None:
+    beside = second_model(training)
+    if beside is None:
         return found
-    teacher = training.distillation.teacher
-    if teacher.source is not None:
-        size = _of_folder(teacher.source, _PLAIN).size
+    _, second = beside
+    if second.source is not None:
+        size = _of_folder(second.source, _PLAIN).size
     else:
-        assert teacher.from_ is not None, "a teacher is a folder or a commit"
-        size = _of_commit(teacher.from_, _PLAIN).size
-    return replace(found, size=replace(found.size, teacher=size))
+        assert second.from_ is not None, "a second model is a folder or a commit"
+        size = _of_commit(second.from_, _PLAIN).size
+    return replace(found, size=replace(found.size, second=size))
 
 
 def _own_facts(training: TrainingConfig) -> ModelFacts:

@@ -12,14 +12,16 @@ from muster.contract.spec import Keep
 from muster.trainer.checkpoint import Saver
 from muster.trainer.models.decoder import build
 from muster.trainer.models.init import initialize
+from muster.trainer.models.scoring import ScoreHead
 from muster.trainer.models.shards import local_rows
 
 
-def write_base(job: Job) -> None:
-    """Another job's commit: of its first weights, which will do as well as any."""
-    decoder = build(Architecture.model_validate(ARCHITECTURE)).to_empty(device="cpu")
+def write_base(job: Job, scores: ScoreHead | None = None) -> None:
+    """Another job's commit: of its first weights, which will do as well as any. With `scores` a reward model's."""
+    decoder = build(Architecture.model_validate(ARCHITECTURE), scores=scores).to_empty(device="cpu")
     initialize(decoder, decoder.architecture, 5, local_rows)
-    about = replace(identity(f"file://{job.folder}"), architecture=dump(decoder.architecture))
+    described = dump(decoder.architecture) | (scores.describe() if scores else {})
+    about = replace(identity(f"file://{job.folder}"), architecture=described)
     saving = Saver(about, Keep(), {})
     try:
         saving.save(state(decoder, torch.optim.AdamW(decoder.parameters()), 8))

@@ -14,6 +14,7 @@ from tests.integration.trainer.test_trainer_preferences import computed, learnin
 from tests.integration.trainer.test_trainer_rollouts import learning as answering
 
 from muster.contract.names import ExitCode
+from muster.trainer.models.scoring import ScoreHead
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
@@ -46,6 +47,15 @@ def rewarded(root: Path, name: str, base: Job, changes: dict[str, Any]) -> Job:
     return answering(root, name, base, **GIVEN, **grpo, **changes)
 
 
+def judged(root: Path, name: str, base: Job, changes: dict[str, Any]) -> Job:
+    """A reward model judges beside the verifiers, read by its address."""
+    judge = Job(root / "judge", {}, uid="judge")
+    if not judge.commits():
+        write_base(judge, ScoreHead(1, 258))
+    scorer = {"from": {"uri": f"file://{judge.folder}", "step": "last"}, "weight": 0.5}
+    return answering(root, name, base, **GIVEN, grpo={"rewardModel": scorer}, **changes)
+
+
 TASKS: dict[str, MakeJob] = {
     "sft-distillation": taught,
     "dpo": preferring("dpo"),
@@ -57,6 +67,7 @@ TASKS: dict[str, MakeJob] = {
     "kto": preferring("kto"),
     "reward": preferring("reward"),
     "grpo": rewarded,
+    "grpo-reward-model": judged,
 }
 
 

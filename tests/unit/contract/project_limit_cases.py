@@ -84,6 +84,12 @@ def _distilled(**teacher: Any) -> dict[str, Any]:
     return {"training": {"distillation": {"teacher": teacher}}}
 
 
+def _rewarded(**scorer: Any) -> dict[str, Any]:
+    policy = {"preset": None, "from": {"uri": "s3://checkpoints/nlp/job"}}
+    grpo = {"rewardModel": scorer, "completions": 2, "maxTokens": 8}
+    return {"training": {"task": "grpo", "model": policy, "grpo": grpo}}
+
+
 def _model(**parts: Any) -> dict[str, Any]:
     return {"training": {"model": {"preset": None, **parts}}}
 
@@ -94,6 +100,7 @@ def _endpoint(value: str) -> dict[str, Any]:
 
 _FIRST = "spec.training.data.train[0].source"
 _TEACHER = "spec.training.distillation.teacher"
+_SCORER = "spec.training.grpo.rewardModel"
 _SET = "spec.training.evaluation.sets.cv.data[0].source"
 _ENDPOINT = "spec.runtime.env[0].value"
 _ELASTIC = {"gang": {"nodes": {"min": 1, "max": 4}}}
@@ -158,6 +165,10 @@ CASES = (
     Case(_distilled(source="s3://models/cv/large"), f"{_TEACHER}.source"),
     Case(_distilled(**{"from": {"uri": "s3://checkpoints/nlp/job"}})),
     Case(_distilled(**{"from": {"uri": "s3://checkpoints/cv/job"}}), f"{_TEACHER}.from.uri"),
+    Case(_rewarded(source="s3://data/nlp/judge")),
+    Case(_rewarded(source="s3://models/cv/judge"), f"{_SCORER}.source"),
+    Case(_rewarded(**{"from": {"uri": "s3://checkpoints/nlp/job"}})),
+    Case(_rewarded(**{"from": {"uri": "s3://checkpoints/cv/job"}}), f"{_SCORER}.from.uri"),
     Case({"training": {"data": {"tokenizer": "s3://data/nlp/tokenizer.json"}}}),
     Case({"training": {"data": {"tokenizer": "s3://data/cv/tokenizer.json"}}}, "spec.training.data.tokenizer"),
     Case({"training": {"data": {"chatTemplate": "s3://data/nlp/chat.jinja"}}}),

@@ -34,9 +34,9 @@ from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.distillation import TeacherPredictions
 from muster.trainer.models.head import LogitTransform, cross_entropy
 from muster.trainer.train.origin import Origin, fresh_origin
+from muster.trainer.train.second_model import LoadedSecond, find_second_model
 from muster.trainer.train.tasks.choice import objective_of
 from muster.trainer.train.tasks.objective import Totals, means
-from muster.trainer.train.teaching import LoadedTeacher, find_teacher
 
 SHAPE = Architecture(dim=24, layers=1, heads=2, kv_heads=2, ffn_dim=32, vocab_size=260, max_positions=64)
 LARGER = SHAPE.model_copy(update={"dim": 32, "layers": 2, "tied_head": True})
@@ -76,12 +76,12 @@ def committed(folder: Path) -> dict[str, Any]:
     return {"from": {"uri": folder.as_uri(), "step": "last"}}
 
 
-def built(training: TrainingConfig) -> tuple[Origin, LoadedTeacher]:
+def built(training: TrainingConfig) -> tuple[Origin, LoadedSecond]:
     origin = fresh_origin(training)
-    found = find_teacher(training, origin)
+    found = find_second_model(training, origin)
     assert found is not None
     layout = sharding.plan(origin.model, training, RANKS, 1 << 34, CPU, found.model.size())
-    return origin, LoadedTeacher.load(found, training, layout, CPU)
+    return origin, LoadedSecond.load(found, training, layout, CPU)
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.5), (3.0, 0.2), (2.0, 1.0)])
@@ -148,11 +148,11 @@ def test_a_batch_is_learnt_from_its_tokens_and_from_the_teacher(tmp_path: Path) 
     losses.sum.backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None for p in student.parameters())
     assert not any(p.requires_grad or p.grad is not None for p in taught.model.module.parameters())
-    taught.must_be(taught.described)
+    taught.must_be(taught.state)
     with pytest.raises(UserError, match=r"has other weights than when the job began \(seal"):
-        taught.must_be(taught.described | {"seal": "0" * 64})
+        taught.must_be({"teacher": taught.described | {"seal": "0" * 64}})
     with pytest.raises(UserError, match="has other weights"):
-        taught.must_be(None)
+        taught.must_be({})
 
 
 def test_a_folder_teaches_and_its_files_are_held_to_their_checksums(tmp_path: Path) -> None:
@@ -162,13 +162,13 @@ def test_a_folder_teaches_and_its_files_are_held_to_their_checksums(tmp_path: Pa
     training = config({"source": source}, model={"source": (tmp_path / "student").as_uri()})
     _, taught = built(training)
     assert set(taught.described) >= {"address", "revision", "files", "crc32"}
-    taught.must_be(taught.described)
+    taught.must_be(taught.state)
     name = next(iter(taught.described["crc32"]))
     with pytest.raises(UserError, match=f"the bytes of {name}"):
-        taught.must_be(taught.described | {"crc32": {name: "00000000"}})
+        taught.must_be({"teacher": taught.described | {"crc32": {name: "00000000"}}})
     size = model_facts(training).size
-    assert size.teacher is not None
-    assert size.teacher.parameters == sum(p.numel() for p in taught.model.module.parameters())
+    assert size.second is not None
+    assert size.second.parameters == sum(p.numel() for p in taught.model.module.parameters())
 
 
 def test_a_teacher_that_can_not_teach_is_refused(tmp_path: Path) -> None:
@@ -192,12 +192,12 @@ def test_a_teacher_that_can_not_teach_is_refused(tmp_path: Path) -> None:
 def test_the_teacher_is_planned_for() -> None:
     training = config({"source": "file:///x"})
     student, teacher = decoder_size(SHAPE, None), decoder_size(LARGER, None)
-    both = replace(student, teacher=teacher)
+    both = replace(student, second=teacher)
     alone, beside = (estimate(size, training, "ddp", 1, 1) for size in (student, both))
-    assert beside.total - alone.total == beside.teacher >= 4 * teacher.parameters
+    assert beside.total - alone.total == beside.second_model >= 4 * teacher.parameters
     sharded = estimate(both, training, "fsdp", 8, 1)
-    assert sharded.teacher > teacher.parameters / 8 * 4
-    assert "teacher" in fitting.advice(both, training, beside, 1, 1, fitting.Host(1))
+    assert sharded.second_model > teacher.parameters / 8 * 4
+    assert "second_model" in fitting.advice(both, training, beside, 1, 1, fitting.Host(1))
 
 
 def test_commits_named_by_job_are_given_their_folders() -> None:

@@ -204,7 +204,9 @@ class Data:
         return Prompt(list(f"prompt {sample_id} {'x' * (sample_id % 5)}".encode()), {"answer": "no answer is this"})
 
 
-def rollouts(division: DataParallel, micro_batch: int = 2, **settings: Any) -> tuple[Rollouts, StepBatch]:
+def rollouts(
+    division: DataParallel, micro_batch: int = 2, judge: Any = None, **settings: Any
+) -> tuple[Rollouts, StepBatch]:
     """With the prompts of a rank of a step of two prompts."""
     definition = DecoderModel(SHAPE, None)
     module = definition.build(torch.float32, "none")
@@ -218,7 +220,7 @@ def rollouts(division: DataParallel, micro_batch: int = 2, **settings: Any) -> t
     ids = tuple(number for number in (40, 43) if (number - 40) // 3 % division.size in division.shares)
     blank = Batch.of([unscored_row([1], 32, PAD)])
     step = StepBatch((blank,) * (len(ids) + division.blank_shares), DataCursor(seed=11, epoch=0, sample=44), ids, 9)
-    return Rollouts(given, data, scoring, module, writer, PAD), step
+    return Rollouts(given, data, scoring, module, writer, PAD, judge), step
 
 
 def written(batch: StepBatch) -> list[tuple[list[int], list[int], float]]:
@@ -253,9 +255,34 @@ def test_every_prompt_is_answered_alike_on_however_many_ranks() -> None:
     assert any(advantage for _, _, advantage in answers), "else the rewards say little"
 
 
+class LengthJudge:
+    """Scores an answer by its tokens, and counts what it is asked."""
+
+    asked = 0
+
+    def of(self, prompts: Any, written: Any) -> Tensor:
+        self.asked += len(written)
+        return torch.tensor([float(len(row.tokens)) for row in written], dtype=torch.float64)
+
+
+def test_a_reward_models_score_is_added_by_its_weight() -> None:
+    scorer = {"from": {"uri": "file:///judge"}, "weight": 0.5}
+    made, step = rollouts(DataParallel(1, (0,)), judge=LengthJudge(), rewardModel=scorer, scaleRewards=False)
+    for micro in made.of(step).micro:
+        assert isinstance(micro, Rollout)
+        names = GrpoObjective(made._config).told
+        told = dict(zip(names, micro.told.unbind(1), strict=True))
+        lengths = told["answer_tokens"] - told["finished"]
+        assert told["rewards/reward_model"].tolist() == lengths.tolist()
+        assert told["reward"].tolist() == (told["rewards/ascii"] + 0.5 * lengths).tolist()
+
+
 def test_a_rank_without_prompts_makes_the_others_passes() -> None:
-    made, step = rollouts(DataParallel(2, (), shares_per_rank=1))
+    judge = LengthJudge()
+    scorer = {"from": {"uri": "file:///judge"}}
+    made, step = rollouts(DataParallel(2, (), shares_per_rank=1), judge=judge, rewardModel=scorer)
     batch = made.of(step)
+    assert judge.asked == 4
     assert [len(micro.tokens) for micro in batch.micro] == [2, 2]
     assert written(batch) == []
     assert all((micro.labels == -100).all() for micro in batch.micro)
@@ -290,7 +317,7 @@ def test_rewards_that_never_vary_are_said() -> None:
         ({"completions": 1}, "grpo.completions: must be at least 2"),
         ({"maxTokens": 32}, "leaves no room for a prompt in data.sequenceLength 32"),
         ({"beta": 0.1}, "grpo.beta holds the model against itself without its adapter"),
-        ({"verifiers": []}, "grpo.verifiers: must have at least 1 item"),
+        ({"verifiers": []}, "nothing rewards the answers: give verifiers, rewardModel or both"),
         ({"parallel": {"compile": True}}, "can't do so with parallel.compile"),
         ({"labelSmoothing": 0.1}, "can't do so with labelSmoothing"),
     ],

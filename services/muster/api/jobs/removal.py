@@ -70,10 +70,11 @@ async def _refuse_dependents(services: Services, caller: Principal, row: JobRow)
 
 
 def _origins(spec: dict[str, Any]) -> str:
-    """The folders of commits that a job reads: those that it starts from, and its teacher's."""
+    """The folders of commits that a job reads: those that it starts from, its teacher's and its reward model's."""
     training = spec.get("training") or {}
     teacher = (training.get("distillation") or {}).get("teacher") or {}
-    sources = ((training.get("model") or {}).get("from") or {}, teacher.get("from") or {})
+    scorer = (training.get("grpo") or {}).get("rewardModel") or {}
+    sources = ((each.get("from") or {}) for each in (training.get("model") or {}, teacher, scorer))
     return " ".join(str(source.get("uri") or "") for source in sources)
 
 

@@ -16,18 +16,25 @@ def ends_of_turn(tokenizer: Tokenizer) -> frozenset[int]:
     """The ids that end what the assistant says: the end of a document, and the special token behind a turn, as the
     chat template writes it or the tokenizer's family has it."""
     found = {tokenizer.eos}
-    if tokenizer.chat is None and tokenizer.template is None:  # it writes no turns
-        return frozenset(found)
     if tokenizer.chat is not None:
         found.add(tokenizer.chat.end_of_turn)
+    return frozenset({*found, *after_turn(tokenizer)})
+
+
+def after_turn(tokenizer: Tokenizer) -> dict[int, tuple[int, ...]]:
+    """By the special token that ends what the assistant says in a conversation: the ids that are written behind it at
+    the end of all. Empty where the tokenizer writes no turns, or none that a special token ends."""
+    if tokenizer.chat is None and tokenizer.template is None:
+        return {}
     try:
         written = parts(Conversation((Turn("user", "a", False), Turn("assistant", "b", True))), tokenizer)
     except ValueError:  # a template that refuses so short a conversation
-        return frozenset(found)
-    learnt = [token for part in written if part.loss_mask for token in (part.ids or tokenizer.encode(part.text))]
-    if learnt and not tokenizer.decode(learnt[-1:]):  # special tokens are left out
-        found.add(learnt[-1])
-    return frozenset(found)
+        return {}
+    ids = [(token, part.loss_mask) for part in written for token in (part.ids or tokenizer.encode(part.text))]
+    last = max((number for number, (_, learnt) in enumerate(ids) if learnt), default=None)
+    if last is None or tokenizer.decode([ids[last][0]]):  # special tokens are left out
+        return {}
+    return {ids[last][0]: tuple(token for token, _ in ids[last + 1 :])}
 
 
 def text_of(tokens: Iterable[int], before: Sequence[int], tokenizer: Tokenizer) -> Iterator[str]:

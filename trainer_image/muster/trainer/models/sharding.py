@@ -126,14 +126,14 @@ def plan(
     ranks: Ranks,
     capacity: int,
     device: torch.device = torch.device("cpu"),
-    teacher: ModelSize | None = None,
+    second: ModelSize | None = None,
 ) -> Layout:
-    """Decide the sharding, of a model and of its teacher where it has one.
+    """Decide the sharding, of a model and of a second one that only computes forward.
 
     Raises UserError for an impossible hsdp, OutOfMemory when `auto` finds nothing that fits.
     """
     division, host = data_parallel(training, ranks), host_of(model, capacity, device)
-    size = replace(model.size(), teacher=teacher)
+    size = replace(model.size(), second=second)
     count, shard = division.size, training.parallel.shard
     if shard == "auto":
         found = fitting.lowest_that_fits(size, training, count, ranks.nodes, host)

@@ -1,4 +1,4 @@
-"""A model that only computes forward: sharded as the one that learns, without gradients, optimizer or copies."""
+"""A second model as a teacher: what it predicts for each token of a batch."""
 
 from __future__ import annotations
 
@@ -7,38 +7,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from muster.contract.distillation import Distillation
-from muster.contract.training import TrainingConfig
-from muster.trainer.models import sharding
 from muster.trainer.models.decoder import Decoder
-from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.distillation import TeacherPredictions
+from muster.trainer.models.forward_model import ForwardModel
 from muster.trainer.models.head import PLAIN, LogitTransform
 
 
 class TeacherModel:
-    """A teacher on this rank. Its parameters have their memory, and a folder's values; a commit's are loaded by the
-    caller.
-    """
+    """A teacher on this rank."""
 
-    def __init__(
-        self,
-        definition: ModelDefinition,
-        training: TrainingConfig,
-        layout: sharding.Layout,
-        device: torch.device,
-        values: bool,
-    ) -> None:
-        assert training.distillation is not None, "only distillation has a teacher"
-        self._config: Distillation = training.distillation
-        self.definition, self.module = definition, _built(definition, sharding.DTYPES[training.precision])
-        if layout.shard != "ddp":
-            sharding.shard(self.module, definition, layout, device, sharding.DTYPES[training.precision])
-        definition.fill(self.module, device, 0, values)
-        self.module.requires_grad_(False)
-        self.module.eval()
+    def __init__(self, beside: ForwardModel, config: Distillation) -> None:
+        self._config, self.module = config, beside.module
         self._head = _head_of(self.module)
         # The head keeps its hidden states: logits are made later, beside the student's.
         self._head.forward = lambda hidden, *_: hidden
@@ -51,15 +33,6 @@ class TeacherModel:
         with _gathered(self._head, self.module):
             weight, bias, transform = _output(self.module, self._head)
             yield TeacherPredictions(hidden, weight, bias, transform, self._config.temperature, self._config.weight)
-
-
-def _built(definition: ModelDefinition, dtype: torch.dtype) -> nn.Module:
-    """Without values, in the dtype that it computes in: nothing of it is ever updated."""
-    module = definition.build(dtype, "none")
-    for parameter in module.parameters():
-        parameter.requires_grad_(False)
-        parameter.data = parameter.data.to(dtype)
-    return module
 
 
 def _head_of(module: Any) -> Any:

@@ -18,8 +18,10 @@ from muster.trainer.train.metrics import CommitMetrics, Metrics
 from muster.trainer.train.origin import Origin
 from muster.trainer.train.rank_state import RankState
 from muster.trainer.train.records import RecordMaker
+from muster.trainer.train.reward_model import RewardScores
 from muster.trainer.train.rollouts import Rollouts
 from muster.trainer.train.samples import SampleMaker
+from muster.trainer.train.second_model import LoadedSecond
 from muster.trainer.train.step import TrainStep
 from muster.trainer.train.writing import ROWS_AT_ONCE, Writer
 
@@ -99,14 +101,22 @@ def evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainSte
     )
 
 
-def rollouts(run: Run, origin: Origin, ranks: Ranks, data: Data, model: sharding.ParallelModel) -> Rollouts | None:
+def rollouts(
+    run: Run,
+    origin: Origin,
+    ranks: Ranks,
+    data: Data,
+    model: sharding.ParallelModel,
+    second: LoadedSecond | None,
+) -> Rollouts | None:
     """None where the task does not answer while it trains."""
     if run.training.grpo is None:
         return None
     tokenizer = origin.tokenizer
     writer = Writer(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
     scoring = Scoring(run.training.grpo.verifiers, tokenizer)
-    return Rollouts(run.training, data.train, scoring, model.module, writer, tokenizer.eos)
+    judge = None if second is None else RewardScores(second.model, tokenizer, run.training.batch.micro_batch)
+    return Rollouts(run.training, data.train, scoring, model.module, writer, tokenizer.eos, judge)
 
 
 def _answer_evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: TrainStep) -> AnswerEvaluator | None:

@@ -35,8 +35,8 @@ from muster.trainer.train.records import StepReporter, say
 from muster.trainer.train.reduction import Requests, all_reduce_sum
 from muster.trainer.train.reference import compute_reference, read_reference
 from muster.trainer.train.schedule import total_steps
+from muster.trainer.train.second_model import LoadedSecond, SecondOrigin, find_second_model
 from muster.trainer.train.step import TrainStep
-from muster.trainer.train.teaching import LoadedTeacher, TeacherOrigin, find_teacher
 from muster.trainer.train.trials import report_verdict, trial_of
 
 INTERVAL_STEPS = 10  # between two looks at how often a commit is due; the operator only asks whether it is overdue
@@ -62,14 +62,14 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
         if ranks.rank == 0:
             keep_report(run.folder, data, origin.tokenizer)
     capacity = sharding.capacity(device, ranks)
-    teacher = find_teacher(run.training, origin)
-    taught = None if teacher is None else teacher.model.size()
-    layout = sharding.plan(origin.model, run.training, ranks, capacity, device, taught)
+    second = find_second_model(run.training, origin)
+    beside = None if second is None else second.model.size()
+    layout = sharding.plan(origin.model, run.training, ranks, capacity, device, beside)
     host = sharding.host_of(origin.model, capacity, device)
-    size, count = replace(origin.model.size(), teacher=taught), layout.division.size
+    size, count = replace(origin.model.size(), second=beside), layout.division.size
     rank_state.memory = fitting.advice(size, run.training, layout.need, count, ranks.nodes, host)
     try:
-        trainer = Trainer(run, ranks, rank_state, origin, data, device, layout, teacher)
+        trainer = Trainer(run, ranks, rank_state, origin, data, device, layout, second)
         trainer.load()
         try:
             return trainer.run_to_the_end()
@@ -98,7 +98,7 @@ class Trainer:
         data: Data,
         device: torch.device,
         layout: sharding.Layout,
-        teacher: TeacherOrigin | None = None,
+        second: SecondOrigin | None = None,
     ) -> None:
         config = run.training
         self.run, self.ranks, self.rank_state, self.data, self.origin = run, ranks, rank_state, data, origin
@@ -112,9 +112,9 @@ class Trainer:
         fresh = origin.resume is None and origin.weights is None
         values = fresh or config.adapter is not None or config.scores is not None
         model = sharding.ParallelModel(origin.model, config, layout, ranks, device, values)
-        taught_by = None if teacher is None else LoadedTeacher.load(teacher, config, layout, device)
-        rollouts = assembly.rollouts(run, origin, ranks, data, model)
-        self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state, taught_by, rollouts)
+        loaded = None if second is None else LoadedSecond.load(second, config, layout, device)
+        rollouts = assembly.rollouts(run, origin, ranks, data, model, loaded)
+        self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state, loaded, rollouts)
         self.best = Best.of(config.evaluation)
         self.reference: str | None = None  # the digest of what the reference model says of the data
         self.save_owed = False  # a save that waits until the weights have learnt again
@@ -173,8 +173,8 @@ class Trainer:
         check = functools.partial(randomness.must_be_restorable, rank=self.ranks.rank, world=self.ranks.world)
         commit = resume(self.run.folder, self.origin.resume.step, module, self.step.optimizer, say, check)
         must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
-        if self.step.teacher is not None:
-            self.step.teacher.must_be(commit.state.get("teacher"))
+        if self.step.second is not None:
+            self.step.second.must_be(commit.state)
         self.reference = commit.state.get("reference")
         if self.reference is not None:
             read_reference(self.reference, self.data, self.run.folder)
@@ -221,7 +221,7 @@ class Trainer:
                 "best": self.best.state(),
                 "data": self.data.fingerprint,
                 **({} if self.reference is None else {"reference": self.reference}),
-                **({} if self.step.teacher is None else {"teacher": self.step.teacher.described}),
+                **({} if self.step.second is None else self.step.second.state),
             },
             rng=randomness.state(),
             metrics={"loss": record.loss} | record.values | evaluated,

@@ -21,6 +21,7 @@ from muster.trainer.data.prompts import Prompt
 from muster.trainer.data.shuffle import mix
 from muster.trainer.models.generation import likeliest_of
 from muster.trainer.train.answering import Scoring
+from muster.trainer.train.reward_model import RewardScores
 from muster.trainer.train.tasks.grpo import Rollout
 from muster.trainer.train.writing import ROWS_AT_ONCE, Choose, Writer, Written
 
@@ -34,9 +35,17 @@ class Rollouts:
     """Lets the model answer the prompts of each step, and rewards the answers."""
 
     def __init__(
-        self, training: TrainingConfig, data: Dataset, scoring: Scoring, module: nn.Module, writer: Writer, pad: int
+        self,
+        training: TrainingConfig,
+        data: Dataset,
+        scoring: Scoring,
+        module: nn.Module,
+        writer: Writer,
+        pad: int,
+        judge: RewardScores | None = None,
     ) -> None:
         assert training.grpo is not None, "only task grpo answers while it trains"
+        self._judge = judge
         self._training, self._config, self._data = training, training.grpo, data
         self._scoring, self._module, self._writer, self._pad = scoring, module, writer, pad
         self._silent = 0  # steps in a row in which no rewards differed
@@ -55,7 +64,8 @@ class Rollouts:
         luck = [mix(key ^ mix(number)) for key in keys for number in range(each)]
         written = self._written(rows, luck)
         own = len(prompts) * each
-        made = self._rewarded(rows[:own], written[:own])
+        judged = None if self._judge is None else self._judge.of(rows, written)[:own]
+        made = self._rewarded(rows[:own], written[:own], judged)
         micro = self._micro(rows, written, made, batch.micro[0].tokens.device)
         tokens = sum(len(row.ids) + len(answer.tokens) for row, answer in zip(rows[:own], written, strict=False))
         return replace(batch, micro=micro, tokens=tokens)
@@ -79,10 +89,16 @@ class Rollouts:
         self._module.train(training)
         return written
 
-    def _rewarded(self, rows: Sequence[Prompt], written: Sequence[Written]) -> tuple[Tensor, Tensor]:
-        """fp32 advantages [answers], and what is told of each, in the order of the objective's names."""
+    def _rewarded(
+        self, rows: Sequence[Prompt], written: Sequence[Written], judged: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """fp32 advantages [answers], and what is told of each, in the order of the objective's names. `judged` are the
+        reward model's scores fp64 [answers], where there is one."""
         scores = self._scoring.scores(rows, written)
         rewards = self._scoring.weighted(scores)
+        if judged is not None and self._config.reward_model is not None:
+            rewards = rewards + self._config.reward_model.weight * judged
+            scores = torch.cat((scores, judged[:, None]), dim=1)
         found, std = advantages(rewards, self._config)
         facts = [[float(row.finished), float(len(row.tokens) + row.finished)] for row in written]
         of_group = torch.stack((rewards, std, (std < SAME).double()), dim=1)

@@ -31,10 +31,10 @@ from muster.trainer.train.reduction import (
 )
 from muster.trainer.train.rollouts import Rollouts
 from muster.trainer.train.schedule import learning_rate
+from muster.trainer.train.second_model import LoadedSecond
 from muster.trainer.train.straggler_timer import StragglerTimer
 from muster.trainer.train.tasks.choice import objective_of
 from muster.trainer.train.tasks.objective import Totals
-from muster.trainer.train.teaching import LoadedTeacher
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class TrainStep:
         model: ParallelModel,
         ranks: Ranks,
         rank_state: RankState,
-        teacher: LoadedTeacher | None = None,
+        second: LoadedSecond | None = None,
         rollouts: Rollouts | None = None,
     ) -> None:
         self.model, self.steps, self.rollouts = model, steps, rollouts
         self.optimizer = make_optimizer(model.module, config.optimizer, config.seed)
-        self.teacher = teacher
-        self.objective = objective_of(config, teacher.model if teacher is not None else None)
+        self.second = second
+        self.objective = objective_of(config, second.model if second is not None else None)
         self.guard = LossSpikeGuard(spikes=rollouts is None)
         self.last_seconds = 0.0
         self._config, self._ranks, self._rank_state = config, ranks, rank_state

@@ -7,6 +7,7 @@ from typing import Final
 
 from muster.contract.objectives import Task
 from muster.contract.training import TrainingConfig
+from muster.trainer.models.forward_model import ForwardModel
 from muster.trainer.models.teacher import TeacherModel
 from muster.trainer.train.tasks import dpo, grpo, kto, next_token, orpo, reward, simpo
 from muster.trainer.train.tasks.distilled import Distilled
@@ -24,9 +25,9 @@ MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
 }
 
 
-def objective_of(training: TrainingConfig, teacher: TeacherModel | None = None) -> Objective:
-    """The objective of the configuration's task, with the teacher that it asks for."""
+def objective_of(training: TrainingConfig, beside: ForwardModel | None = None) -> Objective:
+    """The objective of the configuration's task, with the second model that it asks for."""
     if training.distillation is not None:
-        assert teacher is not None, "distillation has a teacher"
-        return Distilled(teacher)
+        assert beside is not None, "distillation has a teacher"
+        return Distilled(TeacherModel(beside, training.distillation))
     return MAKERS[training.task](training)

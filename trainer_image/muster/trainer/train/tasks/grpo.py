@@ -43,7 +43,7 @@ class GrpoObjective:
 
     def __init__(self, config: Grpo) -> None:
         self.config = config
-        self.told = (*TOLD, *(f"rewards/{each.called}" for each in config.verifiers))
+        self.told = (*TOLD, *(f"rewards/{each}" for each in config.rewards))
         self.names = (*self.told, "clip_ratio", *(("kl",) if config.beta else ()))
 
     def loss(self, model: nn.Module, batch: Batch) -> Losses:

@@ -1,0 +1,39 @@
+"""A second model that a job computes forward beside its own: a teacher, or a reward model."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from muster.contract.base import Spec
+from muster.contract.model_config import FromCommit, ModelAddress
+
+
+class SecondModel(Spec):
+    """A model's folder or a commit."""
+
+    whose: ClassVar[str]  # what it is called in messages
+
+    source: ModelAddress | None = None
+    """The address of a folder as Hugging Face writes it, as in model.source."""
+    from_: FromCommit | None = Field(default=None, alias="from")
+    """The commit whose weights it has."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.source is None) == (self.from_ is None):
+            raise ValueError(exactly_one(self.whose))
+        return self
+
+    @property
+    def words(self) -> str:
+        """Its address, for messages and to compare by."""
+        if self.source is not None:
+            return self.source
+        assert self.from_ is not None, "a second model is a folder or a commit"
+        return f"{self.from_.uri or self.from_.job} step {self.from_.step}"
+
+
+def exactly_one(whose: str) -> str:
+    return f"name the {whose} by exactly one of source (a model's folder) and from (a commit)"
