@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 
 from muster.contract.training import TrainingConfig
@@ -15,6 +17,16 @@ def must_have_samples(config: TrainingConfig, data: Data) -> None:
         length = config.data.sequence_length
         raise UserError(
             f"training.data.train holds less than one sample of {length} tokens; add data or lower sequenceLength"
+        )
+
+
+def warn_of_small_epoch(config: TrainingConfig, data: Data, report: Callable[[str], None]) -> None:
+    """Say so where a step takes more samples than an epoch has, unless that is what a trial is about."""
+    step, epoch = config.samples_per_step(), data.train.samples_per_epoch
+    if epoch < step and config.data.overfit is None:
+        report(
+            f"data: warning: an epoch has fewer samples than one step: {epoch:,} of {step:,}, so that each step learns "
+            f"from the same ones {step / epoch:.1f} times; add data, or lower batch.tokensPerStep"
         )
 
 

@@ -17,7 +17,7 @@ from muster.trainer.checkpoint import TrainState, resume
 from muster.trainer.config import Ranks, Run, data_parallel
 from muster.trainer.convert.weights import begin_with
 from muster.trainer.data import Data, Loader, open_data
-from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, must_have_samples
+from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, must_have_samples, warn_of_small_epoch
 from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, UserError, is_out_of_memory
 from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import load_balancing, sharding
@@ -58,6 +58,7 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
         report = say if ranks.local_rank == 0 else _discard
         data = open_data(as_packable(run.training, origin, report), origin.tokenizer, run.cache_dir, report)
         must_have_samples(run.training, data)
+        warn_of_small_epoch(run.training, data, report)
         must_be_alike(data.fingerprint, ranks)
         if ranks.rank == 0:
             keep_report(run.folder, data, origin.tokenizer)
