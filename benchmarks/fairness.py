@@ -1,17 +1,21 @@
 """What preemption costs, and whether shares are kept, on a fleet that is asked for more than it has.
 
-    python benchmarks/fairness.py [--jobs 400] [--nodes 32] [--loads 0.8 1.0 1.2] [--seed 1] [--json FILE]
+    python benchmarks/fairness.py [--trace FILE] [--jobs 400] [--nodes 32] [--loads 0.8 1.0 1.2] [--seeds 1]
 
-Replays a synthetic trace through the production admission (`core/admit.py`), event by event. Its shape follows what is
-published of Acme and Helios: most jobs are small and short, a few large ones take most GPU time (durations log-normal,
-a median of 20 minutes), a seventh is urgent. Those traces record no commits; here a gang commits every 30 minutes, and
-takes three minutes to its first step. Three projects of weights 1, 1 and 2 submit alike.
+Replays a trace through the production admission (`core/admit.py`), event by event: one that is drawn, whose shape
+follows what is published of Acme and Helios (most jobs are small and short, a few large ones take most GPU time), or
+jobs of a public trace (benchmarks/traces.py), whose times of arrival are stretched to the load. A seventh is urgent.
+Traces record no commits; here a gang commits every 30 minutes, and takes three minutes to its first step. Three
+projects have the weights 1, 1 and 2. A gang that was made smaller does not grow again.
 
 Three ways to choose whom to put out: `muster` (the cheapest set, asked to commit), `newest` (those that began last,
 until there is room, ended without a commit, as schedulers do that know of none), and `newest, asked` (the same, asked
-to commit: what the choice alone is worth). Figures: GPU-hours lost (work trained again and restarts), the 99th
-percentile of the urgent jobs' waits, GPUs put out for each asked for, and finish-time fairness (Themis): how long a job
-took from its submission, by how long it would have taken in a fleet of its project's share alone.
+to commit: what the choice alone is worth).
+
+Figures, over all seeds: GPU-hours lost (work trained again, and restarts) and, as their `floor`, what the GPUs that
+were asked for would cost if exactly as many had been put out and every commit had come; the 99th percentile of the
+urgent jobs' waits; GPUs put out for each asked for; and finish-time fairness (Themis, section 3): how long a job took
+from its submission, by how long it takes where its project has its share of the fleet for itself.
 """
 
 from __future__ import annotations
@@ -27,22 +31,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import traces
+from benchmarks.traces import GPUS
+
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import Attempt, CheckpointStatus, GangStatus, JobStatus, Phase
 from muster.operator.core import preemption
-from muster.operator.core.admit import admit
+from muster.operator.core.admit import BACKFILL_SECONDS, admit
 from muster.operator.core.evictions import Option, began
 from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.observed import Reservation
 
 NOW = 1_700_000_000.0
-GPUS = 8
 COMMIT_SECONDS, RESTART_SECONDS = 1800.0, 180.0
 ASKED_SECONDS, ENDED_SECONDS = 30.0, 5.0  # until a gang that is asked to commit, or is ended at once, is gone
 COMMIT_FAILS = 0.03
 WEIGHTS = {"vision": 1.0, "speech": 1.0, "text": 2.0}
-SIZES = ((1, 0.58), (2, 0.16), (4, 0.13), (8, 0.09), (16, 0.04))
 LIMITS = {"lost": 0.2, "wait": 1.05, "put out": 1.25, "fairness": 2.0}
 ORIGINAL_SET = preemption.cheapest_set
 
@@ -73,6 +80,11 @@ class Job:
     queued: float = 0.0
     waited: float = 0.0
     finished: float | None = None
+
+    @property
+    def gpus(self) -> int:
+        """Of each node."""
+        return self.spec.gang.gpus_per_node
 
     def trained(self, now: float) -> float:
         """Seconds of this attempt in which it trained."""
@@ -112,33 +124,32 @@ class Outcome:
     jobs: list[Job] = field(default_factory=list)
 
 
-def gang_spec(nodes: int, priority: int) -> JobSpec:
+def gang_spec(nodes: int, priority: int, gpus: int = GPUS) -> JobSpec:
     training = {
         "model": {"preset": "llama-8b"},
         "data": {"train": [{"source": "s3://data"}], "sequenceLength": 16},
         "batch": {"tokensPerStep": 16 * GPUS * 16},
         "length": {"steps": 1000},
     }
-    gang = {"nodes": {"min": nodes // 2, "max": nodes} if nodes >= 8 else nodes, "gpusPerNode": GPUS}
+    gang = {"nodes": {"min": nodes // 2, "max": nodes} if nodes >= 8 else nodes, "gpusPerNode": gpus}
     document = {"training": training, "gang": gang, "priority": priority}
     return parse_job({"metadata": {"name": "job"}, "spec": document}).spec
 
 
-def trace(jobs: int, nodes: int, load: float, seed: int) -> list[Job]:
-    """Arrivals as a Poisson stream that asks for `load` times what the fleet has."""
+def trace(jobs: int, nodes: int, load: float, seed: int, file: Path | None = None) -> list[Job]:
+    """Jobs whose arrivals are stretched so that together they ask for `load` times what the fleet has meanwhile."""
     dice = random.Random(seed)
-    specs = {(size, urgent): gang_spec(size, 5 * urgent) for size, _ in SIZES for urgent in (0, 1)}
-    drawn = []
-    for _ in range(jobs):
-        size = dice.choices([size for size, _ in SIZES], [share for _, share in SIZES])[0]
-        seconds = min(86_400.0, dice.lognormvariate(7.1, 1.3)) * (2.0 if size >= 8 else 1.0)
-        drawn.append((size, seconds, int(dice.random() < 0.15 and size < 8), dice.choice(list(WEIGHTS))))
-    horizon = sum(size * seconds for size, seconds, _, _ in drawn) / (nodes * load)
-    times = sorted(dice.uniform(0.0, horizon) for _ in drawn)
-    return [
-        Job(f"job{i:04d}", project, specs[size, urgent], at, size * seconds, queued=at)
-        for i, (at, (size, seconds, urgent, project)) in enumerate(zip(times, drawn, strict=True))
-    ]
+    asked = traces.read(file, jobs, nodes // 2, dice, WEIGHTS) if file else traces.drawn(jobs, dice, list(WEIGHTS))
+    gpu_seconds = sum(each.nodes * each.gpus * each.seconds for each in asked)
+    first, last = (asked[0].at, asked[-1].at) if file else (0.0, 1.0)
+    stretch = gpu_seconds / (nodes * GPUS * load) / max(1e-9, last - first)
+    kinds = {(each.nodes, each.gpus, each.urgent) for each in asked}
+    specs = {(size, gpus, urgent): gang_spec(size, 5 * urgent, gpus) for size, gpus, urgent in kinds}
+    found = []
+    for i, each in enumerate(asked):
+        spec, at = specs[each.nodes, each.gpus, each.urgent], (each.at - first) * stretch
+        found.append(Job(f"job{i:05d}", each.project, spec, at, each.nodes * each.seconds, queued=at))
+    return found
 
 
 class Replay:
@@ -151,11 +162,20 @@ class Replay:
         self.there: set[str] = set()
         self.told: set[tuple[str, int]] = set()
         self.events: list[tuple[float, int, str, str, int]] = []
+        self.order = 0
         for job in jobs:
             self.at(job.arrives, "arrive", job)
+            self.look(job, job.arrives + BACKFILL_SECONDS)
 
     def at(self, when: float, what: str, job: Job) -> None:
-        heapq.heappush(self.events, (when, len(self.events) + len(self.told), what, job.uid, job.reservation))
+        self.order += 1
+        heapq.heappush(self.events, (when, self.order, what, job.uid, job.reservation))
+
+    def look(self, job: Job, when: float) -> None:
+        """The operator passes every few seconds; here it does where time alone may have changed what it decides: when a
+        gang begins to starve, and when one has run for so long that one of its own priority may put it out.
+        """
+        self.at(when + 1.0, "look", job)
 
     def run(self) -> Outcome:
         preemption.cheapest_set = newest_first if self.policy.newest_first else ORIGINAL_SET
@@ -165,6 +185,9 @@ class Replay:
                 job = self.jobs[uid]
                 if what == "arrive":
                     self.there.add(uid)
+                elif what == "look":
+                    if uid not in self.there or all(self.jobs[other].nodes for other in self.there):
+                        continue
                 elif number != job.reservation or not job.nodes:
                     continue
                 elif what == "finish":
@@ -187,9 +210,10 @@ class Replay:
         saved = self.policy.asks and self.dice.random() >= COMMIT_FAILS
         kept = job.trained(now) if saved else job.committed(now)
         spent = now - job.began
-        self.outcome.lost_gpu_seconds += (spent - kept) * len(job.nodes) * GPUS
+        self.outcome.lost_gpu_seconds += (spent - kept) * len(job.nodes) * job.gpus
         job.work -= kept * len(job.nodes)
         job.nodes, job.reservation, job.queued = (), job.reservation + 1, now
+        self.look(job, now + BACKFILL_SECONDS)
         return True
 
     def admit(self, now: float) -> bool:
@@ -202,7 +226,7 @@ class Replay:
         for made in plan.preemptions:
             self.outcome.preemptions += 1
             self.outcome.put_out_gpus += sum(eviction.gpus for eviction in made.evictions)
-            self.outcome.asked_gpus += made.job.spec.gang.nodes.min * GPUS
+            self.outcome.asked_gpus += made.job.spec.gang.nodes.min * made.job.spec.gang.gpus_per_node
         self.entries = plan.entries
         began_any = False
         for entry in plan.entries:
@@ -211,6 +235,7 @@ class Replay:
                 job.nodes, job.began = entry.nodes, now
                 job.waited += now - job.queued
                 self.at(now + RESTART_SECONDS + job.work / len(job.nodes), "finish", job)
+                self.look(job, now + preemption.RESTARTS_BEFORE * RESTART_SECONDS)
                 began_any = True
             elif entry.yields_to and (entry.uid, entry.number) not in self.told:
                 self.told.add((entry.uid, entry.number))
@@ -235,34 +260,60 @@ def newest_first(options: list[list[Option]], missing: int, gpus_max: int) -> Op
     return Option(evictions, missing, sum(o.cost for o in chosen), sum(o.gpus for o in chosen))
 
 
-def alone(jobs: list[Job], nodes: int, seed: int) -> Iterator[tuple[str, float]]:
+def alone(jobs: list[Job], nodes: int, seed: int) -> dict[str, float]:
     """How long each job takes from its submission where its project's share of the fleet is its own."""
+    found = {}
     for project, weight in WEIGHTS.items():
         share = max(1, round(nodes * weight / sum(WEIGHTS.values())))
         mine = [replace(job) for job in jobs if job.project == project]
         fitting = [job for job in mine if job.spec.gang.nodes.min <= share]
         for job in Replay(fitting, share, POLICIES[0], {}, seed).run().jobs:
             assert job.finished is not None
-            yield job.uid, job.finished - job.arrives
+            found[job.uid] = job.finished - job.arrives
         for job in mine:
             if job.spec.gang.nodes.min > share:  # by itself it would never begin: as if it had the whole fleet
-                yield job.uid, RESTART_SECONDS + job.work / job.spec.gang.nodes.max
+                found[job.uid] = RESTART_SECONDS + job.work / job.spec.gang.nodes.max
+    return found
 
 
-def measure(jobs: list[Job], nodes: int, policy: Policy, by_itself: dict[str, float], seed: int) -> dict[str, float]:
+@dataclass
+class Setting:
+    """A trace, and how long its jobs take by themselves."""
+
+    jobs: list[Job]
+    nodes: int
+    seed: int
+    by_itself: dict[str, float]
+
+
+def setting(jobs: int, nodes: int, load: float, seed: int, file: Path | None = None) -> Setting:
+    drawn = trace(jobs, nodes, load, seed, file)
+    return Setting(drawn, nodes, seed, alone(drawn, nodes, seed))
+
+
+def measure(settings: list[Setting], policy: Policy) -> dict[str, float]:
     quotas = {project: ProjectQuota(weight=weight, preempts=True) for project, weight in WEIGHTS.items()}
-    found = Replay([replace(job) for job in jobs], nodes, policy, quotas, seed).run()
-    rho = [(job.finished or float("inf")) - job.arrives for job in found.jobs]
-    fairness = sorted(took / by_itself[job.uid] for took, job in zip(rho, found.jobs, strict=True))
-    waits = sorted(job.waited for job in found.jobs if job.spec.priority)
+    lost = put_out = asked = preemptions = 0.0
+    fairness: list[float] = []
+    waits: list[float] = []
+    for each in settings:
+        jobs = [replace(job) for job in each.jobs]
+        found = Replay(jobs, each.nodes, policy, quotas, each.seed).run()
+        lost, preemptions = lost + found.lost_gpu_seconds, preemptions + found.preemptions
+        put_out, asked = put_out + found.put_out_gpus, asked + found.asked_gpus
+        fairness += [((job.finished or float("inf")) - job.arrives) / each.by_itself[job.uid] for job in found.jobs]
+        waits += [job.waited for job in found.jobs if job.spec.priority]
+    fairness.sort()
     return {
-        "preemptions": found.preemptions,
-        "lost_gpu_hours": round(found.lost_gpu_seconds / 3600, 1),
-        "urgent_wait_p99_s": round(_percentile(waits, 0.99), 1),
-        "put_out_per_asked": round(found.put_out_gpus / max(1, found.asked_gpus), 3),
+        "preemptions": preemptions,
+        "lost_gpu_hours": round(lost / 3600, 1),
+        "floor_gpu_hours": round(asked * RESTART_SECONDS / 3600, 1),
+        "urgent_wait_p99_s": round(_percentile(sorted(waits), 0.99), 1),
+        "put_out_per_asked": round(put_out / max(1, asked), 3),
         "fairness_median": round(statistics.median(fairness), 3),
         "fairness_p99": round(_percentile(fairness, 0.99), 2),
         "fairness_max": round(fairness[-1], 2),
+        "fairness_over_2": round(sum(value > LIMITS["fairness"] for value in fairness) / len(fairness), 4),
     }
 
 
@@ -276,14 +327,16 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=32)
     parser.add_argument("--loads", type=float, nargs="+", default=[0.8, 1.0, 1.2])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1, help="how many traces are drawn, or places in the file")
+    parser.add_argument("--trace", type=Path, help="a public trace, as benchmarks/traces.py describes it")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows: dict[str, Any] = {}
+    seeds = range(arguments.seed, arguments.seed + arguments.seeds)
     for load in arguments.loads:
-        jobs = trace(arguments.jobs, arguments.nodes, load, arguments.seed)
-        by_itself = dict(alone(jobs, arguments.nodes, arguments.seed))
+        settings = [setting(arguments.jobs, arguments.nodes, load, seed, arguments.trace) for seed in seeds]
         for policy in POLICIES:
-            row = rows[f"{load:.0%}/{policy.name}"] = measure(jobs, arguments.nodes, policy, by_itself, arguments.seed)
+            row = rows[f"{load:.0%}/{policy.name}"] = measure(settings, policy)
             print(
                 f"load {load:4.0%}  {policy.name:14}  " + "  ".join(f"{key} {value:g}" for key, value in row.items()),
                 flush=True,
