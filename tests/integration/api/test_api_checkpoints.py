@@ -122,7 +122,7 @@ async def test_the_report_of_the_data_is_shown_once_it_is_there(here: Platform) 
     folder.mkdir(parents=True, exist_ok=True)
     report = {"sequenceLength": 64, "samplesPerEpoch": 3, "samplesPerStep": 1, "sources": [], "warnings": ["few"]}
     (folder / DATA_REPORT_KEY).write_text(json.dumps(report))
-    assert await here.get(f"/jobs/{uid}/data") == report
+    assert await here.get(f"/jobs/{uid}/data") == {**report, "shown": []}
     (folder / DATA_REPORT_KEY).write_text("{")
     assert "is damaged" in (await here.client.get(f"/api/v1/jobs/{uid}/data")).json()["detail"]
 

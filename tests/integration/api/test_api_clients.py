@@ -190,6 +190,7 @@ def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Pat
         "complete",
         "change",
         "replay",
+        "request",
         "test",
     }
     assert {name.partition("_")[0] for name in operations} <= verbs | {"check", "scrape"}

@@ -129,7 +129,7 @@ def test_nothing_is_asked_of_any_host_and_the_policy_lets_only_its_own_scripts_r
 
 def test_the_shares_of_the_time_add_up_and_a_state_of_a_newer_version_is_shown() -> None:
     found = Elements(render_report(report()))
-    shares = [float(share) for share in re.findall(r"(\d+\.\d) % \(", found.text)]
+    shares = [float(share) for share in re.findall(r"(\d+\.\d)% \(", found.text)]
     assert sum(shares) == pytest.approx(100)
     assert "Of-a-newer-version" in found.text
 
