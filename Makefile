@@ -34,7 +34,7 @@ venv-run:
 demo: venv-run ## recovery in a few minutes: submit, train, lose a worker, resume, finish
 	$(BIN)/muster demo $(ARGS)
 
-demo-finetune: venv ## a model in transformers' layout: pretrained, fine-tuned beside its export, a rank killed, taught preferences, opened again
+demo-finetune: venv ## a model in transformers' layout: pretrained, fine-tuned, taught preferences by QLoRA while a rank is killed, opened again
 	$(BIN)/muster demo --finetune $(ARGS)
 
 up: venv-run ## the platform on this machine: API, operator and workers

@@ -1,9 +1,9 @@
 """`muster demo --finetune`: a model in transformers' own layout, from random weights to preferences.
 
 A small model is made on the spot, pretrained on Python's own source, exported, and fine-tuned on conversations from
-its exported weights while a rank is killed. What it then still answers wrongly becomes pairs of answers, from which an
-adapter beside it learns by direct preference optimisation. Each stage is opened and judged by transformers, which has
-never heard of Muster.
+its exported weights. What it then still answers wrongly becomes pairs of answers. A QLoRA adapter beside the exported
+weights learns from them by direct preference optimisation, and a rank is killed meanwhile. Each stage is opened and
+judged by transformers, which has never heard of Muster.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run(examples: Path, state: Path | None, keep: bool, steps: tuple[int, int, i
         finally:
             left = demo.sweep(own)
         told = tuple(f"{found.pid} {found.what}" for found in left)
-        return replace(gathered, tuning=replace(gathered.tuning, left_running=told))
+        return replace(gathered, preferring=replace(gathered.preferring, left_running=told))
     finally:
         if keep:
             say(f"Everything is kept in {folder} (models, logs, checkpoints, database)")
@@ -80,7 +80,7 @@ def _story(platform: Platform, examples: Path, work: Path, steps: tuple[int, int
 
     pretraining = _job(platform, work, "pretrain-folder", _pretraining(folders["random"], steps[0]), kills=False)
     _export(pretraining, folders["pretrained"])
-    tuning = _job(platform, work, "finetune-folder", _tuning(folders["pretrained"], train, steps[1]), kills=True)
+    tuning = _job(platform, work, "finetune-folder", _tuning(folders["pretrained"], train, steps[1]), kills=False)
     _export(tuning, folders["fine-tuned"])
     pairs, held_pairs = (_mistakes(examples, folders["fine-tuned"], chat) for chat in (train, held_out))
     preferring = _job(
@@ -88,7 +88,7 @@ def _story(platform: Platform, examples: Path, work: Path, steps: tuple[int, int
         work,
         "prefer-folder",
         _preferring(folders["fine-tuned"], pairs, held_pairs, held_out, steps[2]),
-        kills=False,
+        kills=True,
     )
     _export(preferring, folders["preferred"])
     say("Opening all four by transformers …", "dim")
@@ -148,9 +148,9 @@ def _preferring(model: Path, pairs: Path, held_pairs: Path, held_out: Path, step
     answers = {"maxTokens": 96, "verifiers": [{"exactMatch": {}}]}
     return {
         "task": "dpo",
-        "dpo": {"beta": 0.1, "sftWeight": 0.5},
+        "dpo": {"beta": 0.1, "sftWeight": 1.0},
         "model": {"source": model.as_uri()},
-        "adapter": {"kind": "lora", "rank": 16, "alpha": 32, "targets": ["all-linear"]},
+        "adapter": {"kind": "qlora", "rank": 16, "alpha": 32, "targets": ["all-linear"]},
         "data": {
             "train": [{"source": str(pairs), "format": "preference"}],
             "sequenceLength": 384,
@@ -213,10 +213,10 @@ def _must(done: subprocess.CompletedProcess[str], what: str) -> None:
 
 def run_checks(evidence: FinetuneEvidence) -> tuple[CheckResult, ...]:
     """The demo's own promises of the job that lost a rank, and those of the whole way."""
-    of_the_tuning = tuple(
-        result for result in demo_checks.run_checks(evidence.tuning) if result.promise != "best commit generates"
+    of_the_job = tuple(
+        result for result in demo_checks.run_checks(evidence.preferring) if result.promise != "best commit generates"
     )
-    return (*of_the_tuning, *(checked(promise, check, evidence) for promise, check in CHECKS.items()))
+    return (*of_the_job, *(checked(promise, check, evidence) for promise, check in CHECKS.items()))
 
 
 def checked(promise: str, check: Callable[[FinetuneEvidence], str], evidence: FinetuneEvidence) -> CheckResult:
@@ -237,7 +237,7 @@ def _beside_exports(evidence: FinetuneEvidence) -> str:
     tuning, preferring = (job.job["spec"]["training"] for job in (evidence.tuning, evidence.preferring))
     sources = [Path(training["model"]["source"] or "").name for training in (tuning, preferring)]
     kind = (preferring.get("adapter") or {}).get("kind")
-    if sources != ["pretrained", "fine-tuned"] or kind is None:
+    if sources != ["pretrained", "fine-tuned"] or kind != "qlora":
         raise CheckFailed(f"the jobs started from {sources}, the last with adapter {kind}")
     return f"the whole model from the pretraining's export, then {kind} beside the weights of the fine-tuning's"
 
@@ -249,7 +249,8 @@ def _opened(evidence: FinetuneEvidence) -> str:
 
 
 def _better(evidence: FinetuneEvidence) -> str:
-    losses = evidence.of("loss")[:3]  # preferences are learnt by comparing, and no longer to tell what comes next
+    # Preferences are learnt by comparing answers: that stage is judged by its answers, in _prefers and _answers.
+    losses = evidence.of("loss")[:3]
     told = ", ".join(f"{stage} {loss:.3f}" for stage, loss in zip(STAGES, losses, strict=False))
     if len(losses) != 3 or not losses[0] > losses[1] > losses[2]:
         raise CheckFailed(f"held-out conversations are not better at each stage: {told or 'no figures'}")
@@ -294,10 +295,10 @@ CHECKS: dict[str, Callable[[FinetuneEvidence], str]] = {
 
 
 def document(evidence: FinetuneEvidence, results: tuple[CheckResult, ...], seconds: float) -> dict[str, Any]:
-    """The report for machines: that of the fine-tuning, and what the stages came to."""
+    """The report for machines: that of the job that lost a rank, and what the stages came to."""
     from muster.cli import demo_report
 
     return {
-        **demo_report.document(evidence.tuning, results, seconds),
+        **demo_report.document(evidence.preferring, results, seconds),
         "stages": dict(zip(STAGES, evidence.judged, strict=False)),
     }

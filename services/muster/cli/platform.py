@@ -104,7 +104,7 @@ def demo(
         examples = story.find_example(None).parent
         steps = pretrain_steps, finetune_steps, preference_steps
         found = demo_finetune.run(examples, state, keep, steps)
-        evidence, results = found.tuning, demo_finetune.run_checks(found)
+        evidence, results = found.preferring, demo_finetune.run_checks(found)
         document = demo_finetune.document(found, results, time.monotonic() - began)
     else:
         evidence = story.run(story.find_example(job), state, keep)
