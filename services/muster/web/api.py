@@ -44,6 +44,7 @@ from muster.api.metrics.service import curves
 from muster.api.metrics.steps import Axis
 from muster.api.projects import routes as project_routes
 from muster.api.projects import service as projects
+from muster.api.projects.schemas import ProjectRequest
 from muster.api.samples.routes import list_samples
 from muster.api.services import Services, ServicesDependency
 from muster.api.sessions import service as sessions
@@ -54,10 +55,11 @@ from muster.api.tables import JobRow, MirrorRow
 from muster.api.tokens import routes as token_routes
 from muster.api.tokens.schemas import RotateRequest, TokenRequest
 from muster.api.usage import repository as usage_rows
-from muster.api.webhooks.routes import list_webhooks
+from muster.api.webhooks import routes as webhook_routes
 from muster.api.why.routes import explain_job
 from muster.contract.projects import Role
 from muster.contract.usage import month_of, month_range, usage
+from muster.contract.webhooks import WebhookRequest
 from muster.documents.document import Document
 
 __all__ = [
@@ -99,6 +101,7 @@ __all__ = [
     "tail_offset",
     "token_routes",
     "verify_commit",
+    "webhook_routes",
 ]
 
 JOBS_PER_PAGE = 50
@@ -282,8 +285,23 @@ async def project_list(services: Services, caller: Principal) -> list[dict[str, 
 async def webhooks(services: Services, caller: Principal, project: str) -> list[dict[str, Any]]:
     """Those of a project that the caller maintains, without secrets, each with its `host`: the rest of an address is a
     password to some services."""
-    items: list[dict[str, Any]] = document_of(await list_webhooks(services, caller, project))["items"]
+    items = document_of(await webhook_routes.list_webhooks(services, caller, project))["items"]
     return [{**each, "host": urlsplit(each["url"]).netloc.rpartition("@")[2]} for each in items]
+
+
+async def deliveries(services: Services, caller: Principal, project: str, name: str, limit: int) -> dict[str, Any]:
+    """The newest messages to a webhook, each with what was answered."""
+    return document_of(await webhook_routes.list_deliveries(services, caller, project, name, None, limit, None))
+
+
+def webhook_request(given: dict[str, Any]) -> WebhookRequest:
+    """Raises ApiError invalid_webhook, naming every fault."""
+    return parsed(WebhookRequest, "invalid_webhook", webhook_routes.WRONG)(Document(given))
+
+
+def project_request(given: dict[str, Any]) -> ProjectRequest:
+    """Raises ApiError invalid_project, naming every fault."""
+    return parsed(ProjectRequest, "invalid_project", "The project is not valid")(Document(given))
 
 
 async def tokens(services: Services, caller: Principal) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 
 from fastapi import FastAPI
@@ -22,11 +23,15 @@ from muster.web import (
     session,
     settings,
     submit,
+    webhooks,
 )
 from muster.web.api import Cluster, Settings, create_api
 from muster.web.turns import Turns
 
 HOME = "/jobs"
+# Pages of a job that read the database at a time; each takes up to four of its sixteen connections. What more are
+# opened at once wait here: in the line for a connection, submissions would wait behind them, and be refused after 5 s.
+READING_AT_ONCE = 2
 # A page's router is listed here, and its link in rendering.NAVIGATION.
 ROUTERS = (
     assets.router,
@@ -36,6 +41,7 @@ ROUTERS = (
     jobs.router,
     submit.router,
     settings.router,
+    webhooks.router,
     compare.router,
     curves.router,
     fleet.router,
@@ -52,6 +58,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
     app.state.home = HOME
     app.state.form_secret = secrets.token_urlsafe(32)  # for forms where nobody signs in (session.form_token)
     app.state.turns = Turns()
+    app.state.reading = asyncio.Semaphore(READING_AT_ONCE)
     app.state.lists = {}  # of jobs._read
     for router in ROUTERS:
         app.include_router(router)

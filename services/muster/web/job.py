@@ -60,13 +60,14 @@ async def show(
 
 @router.get("")
 async def show_job(request: Request, services: ServicesDependency, visitor: Visitor, job_id: JobId) -> Response:
-    row = await api.find(services, visitor, job_id)
-    tried, reason, told, committed = await asyncio.gather(
-        api.attempts(services, visitor, job_id),
-        api.why(services, visitor, job_id),
-        api.events(services, job_id, 0, _STORY_MAX, tuple(BEGINS)),
-        api.events(services, job_id, max(0, row.last_event - _COMMITS_BACK), _COMMITS_BACK, (COMMITTED,)),
-    )
+    async with request.app.state.reading:
+        row = await api.find(services, visitor, job_id)
+        tried, reason, told, committed = await asyncio.gather(
+            api.attempts(services, visitor, job_id),
+            api.why(services, visitor, job_id),
+            api.events(services, job_id, 0, _STORY_MAX, tuple(BEGINS)),
+            api.events(services, job_id, max(0, row.last_event - _COMMITS_BACK), _COMMITS_BACK, (COMMITTED,)),
+        )
     now = row.finished_at or time.time()
     story = timeline(
         row.created_at,

@@ -1,4 +1,4 @@
-"""`/settings`: tokens, made, rotated and revoked; projects with their members, quotas and what was used."""
+"""`/settings`: tokens, made, rotated and revoked; projects, made, with members, quotas and what was used."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
-from muster.contract.names import PERSON_NAME
+from muster.contract.names import JOB_NAME, PERSON_NAME
 from muster.contract.projects import Role
 from muster.web import api
 from muster.web.api import ApiError, Principal, Scope, Services, ServicesDependency
 from muster.web.notes import Note, go_on
 from muster.web.rendering import page
-from muster.web.session import Form, Posted, Visitor
+from muster.web.session import Posted, Visitor
 
 router = APIRouter(prefix="/settings", include_in_schema=False)
 
 HERE = "/settings"
 ROLES = tuple(role for role in Role if role != Role.ADMIN)  # which a project gives
-_Id = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00:]*$")]
+Id = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00:]*$")]
 # What a quota limits, in words, by its keys in the project's document.
 _LIMITS = (
     ("gpus", "GPUs at a time"),
@@ -30,7 +30,7 @@ _LIMITS = (
     ("gpuHoursPerMonth", "GPU-hours a month"),
     ("moneyPerMonth", "a month"),
 )
-_NOT_OFFERED = ("forbidden", "project_not_found", "token_not_found")
+_NOT_OFFERED = ("forbidden", "project_not_found", "token_not_found", "webhook_not_found", "delivery_not_found")
 
 
 @router.get("")
@@ -59,6 +59,7 @@ async def _show(
         made=made,
         fault=refused.detail if refused is not None else "",
         manages=manages,
+        rules=visitor.rules,
         own=[token for token in tokens if token["person"] == visitor.person],
         others=[token for token in tokens if token["person"] != visitor.person],
         projects=[
@@ -90,9 +91,9 @@ def _maintains(visitor: Principal, project: str) -> bool:
     return role is not None and role.covers(Role.MAINTAINER)
 
 
-def _must_manage(form: Form) -> None:
+def must_manage(caller: Principal) -> None:
     """Raises ApiError forbidden for a session of a token that may not manage."""
-    if not form.caller.may(Scope.ADMIN):
+    if not caller.may(Scope.ADMIN):
         detail = "This needs a token with the scope admin, which manages what its person may; yours has less."
         raise ApiError("forbidden", detail)
 
@@ -100,7 +101,7 @@ def _must_manage(form: Form) -> None:
 @router.post("/tokens")
 async def make_token(request: Request, services: ServicesDependency, form: Posted) -> Response:
     """The answer is the only page that shows the token."""
-    _must_manage(form)
+    must_manage(form.caller)
     days, project = form.one("days").strip(), form.one("project")
     wanted: dict[str, Any] = {"name": form.one("name").strip(), "scopes": [form.one("scope")]}
     wanted |= {"allProjects": True} if not project else {"project": project}
@@ -116,38 +117,55 @@ async def make_token(request: Request, services: ServicesDependency, form: Poste
 
 
 @router.post("/tokens/{token_id}/rotate")
-async def rotate_token(request: Request, services: ServicesDependency, form: Posted, token_id: _Id) -> Response:
+async def rotate_token(request: Request, services: ServicesDependency, form: Posted, token_id: Id) -> Response:
     """The old one is taken for a day too, so that whatever holds it can be given the new one."""
-    _must_manage(form)
+    must_manage(form.caller)
     made = await api.token_routes.rotated(services, form.caller, token_id, api.RotateRequest(overlap_hours=24))
     return await _show(request, services, form.caller, made)
 
 
 @router.post("/tokens/{token_id}/revoke")
-async def revoke_token(services: ServicesDependency, form: Posted, token_id: _Id) -> Response:
-    _must_manage(form)
-    return await _done(api.token_routes.revoke_token(services, form.caller, token_id), "It opens nothing any more.")
+async def revoke_token(services: ServicesDependency, form: Posted, token_id: Id) -> Response:
+    must_manage(form.caller)
+    return await done(api.token_routes.revoke_token(services, form.caller, token_id), "It opens nothing any more.")
+
+
+@router.post("/projects")
+async def make_project(services: ServicesDependency, form: Posted) -> Response:
+    """One that is there is left as it is: its limits would be replaced by none."""
+    must_manage(form.caller)
+    name, namespace = form.one("name").strip(), form.one("namespace").strip()
+    if not JOB_NAME.fullmatch(name):
+        return go_on(
+            HERE, [Note(False, "A name has 48 lower-case letters, digits and '-' at most, and begins with a letter.")]
+        )
+
+    async def make() -> None:
+        wanted = api.project_request({"namespace": namespace} if namespace else {})
+        await api.project_routes.put(services, form.caller, name, wanted, only_new=True)
+
+    return await done(make(), f"Project {name} is there; give somebody a role in it.")
 
 
 @router.post("/projects/{project}/members")
-async def give_role(services: ServicesDependency, form: Posted, project: _Id) -> Response:
-    _must_manage(form)
+async def give_role(services: ServicesDependency, form: Posted, project: Id) -> Response:
+    must_manage(form.caller)
     person, role = form.one("person").strip(), form.one("role")
     if role not in ROLES or not re.fullmatch(PERSON_NAME, person):
         words = "Give a name of lower-case letters, digits, '.', '_' and '-', and a role."
         return go_on(HERE, [Note(False, words)])
     given = api.project_routes.give_role(services, form.caller, project, person, Role(role))
-    return await _done(given, f"{person} is a {role} of {project}.")
+    return await done(given, f"{person} is a {role} of {project}.")
 
 
 @router.post("/projects/{project}/members/{person}/remove")
-async def remove_member(services: ServicesDependency, form: Posted, project: _Id, person: _Id) -> Response:
-    _must_manage(form)
+async def remove_member(services: ServicesDependency, form: Posted, project: Id, person: Id) -> Response:
+    must_manage(form.caller)
     removed = api.project_routes.delete_member(services, form.caller, project, person)
-    return await _done(removed, f"{person} sees nothing of {project} any more.")
+    return await done(removed, f"{person} sees nothing of {project} any more.")
 
 
-async def _done(work: Awaitable[object], words: str) -> Response:
+async def done(work: Awaitable[object], words: str, onward: str = HERE) -> Response:
     """Back to the page, with what was done or what was wrong in the form.
 
     Raises ApiError for what the page does not offer to who sent it: what they may not do, or may not see.
@@ -157,5 +175,5 @@ async def _done(work: Awaitable[object], words: str) -> Response:
     except ApiError as refused:
         if refused.status >= 500 or refused.code in _NOT_OFFERED:
             raise
-        return go_on(HERE, [Note(False, refused.detail)])
-    return go_on(HERE, [Note(True, words)])
+        return go_on(onward, [Note(False, refused.detail)])
+    return go_on(onward, [Note(True, words)])

@@ -25,6 +25,7 @@ from tests.integration.api.rights import (
     MAINTAINS_UNSEEN,
     NOBODY,
     OPEN,
+    RULES_ALL,
     SEES,
     SUBMITS,
     WHO,
@@ -40,6 +41,7 @@ from muster.api.settings import Settings
 from muster.web import live
 from muster.web.app import create_app
 
+_HOOKS = "/settings/projects/{project}/webhooks"
 RIGHTS: dict[tuple[str, str], dict[str, str] | None] = {
     ("GET", "/"): OPEN,
     ("GET", "/docs"): OPEN,
@@ -61,8 +63,14 @@ RIGHTS: dict[tuple[str, str], dict[str, str] | None] = {
     ("POST", "/settings/tokens"): SEES,  # a token of one's own
     ("POST", "/settings/tokens/{token_id}/rotate"): MAINTAINS_UNSEEN,
     ("POST", "/settings/tokens/{token_id}/revoke"): MAINTAINS_UNSEEN,
+    ("POST", "/settings/projects"): RULES_ALL,
     ("POST", "/settings/projects/{project}/members"): MAINTAINS,
     ("POST", "/settings/projects/{project}/members/{person}/remove"): MAINTAINS,
+    ("GET", _HOOKS): MAINTAINS,
+    ("POST", _HOOKS): MAINTAINS,
+    ("POST", f"{_HOOKS}/{{name}}/test"): MAINTAINS,
+    ("POST", f"{_HOOKS}/{{name}}/delete"): MAINTAINS,
+    ("POST", f"{_HOOKS}/{{name}}/deliveries/{{message_id}}/replay"): MAINTAINS,
     ("GET", "/compare"): ANYBODY,  # and is told that a job of another project is not there
     ("GET", "/fleet"): ANYBODY,
     ("GET", "/jobs/{job_id}"): SEES,
@@ -110,7 +118,9 @@ def test_every_page_says_who_may_use_it() -> None:
 async def people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[People]:
     monkeypatch.setattr(live, "REST_SECONDS", 0.0)
     state = tmp_path / "state"
-    async with platform(state, make=create_app, auth=True, stream_seconds_max=0.05) as here:
+    async with platform(
+        state, make=create_app, auth=True, stream_seconds_max=0.05, webhook_networks=["127.0.0.0/8"]
+    ) as here:
         found = await settle(here, state)
         for project in PROJECTS:
             write_log(here.state.worker(found.jobs[project], 1, 0), range(1, 3), "some words")
@@ -165,7 +175,10 @@ async def _ask(
         people.tokens[project] = (await people.token("robot", project))["id"]
     if path.endswith(("/members", "/remove")):
         await people.give(project, "zoe", "viewer")
+    message = await _told(people, project) if path.startswith(f"{_HOOKS}/") else ""
     named = {
+        "{message_id}": message,
+        "{name}": "hook",
         "{job_id}": job,
         "{step}": "20",
         "{verb}": "pin" if "checkpoints" in path else "suspend",
@@ -187,6 +200,15 @@ async def _ask(
     return await _outcome(browser, path, reply), reply
 
 
+async def _told(people: People, project: str) -> str:
+    """A webhook of the project that nobody listens to, as new; the id of a message to it."""
+    place = f"/projects/{project}/webhooks"
+    await people.ask("admin", "DELETE", f"{place}/hook")
+    made = await people.ask("admin", "POST", place, json={"name": "hook", "url": "http://127.0.0.1:9/"})
+    assert made.status_code == 201, made.text
+    return str((await people.ask("admin", "POST", f"{place}/hook:test")).json()["id"])
+
+
 def _fields(people: People, path: str, project: str) -> dict[str, Any]:
     """What our own pages would send from there."""
     text = f"metadata: {{name: try-{next(_counter)}, labels: {{muster.dev/project: {project}}}}}\nspec: {_SPEC}\n"
@@ -194,6 +216,8 @@ def _fields(people: People, path: str, project: str) -> dict[str, Any]:
         "/jobs/act": {"verb": "suspend", "job": people.jobs[project], "next": "/jobs"},
         "/submit": {"verb": "submit", "document": text, "key": f"key-{next(_counter)}"},
         "/settings/tokens": {"name": "mine", "scope": "read", "project": project, "days": "1"},
+        "/settings/projects": {"name": f"new-{next(_counter)}"},
+        _HOOKS: {"name": f"hook-{next(_counter)}", "url": "http://127.0.0.1:9/", "kinds": "job.failed"},
         "/settings/projects/{project}/members": {"person": "zoe", "role": "member"},
     }
     return fields.get(path, {})

@@ -91,3 +91,24 @@ async def test_one_works_by_keyboard_and_signs_in(tmp_path: Path) -> None:
             await page.get_by_role("button", name="Suspend").focus()
             await page.keyboard.press("Enter")
             await expect(page.locator(".notice")).to_have_text("Asked 1 of 1 to suspend.")
+
+
+async def test_a_log_of_a_gigabyte_opens_at_its_end_and_is_searched(tmp_path: Path) -> None:
+    """The file has a hole of 1 GiB: nobody waits for it to be written, and it is read as if somebody had."""
+    async with served(tmp_path / "state", make=create_app) as (here, _), chromium() as browser:
+        uid = await lived(here)
+        with (here.state.worker(uid, 2, 0) / LOG).open("r+b") as file:
+            file.seek(1 << 30)
+            file.write(b"\n" + b"a line of no note\n" * 1_000 + b"the needle in the hay\n" + b"another line\n" * 1_000)
+        async with looking(browser, here) as watched:
+            page = watched.page
+            await page.goto(f"/jobs/{uid}/logs")
+            await expect(page.locator("#log")).to_contain_text("another line")
+            await page.locator("#find").fill("NEEDLE")
+            await page.keyboard.press("Enter")
+            for _ in range(4):
+                await page.get_by_role("link", name="Search on").click()
+            await expect(page.locator("#log mark")).to_have_text("the needle in the hay")
+            assert len(await page.locator("#log").inner_text()) < 300_000, "the browser holds a page of it"
+            assert len(await page.content()) < 1_000_000
+            await page.locator("[data-theme-toggle]").click()  # and answers

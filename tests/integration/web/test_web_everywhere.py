@@ -23,6 +23,7 @@ PAGES = {
     "/submit?example=pretrain-stdlib": "It would be queued",
     "/fleet": "Who waits for what",
     "/settings": "Members",
+    "/settings/projects/default/webhooks": "Make a webhook",
     "/compare?jobs={uid},{other}": "What they differ in",
     "/jobs/{uid}": "Where the time went",
     "/jobs/{uid}/logs": "step 124 of 200",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 from tests.integration.api.platform import Platform, frames, platform, served
 from tests.integration.web.pages import Browser, lived, notes
 
 from muster.contract.names import LOG
-from muster.web.app import create_app
+from muster.web.app import READING_AT_ONCE, create_app
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
 
@@ -96,6 +99,30 @@ async def test_a_jobs_pages_tell_its_story(here: Platform, browser: Browser) -> 
     assert "muster checkpoints verify llama-sft 120" in commit
     assert "tokensPerStep: 16384" in (await browser.get(f"/jobs/{uid}/config")).text
     assert "has written nothing yet" in (await browser.get(f"/jobs/{uid}/samples")).text
+
+
+async def test_many_pages_at_once_leave_connections_to_programs(
+    here: Platform, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is refused for want of a connection: those beyond a few wait before they ask for one."""
+    uid = await lived(here)
+    read, now, most = here.services.database.read, 0, 0
+
+    @asynccontextmanager
+    async def counted() -> AsyncIterator[AsyncSession]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        try:
+            async with read() as session:
+                yield session
+        finally:
+            now -= 1
+
+    monkeypatch.setattr(here.services.database, "read", counted)
+    pages = await asyncio.gather(*(browser.get(f"/jobs/{uid}") for _ in range(40)))
+    assert {page.status_code for page in pages} == {200}
+    assert 4 <= most <= 4 * READING_AT_ONCE + 4, "the API's own work reads too"
 
 
 async def test_commits_are_pinned_and_configurations_compared(here: Platform, browser: Browser) -> None:

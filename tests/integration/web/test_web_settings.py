@@ -82,6 +82,26 @@ async def test_a_maintainer_chooses_the_members_and_nobody_else_does(here: Platf
     assert (refused.status_code, "a maintainer is needed" in refused.text) == (403, True)
 
 
+async def test_an_admin_makes_a_project_and_changes_none_that_is_there(here: Platform, tmp_path: Path) -> None:
+    people = await settle(here, tmp_path / "state")
+    browser, form = await _signed_in(here, people, "admin")
+    for name, namespace, words in (
+        ("speech", "", "Project speech is there"),
+        ("nlp", "", "There is a project 'nlp' already"),
+        ("Speech!", "", "begins with a letter"),
+        ("vision", "speech", "is that of project 'speech'"),
+        ("vision", "No Namespace", "namespace"),
+    ):
+        before = (await people.ask("admin", "GET", "/projects/nlp")).json()
+        reply = await browser.post("/settings/projects", form | {"name": name, "namespace": namespace})
+        assert words in notes(await browser.get(reply.headers["location"]))[0], (name, namespace)
+        assert (await people.ask("admin", "GET", "/projects/nlp")).json() == before
+    assert (await people.ask("admin", "GET", "/projects/speech")).json()["namespace"] == "speech"
+    assert (await people.ask("admin", "GET", "/projects/vision")).status_code == 404
+    browser, _ = await _signed_in(here, people, "nlp-maintainer")
+    assert "Make a project" not in (await browser.get("/settings")).text
+
+
 async def test_a_session_of_a_lesser_token_manages_nothing(here: Platform, tmp_path: Path) -> None:
     people = await settle(here, tmp_path / "state")
     lesser = await people.token("nlp-maintainer", None, "write")
@@ -94,7 +114,10 @@ async def test_a_session_of_a_lesser_token_manages_nothing(here: Platform, tmp_p
         "/tokens",
         f"/tokens/{lesser['id']}/rotate",
         f"/tokens/{lesser['id']}/revoke",
+        "/projects",
         "/projects/nlp/members",
+        "/projects/nlp/webhooks",
+        "/projects/nlp/webhooks/hook/test",
     ):
         assert (await browser.post(f"/settings{path}", form)).status_code == 403, path
 

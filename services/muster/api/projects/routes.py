@@ -124,10 +124,22 @@ async def put_project(
     """Its limits are replaced, and hold for jobs that are submitted from now on. For admins."""
     admins_only(caller)
     wanted = await read_body(request, parsed(ProjectRequest, "invalid_project", "The project is not valid"))
+    row, is_new = await put(services, caller, project, wanted)
+    return JSONResponse(_document(caller, row), status_code=201 if is_new else 200)
+
+
+async def put(
+    services: Services, caller: Principal, project: str, wanted: ProjectRequest, only_new: bool = False
+) -> tuple[ProjectRow, bool]:
+    """The project, and whether it is new; with `only_new` one that is there is not changed. Raises ApiError forbidden,
+    namespace_taken and invalid_project."""
+    admins_only(caller)
     async with services.database.write() as session:
         row, before = await service.put(session, project, wanted)
+        if only_new and before is not None:
+            raise ApiError("invalid_project", f"There is a project {project!r} already; nothing was changed.")
         record(session, caller, Act("project.changed", project, project, before, row.limits))
-    return JSONResponse(_document(caller, row), status_code=201 if before is None else 200)
+    return row, before is None
 
 
 @router.delete(

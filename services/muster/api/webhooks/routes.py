@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from muster.api.access import project_role
 from muster.api.audit.repository import Act, record
-from muster.api.auth import Caller, Scope, needs
+from muster.api.auth import Caller, Principal, Scope, needs
 from muster.api.body import parsed, read_body
 from muster.api.jobs.routes import NO_NUL
 from muster.api.openapi import body, problems, shown
@@ -67,7 +67,7 @@ _DELIVERY: dict[str, Any] = {
 _REQUEST = {"name": "on-call", "url": "https://example.com/hooks/muster", "kinds": ["job.failed", "job.waits_long"]}
 _SHOWN_ONCE = shown({**_EXAMPLE, "secret": "whsec_…"}, "The only time that the secret is shown")
 _BODY = ("invalid_document", "unsupported_media_type", "body_too_large", "invalid_webhook")
-_WRONG = "The webhook is not valid"
+WRONG = "The webhook is not valid"
 
 
 def _document(reply: Reply) -> dict[str, Any]:
@@ -100,13 +100,19 @@ async def make_webhook(
     """From now on the address is told what happens in the project, in the form and with the signature of Standard
     Webhooks. For maintainers."""
     project_role(caller, project, Role.MAINTAINER)
-    wanted = await read_body(request, parsed(WebhookRequest, "invalid_webhook", _WRONG))
+    wanted = await read_body(request, parsed(WebhookRequest, "invalid_webhook", WRONG))
+    return _shown_once(*await made(services, caller, project, wanted), 201)
+
+
+async def made(services: Services, caller: Principal, project: str, wanted: WebhookRequest) -> tuple[Webhook, str]:
+    """The new webhook, and its secret. Raises ApiError as `project_role`, `service.reachable` and `service.make` do."""
+    project_role(caller, project, Role.MAINTAINER)
     webhooks = services.webhooks
     await service.reachable(webhooks.reach, wanted.url)
     async with services.database.write() as session:
         row, secret = await service.make(session, webhooks.sealing, caller.person, project, wanted)
         record(session, caller, Act("webhook.made", row.name, project, after=service.recorded(row)))
-    return _shown_once(webhook_of(row), secret, 201)
+    return webhook_of(row), secret
 
 
 @router.get(
@@ -154,7 +160,7 @@ async def change_webhook(
     """What is left out stays. Messages that still wait are sent to the new address, in the form that they have. For
     maintainers."""
     project_role(caller, project, Role.MAINTAINER)
-    wanted = await read_body(request, parsed(WebhookChange, "invalid_webhook", _WRONG))
+    wanted = await read_body(request, parsed(WebhookChange, "invalid_webhook", WRONG))
     await service.reachable(services.webhooks.reach, wanted.url)
     async with services.database.write() as session:
         row = await service.find(session, project, name, lock=True)
@@ -203,7 +209,7 @@ async def rotate_webhook(
     """Messages are signed by both secrets while they overlap, so that receivers may change theirs in peace. For
     maintainers."""
     project_role(caller, project, Role.MAINTAINER)
-    wanted = await read_body(request, parsed(RotateWebhookRequest, "invalid_webhook", _WRONG), optional=True)
+    wanted = await read_body(request, parsed(RotateWebhookRequest, "invalid_webhook", WRONG), optional=True)
     async with services.database.write() as session:
         row = await service.find(session, project, name, lock=True)
         secret = service.rotate(row, services.webhooks.sealing, caller.person, wanted.overlap_hours * 3600.0)
