@@ -98,6 +98,11 @@ STEP_LOG = "steps.jsonl"  # StepRecord lines, by rank 0 (also on standard output
 LOG = "log"  # standard output and error of the whole worker, by whoever starts it
 
 
+def rank_mark(rank: int) -> str:
+    """What begins the lines that this rank writes to its worker's log, unless it is the worker's first rank."""
+    return f"[rank {rank}] "
+
+
 def heartbeat_rank(name: str) -> int | None:
     """The rank whose heartbeat the file of that name is; None for any other file."""
     rank = name.removeprefix("rank-").removesuffix(".json")

@@ -1,15 +1,27 @@
-"""A log's lines as its page shows them: the step records among them in words, all else as it was written. Pure."""
+"""A log's lines as its page shows them: one rank's, the step records in words, all else as it was written. Pure."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
+from muster.contract.names import rank_mark
 from muster.contract.text import amount, duration, loss
 
 _BEGINS = '{"'  # a step record is one JSON object on its line (trainer's StepLog)
 _BYTES_MAX = 4_000  # a record has some 500
+_ANY_RANK = re.compile(re.escape(rank_mark(0)).replace("0", "[0-9]+"))
+
+
+def of_rank(text: str, rank: int, first_rank: int) -> str:
+    """The lines of one of a worker's ranks, without its mark. Those without any are its first rank's or launcher's."""
+    lines, mark = text.split("\n"), rank_mark(rank)
+    if rank == first_rank:
+        return "\n".join(line for line in lines if not _ANY_RANK.match(line))
+    chosen = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
+    return "\n".join([*chosen, ""] if chosen else [])
 
 
 def in_words(text: str) -> str:

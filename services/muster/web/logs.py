@@ -12,12 +12,13 @@ from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BeforeValidator, Field
 from starlette.concurrency import run_in_threadpool
 
 from muster.web import api
-from muster.web.api import ApiError, Logs, ServicesDependency
+from muster.web.api import ApiError, JobRow, Logs, Services, ServicesDependency
 from muster.web.job import JobId, show
-from muster.web.log_lines import in_words
+from muster.web.log_lines import in_words, of_rank
 from muster.web.session import Visitor
 
 router = APIRouter(prefix="/jobs/{job_id}/logs", include_in_schema=False)
@@ -26,8 +27,10 @@ PAGE_BYTES = 200_000  # some 2,000 lines
 TAIL_LINES = 500
 SEARCH_BYTES = 256 << 20  # of one request: a second's work at most; the next one goes on from there
 _CHUNK_BYTES = 4 << 20
-_Number = Annotated[int | None, Query(ge=1, le=10**9)]
+_BLANK = BeforeValidator(lambda given: given or None)  # a form sends a choice of nothing so
+_Number = Annotated[Annotated[int, Field(ge=1, le=10**9)] | None, _BLANK, Query()]
 _Worker = Annotated[int, Query(ge=0, le=10**9)]
+_Rank = Annotated[Annotated[int, Field(ge=0, le=10**9)] | None, _BLANK, Query()]
 _Offset = Annotated[int | None, Query(ge=0, le=2**53)]
 
 
@@ -38,6 +41,34 @@ class Found:
     at: int | None
     until: int
     at_end: bool
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The logs that a job has, and the one that is asked for; `attempt` is 0 before the first."""
+
+    logs: Logs
+    attempts: list[int]
+    attempt: int
+    workers: list[int]
+    worker: int
+
+    @property
+    def exists(self) -> bool:
+        return self.worker in self.workers
+
+    @property
+    def file(self) -> File:
+        return self.logs.file(self.attempt, self.worker)
+
+
+async def choose(services: Services, job_id: str, attempt: int | None, worker: int) -> Chosen:
+    """Of the newest attempt where none is named."""
+    logs = await api.fetch_log(services, job_id, attempt, worker)
+    attempts = await run_in_threadpool(logs.attempts)
+    number = attempt or (attempts[-1] if attempts else 0)
+    workers = await run_in_threadpool(logs.workers, number) if number else []
+    return Chosen(logs, attempts, number, workers, worker)
 
 
 @router.get("")
@@ -52,19 +83,16 @@ async def show_logs(
     find: Annotated[str, Query(max_length=200)] = "",
     since: Annotated[int, Query(ge=0, le=2**53)] = 0,
     raw: bool = False,
+    rank: _Rank = None,
 ) -> Response:
-    """The end of the log; or the page at `offset`; or that of the first line after `since` that holds `find`. Step
-    records are shown in words, or `raw` as they were written."""
+    """The end of the log; or the page at `offset`; or that of the first line after `since` that holds `find`. All of
+    it or one rank's lines; step records in words, or `raw` as they were written."""
     row = await api.find(services, visitor, job_id)
-    logs = await api.fetch_log(services, job_id, attempt, worker)
-    attempts = await run_in_threadpool(logs.attempts)
-    chosen = attempt or (attempts[-1] if attempts else None)
-    workers = await run_in_threadpool(logs.workers, chosen) if chosen else []
-    here: dict[str, Any] = {"attempts": attempts, "attempt": chosen, "workers": workers, "worker": worker, "find": find}
-    here["raw"] = raw
-    if chosen is None or worker not in workers:
+    chosen = await choose(services, job_id, attempt, worker)
+    here: dict[str, Any] = {"chosen": chosen, "ranks": ranks_of(row, worker), "rank": rank, "find": find, "raw": raw}
+    if not chosen.exists:
         return await show(request, services, visitor, row, "logs", **here, text=None, found=None)
-    file = logs.file(chosen, worker)
+    file = chosen.file
     found = await run_in_threadpool(search, file, find, since) if find else None
     if offset is None and found is not None:
         offset = found.at
@@ -77,13 +105,13 @@ async def show_logs(
         row,
         "logs",
         **here,
-        text=read.text if raw else in_words(read.text),
+        text=shown(read.text, row, worker, rank, raw),
         found=found,
         begins=read.offset,
         ends=read.next_offset,
         at_end=read.at_end,
         earlier=await run_in_threadpool(line_before, file, read.offset) if read.offset else None,
-        follows=row.live and chosen == attempts[-1] and read.at_end,
+        follows=row.live and chosen.attempt == chosen.attempts[-1] and read.at_end,
     )
 
 
@@ -97,11 +125,13 @@ async def follow_log(
     worker: _Worker = 0,
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     raw: bool = False,
+    rank: _Rank = None,
 ) -> Response:
     """What was added since `offset`, for a page that follows the log."""
+    row = await api.find(services, visitor, job_id)
     reply = await api.read_logs(request, services, visitor, job_id, attempt, str(worker), None, offset)
     read = api.document_of(reply)
-    text = read["text"] if raw else in_words(read["text"])
+    text = shown(read["text"], row, worker, rank, raw)
     told = {"text": text, "nextOffset": read["nextOffset"], "complete": read["complete"]}
     return JSONResponse(told, headers={"Cache-Control": "no-store"})
 
@@ -112,28 +142,40 @@ async def download(
 ) -> Response:
     """The whole log, as a file."""
     row = await api.find(services, visitor, job_id)
-    logs = await api.fetch_log(services, job_id, attempt, worker)
-    attempts = await run_in_threadpool(logs.attempts)
-    chosen = attempt or (attempts[-1] if attempts else 0)
-    if worker not in await run_in_threadpool(logs.workers, chosen):
-        raise ApiError("log_not_found", f"Job {row.name!r} has no log of attempt {chosen}, worker {worker}.")
-    name = f"{row.name}-attempt-{chosen}-worker-{worker}.log"
+    chosen = await choose(services, job_id, attempt, worker)
+    if not chosen.exists:
+        raise ApiError("log_not_found", f"Job {row.name!r} has no log of attempt {chosen.attempt}, worker {worker}.")
+    name = f"{row.name}-attempt-{chosen.attempt}-worker-{worker}.log"
     headers = {
         "Content-Disposition": f'attachment; filename="{name}"',
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "no-store",
     }
-    return StreamingResponse(_pieces(logs, chosen, worker), media_type="text/plain; charset=utf-8", headers=headers)
+    return StreamingResponse(_pieces(chosen.file), media_type="text/plain; charset=utf-8", headers=headers)
 
 
-def _pieces(logs: Logs, attempt: int, worker: int) -> Iterator[bytes]:
-    file, offset = logs.file(attempt, worker), 0
+def _pieces(file: File) -> Iterator[bytes]:
+    offset = 0
     while True:
         read = api.page(file, offset)
         yield read.text.encode()
         if read.at_end or read.next_offset == offset:
             return
         offset = read.next_offset
+
+
+def ranks_of(row: JobRow, worker: int) -> range:
+    """Those that write to the worker's log."""
+    gang = row.spec.get("gang") or {}
+    count = gang.get("gpusPerNode") or gang.get("processesPerNode") or 1
+    return range(worker * count, (worker + 1) * count)
+
+
+def shown(text: str, row: JobRow, worker: int, rank: int | None, raw: bool) -> str:
+    ranks = ranks_of(row, worker)
+    if rank is not None and rank in ranks:
+        text = of_rank(text, rank, ranks[0])
+    return text if raw else in_words(text)
 
 
 def line_before(file: File, offset: int) -> int:

@@ -59,9 +59,11 @@ def notes(page: httpx2.Response) -> list[str]:
     return [html.unescape(words) for words in re.findall(r'<p class="notice[^>]*>(.*?)</p>', page.text, re.DOTALL)]
 
 
-async def lived(here: Platform, name: str = "llama-sft", message: str = "worker 1 was killed by signal 9") -> str:
+async def lived(
+    here: Platform, name: str = "llama-sft", message: str = "worker 1 was killed by signal 9", **spec: Any
+) -> str:
     """A job whose first attempt failed and whose second one trains. Returns its id."""
-    uid = (await here.submit(name))["id"]
+    uid = (await here.submit(name, **spec))["id"]
     await here.handed_over(uid)
     now = time.time()
     first = Attempt(

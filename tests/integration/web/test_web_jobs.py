@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tests.integration.api.platform import Platform, frames, platform, served
 from tests.integration.web.pages import Browser, lived, notes
 
-from muster.contract.names import LOG
+from muster.contract.names import LOG, rank_mark
 from muster.web.app import READING_AT_ONCE, create_app
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m'\"&"
@@ -156,6 +156,27 @@ async def test_a_log_is_read_searched_and_downloaded(here: Platform, browser: Br
     assert file.headers["content-disposition"] == 'attachment; filename="llama-sft-attempt-1-worker-0.log"'
     assert file.text == (here.state.worker(uid, 1, 0) / LOG).read_text()
     assert "has no worker 7" in (await browser.get(f"/jobs/{uid}/logs?worker=7")).text
+
+
+async def test_a_log_is_read_by_rank(here: Platform, browser: Browser) -> None:
+    """Also while it is followed; a choice of nothing is everybody's lines."""
+    uid = await lived(here, gang={"nodes": 2, "gpusPerNode": 4})
+    with (here.state.worker(uid, 2, 0) / LOG).open("a") as log:
+        log.write(f"{rank_mark(2)}out of memory\n{rank_mark(3)}fine\n")
+    everybody = (await browser.get(f"/jobs/{uid}/logs?attempt=2&rank=")).text
+    assert "[rank 2] out of memory" in everybody
+    assert "[rank 3] fine" in everybody
+    assert re.findall(r'<option value="(\d)"', everybody.split('name="rank"')[1].split("</select>")[0]) == list("0123")
+    page = (await browser.get(f"/jobs/{uid}/logs?attempt=2&rank=2")).text
+    assert "out of memory" in page
+    assert "fine" not in page
+    assert f'data-log="/jobs/{uid}/logs/lines?attempt=2&amp;worker=0&amp;rank=2"' in page
+    told = (await browser.get(f"/jobs/{uid}/logs/lines?attempt=2&rank=2")).json()
+    assert told["text"] == "out of memory\n"
+    assert told["nextOffset"] > len(told["text"])
+    first = (await browser.get(f"/jobs/{uid}/logs?attempt=2&rank=0")).text
+    assert "attempt 2: worker 1" in first
+    assert "out of memory" not in first
 
 
 async def test_hostile_words_are_words(here: Platform, browser: Browser) -> None:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from muster.web.log_lines import in_words, step_words
+from muster.contract.names import rank_mark
+from muster.web.log_lines import in_words, of_rank, step_words
 
 RECORD = {
     "type": "step",
@@ -56,3 +57,10 @@ def test_what_no_trainer_wrote_stays(line: str) -> None:
 
 def test_a_loss_that_is_no_number_is_said() -> None:
     assert "loss nan" in step_words(json.dumps(RECORD | {"loss": float("nan")}))
+
+
+def test_the_lines_of_one_rank() -> None:
+    text = f"launcher\n{rank_mark(3)}three\nfirst\n{rank_mark(13)}thirteen\n{rank_mark(3)}more of three\n"
+    assert of_rank(text, 3, first_rank=2) == "three\nmore of three\n"
+    assert of_rank(text, 2, first_rank=2) == "launcher\nfirst\n"
+    assert of_rank(text, 1, first_rank=2) == ""

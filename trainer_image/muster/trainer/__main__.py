@@ -14,6 +14,7 @@ from muster.trainer.checkpoint.upload_process import fork_while_young
 from muster.trainer.config import Ranks, Run, read_ranks, read_run
 from muster.trainer.errors import PeerLost, exit_code, is_lost_peer, is_out_of_memory
 from muster.trainer.launch.process_control import die_with_parent, process_started_at
+from muster.trainer.launch.rank_lines import mark_lines
 from muster.trainer.launch.stack_dumps import answer_dumps
 from muster.trainer.train.rank_state import RankState
 
@@ -22,6 +23,7 @@ def main() -> int:
     die_with_parent()
     fork_while_young(os.environ.get(Env.CHECKPOINT_URI, ""))
     ranks = read_ranks()
+    mark_lines(ranks.rank, ranks.local_rank)
     directory = Path(os.environ.get(Env.WORKER_DIR) or ".")
     directory.mkdir(parents=True, exist_ok=True)
     attempt = os.environ.get(Env.ATTEMPT, "")

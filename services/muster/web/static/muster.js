@@ -301,11 +301,11 @@ function append(log, page) {
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
     const whole = log.textContent + page.text.replace(STEERING, "");
     log.textContent = whole.slice(-LOG_CHARACTERS_MAX);
-    log.dataset.offset = page.nextOffset;
-    const end = document.querySelector("[data-log-end]");
-    if (end) end.textContent = page.nextOffset.toLocaleString("en");
     if (atEnd) log.scrollTop = log.scrollHeight;
   }
+  log.dataset.offset = page.nextOffset; // also where nothing of the chosen rank was added
+  const end = document.querySelector("[data-log-end]");
+  if (end) end.textContent = page.nextOffset.toLocaleString("en");
   if (page.complete) delete log.dataset.log;
 }
 
