@@ -37,6 +37,7 @@ PAGES = (
     ("fleet", "/fleet"),
     ("submit", "/submit?example=pretrain-stdlib"),
     ("settings", "/settings"),
+    ("webhooks", "/settings/projects/default/webhooks"),
 )
 IN_THE_DARK = ("jobs", "job", "compare", "fleet", "submit")
 WIDE, NARROW = 1280, 360  # pixels

@@ -31,11 +31,11 @@ TOKEN = f"muster_{'a' * 40}"
 CREDENTIALS = [{"secretRef": {"name": "s3"}}]
 SECRETS: dict[str, dict[str, str]] = {
     "s3": {**KEYS, "AWS_ENDPOINT_URL": f"http://{HOST}:{S3_PORT}"},
-    "muster": {"url": f"postgresql://postgres@{HOST}:5432/muster", "token": TOKEN},
+    "muster": {"url": f"postgresql://postgres@{HOST}:5432/muster", "token": TOKEN, "webhook": "b" * 40},
 }
 VALUES: dict[str, Any] = {
     "global": {"imageRegistry": "localhost"},
-    "operator": {"envFrom": CREDENTIALS},
+    "operator": {"envFrom": CREDENTIALS, "webhook": {"existingSecret": "muster", "key": "webhook"}},
     "workers": {"checkpointUri": "s3://checkpoints/muster"},
     "api": {
         "replicas": 2,
@@ -145,6 +145,19 @@ def test_helm_test_passes(world: World) -> None:
     told = world.house.helm("test", "muster", "--namespace", SYSTEM, "--logs", "--timeout", "3m")
     for check in ("definition_is_served", "operator_leads", "api_is_ready"):
         assert f"ok      {check}" in told, told
+
+
+def test_a_dry_run_says_what_the_operator_would_do(world: World) -> None:
+    """The API asks the chart's operator, through the network policies."""
+    larger = job("larger", 10)
+    larger["spec"]["gang"]["resources"]["cpu"] = "640"
+    with world.house.rest(SYSTEM, TOKEN) as rest:
+        first, other = (
+            rest("POST", "/jobs?dryRun=true", each)["admission"] for each in (job("first", 10), larger)
+        )  # fmt: skip
+    assert (first["verdict"], first["nodes"]) == ("starts", 1), first
+    assert other["verdict"] == "waits", other
+    assert "cpu" in other["because"].lower(), other
 
 
 def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall(world: World) -> None:
