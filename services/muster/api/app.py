@@ -17,8 +17,8 @@ from starlette.exceptions import HTTPException
 from muster.api import idempotency, pages
 from muster.api.attempts import routes as attempts
 from muster.api.audit import routes as audit
+from muster.api.auth import Principal
 from muster.api.background import Background, Work
-from muster.api.callers import Callers
 from muster.api.checkpoints import routes as checkpoints
 from muster.api.cluster import Cluster, Local
 from muster.api.data import routes as data
@@ -36,6 +36,8 @@ from muster.api.hub import Hub
 from muster.api.jobs import retention
 from muster.api.jobs import routes as jobs
 from muster.api.jobs.repository import live_in_cluster
+from muster.api.jobs.storing import JobWriter
+from muster.api.jobs.submission import Placed
 from muster.api.logs import routes as logs
 from muster.api.metrics import curve_routes as curves
 from muster.api.metrics import routes as metrics
@@ -61,6 +63,7 @@ from muster.api.projects import routes as projects
 from muster.api.projects.accounting import ACCOUNTING_SECONDS, Accounting, spent_of
 from muster.api.projects.quotas import QUOTA_SECONDS, QuotaWriter
 from muster.api.rates import RateLimits
+from muster.api.recent import Recent
 from muster.api.relay import Relay
 from muster.api.samples import routes as samples
 from muster.api.secrets import routes as secrets
@@ -72,6 +75,7 @@ from muster.api.signin.provider import Provider
 from muster.api.signin.service import SignIn
 from muster.api.sweeps import controller as sweep_controller
 from muster.api.sweeps import routes as sweeps
+from muster.api.tables import MemberRow, PersonRow, ProjectRow, TokenRow
 from muster.api.tokens import routes as tokens
 from muster.api.tokens import service as token_service
 from muster.api.usage import routes as usage
@@ -92,7 +96,7 @@ from muster.storage.listing import CommitListing
 log = structlog.get_logger("muster.api")
 
 HOUSEKEEPING_SECONDS = 60.0
-RELAY_SECONDS_MIN = 0.05  # a single job is handed over at once, the jobs of a burst together
+RELAY_SECONDS_MIN = 0.1  # a single job is handed over at once, the jobs of a burst together
 _DESCRIPTION = (
     "Jobs go in, their history comes out. Errors are `application/problem+json` with a stable `code`. "
     "Times are RFC 3339 in UTC; durations are numbers of seconds. "
@@ -230,8 +234,10 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     mirror = Mirror(database, cluster, hub, counted)
     relay = Relay(database, cluster, hub, counted, mirror.caught_up)
     uses: dict[str, float] = {}
-    callers, pool = Callers(), WorkerPool(settings.chat_workers)
+    pool = WorkerPool(settings.chat_workers)
+    callers, placed = Recent[Principal](TokenRow, PersonRow, MemberRow), Recent[Placed](ProjectRow)
     callers.watch(database.sessions)
+    placed.watch(database.sessions)
     prices = load_prices(settings.prices_file)
     kept = open_files(database, settings.layout.uploads, settings.files_place)
     made = Exports(settings.layout.exports)
@@ -271,10 +277,12 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         chat=pool,
         base_models=load_models(settings.base_models_file),
         commits=CommitListing(),
+        jobs=JobWriter(database),
         files=kept,
         exports=made,
         rates=RateLimits(settings.requests_per_second, settings.requests_burst),
         callers=callers,
+        projects=placed,
         previews=OperatorPreviews(settings),
         webhooks=told,
         sign_in=SignIn(settings, database, Provider(settings)) if settings.oidc_issuer else None,

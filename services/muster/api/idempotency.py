@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Header
-from sqlalchemy import delete
+from sqlalchemy import delete, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.auth import Caller
@@ -53,19 +54,24 @@ async def recall(session: AsyncSession, attempted: Attempted | None) -> dict[str
     return row.reply
 
 
-def remember(session: AsyncSession, attempted: Attempted | None, job_id: str, reply: dict[str, Any]) -> None:
-    if attempted is None:
+async def remember(session: AsyncSession, answered: Sequence[tuple[Attempted, str, dict[str, Any]]]) -> None:
+    """Keep the replies to these requests, each with its job's id. Raises IntegrityError where one was kept before."""
+    if not answered:
         return
-    row = IdempotencyRow(
-        owner=attempted.owner,
-        route=attempted.route,
-        key=attempted.key,
-        body_hash=attempted.body_hash,
-        job_id=job_id,
-        reply=reply,
-        created_at=now_in(session),
-    )
-    session.add(row)
+    rows = [
+        {
+            "owner": attempted.owner,
+            "route": attempted.route,
+            "key": attempted.key,
+            "body_hash": attempted.body_hash,
+            "job_id": job_id,
+            "reply": reply,
+        }
+        for attempted, job_id, reply in answered
+    ]
+    rows.sort(key=lambda row: (row["owner"], row["route"], row["key"]))
+    kept = insert(IdempotencyRow.__table__).values(created_at=now_in(session))  # type: ignore[arg-type]
+    await session.execute(kept, rows)
 
 
 async def forget(session: AsyncSession, before: float) -> None:

@@ -195,22 +195,19 @@ def _owner(labels: dict[str, str]) -> str:
 
 async def _import(session: AsyncSession, job: FoundJob) -> None:
     message = "the job was made in the cluster, not through this API"
-    row = await jobs.insert(
-        session,
-        jobs.NewJob(
-            id=job.uid,
-            namespace=job.namespace,
-            name=job.name,
-            project=await _project_of(session, job.namespace),
-            owner=_owner(job.labels),
-            labels={key: value for key, value in job.labels.items() if key not in (Label.PROJECT, Label.OWNER)},
-            spec=job.spec,
-            priority=job.spec.get("priority", 0),
-            created_at=job.created_at,
-            status=dump(JobStatus()),
-        ),
-        NewEvent(EventType.JOB_IMPORTED, job.created_at, message),
+    made = jobs.NewJob(
+        id=job.uid,
+        namespace=job.namespace,
+        name=job.name,
+        project=await _project_of(session, job.namespace),
+        owner=_owner(job.labels),
+        labels={key: value for key, value in job.labels.items() if key not in (Label.PROJECT, Label.OWNER)},
+        spec=job.spec,
+        priority=job.spec.get("priority", 0),
+        created_at=job.created_at,
+        status=dump(JobStatus()),
         live=not await jobs.live_with_name(session, job.namespace, job.name),
+        relayed_version=1,
     )
-    row.relayed_version = row.spec_version
-    log.info("job imported", job=row.id, name=row.name, namespace=row.namespace)
+    await jobs.insert(session, [(made, NewEvent(EventType.JOB_IMPORTED, job.created_at, message))])
+    log.info("job imported", job=made.id, name=made.name, namespace=made.namespace)

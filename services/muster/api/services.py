@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 from fastapi import Depends, Request
 
 from muster.api.background import Background, Work
-from muster.api.callers import Callers
 from muster.api.cluster import Cluster
 from muster.api.db import Database
 from muster.api.exports.making import Exports
@@ -21,11 +20,15 @@ from muster.api.openai.chat.pool import WorkerPool
 from muster.api.openai.models.base_models import BaseModels
 from muster.api.operator_previews import OperatorPreviews
 from muster.api.rates import RateLimits
+from muster.api.recent import Recent
 from muster.api.settings import Settings
 from muster.contract.prices import Prices
 from muster.storage.listing import CommitListing
 
 if TYPE_CHECKING:  # they stand on what stands on this
+    from muster.api.auth import Principal
+    from muster.api.jobs.storing import JobWriter
+    from muster.api.jobs.submission import Placed
     from muster.api.signin.service import SignIn
     from muster.api.webhooks.service import Webhooks
 
@@ -47,17 +50,19 @@ class Services:
     base_models: BaseModels
     chat: WorkerPool
     commits: CommitListing
+    jobs: JobWriter
     files: Files
     exports: Exports
     rates: RateLimits
-    callers: Callers
+    callers: Recent[Principal]  # by the hash of what they show
+    projects: Recent[Placed]
     previews: OperatorPreviews
     webhooks: Webhooks
     sign_in: SignIn | None  # None: tokens alone
     token_uses: dict[str, float]  # token id → when it was last used, until housekeeping writes it down
 
 
-def services_of(request: Request) -> Services:
+async def services_of(request: Request) -> Services:  # not def: each request would ask a thread for it
     return cast(Services, request.app.state.services)
 
 

@@ -80,15 +80,15 @@ def state_problems(spec: JobSpec, state: State, project: str | None = None) -> t
     """The addresses of the job that lie in the platform's state folder, where only commits may be named, and, where the
     `project` is given, by the API alone the files that were uploaded to it."""
     own = uploaded(spec, state, project) if project is not None else ()
-    root = _commits(state).parent
-    found = []
+    commits = _commits(state)
+    root, found = commits.parent, []
     for place, text in _texts("training", dump(spec.training)):
         path = _named(text)
-        is_commit = place.endswith(".from.uri") and commits_of(text, state) is not None
+        is_commit = place.endswith(".from.uri") and path is not None and path.parent == commits
         if path is not None and path.is_relative_to(root) and not is_commit and str(path) not in own:
             found.append(Problem(f"spec.{place}", "lies in Muster's own state folder, which no job may read; copy it"))
     path = _named(spec.checkpoint.uri) if spec.checkpoint.uri else None
-    if path is not None and path.is_relative_to(root) and path != _commits(state):
+    if path is not None and path.is_relative_to(root) and path != commits:
         why = "lies in Muster's own state folder; leave it out, or name a folder elsewhere"
         found.append(Problem("spec.checkpoint.uri", why))
     return tuple(found)

@@ -10,12 +10,13 @@ from sqlalchemy import event
 from tests.integration.api.people import settle
 from tests.integration.api.platform import Platform, platform
 
-from muster.api.auth import ANONYMOUS
-from muster.api.callers import KEPT_SECONDS, Callers
+from muster.api.auth import ANONYMOUS, Principal
+from muster.api.recent import KEPT_SECONDS, Recent
+from muster.api.tables import TokenRow
 
 
 def test_an_answer_is_used_for_a_second_and_not_past_a_change() -> None:
-    callers = Callers()
+    callers = Recent[Principal](TokenRow)
     callers.keep("a", ANONYMOUS, callers.changes, now=10.0)
     assert callers.get("a", now=10.0 + KEPT_SECONDS / 2) is ANONYMOUS
     assert callers.get("a", now=10.0 + KEPT_SECONDS) is None

@@ -123,7 +123,7 @@ async def test_connections_that_die_while_idle_are_not_noticed(
 ) -> None:
     here, name = on_postgres
     await here.get("/jobs")
-    postgres.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+    postgres.sql(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'")
     assert (await here.get("/jobs"))["items"] == []
 
 

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
 from tests.integration.api.platform import Platform, document, platform, until
 
-from muster.api.events.repository import event_values
 from muster.api.events.types import EventType, NewEvent
 from muster.api.jobs import repository
-from muster.api.tables import EventRow, JobRow, LabelRow
 from muster.contract.base import dump
 from muster.contract.names import DEFAULT_PROJECT
 from muster.contract.spec import parse_job
@@ -25,36 +22,27 @@ JOBS, BY_HTTP = 10_000, 200
 
 
 async def store(here: Platform, count: int) -> list[str]:
-    """As submissions leave them: one is made, the others are copies of it. What is tested is what comes after."""
+    """As submissions leave them. What is tested is what comes after."""
     spec, status = dump(parse_job(document()).spec), dump(JobStatus(code="Submitted"))
     created = NewEvent(EventType.JOB_CREATED, 1.0, "submitted")
     uids = [str(uuid.uuid4()) for _ in range(count)]
-    async with here.services.database.write() as session:
-        job = repository.NewJob(
-            id=uids[0],
+    jobs = [
+        repository.NewJob(
+            id=uid,
             namespace="default",
-            name="job-0",
+            name=f"job-{number}",
             project=DEFAULT_PROJECT,
             owner="",
-            labels={"tenth": "0"},
+            labels={"tenth": str(number % 10)},
             spec=spec,
             priority=0,
             created_at=1.0,
             status=status,
         )
-        first = await repository.insert(session, job, created)
-        row = {column.key: getattr(first, column.key) for column in JobRow.__table__.columns}
-        more = [(number, uid, str(number % 10)) for number, uid in enumerate(uids)][1:]
-        await session.execute(
-            insert(JobRow),
-            [
-                row | {"seq": first.seq + number, "id": uid, "name": f"job-{number}", "labels": {"tenth": tenth}}
-                for number, uid, tenth in more
-            ],
-        )
-        labels = [{"job_seq": first.seq + number, "key": "tenth", "value": tenth} for number, _, tenth in more]
-        await session.execute(insert(LabelRow), labels)
-        await session.execute(insert(EventRow), [event_values(uid, 1, created) for uid in uids[1:]])
+        for number, uid in enumerate(uids)
+    ]
+    async with here.services.database.write() as session:
+        await repository.insert(session, [(job, created) for job in jobs])
     return uids
 
 

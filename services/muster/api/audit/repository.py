@@ -37,18 +37,22 @@ class Filter:
 
 def record(session: AsyncSession, caller: Principal, act: Act) -> None:
     """Add a line; it is there if, and only if, the session commits."""
-    row = AuditRow(
-        at=time.time(),
-        person=caller.person,
-        token=caller.token,
-        address=caller.address,
-        action=act.action,
-        subject=act.subject,
-        project=act.project,
-        before=act.before,
-        after=act.after,
-    )
-    session.add(row)
+    session.add(AuditRow(**act_values(caller, act)))
+
+
+def act_values(caller: Principal, act: Act) -> dict[str, Any]:
+    """The columns of a line."""
+    return {
+        "at": time.time(),
+        "person": caller.person,
+        "token": caller.token,
+        "address": caller.address,
+        "action": act.action,
+        "subject": act.subject,
+        "project": act.project,
+        "before": act.before,
+        "after": act.after,
+    }
 
 
 async def page(

@@ -12,6 +12,7 @@ from muster.api.body import off_the_loop
 from muster.api.errors import ApiError
 from muster.api.idempotency import Attempted
 from muster.api.jobs import repository, service
+from muster.api.jobs.storing import Beside
 from muster.api.jobs.submission import parse_submission
 from muster.api.services import Services
 from muster.api.tables import JobRow
@@ -51,7 +52,7 @@ async def _clone(
         name = wanted.get("name") or await service.free_name(session, row)
     changed = Document(_document(row, name, wanted.get("spec") or {}, owns(caller, row)))
     submission = await off_the_loop(lambda: parse_submission(changed))
-    return await service.submit(services, caller, submission, attempted, service.Beside(data={"clonedFrom": row.id}))
+    return await service.submit(services, caller, submission, attempted, Beside(data={"clonedFrom": row.id}))
 
 
 def parse_request(body: Document) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from muster.api.errors import ApiError
 from muster.api.estimates.routes import estimate
 from muster.api.idempotency import Attempted
 from muster.api.jobs import clone, service
-from muster.api.jobs.service import Beside, Submitted
+from muster.api.jobs.service import Submitted
+from muster.api.jobs.storing import Beside
 from muster.api.jobs.submission import parse_submission
 from muster.api.services import Services
 from muster.api.tables import JobRow

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, and_, exists, func, or_, select
+from sqlalchemy import Select, and_, bindparam, exists, func, or_, select
 from sqlalchemy import insert as insert_into
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -28,6 +28,13 @@ class NewJob:
     priority: int
     created_at: float
     status: dict[str, Any]
+    live: bool = True
+    relayed_version: int = 0  # 1: the cluster has it already
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What no other live job has."""
+        return self.namespace, self.name
 
 
 @dataclass(frozen=True)
@@ -45,37 +52,56 @@ class Filter:
     search: str = ""  # a part of the name or the owner's name, in any case, or the beginning of the id
 
 
-async def insert(session: AsyncSession, job: NewJob, first: NewEvent, live: bool = True) -> JobRow:
-    """Add the row, its labels and its first event. Raises IntegrityError when the id or a live job's name is taken."""
-    row = JobRow(
-        id=job.id,
-        namespace=job.namespace,
-        name=job.name,
-        project=job.project,
-        owner=job.owner,
-        labels=job.labels,
-        spec=job.spec,
-        spec_version=1,
-        relayed_version=0,
-        relay_failures=0,
-        relay_after=0.0,
-        priority=job.priority,
-        created_at=job.created_at,
-        live=live,
-        deleted=False,
-        phase=job.status["phase"],
-        status=job.status,
-        status_version=0,
-        finished_at=None,
-        last_event=1,
-    )
-    session.add(row)
-    await session.flush()
-    if job.labels:
-        labels = [{"job_seq": row.seq, "key": key[:320], "value": value[:256]} for key, value in job.labels.items()]
-        await session.execute(insert_into(LabelRow), labels)
-    await session.execute(insert_into(EventRow), [event_values(row.id, 1, first)])
-    return row
+async def insert(session: AsyncSession, jobs: Sequence[tuple[NewJob, NewEvent]]) -> None:
+    """Add the rows in this order, their labels and their first events. Raises IntegrityError when an id or a live job's
+    name is taken."""
+    await session.execute(insert_into(JobRow.__table__), [_values(job) for job, _ in jobs])  # type: ignore[arg-type]
+    labels = [
+        {"job_id": job.id, "key": key[:320], "value": value[:256]}
+        for job, _ in jobs
+        for key, value in job.labels.items()
+    ]
+    if labels:
+        await session.execute(_INSERT_LABEL, labels)
+    first = [event_values(job.id, 1, created) for job, created in jobs]
+    await session.execute(insert_into(EventRow.__table__), first)  # type: ignore[arg-type]
+
+
+_INSERT_LABEL = insert_into(LabelRow.__table__).values(  # type: ignore[arg-type]
+    job_seq=select(JobRow.seq).where(JobRow.id == bindparam("job_id")).scalar_subquery(),
+    key=bindparam("key"),
+    value=bindparam("value"),
+)
+
+
+def new_row(job: NewJob) -> JobRow:
+    """The job as its row will be, which no session knows."""
+    return JobRow(**_values(job))
+
+
+def _values(job: NewJob) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "namespace": job.namespace,
+        "name": job.name,
+        "project": job.project,
+        "owner": job.owner,
+        "labels": job.labels,
+        "spec": job.spec,
+        "spec_version": 1,
+        "relayed_version": job.relayed_version,
+        "relay_failures": 0,
+        "relay_after": 0.0,
+        "priority": job.priority,
+        "created_at": job.created_at,
+        "live": job.live,
+        "deleted": False,
+        "phase": job.status["phase"],
+        "status": job.status,
+        "status_version": 0,
+        "finished_at": None,
+        "last_event": 1,
+    }
 
 
 async def get(session: AsyncSession, job_id: str, lock: bool = False) -> JobRow | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from sqlalchemy.exc import IntegrityError
@@ -19,20 +18,18 @@ from muster.api.auth import Principal
 from muster.api.errors import ApiError, database_unavailable
 from muster.api.events import repository as events
 from muster.api.events.types import EventType, NewEvent
-from muster.api.files import references
 from muster.api.idempotency import Attempted
 from muster.api.jobs import repository
 from muster.api.jobs.admission import admission
-from muster.api.jobs.schemas import finding, job_document, plan_document
+from muster.api.jobs.schemas import finding, plan_document
+from muster.api.jobs.storing import ALONE, Beside, accepted
 from muster.api.jobs.submission import Draft, draft, invalid_job
 from muster.api.projects.quotas import refuse_full_queue
 from muster.api.services import Services
-from muster.api.tables import JobRow, Table
-from muster.contract.base import dump
+from muster.api.tables import JobRow
 from muster.contract.names import JOB_NAME
-from muster.contract.prices import Prices
 from muster.contract.spec import Submission
-from muster.contract.status import JobStatus, Phase
+from muster.contract.status import Phase
 
 _TRIES = 3  # a lost race against another process is looked at anew; the second look finds who won
 _NAME_LENGTH_MAX = 48
@@ -44,19 +41,6 @@ class Submitted:
 
     document: dict[str, Any]
     replayed: bool
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What another room keeps of a job: rows by the job's id, stored with it in one commit, in the order in which they
-    refer to each other. `data` and `note` are told with the job's first event."""
-
-    rows: Callable[[str], Sequence[Table]] = lambda _job_id: ()
-    data: dict[str, Any] = field(default_factory=dict)
-    note: str = ""
-
-
-_ALONE = Beside()
 
 
 async def plan(services: Services, caller: Principal, submission: Submission) -> dict[str, Any]:
@@ -75,7 +59,7 @@ async def plan(services: Services, caller: Principal, submission: Submission) ->
 
 
 async def submit(
-    services: Services, caller: Principal, submission: Submission, attempted: Attempted | None, beside: Beside = _ALONE
+    services: Services, caller: Principal, submission: Submission, attempted: Attempted | None, beside: Beside = ALONE
 ) -> Submitted:
     """Store the job, its first event and the reply in one commit. Raises ApiError; then nothing was stored."""
     drafted = await draft(services, caller, submission)
@@ -83,9 +67,9 @@ async def submit(
         # What was right when the request first came may be wrong when it is repeated: the first answer holds.
         return await _replay(services, attempted) or _refuse(drafted)
     for _ in range(_TRIES):
+        new = accepted(caller, drafted, attempted, beside)
         try:
-            async with services.database.write() as session:
-                document = await _store(session, caller, drafted, attempted, beside)
+            await services.jobs.store(new)
         except IntegrityError:  # of the key, which a first try has stored, or of the name
             if replayed := await _replay(services, attempted):
                 return replayed
@@ -93,41 +77,8 @@ async def submit(
             continue  # whoever was in the way is gone already
         services.metrics.submissions.inc()
         services.relay.wake.set()
-        return Submitted(document, replayed=False)
+        return Submitted(new.document, replayed=False)
     raise database_unavailable()
-
-
-async def _store(
-    session: AsyncSession, caller: Principal, drafted: Draft, attempted: Attempted | None, beside: Beside
-) -> dict[str, Any]:
-    """The job as it is shown. Raises IntegrityError where its key was used before or its name is a live job's."""
-    if drafted.queue_limited:
-        await refuse_full_queue(session, drafted.project, caller.person)
-    now = time.time()
-    status = JobStatus(code="Submitted", because="waiting to be handed to the operator", queued_at=now, since=now)
-    job = repository.NewJob(
-        id=str(uuid.uuid4()),
-        namespace=drafted.namespace,
-        name=drafted.name,
-        project=drafted.project,
-        owner=caller.person,
-        labels=drafted.labels,
-        spec=dump(drafted.spec),
-        priority=drafted.spec.priority,
-        created_at=now,
-        status=dump(status),
-    )
-    data = {"name": job.name, "namespace": job.namespace} | beside.data
-    created = NewEvent(EventType.JOB_CREATED, now, f"job {job.name} was submitted{beside.note}", data=data)
-    row = await repository.insert(session, job, created)
-    for more in beside.rows(row.id):
-        session.add(more)
-        await session.flush()
-    await references.refer(session, row.id, drafted.files)
-    record(session, caller, Act("job.submitted", row.id, row.project, after=data))
-    document = job_document(row, Prices(), caller.person)  # nothing has been spent yet
-    idempotency.remember(session, attempted, row.id, document)
-    return document
 
 
 async def _replay(services: Services, attempted: Attempted | None) -> Submitted | None:

@@ -51,6 +51,16 @@ class Draft:
     queue_limited: bool = False
 
 
+@dataclass(frozen=True)
+class Placed:
+    """The project that a submission's label names, else the caller's own, with what it says of its jobs. `holder` is
+    the project whose the namespace is that the submission names, or that such a project's jobs have."""
+
+    project: ProjectRow
+    limits: ProjectLimits
+    holder: str | None
+
+
 def parse_submission(document: Document) -> Submission:
     """Raises ApiError invalid_job with its faults and their places; no value of `runtime.env` is repeated in one."""
     try:
@@ -75,9 +85,10 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
 
     Raises ApiError project_not_found, or forbidden where the caller may not submit to the project.
     """
-    project, holder = await _project_of(services, caller, submission)
+    placed = await _placed(services, caller, submission)
+    project = placed.project
     labels = {key: value for key, value in submission.labels.items() if key not in (Label.PROJECT, Label.OWNER)}
-    limits = ProjectLimits.model_validate(project.limits)
+    limits = placed.limits
     submission = submission.model_copy(update={"spec": with_defaults(submission.spec, limits)})
     namespace = submission.namespace or secrets.namespace_of(project)
     spec, default_checkpoint_uri = submission.spec, services.settings.default_checkpoint_uri
@@ -85,7 +96,7 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
         spec = _with(spec, checkpoint=_with(spec.checkpoint, uri=default_checkpoint_uri))
     containers = services.settings.cluster != "local"
     faults = () if containers else (*_outside_of_containers(spec), *state_problems(spec, services.settings.layout))
-    faults += _namespace_problems(project, namespace, holder)
+    faults += _namespace_problems(project, namespace, placed.holder)
     faults += limit_problems(submission.spec, limits, project.name)
     files, missing = await references.resolve(services, project.name, spec)
     faults += missing
@@ -106,19 +117,24 @@ async def draft(services: Services, caller: Principal, submission: Submission) -
     return Draft(submission.name, namespace, project.name, labels, spec, faults, warnings, files, limited)
 
 
-async def _project_of(services: Services, caller: Principal, submission: Submission) -> tuple[ProjectRow, str | None]:
-    """The project that the label names, else the caller's own; and whose the namespace is that the submission names, or
-    that such a project's jobs have."""
+async def _placed(services: Services, caller: Principal, submission: Submission) -> Placed:
+    """Raises ApiError project_not_found, or forbidden where the caller may not submit to the project."""
     wanted = submission.labels.get(Label.PROJECT) or caller.home
     project_role(caller, wanted, Role.MEMBER)
     named = submission.namespace or secrets.DEFAULT_NAMESPACE
+    if (known := services.projects.get((wanted, named))) is not None:
+        return known
+    changes = services.projects.changes
     either = or_(ProjectRow.name == wanted, ProjectRow.namespace == named)
     async with services.database.read() as session:
         rows = (await session.scalars(select(ProjectRow).where(either))).all()
     project = next((row for row in rows if row.name == wanted), None)
     if project is None:
         raise project_not_found(wanted)
-    return project, next((row.name for row in rows if row.namespace == named), None)
+    holder = next((row.name for row in rows if row.namespace == named), None)
+    found = Placed(project, ProjectLimits.model_validate(project.limits), holder)
+    services.projects.keep((wanted, named), found, changes)
+    return found
 
 
 def _namespace_problems(project: ProjectRow, namespace: str, holder: str | None) -> tuple[Problem, ...]:

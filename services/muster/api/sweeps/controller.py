@@ -18,6 +18,7 @@ from muster.api.auth import ANONYMOUS, Principal, Scope
 from muster.api.errors import ApiError
 from muster.api.idempotency import Attempted, hash_of
 from muster.api.jobs import service as jobs
+from muster.api.jobs.storing import Beside
 from muster.api.services import Services
 from muster.api.sweeps import repository
 from muster.api.sweeps.decisions import Decision, Results, Rules, Trial, best_of, decide
@@ -182,7 +183,7 @@ async def _submit(services: Services, caller: Principal, seen: _Seen, number: in
     submission = seen.draft.submission(number, parameters)
     body = hash_of(seen.draft.document(number, parameters))
     attempted = Attempted(caller.token, _ROUTE, f"{sweep_id}/trial-{number}", body)
-    beside = jobs.Beside(
+    beside = Beside(
         rows=lambda job_id: [_row(sweep_id, number, parameters, job_id)],
         data={"sweep": sweep_id, "trial": number},
         note=f", trial {number} of sweep {seen.row.name}",

@@ -16,6 +16,7 @@ from muster.api.clock import clock
 from muster.api.errors import ApiError, database_unavailable
 from muster.api.idempotency import Attempted
 from muster.api.jobs import service as jobs
+from muster.api.jobs.storing import Beside
 from muster.api.jobs.submission import Draft, draft
 from muster.api.openai.fine_tuning import repository
 from muster.api.openai.fine_tuning.hyperparameters import Chosen, choose
@@ -85,8 +86,8 @@ async def create(services: Services, caller: Principal, request: Request) -> Fin
     raise database_unavailable()
 
 
-def _beside(body: Body, retried: bool) -> jobs.Beside:
-    return jobs.Beside(
+def _beside(body: Body, retried: bool) -> Beside:
+    return Beside(
         rows=lambda job_id: repository.rows_of(job_id, body, retried),
         data={"fineTuning": body.model_dump(mode="json", include={"model", "hyperparameters", "told"})},
         note=f" to fine-tune {body.model}" + (f"; chosen: {'; '.join(body.told)}" if body.told else ""),

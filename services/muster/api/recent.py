@@ -1,0 +1,74 @@
+"""What was read a moment ago, so that a burst of requests asks the database once: who asks, and for which project.
+
+An answer is used again for at most a second, and never after this process has changed a row that it came from: what is
+taken away counts with the next request here, and within a second where several processes serve one database.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import event
+from sqlalchemy.orm import ORMExecuteState, Session
+
+from muster.api.tables import Table
+
+KEPT_SECONDS = (
+    1.0  # as often as an open stream looks; twice as long would double what a second process answers in error
+)
+_KEPT_MAX = 10_000
+
+T = TypeVar("T")
+
+
+class Recent(Generic[T]):
+    """Answers by their questions, made of rows of these tables."""
+
+    def __init__(self, *tables: type[Table]) -> None:
+        self._tables = tables
+        self._known: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
+        self.changes = 0
+        """How often a row may have changed."""
+
+    def get(self, question: Hashable, now: float | None = None) -> T | None:
+        found = self._known.get(question)
+        if found is None or (time.monotonic() if now is None else now) >= found[0]:
+            return None
+        return found[1]
+
+    def keep(self, question: Hashable, answer: T, changes: int, now: float | None = None) -> None:
+        """Remember what was read while `changes` stood so; what was read before a change is not kept."""
+        if changes != self.changes:
+            return
+        self._known[question] = ((time.monotonic() if now is None else now) + KEPT_SECONDS, answer)
+        self._known.move_to_end(question)
+        if len(self._known) > _KEPT_MAX:
+            self._known.popitem(last=False)
+
+    def forget(self) -> None:
+        self.changes += 1
+        self._known.clear()
+
+    def watch(self, sessions: type[Session]) -> None:
+        """Forget everything with each commit of a session of this class that may have changed a row."""
+
+        def flushed(session: Session, _context: Any) -> None:
+            if any(isinstance(row, self._tables) for row in (*session.new, *session.dirty, *session.deleted)):
+                session.info[self] = True
+
+        def executed(state: ORMExecuteState) -> None:
+            if state.is_update or state.is_delete or state.is_insert:
+                mapper = state.bind_mapper
+                if mapper is not None and issubclass(mapper.class_, self._tables):
+                    state.session.info[self] = True
+
+        def committed(session: Session) -> None:
+            if session.info.pop(self, False):
+                self.forget()
+
+        event.listen(sessions, "after_flush", flushed)
+        event.listen(sessions, "do_orm_execute", executed)
+        event.listen(sessions, "after_commit", committed)
