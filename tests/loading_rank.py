@@ -55,6 +55,7 @@ def write_large_model(folder: Path, layers: int = 14) -> int:
 def load_on_two_ranks(training: Mapping[str, Any], environment: Mapping[str, str]) -> list[dict[str, float]]:
     """What each of the two ranks says."""
     meeting = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 2) // 2))  # as the launcher shares cores
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.loading_rank", json.dumps(training)],

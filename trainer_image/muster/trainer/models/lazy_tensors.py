@@ -33,6 +33,8 @@ TORCH_DTYPES: Final = {
 }
 # Read and cast at a time: what a reader holds beside the tensor that it fills.
 BLOCK_BYTES: Final = 8 * 2**20
+# Read at a time straight into the tensor: a request costs some milliseconds of CPU, and a failed one is made again.
+DIRECT_BYTES: Final = 16 * 2**20
 
 Index = EllipsisType | slice | tuple[slice, ...]
 
@@ -77,10 +79,11 @@ class LazyTensor:
         return rows[(slice(None), *rest)].contiguous() if rest else rows
 
     def _read(self, first: int, last: int, inner: tuple[int, ...]) -> Tensor:
-        """Read rows [first, last) in blocks, so that there is never more than one block beside the result."""
+        """Read rows [first, last) in blocks; where they are cast, there is never more than one beside the result."""
         out = torch.empty((last - first, *inner), dtype=self._dtype)
         row_bytes = math.prod(inner) * ITEM_BYTES[self._slot.dtype]
-        height = max(1, BLOCK_BYTES // max(row_bytes, 1))
+        block_bytes = DIRECT_BYTES if self._dtype == self._stored else BLOCK_BYTES
+        height = max(1, block_bytes // max(row_bytes, 1))
         for row in range(first, last, height):
             end = min(row + height, last)
             target = out[row - first : end - first]
