@@ -1,7 +1,7 @@
 """How fast the API takes jobs and shows them, on PostgreSQL, beside Prefect's server.
 
     python benchmarks/api.py [--rate 200] [--seconds 60] [--rows 1000000] [--streams 1000] [--processes 1]
-        [--peer FOLDER] [--json FILE]
+        [--peer FOLDER] [--postgres FOLDER] [--json FILE]
 
 Each part is on its own, against API processes as `python -m muster.api` starts them and a PostgreSQL of its own that
 keeps what it commits:
@@ -13,7 +13,9 @@ keeps what it commits:
 
 `--peer` is a folder with a virtual environment that holds Prefect (`python -m venv FOLDER && FOLDER/bin/pip install
 prefect`); it is made where it is missing. Its server, on the same PostgreSQL, creates flow runs at the same rate, and
-lists and reads them.
+lists and reads them. It needs PostgreSQL's extension pg_trgm, which the server of the tests does not have: `--postgres`
+names the folder of another's programs, such as /usr/lib/postgresql/15/bin of Debian's postgresql and
+postgresql-contrib.
 """
 
 from __future__ import annotations
@@ -71,7 +73,10 @@ class Times:
 def main() -> None:
     given = _arguments()
     found: dict[str, Any] = {"load": os.getloadavg(), "processors": os.cpu_count(), "arguments": vars(given)}
-    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder, postgres_server(durable=True) as postgres:
+    programs = Path(given.postgres) if given.postgres else None
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder, postgres_server(True, programs) as postgres:
+        if given.peer:
+            api_peer.refuse_without_extension(postgres)
         url = postgres.url(database := postgres.new_database())
         with api_processes(Path(folder), url, given.processes) as processes:
             asyncio.run(measure(given, processes, postgres, database, Path(folder), found))
@@ -91,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=1_000, help="open streams; 0: not measured")
     parser.add_argument("--processes", type=int, default=1, help="API processes, asked in turn")
     parser.add_argument("--peer", help="the folder of an environment with Prefect; left out: not measured")
+    parser.add_argument("--postgres", help="the folder of PostgreSQL's programs; left out: the one that the tests use")
     parser.add_argument("--json", help="also write what was found to this file")
     return parser.parse_args()
 

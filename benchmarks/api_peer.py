@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from tests.integration.api.postgres import PostgresServer
 from tests.ports import free_port
 
 START_SECONDS_MAX = 180.0
+
+
+def refuse_without_extension(postgres: PostgresServer) -> None:
+    """Before anything is measured: Prefect makes indexes that need pg_trgm."""
+    if not postgres.sql("SELECT 1 FROM pg_available_extensions WHERE name = 'pg_trgm'"):
+        raise SystemExit(f"Prefect needs pg_trgm, which {postgres.bin} has not; name another server by --postgres")
 
 
 @contextmanager

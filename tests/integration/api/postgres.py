@@ -74,11 +74,11 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def postgres_server(durable: bool = False) -> Iterator[PostgresServer]:
-    """A server that forgets what it holds with the machine's power, unless it is `durable`. Skips the test, with every
-    reason, where none can be started."""
+def postgres_server(durable: bool = False, programs: Path | None = None) -> Iterator[PostgresServer]:
+    """A server that forgets what it holds with the machine's power, unless it is `durable`. `programs` is the folder of
+    another than those that are looked for. Skips the test, with every reason, where none can be started."""
     reasons: list[str] = []
-    for folder in _candidates():
+    for folder in _candidates() if programs is None else [programs]:
         for identity in _identities():
             try:
                 with _started(folder, identity, durable) as server:
