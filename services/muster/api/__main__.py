@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from muster.api.connections import timed_protocol
+from muster.api.db import NO_CONNECTION
 from muster.api.errors import ApiError
 from muster.api.hub import Hub
 from muster.api.log import set_up_logs
@@ -131,7 +132,7 @@ async def _serve(settings: Settings, listener: socket.socket, parent_pid: int | 
             await stack.enter_async_context(app.router.lifespan_context(app))
         except (UnusableFile, NewerDatabase) as error:
             raise Refused(redact(str(error)), EXIT_UNAVAILABLE) from error
-        except (SQLAlchemyError, OSError, ApiError, TimeoutError) as error:
+        except (SQLAlchemyError, OSError, ApiError, *NO_CONNECTION) as error:
             raise Refused(_why_not(settings, error), EXIT_UNAVAILABLE) from error
         except ValueError as error:
             raise Refused(redact(str(error)), EXIT_USAGE) from error

@@ -25,6 +25,16 @@ from sqlalchemy.types import TypeDecorator
 
 from muster.api.errors import database_unavailable, disk_full
 
+# What goes wrong while connecting comes from asyncpg as it is: SQLAlchemy wraps only what statements raise. The last
+# tells of several hosts that none takes writes now: a standby is about to be promoted.
+NO_CONNECTION = (
+    PoolTimeoutError,
+    TimeoutError,
+    ConnectionError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.exceptions.TargetServerAttributeNotMatched,
+)
 _WRITES = "muster_writes"
 _USED_AT = "muster_used_at"
 # A server that went without a word is found out by asking; one that answered a moment ago is not asked.
@@ -132,14 +142,7 @@ class Database:
             if _is_outage(error):
                 raise (disk_full() if _is_full(error) else database_unavailable()) from error
             raise
-        # What goes wrong while connecting comes from asyncpg as it is: SQLAlchemy wraps only what statements raise.
-        except (
-            PoolTimeoutError,
-            TimeoutError,
-            ConnectionError,
-            asyncpg.PostgresError,
-            asyncpg.InterfaceError,
-        ) as error:
+        except NO_CONNECTION as error:
             raise database_unavailable() from error
         except OSError as error:
             if not self.is_sqlite:

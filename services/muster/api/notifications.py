@@ -10,13 +10,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import asyncpg
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from muster.api.background import Work
-from muster.api.db import Database
+from muster.api.db import NO_CONNECTION, Database
 from muster.api.errors import database_unavailable
 from muster.api.hub import Hub
 
@@ -50,7 +49,7 @@ class Notifications:
             if self._driver is None or self._driver.is_closed():
                 await self._connect()
             await self._driver.fetchval(_NOTIFY, CHANNEL, batch, timeout=self._database.timeout_seconds)
-        except (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except (SQLAlchemyError, OSError, *NO_CONNECTION) as error:
             self._untold.update(batch)
             await self.close()
             raise database_unavailable() from error

@@ -89,6 +89,19 @@ def postgres_server(durable: bool = False, programs: Path | None = None) -> Iter
     pytest.skip("no PostgreSQL server could be started: " + ("; ".join(reasons) or "none is installed"))
 
 
+@contextlib.contextmanager
+def standby_of(primary: PostgresServer) -> Iterator[PostgresServer]:
+    """Another server, which follows this one and takes no writes until it is promoted."""
+    folder = _new_folder(primary.identity)
+    try:
+        copy = [primary.bin / "pg_basebackup", "-h", primary.folder, "-U", "postgres", "-D", folder / "data", "-R"]
+        subprocess.run([*copy, "--checkpoint=fast"], cwd=folder, check=True, capture_output=True, **primary.identity)
+        (folder / "data").chmod(0o700)
+        yield from _running(PostgresServer(primary.bin, folder, primary.identity, primary.durable))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class _CannotStart(Exception):
     pass
 
@@ -118,22 +131,30 @@ def _has_user(name: str) -> bool:
 
 @contextlib.contextmanager
 def _started(bin_folder: Path, identity: dict[str, Any], durable: bool) -> Iterator[PostgresServer]:
+    folder = _new_folder(identity)
+    try:
+        _initialise(bin_folder, folder, identity)
+        yield from _running(PostgresServer(bin_folder, folder, identity, durable))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _running(server: PostgresServer) -> Iterator[PostgresServer]:
+    try:
+        server.start()
+        yield server
+    finally:
+        if server.process is not None:
+            server.crash()  # at once: nothing here is kept
+
+
+def _new_folder(identity: dict[str, Any]) -> Path:
     # Short, for a socket's path may have 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="muster-pg-", dir="/tmp"))
     folder.chmod(0o755)
-    try:
-        if identity:
-            os.chown(folder, pwd.getpwnam(identity["user"]).pw_uid, identity["group"])
-        _initialise(bin_folder, folder, identity)
-        server = PostgresServer(bin_folder, folder, identity, durable)
-        try:
-            server.start()
-            yield server
-        finally:
-            if server.process is not None:
-                server.crash()  # at once: nothing here is kept
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    if identity:
+        os.chown(folder, pwd.getpwnam(identity["user"]).pw_uid, identity["group"])
+    return folder
 
 
 def _initialise(bin_folder: Path, folder: Path, identity: dict[str, Any]) -> None:

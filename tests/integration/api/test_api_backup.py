@@ -1,4 +1,4 @@
-"""A backup that was made while the API served, and a PostgreSQL that crashes under it: docs/operations.md is true."""
+"""A backup made while the API served, and a PostgreSQL that crashes or fails over: docs/operations.md is true."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import contextlib
 import re
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy import text
 from tests.integration.api.people import settle
 from tests.integration.api.platform import Platform, document, frames, platform, served, until
-from tests.integration.api.postgres import PostgresServer, postgres_server
+from tests.integration.api.postgres import PostgresServer, postgres_server, standby_of
 
+from muster.api.db import Database
+from muster.api.errors import ApiError
+from muster.api.migrate import migrate
+from muster.api.settings import Settings
 from muster.contract.status import Phase
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -107,57 +113,109 @@ async def test_a_copy_of_sqlite_brings_everything_back(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.postgres
 async def test_a_postgresql_that_crashes_under_load_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    crashes, made = 3, dict[str, str]()
     with postgres_server(durable=True) as server:
-        options = {"database_url": server.url(server.new_database()), "database_timeout_seconds": 2.0}
-        async with served(tmp_path / "state", **options) as (here, _):
-            ended = asyncio.Event()
 
-            async def submit(client: int) -> None:
-                number = 0
-                while not ended.is_set():
-                    name = f"job-{client}-{number}"
-                    reply = await here.client.post(
-                        "/api/v1/jobs", json=document(name), headers={"Idempotency-Key": name}
-                    )
-                    if reply.status_code == 201:
-                        made[name], number = reply.json()["id"], number + 1
-                    else:
-                        assert reply.json()["code"] == "database_unavailable", reply.text
-                    await asyncio.sleep(0.02)  # not a wait: the pace of the load
+        async def crash() -> None:
+            await asyncio.to_thread(server.crash)
+            await asyncio.sleep(0.5)  # not a wait: how long it is away
+            await asyncio.to_thread(server.start)
 
-            async def more(than: int) -> None:
-                async def there() -> bool:
-                    return len(made) > than
+        await survived(tmp_path / "state", server.url(server.new_database()), [crash] * 3)
 
-                await until(there, "more jobs", seconds=90)
 
-            watched = (await here.submit("watched"))["id"]
-            heard: list[int] = []
-            following = asyncio.create_task(follow(here, watched, heard))
-            clients = [asyncio.create_task(submit(client)) for client in range(3)]
-            for _ in range(crashes):
-                await more(len(made) + 5)
-                await asyncio.to_thread(server.crash)
-                await asyncio.sleep(0.5)  # not a wait: how long it is away
-                await asyncio.to_thread(server.start)
+@pytest.mark.long
+@pytest.mark.postgres
+async def test_a_standby_that_is_promoted_under_load_has_everything(tmp_path: Path) -> None:
+    """By the address of the documentation, which names both servers: what was answered lies on both, and the API goes
+    on with whichever takes writes."""
+    with postgres_server(durable=True) as primary, standby_of(primary) as standby:
+        primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.sql("SELECT pg_reload_conf()")
+        streams = "SELECT sync_state FROM pg_stat_replication"
+        await until(lambda: asyncio.to_thread(lambda: primary.sql(streams) == "sync"), "a synchronous standby")
+        name = primary.new_database()
+
+        async def fail_over() -> None:
+            await asyncio.to_thread(primary.crash)
+            await asyncio.sleep(0.5)  # not a wait: how long nobody takes writes
+            await asyncio.to_thread(standby.sql, "SELECT pg_promote()")
+
+        (query,) = re.findall(r"postgresql://\S+?/muster(\?host=\S+)", OPERATIONS.read_text())
+        hosts = query.replace("db-a", str(primary.folder)).replace("db-b", str(standby.folder))
+        alone = query.replace("db-a", str(standby.folder)).replace("db-b", str(standby.folder))
+        await refused_by_one_that_takes_no_writes(f"postgresql://postgres@/{name}{alone}")
+        await survived(tmp_path / "state", f"postgresql://postgres@/{name}{hosts}", [fail_over])
+
+
+async def refused_by_one_that_takes_no_writes(url: str) -> None:
+    database = Database(Settings(database_url=url).database, 2.0)
+    with pytest.raises(ApiError) as refused:
+        async with database.read() as session:
+            await session.execute(text("SELECT 1"))
+    assert refused.value.code == "database_unavailable"
+    await database.close()
+
+
+async def survived(state: Path, url: str, outages: list[Callable[[], Awaitable[None]]]) -> None:
+    """Clients submit and a reader follows a job through each outage: nothing that was answered is lost or doubled."""
+    made = dict[str, str]()
+    database = Database(Settings(database_url=url).database, 60.0)
+    await migrate(database)  # however slow the disk is
+    await database.close()
+    async with served(state, database_url=url, database_timeout_seconds=2.0) as (here, _):
+        ended = asyncio.Event()
+
+        async def submit(client: int) -> None:
+            number = 0
+            while not ended.is_set():
+                name = f"job-{client}-{number}"
+                reply = await here.client.post(
+                    "/api/v1/jobs", json=document(name), headers={"Idempotency-Key": name}, timeout=120
+                )
+                if reply.status_code == 201:
+                    made[name], number = reply.json()["id"], number + 1
+                else:
+                    assert reply.json()["code"] == "database_unavailable", reply.text
+                await asyncio.sleep(0.02)  # not a wait: the pace of the load
+
+        async def more(than: int) -> None:
+            async def there() -> bool:
+                for client in clients:
+                    if client.done():
+                        client.result()
+                return len(made) > than
+
+            await until(there, "more jobs", seconds=90)
+
+        watched = (await here.submit("watched"))["id"]
+        heard: list[int] = []
+        following = asyncio.create_task(follow(here, watched, heard))
+        clients = [asyncio.create_task(submit(client)) for client in range(3)]
+        for outage in outages:
             await more(len(made) + 5)
-            ended.set()
-            await asyncio.gather(*clients)
-            await here.finish(watched)
-            async with asyncio.timeout(60):
-                await following
-            listed = {job["name"]: job["id"] for job in (await here.get("/jobs", limit=500))["items"]}
-            assert listed == made | {"watched": watched}
+            await outage()
+        await more(len(made) + 5)
+        ended.set()
+        await asyncio.gather(*clients)
 
-            async def handed_over() -> bool:
-                return {job.metadata.uid for job in here.cluster.jobs()} == set(listed.values())
+        async def recovered() -> bool:
+            return all(work.failing_since is None for work in here.services.background.works)
 
-            await until(handed_over, "the hand-over of all", seconds=60)
-            numbers = [event["id"] for event in (await here.get(f"/jobs/{watched}/events"))["items"]]
-            assert heard == numbers == list(range(1, len(numbers) + 1))
-            for uid in made.values():
-                assert (await here.events(uid)).count("job.created") == 1
+        await until(recovered, "the work beside the requests to go on", seconds=90)
+        await here.finish(watched)
+        async with asyncio.timeout(60):
+            await following
+        listed = {job["name"]: job["id"] for job in (await here.get("/jobs", limit=500))["items"]}
+        assert listed == made | {"watched": watched}
+
+        async def handed_over() -> bool:
+            return {job.metadata.uid for job in here.cluster.jobs()} == set(listed.values())
+
+        await until(handed_over, "the hand-over of all", seconds=60)
+        numbers = [event["id"] for event in (await here.get(f"/jobs/{watched}/events"))["items"]]
+        assert heard == numbers == list(range(1, len(numbers) + 1))
+        for uid in made.values():
+            assert (await here.events(uid)).count("job.created") == 1
 
 
 async def follow(here: Platform, uid: str, heard: list[int]) -> None:

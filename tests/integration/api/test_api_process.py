@@ -145,6 +145,31 @@ def test_it_ends_at_once_and_cleanly_with_a_stream_open(tmp_path: Path, sign: si
     assert "Traceback" not in process.log.read_text()
 
 
+def test_a_request_whose_body_still_comes_is_answered_by_a_process_that_is_ending(tmp_path: Path) -> None:
+    body = json.dumps(document()).encode()
+    with api(tmp_path / "state") as process:
+        host, port = process.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as begun:
+            head = f"POST /api/v1/jobs HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            begun.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:50])
+            httpx2.get(f"{process.url}/healthz")  # whoever asks after it is answered after it was heard
+            process.process.send_signal(signal.SIGTERM)
+
+            def takes_no_more() -> bool:
+                with contextlib.suppress(ConnectionRefusedError), socket.create_connection((host, int(port))):
+                    return False
+                return True
+
+            eventually(takes_no_more, "a process that is ending")
+            begun.sendall(body[50:])
+            answer = begun.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 201 "), answer
+        assert process.process.wait(20) == 0
+
+    with api(tmp_path / "state") as process:
+        assert [job["name"] for job in httpx2.get(f"{process.url}/api/v1/jobs").json()["items"]] == ["demo"]
+
+
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:

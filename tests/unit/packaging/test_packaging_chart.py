@@ -301,6 +301,8 @@ def test_the_api_keeps_its_history(chart: Chart, api: Object, replicas: int, str
     (deployment,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == ("Deployment", "muster-api")]
     spec = deployment["spec"]
     assert (spec["replicas"], spec["strategy"]["type"]) == (replicas, strategy)
+    (container,) = spec["template"]["spec"]["containers"]
+    assert "preStop" in container["lifecycle"], "else it refuses what proxies send to it that do not know yet"
     (state,) = [volume for volume in spec["template"]["spec"]["volumes"] if volume["name"] == "state"]
     assert state.get("persistentVolumeClaim", {}).get("claimName") == claim
     made = [o["metadata"]["name"] for o in objects if o["kind"] == "PersistentVolumeClaim"]

@@ -165,9 +165,9 @@ class Exports:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-            for left in target.parent.glob(f"{target.name}.unfinished-*"):
-                await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
-        if code:
+            left = target.with_name(f"{target.name}.unfinished-{process.pid}")  # another process may make it as well
+            await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
+        if code and not self.made(wanted):  # else another process was quicker
             raise (UserError if code in (2, 80) else StorageError)(_reason(said, code))
 
 
