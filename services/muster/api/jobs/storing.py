@@ -32,8 +32,8 @@ from muster.contract.base import dump
 from muster.contract.prices import Prices
 from muster.contract.status import JobStatus
 
-# How many are committed together: so many take some 20 ms, which the event loop has nothing else to do in.
-GROUP_MAX = 50
+# How many are committed together. More take hardly less of the processor each, and all of them wait for the last.
+GROUP_MAX = 20
 # Between two groups, where one waits already. A commit takes 2 ms of the processor for one job, 3.4 ms for sixteen: at
 # 200 jobs a second this halves how many there are. Twice as long would show in the time of a reply.
 PAUSE_SECONDS = 0.01
