@@ -31,7 +31,7 @@ from muster.api.errors import ApiError
 from muster.api.events import repository as event_rows
 from muster.api.events.schemas import event_of
 from muster.api.exports.routes import fetch_export
-from muster.api.fleet.routes import read_nodes, read_queues
+from muster.api.fleet.routes import overview
 from muster.api.hub import ANY_JOB
 from muster.api.jobs import drafting, repository, service
 from muster.api.jobs.clone import editable
@@ -91,6 +91,7 @@ __all__ = [
     "fetch_export",
     "form_token",
     "of_session",
+    "overview",
     "page",
     "principal",
     "project_routes",
@@ -179,14 +180,6 @@ async def find_visible(services: Services, caller: Principal, name: str) -> JobR
     async with services.database.read() as session:
         rows = await repository.ordered(session, some, "newest", 0, 1)
     return rows[0] if rows else await service.find(services, caller, name)
-
-
-async def nodes(services: Services, caller: Principal) -> dict[str, Any]:
-    return document_of(await read_nodes(services, caller))
-
-
-async def queues(services: Services, caller: Principal) -> dict[str, Any]:
-    return document_of(await read_queues(services, caller))
 
 
 async def recent_jobs(

@@ -16,15 +16,17 @@ from muster.web.session import Visitor
 
 router = APIRouter(include_in_schema=False)
 
+WAITING_MAX = 100  # shown of the queue
+
 
 @router.get("/fleet")
 async def show_fleet(request: Request, services: ServicesDependency, visitor: Visitor) -> Response:
     now = time.time()
-    nodes, queues, jobs = await asyncio.gather(
-        api.nodes(services, visitor),
-        api.queues(services, visitor),
+    seen, jobs = await asyncio.gather(
+        api.overview(services, visitor, WAITING_MAX),
         api.recent_jobs(services, visitor, now - fleet_view.DAY_SECONDS),
     )
+    queues = seen.queues
     spending = await api.spending(services, visitor, [each["project"] for each in queues["items"]])
     waiting = [(each["project"], job) for each in queues["items"] for job in each["waiting"]]
     return page(
@@ -32,10 +34,11 @@ async def show_fleet(request: Request, services: ServicesDependency, visitor: Vi
         "fleet.html",
         visitor,
         current="fleet",
-        nodes=nodes,
-        pools=fleet_view.pools(nodes["items"]),
+        nodes=seen.nodes,
+        pools=fleet_view.pools(seen.nodes["items"]),
         queues=queues,
-        waiting=sorted(waiting, key=lambda each: int(each[1]["position"])),
+        waiting=sorted(waiting, key=lambda each: int(each[1]["position"]))[:WAITING_MAX],
+        waiting_by_project=seen.waiting,
         spending=spending,
         recoveries=fleet_view.recoveries(jobs, now),
         parts=goodput.parts(fleet_view.time_spent(status for _, _, status in jobs)),

@@ -137,7 +137,7 @@ async def _show(
 
 async def _guessed(services: Services, visitor: Principal) -> dict[str, str]:
     """As many GPUs as the largest node has."""
-    nodes = await api.nodes(services, visitor)
+    nodes = (await api.overview(services, visitor, waiting_max=0)).nodes
     return {"gpus": str(max((node["gpus"] for node in nodes["items"]), default=0)), "project": visitor.home}
 
 

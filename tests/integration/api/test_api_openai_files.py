@@ -69,6 +69,12 @@ async def test_a_file_is_uploaded_trained_on_followed_and_deleted(house: House) 
         await client.files.retrieve(made.id)
 
 
+async def test_a_project_that_is_not_there_is_said_to_an_admin_too(house: House) -> None:
+    _, client = house
+    with pytest.raises(openai.NotFoundError, match="There is no project 'axl6'"):
+        await create(client, extra_headers={"OpenAI-Project": "axl6"})
+
+
 @pytest.mark.long
 async def test_files_are_listed_page_by_page_in_either_order(house: House) -> None:
     _, client = house

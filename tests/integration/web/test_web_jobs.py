@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.integration.api.platform import Platform, frames, platform, served
+from tests.integration.api.test_api_scale import store
 from tests.integration.web.pages import Browser, lived, notes
 
 from muster.contract.names import LOG, rank_mark
@@ -177,6 +178,18 @@ async def test_a_log_is_read_by_rank(here: Platform, browser: Browser) -> None:
     first = (await browser.get(f"/jobs/{uid}/logs?attempt=2&rank=0")).text
     assert "attempt 2: worker 1" in first
     assert "out of memory" not in first
+
+
+async def test_of_a_long_queue_the_fleet_shows_the_beginning_and_counts_all(here: Platform, browser: Browser) -> None:
+    await store(here, 130)
+    urgent = (await here.submit("urgent", priority=9))["id"]
+    page = (await browser.get("/fleet")).text
+    rows = re.findall(r'<td class="number">(\d+)</td><td><a href="/jobs/([^"]+)">([^<]+)</a>', page)
+    assert [int(place) for place, _, _ in rows] == list(range(1, 101))
+    assert rows[0][1:] == (urgent, "urgent")
+    assert [name for _, _, name in rows[1:]] == [f"job-{number}" for number in range(99)]
+    assert "and 31 more" in page
+    assert '<td class="number">131</td>' in page, "the project's own count"
 
 
 async def test_hostile_words_are_words(here: Platform, browser: Browser) -> None:

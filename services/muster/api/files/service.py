@@ -301,9 +301,11 @@ async def _refuse_full_project(session: AsyncSession, project: str, limits: Proj
 
 
 async def _room(services: Services, project: str) -> int:
-    """What a file of unknown size may have at most."""
+    """What a file of unknown size may have at most. Raises ApiError project_not_found."""
     async with services.database.read() as session:
-        row = await session.get_one(ProjectRow, project)
+        row = await session.get(ProjectRow, project)
+        if row is None:  # an admin has a role everywhere, also where nothing is
+            raise project_not_found(project)
         limit = ProjectLimits.model_validate(row.limits).file_bytes
         left = limit - await repository.bytes_of(session, project) if limit is not None else None
         coming = await repository.on_their_way(session)

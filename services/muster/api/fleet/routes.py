@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
-from sqlalchemy import select
+from sqlalchemy import and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from muster.api.auth import Caller, Scope, needs
+from muster.api.auth import Caller, Principal, Scope, needs
 from muster.api.fleet.schemas import NodeList, Queues
 from muster.api.fleet.views import LiveJob, node_documents, queue_documents
 from muster.api.openapi import problems, shown
 from muster.api.projects import service as projects
 from muster.api.projects.quotas import quota_of
 from muster.api.services import Services, ServicesDependency
-from muster.api.tables import JobRow
+from muster.api.tables import AttemptRow, JobRow
 from muster.contract.base import dump
 from muster.contract.fleet import SILENT_SECONDS, FleetReport
+from muster.contract.status import Phase
 from muster.contract.times import rfc3339
 
 log = structlog.get_logger("muster.api.fleet")
+_QUEUED = and_(JobRow.live.is_(True), JobRow.phase == Phase.QUEUED)
 router = APIRouter(tags=["fleet"], dependencies=[Depends(needs(Scope.READ))])
 
 _AT = rfc3339(1_795_000_000.0)
@@ -94,8 +99,7 @@ _NODES: dict[str, Any] = {
 async def read_queues(services: ServicesDependency, caller: Caller) -> JSONResponse:
     """Jobs in the order of the queue, why each waits and since when, and what runs, project by project."""
     async with services.database.read() as session:
-        rows = await projects.visible(session, caller)
-        quotas = {row.name: dump(quota_of(row)) for row in rows}
+        quotas = await _quotas(session, caller)
         jobs = await _live(session)
     queued, items = queue_documents(jobs, quotas, caller)
     return JSONResponse({"asOf": rfc3339(time.time()), "queued": queued, "items": items})
@@ -111,12 +115,46 @@ async def read_nodes(services: ServicesDependency, caller: Caller) -> JSONRespon
     """Nodes as the operator last told of them: pool, capacity, what is free, by whom they are held, and what is wrong
     with them. Jobs that the caller may not see are named `another project`."""
     report, note = await _report(services)
-    if report is None:
-        return JSONResponse({"asOf": None, "note": note, "items": []})
     async with services.database.read() as session:
-        jobs = await _live(session)
-    items = list(node_documents(report, jobs, caller))
-    return JSONResponse({"asOf": rfc3339(report.at), "note": note, "items": items})
+        jobs = await _live(session) if report is not None else []
+    return JSONResponse(_nodes(report, note, jobs, caller))
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The answers of both routes, of the queue only its beginning; and how many wait, by their project."""
+
+    nodes: dict[str, Any]
+    queues: dict[str, Any]
+    waiting: Mapping[str, int]
+
+
+async def overview(services: Services, caller: Principal, waiting_max: int) -> Overview:
+    """For a page: of a long queue nobody looks at more than its beginning, and to read all of it takes seconds."""
+    report, note = await _report(services)
+    async with services.database.read() as session:
+        quotas = await _quotas(session, caller)
+        queue = await session.execute(
+            select(JobRow.seq, JobRow.project).where(_QUEUED).order_by(JobRow.priority.desc(), JobRow.seq)
+        )
+        positions = {seq: (position, project) for position, (seq, project) in enumerate(queue, start=1)}
+        seen = {seq: project for seq, (_, project) in positions.items() if caller.role_in(project) is not None}
+        jobs = await _live(session, list(seen)[:waiting_max])
+    places = {seq: position for seq, (position, _) in positions.items()}
+    queued, items = queue_documents(jobs, quotas, caller, places)
+    queues = {"asOf": rfc3339(time.time()), "queued": queued, "items": items}
+    return Overview(_nodes(report, note, jobs, caller), queues, Counter(seen.values()))
+
+
+def _nodes(report: FleetReport | None, note: str, jobs: list[LiveJob], caller: Principal) -> dict[str, Any]:
+    if report is None:
+        return {"asOf": None, "note": note, "items": []}
+    return {"asOf": rfc3339(report.at), "note": note, "items": list(node_documents(report, jobs, caller))}
+
+
+async def _quotas(session: AsyncSession, caller: Principal) -> dict[str, dict[str, Any]]:
+    """Of the projects that the caller sees."""
+    return {row.name: dump(quota_of(row)) for row in await projects.visible(session, caller)}
 
 
 async def _report(services: Services) -> tuple[FleetReport | None, str]:
@@ -135,8 +173,12 @@ async def _report(services: Services) -> tuple[FleetReport | None, str]:
     )
 
 
-async def _live(session: AsyncSession) -> list[LiveJob]:
-    """The live jobs of all projects: positions and what is free hang on those of others too."""
+async def _live(session: AsyncSession, waiting: Sequence[int] | None = None) -> list[LiveJob]:
+    """The live jobs of all projects: positions and what is free hang on those of others too. Of those in the queue that
+    have no attempt, and so neither hold nor avoid a node, only `waiting`, where it is given."""
     columns = [getattr(JobRow, name) for name in LiveJob.__dataclass_fields__ if hasattr(JobRow, name)]
-    rows = await session.execute(select(*columns).where(JobRow.live.is_(True)))
-    return [LiveJob(*row) for row in rows]
+    query = select(*columns).where(JobRow.live.is_(True))
+    if waiting is not None:
+        tried = JobRow.id.in_(select(AttemptRow.job_id))
+        query = query.where(or_(JobRow.phase != Phase.QUEUED, tried, JobRow.seq.in_(waiting)))
+    return [LiveJob(*row) for row in await session.execute(query)]

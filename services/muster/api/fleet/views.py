@@ -46,16 +46,23 @@ class LiveJob:
 
 
 def queue_documents(
-    jobs: Iterable[LiveJob], quotas: Mapping[str, dict[str, Any]], caller: Principal
+    jobs: Iterable[LiveJob],
+    quotas: Mapping[str, dict[str, Any]],
+    caller: Principal,
+    positions: Mapping[int, int] | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """How many queue in all, and of each project in `quotas`, which are those to show, who waits and who holds what."""
+    """How many queue in all, and of each project in `quotas`, which are those to show, who waits and who holds what.
+
+    `positions` in the queue are by `seq`, of all that wait; left out, all of them are among `jobs`."""
     jobs = list(jobs)
     queue = sorted((job for job in jobs if job.phase == "Queued"), key=lambda job: (-job.priority, job.seq))
+    if positions is None:
+        positions = {job.seq: position for position, job in enumerate(queue, start=1)}
     waiting: dict[str, list[dict[str, Any]]] = {}
     holding: dict[str, list[dict[str, Any]]] = {}
-    for position, job in enumerate(queue, start=1):
-        if caller.role_in(job.project) is not None:
-            waiting.setdefault(job.project, []).append(_waiting(job, position))
+    for job in queue:
+        if caller.role_in(job.project) is not None and job.seq in positions:
+            waiting.setdefault(job.project, []).append(_waiting(job, positions[job.seq]))
     for job in jobs:
         if job.nodes and caller.role_in(job.project) is not None:
             holding.setdefault(job.project, []).append(_holding(job))
@@ -65,7 +72,7 @@ def queue_documents(
         gpus = sum(each["gpus"] for each in held)
         found = {"waiting": waiting.get(project, []), "holding": held, "gpus": gpus, "gangs": len(held)}
         items.append({"project": project, **found, "quota": quota})
-    return len(queue), items
+    return len(positions), items
 
 
 def _waiting(job: LiveJob, position: int) -> dict[str, Any]:
