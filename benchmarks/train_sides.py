@@ -81,7 +81,7 @@ def main() -> None:
     elif side == "transformers.Trainer":
         _trainer(gate, order, method)
     elif order["task"] == "dpo":
-        _trl_dpo(gate, order, method)
+        _trl_dpo(gate, order, method, sharded=side.endswith("fsdp"))
     else:
         _trl(gate, order, method)
 
@@ -415,7 +415,22 @@ def _trl(gate: Gate, order: dict[str, Any], method: str) -> None:
     trainer.train()
 
 
-def _trl_dpo(gate: Gate, order: dict[str, Any], method: str) -> None:
+def _let_accelerate_shard_on_a_cpu() -> None:
+    """accelerate takes an FSDP plugin on every kind of accelerator and drops it on a CPU, where FSDP2 works as well."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType
+
+    plain = AcceleratorState.__init__
+
+    def with_plugin(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        plain(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is not None:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+
+    AcceleratorState.__init__ = with_plugin
+
+
+def _trl_dpo(gate: Gate, order: dict[str, Any], method: str, sharded: bool) -> None:
     from datasets import load_dataset
     from transformers import AutoTokenizer
     from transformers.utils import logging
@@ -424,8 +439,13 @@ def _trl_dpo(gate: Gate, order: dict[str, Any], method: str) -> None:
     gate.libraries = _import_transformers(method)
     logging.set_verbosity_error()
     tokens: list[int] = []
-    whole = method == "full"
-    arguments = DPOConfig(**_arguments(order), max_length=order["sequence_length"], precompute_ref_log_probs=whole)
+    whole, sharding = method == "full", {}
+    if sharded:
+        _let_accelerate_shard_on_a_cpu()
+        sharding = {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True}}
+    arguments = DPOConfig(
+        **_arguments(order), **sharding, max_length=order["sequence_length"], precompute_ref_log_probs=whole
+    )
     trainer = DPOTrainer(
         model=_model(order, with_adapter=False),
         args=arguments,
