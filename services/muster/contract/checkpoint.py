@@ -182,6 +182,7 @@ class RunState(Record):
     # Which weights a second model has (address, revision, checksums), by what it is; None: there is none.
     teacher: dict[str, Any] | None = None
     reward_model: dict[str, Any] | None = None
+    reference_model: dict[str, Any] | None = None
 
 
 class Commit(Record):

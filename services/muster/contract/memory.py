@@ -38,7 +38,7 @@ class Need:
     logits: int
     buffers: int  # gathered or cast weights, and gradients on their way between ranks
     framework: int  # what a rank takes before it has a tensor
-    second_model: int = 0  # a teacher or a reward model, which only computes forward
+    second_model: int = 0  # teacher, reward model and reference, which only compute forward
     host: int = 0  # of the host's memory beside the device's: the optimizer's state, where it is offloaded
 
     @property
@@ -106,20 +106,23 @@ def estimate(
         logits=fullest.logits,
         buffers=fullest.buffers,
         framework=FRAMEWORK_BYTES[device],
-        second_model=0 if size.second is None else _second_model(size.second, training, shard, parts),
+        second_model=_second_models(size.second, training, shard, parts),
         host=state if offloaded else 0,
     )
 
 
-def _second_model(size: ModelSize, training: TrainingConfig, shard: Shard, parts: int) -> int:
-    """A model that computes forward, in the activations' dtype: its part of the weights, those that are gathered, and
-    what one layer makes of a batch. A teacher's head is used beside the student's, chunk by chunk; a reward
-    model's has one row."""
-    width = _width(training)
-    layer = (size.parameters - size.root_group) // size.layers
-    gathered = 0 if shard == "ddp" else min(size.parameters, size.root_group + size.largest_group + layer)
-    hidden = (6 * size.dim + 3 * size.ffn_dim) * _tokens(training)
-    return width * (-(-size.parameters // parts) + gathered + hidden)
+def _second_models(sizes: tuple[ModelSize, ...], training: TrainingConfig, shard: Shard, parts: int) -> int:
+    """Models that compute forward, one after the other, in the activations' dtype: their parts of the weights, those
+    that are gathered, of which the root group stays, and what one layer makes of a batch. A teacher's head is used
+    beside the student's, chunk by chunk; a reward model's has one row."""
+    held, passing = 0, [0]
+    for size in sizes:
+        layer = (size.parameters - size.root_group) // size.layers
+        root = 0 if shard == "ddp" else size.root_group
+        gathered = 0 if shard == "ddp" else min(size.parameters - root, size.largest_group + layer)
+        held += -(-size.parameters // parts) + root
+        passing.append(gathered + (6 * size.dim + 3 * size.ffn_dim) * _tokens(training))
+    return _width(training) * (held + max(passing))
 
 
 def weight_bytes(training: TrainingConfig) -> int:

@@ -45,7 +45,9 @@ class ModelSize:
     adapted: int = 0  # outputs per token and layer of the matrices that have an adapter
     summed: int = 0  # weights of a layer that are made anew in each pass, with their adapter's product added
     eight_bit_moments: int = 0  # bytes of both moments of what is trained, in eight bits where its rows allow that
-    second: ModelSize | None = None  # a second model, which only computes forward; none of the numbers above count it
+    second: tuple[
+        ModelSize, ...
+    ] = ()  # second models, which only compute forward; none of the numbers above count them
 
     @property
     def frozen_total(self) -> int:

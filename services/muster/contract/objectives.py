@@ -153,7 +153,8 @@ class Grpo(Spec):
     epsilon_high: Annotated[float, Field(gt=0, le=100)] | None = None
     """The same upwards; left out, epsilon."""
     beta: Weight = 0.0
-    """The weight of the divergence from the model without its adapter, per token."""
+    """The weight of the divergence from the reference, per token: from the model without its adapter; of a whole model,
+    from what it started from, which is then a second model that computes forward only."""
     iterations: Annotated[int, Field(gt=0, le=64)] = 1
     """Updates of the weights by the answers of each step."""
     mask_truncated: bool = False

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from muster.contract.address import AddressError, parse_address
 from muster.contract.base import Many, Problem, Spec
-from muster.contract.commits_read import commits_read, second_model
+from muster.contract.commits_read import REFERENCE, commits_read, second_models
 from muster.contract.fields import FolderAddress, KmsKey, Positive, Text
 from muster.contract.gang import NODES_MAX
 from muster.contract.names import FILE_ID
@@ -153,10 +153,13 @@ def _endpoint_problems(spec: JobSpec, limits: ProjectLimits, project: str) -> It
 def read_addresses(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Every address that the job reads, with its path; what needs no permission is left out."""
     training = spec.training
-    beside = second_model(training)
     named = [
         ("training.model.source", training.model.source),
-        *(() if beside is None else ((f"training.{beside[0]}.source", beside[1].source),)),
+        *(
+            (f"training.{path}.source", second.source)
+            for path, second in second_models(training).items()
+            if path != REFERENCE  # which is named already
+        ),
         *((f"training.{path}.uri", origin.uri) for path, origin in commits_read(training).items()),
         ("training.data.tokenizer", training.data.tokenizer if training.data.tokenizer != "bytes" else None),
         ("training.data.chatTemplate", training.data.chat_template),

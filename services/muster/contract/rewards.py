@@ -33,10 +33,10 @@ def must_fit_rewards(training: TrainingConfig) -> None:
             "task grpo rewards what the model says already, and a new model says nothing; start from another "
             "job's commit (model.from) or a model's folder (model.source)"
         )
-    if training.grpo.beta and training.adapter is None:
+    if training.grpo.beta and training.adapter is None and training.data.add_tokens:
         raise ValueError(
-            "grpo.beta holds the model against itself without its adapter, and there is none: give an adapter, or "
-            "leave beta 0"
+            "grpo.beta holds a whole model against the one that it started from, which knows nothing of the tokens of "
+            "data.addTokens: teach them first, by a job of task sft, and start from its commit; or give an adapter"
         )
     for what, given in (
         ("labelSmoothing", training.label_smoothing),

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muster.contract import flops
-from muster.contract.commits_read import second_model
+from muster.contract.commits_read import second_models
 from muster.contract.model_size import ModelSize
 from muster.contract.training import TrainingConfig
 
@@ -67,7 +67,7 @@ def setup_of(training: TrainingConfig) -> str:
     adapter = f"{beside.kind}:{beside.rank}:{','.join(targets)}" if beside else "whole"
     how = training.parallel
     parts = (origin, adapter, training.precision, training.data.sequence_length, how.activation_checkpointing)
-    beside_it = () if (second := second_model(training)) is None else (second[1].words,)
+    beside_it = (second.words for second in second_models(training).values())
     return "|".join(map(str, (*parts, how.compile, *beside_it)))
 
 

@@ -12,9 +12,10 @@ from muster.contract.address import hub_path, parse_address
 from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, UserError, parse
 from muster.contract.checkpoint import ITEM_BYTES, Commit, commit_key
-from muster.contract.commits_read import second_model
+from muster.contract.commits_read import second_models
 from muster.contract.model_config import FromCommit
 from muster.contract.model_size import ModelSize, decoder_size, dimensions_of, position_limit, size_of
+from muster.contract.second_model import SecondModel
 from muster.contract.training import TrainingConfig
 from muster.storage.commits import COMMIT_BYTES_MAX, InvalidCommit, parse_commit
 from muster.storage.listing import steps_in
@@ -36,19 +37,18 @@ class ModelFacts:
 
 
 def model_facts(training: TrainingConfig) -> ModelFacts:
-    """Of the model that a job starts from, and of its second one. Raises UserError where it can't be trained,
+    """Of the model that a job starts from, and of its second ones. Raises UserError where it can't be trained,
     StorageError where it can't be read now; both name the place."""
     found = _own_facts(training)
-    beside = second_model(training)
-    if beside is None:
-        return found
-    _, second = beside
+    beside = tuple(_second_size(second) for second in second_models(training).values())
+    return replace(found, size=replace(found.size, second=beside))
+
+
+def _second_size(second: SecondModel) -> ModelSize:
     if second.source is not None:
-        size = _of_folder(second.source, _PLAIN).size
-    else:
-        assert second.from_ is not None, "a second model is a folder or a commit"
-        size = _of_commit(second.from_, _PLAIN).size
-    return replace(found, size=replace(found.size, second=size))
+        return _of_folder(second.source, _PLAIN).size
+    assert second.from_ is not None, "a second model is a folder or a commit"
+    return _of_commit(second.from_, _PLAIN).size
 
 
 def _own_facts(training: TrainingConfig) -> ModelFacts:

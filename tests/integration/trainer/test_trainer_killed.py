@@ -12,9 +12,9 @@ from tests.integration.trainer.gangs import Job, Part, train_many
 from tests.integration.trainer.test_trainer_lora import tuned, write_chat
 from tests.integration.trainer.test_trainer_preferences import computed, learning, write_pairs
 from tests.integration.trainer.test_trainer_rollouts import learning as answering
+from tests.integration.trainer.test_trainer_rollouts import scorer_in
 
 from muster.contract.names import ExitCode
-from muster.trainer.models.scoring import ScoreHead
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
@@ -43,17 +43,13 @@ def taught(root: Path, name: str, base: Job, changes: dict[str, Any]) -> Job:
 
 
 def rewarded(root: Path, name: str, base: Job, changes: dict[str, Any]) -> Job:
-    grpo = {"grpo": {"beta": 0.05}} if changes else {}
-    return answering(root, name, base, **GIVEN, **grpo, **changes)
+    """Held against what it started from: a second model, or itself without its adapter."""
+    return answering(root, name, base, **GIVEN, grpo={"beta": 0.05}, **changes)
 
 
 def judged(root: Path, name: str, base: Job, changes: dict[str, Any]) -> Job:
     """A reward model judges beside the verifiers, read by its address."""
-    judge = Job(root / "judge", {}, uid="judge")
-    if not judge.commits():
-        write_base(judge, ScoreHead(1, 258))
-    scorer = {"from": {"uri": f"file://{judge.folder}", "step": "last"}, "weight": 0.5}
-    return answering(root, name, base, **GIVEN, grpo={"rewardModel": scorer}, **changes)
+    return answering(root, name, base, **GIVEN, grpo={"rewardModel": scorer_in(root)}, **changes)
 
 
 TASKS: dict[str, MakeJob] = {

@@ -10,6 +10,7 @@ from tests.integration.trainer.gangs import Job, Part, samples, train_many, trai
 from tests.integration.trainer.test_trainer_preferences import computed
 
 from muster.contract.names import ExitCode
+from muster.trainer.models.scoring import ScoreHead
 
 # Real ranks on a machine that may be busy with others: the bound is for broken code only.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
@@ -46,6 +47,14 @@ def learning(root: Path, name: str, base: Job, **changes: Any) -> Job:
     return Job(root / name, document | changes, uid=name)
 
 
+def scorer_in(root: Path) -> dict[str, Any]:
+    """grpo.rewardModel: a commit of a job of task reward in this folder."""
+    judge = Job(root / "judge", {}, uid="judge")
+    if not judge.commits():
+        write_base(judge, ScoreHead(1, 258))
+    return {"from": {"uri": f"file://{judge.folder}", "step": "last"}, "weight": 0.5}
+
+
 @pytest.mark.parametrize("shard", ["ddp", "fsdp"])
 def test_rewards_are_learnt_and_go_on_bit_for_bit(tmp_path: Path, shard: str) -> None:
     base = Job(tmp_path / "base", {}, uid="base")
@@ -73,11 +82,14 @@ def test_rewards_are_learnt_and_go_on_bit_for_bit(tmp_path: Path, shard: str) ->
     assert apart.steps(1)[-1].values["kl"] > 0
 
 
-@pytest.mark.parametrize("changes", [{}, {"adapter": LORA, "grpo": {"beta": 0.05}}], ids=["full", "adapter"])
+@pytest.mark.parametrize("changes", [{}, {"adapter": LORA}], ids=["full", "adapter"])
 def test_two_ranks_then_one_then_two_answer_every_prompt_once(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """With all that a job can have beside its own model: a reward model, and what a whole one is held against."""
     base = Job(tmp_path / "base", {}, uid="base")
     write_base(base)
-    calm, job = (learning(tmp_path, name, base, parallel={"shard": "fsdp"}, **changes) for name in ("calm", "job"))
+    grpo = {"beta": 0.05, "rewardModel": scorer_in(tmp_path)}
+    given: dict[str, Any] = {"parallel": {"shard": "fsdp"}, "grpo": grpo, **changes}
+    calm, job = (learning(tmp_path, name, base, **given) for name in ("calm", "job"))
     stops = [ExitCode.PREEMPTED_COMMITTED]
     assert train_many(tmp_path, 2, [Part(job, 1, 0, stop_after=4)]) == stops
     assert train_many(tmp_path, 1, [Part(calm), Part(job, 2, 4, stop_after=8)]) == [ExitCode.DONE, *stops]
@@ -86,3 +98,7 @@ def test_two_ranks_then_one_then_two_answer_every_prompt_once(tmp_path: Path, ch
     assert found == samples(calm, 1, ranks=1, micro_batch=1)
     ids = [sample for step in range(1, STEPS + 1) for sample in found[step]]
     assert len(ids) == STEPS * 4 == len(set(ids))
+    values = [step.values for step in job.steps(1, 2, 3)]
+    assert all(each["kl"] > 0 and each["rewards/reward_model"] for each in values)
+    # Later steps part: an answer that is another by rounding is learnt from as well.
+    assert values[0] == pytest.approx(calm.steps(1)[0].values, rel=1e-3)

@@ -17,7 +17,7 @@ from torch import Tensor
 from muster.contract import fitting
 from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, parse
-from muster.contract.commits_read import commits_read, with_folder
+from muster.contract.commits_read import TEACHER, commits_read, with_folder
 from muster.contract.memory import estimate
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import Keep
@@ -34,7 +34,7 @@ from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.distillation import TeacherPredictions
 from muster.trainer.models.head import LogitTransform, cross_entropy
 from muster.trainer.train.origin import Origin, fresh_origin
-from muster.trainer.train.second_model import LoadedSecond, find_second_model
+from muster.trainer.train.second_model import LoadedSecond, find_second_models
 from muster.trainer.train.tasks.choice import objective_of
 from muster.trainer.train.tasks.objective import Totals, means
 
@@ -78,9 +78,8 @@ def committed(folder: Path) -> dict[str, Any]:
 
 def built(training: TrainingConfig) -> tuple[Origin, LoadedSecond]:
     origin = fresh_origin(training)
-    found = find_second_model(training, origin)
-    assert found is not None
-    layout = sharding.plan(origin.model, training, RANKS, 1 << 34, CPU, found.model.size())
+    (found,) = find_second_models(training, origin).values()
+    layout = sharding.plan(origin.model, training, RANKS, 1 << 34, CPU, (found.model.size(),))
     return origin, LoadedSecond.load(found, training, layout, CPU)
 
 
@@ -131,7 +130,7 @@ def test_a_batch_is_learnt_from_its_tokens_and_from_the_teacher(tmp_path: Path) 
     sample.labels[:] = -100
     sample.labels[5:19] = sample.tokens[6:20]
     batch = Batch.of([sample, sample], unscored=1)
-    objective = objective_of(training, taught.model)
+    objective = objective_of(training, {TEACHER: taught.model})
     losses = objective.loss(student, batch)
     totals = Totals(objective.names, CPU)
     totals.add(losses)
@@ -167,8 +166,8 @@ def test_a_folder_teaches_and_its_files_are_held_to_their_checksums(tmp_path: Pa
     with pytest.raises(UserError, match=f"the bytes of {name}"):
         taught.must_be({"teacher": taught.described | {"crc32": {name: "00000000"}}})
     size = model_facts(training).size
-    assert size.second is not None
-    assert size.second.parameters == sum(p.numel() for p in taught.model.module.parameters())
+    (teacher,) = size.second
+    assert teacher.parameters == sum(p.numel() for p in taught.model.module.parameters())
 
 
 def test_a_teacher_that_can_not_teach_is_refused(tmp_path: Path) -> None:
@@ -192,7 +191,7 @@ def test_a_teacher_that_can_not_teach_is_refused(tmp_path: Path) -> None:
 def test_the_teacher_is_planned_for() -> None:
     training = config({"source": "file:///x"})
     student, teacher = decoder_size(SHAPE, None), decoder_size(LARGER, None)
-    both = replace(student, second=teacher)
+    both = replace(student, second=(teacher,))
     alone, beside = (estimate(size, training, "ddp", 1, 1) for size in (student, both))
     assert beside.total - alone.total == beside.second_model >= 4 * teacher.parameters
     sharded = estimate(both, training, "fsdp", 8, 1)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,14 +37,16 @@ CPU = torch.device("cpu")
 # Prompts with their answers: two of each pair's sides, of different lengths.
 ROWS = [(prompt, answer) for prompt, *sides in PAIRS[:2] for answer in sides]
 ADVANTAGES = [0.7, -0.7, -1.2, 0.4]
+DATA = {"train": [{"source": "x", "format": "prompt-completion"}], "sequenceLength": 32}
 
 
 def config(**settings: Any) -> TrainingConfig:
-    top = {name: settings.pop(name) for name in ("parallel", "labelSmoothing") if name in settings}
+    apart = ("adapter", "data", "labelSmoothing", "model", "parallel")
+    top = {name: settings.pop(name) for name in apart if name in settings}
     document = {
         "task": "grpo",
         "model": {"from": {"uri": "file:///base"}},
-        "data": {"train": [{"source": "x", "format": "prompt-completion"}], "sequenceLength": 32},
+        "data": DATA,
         "batch": {"tokensPerStep": 32 * 8, "microBatch": 2},
         "length": {"steps": 1},
         "grpo": {"verifiers": [{"exactMatch": {}}], "completions": 4, "maxTokens": 6, **settings},
@@ -112,18 +115,6 @@ def trl(policy: Any, before: Any, reference: Any, folder: Path, **settings: Any)
     return loss.detach(), {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
 
 
-class AgainstAnother(GrpoObjective):
-    """With the reference that TRL is given; that it is the model without its adapter is tested apart."""
-
-    def __init__(self, given: Any, reference: Any) -> None:
-        super().__init__(given)
-        self.other = reference
-
-    @torch.no_grad()
-    def _reference(self, model: Any, batch: Batch) -> Tensor:
-        return -cross_entropies(self.other, batch, batch.labels, self.config.temperature)
-
-
 @pytest.mark.parametrize(
     ("loss", "beta", "updated", "temperature"),
     [
@@ -148,7 +139,8 @@ def test_losses_and_their_gradients_are_those_of_trl(
     ours, other = (with_our_forward(copy.deepcopy(each), "none", "positions") for each in (policy, reference))
     with torch.no_grad():
         known = -cross_entropies(other, rollout(), rollout().labels, temperature) if updated else None
-    objective = AgainstAnother(given, other)
+    beside: Any = SimpleNamespace(module=other.eval())  # as a ForwardModel has it
+    objective = GrpoObjective(given, beside)
     losses = objective.loss(ours, rollout(known))
     found = losses.sum / losses.count
     found.backward()  # type: ignore[no-untyped-call]
@@ -316,7 +308,10 @@ def test_rewards_that_never_vary_are_said() -> None:
         ({"completions": 3}, "= 8 answers does not divide into prompts of grpo.completions 3 answers"),
         ({"completions": 1}, "grpo.completions: must be at least 2"),
         ({"maxTokens": 32}, "leaves no room for a prompt in data.sequenceLength 32"),
-        ({"beta": 0.1}, "grpo.beta holds the model against itself without its adapter"),
+        (
+            {"beta": 0.1, "model": {"source": "file:///base"}, "data": DATA | {"addTokens": ["<a>"]}},
+            "grpo.beta holds a whole model against the one that it started from, which knows nothing of the tokens of",
+        ),
         ({"verifiers": []}, "nothing rewards the answers: give verifiers, rewardModel or both"),
         ({"parallel": {"compile": True}}, "can't do so with parallel.compile"),
         ({"labelSmoothing": 0.1}, "can't do so with labelSmoothing"),

@@ -13,7 +13,7 @@ from tests.unit.trainer.test_trainer_grpo import CPU, config
 
 from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, dump
-from muster.contract.commits_read import commits_read, second_model, with_folder
+from muster.contract.commits_read import REWARD_MODEL, commits_read, second_models, with_folder
 from muster.contract.memory import estimate
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import Keep
@@ -30,7 +30,7 @@ from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.scoring import ScoreHead
 from muster.trainer.train.origin import fresh_origin
 from muster.trainer.train.reward_model import RewardScores
-from muster.trainer.train.second_model import LoadedSecond, find_second_model
+from muster.trainer.train.second_model import LoadedSecond, find_second_models
 from muster.trainer.train.writing import Written
 
 SHAPE = Architecture(dim=24, layers=2, heads=2, kv_heads=2, ffn_dim=32, vocab_size=260, max_positions=64)
@@ -38,11 +38,11 @@ RANKS = Ranks(rank=0, world=1, local_rank=0, local_world=1)
 SAID = [("Hello, I am Ada.", "Hello Ada!"), ("2 + 2?", "4"), ("a", "It depends, é.")]
 
 
-def committed(folder: Path, scores: ScoreHead | None = None) -> dict[str, Any]:
+def committed(folder: Path, scores: ScoreHead | None = None, step: int = 5, seed: int = 9) -> dict[str, Any]:
     """A job's commit, of task reward where it scores."""
     definition = DecoderModel(SHAPE, scores=scores)
     model = definition.build(torch.float32, "none")
-    definition.fill(model, CPU, 9, True)
+    definition.fill(model, CPU, seed, True)
     about = replace(
         identity(folder.as_uri()),
         architecture=definition.describe(),
@@ -51,8 +51,8 @@ def committed(folder: Path, scores: ScoreHead | None = None) -> dict[str, Any]:
     )
     saving = Saver(about, Keep(), {})
     try:
-        saving.save(state(model, torch.optim.AdamW(model.parameters()), 5))
-        assert outcomes(saving) == [(5, True, None)]
+        saving.save(state(model, torch.optim.AdamW(model.parameters()), step))
+        assert outcomes(saving) == [(step, True, None)]
     finally:
         saving.close()
     return {"uri": folder.as_uri(), "step": "last"}
@@ -65,9 +65,8 @@ def training(policy: dict[str, Any], scorer: dict[str, Any], **settings: Any) ->
 
 def loaded(given: TrainingConfig) -> LoadedSecond:
     origin = fresh_origin(given)
-    found = find_second_model(given, origin)
-    assert found is not None
-    layout = sharding.plan(origin.model, given, RANKS, 1 << 34, CPU, found.model.size())
+    (found,) = find_second_models(given, origin).values()
+    layout = sharding.plan(origin.model, given, RANKS, 1 << 34, CPU, (found.model.size(),))
     return LoadedSecond.load(found, given, layout, CPU)
 
 
@@ -147,10 +146,10 @@ def test_the_platform_knows_of_it() -> None:
     assert given.grpo.rewards == ("reward_model",)
     assert list(commits_read(given)) == ["model.from", "grpo.rewardModel.from"]
     resolved = with_folder(given, "grpo.rewardModel.from", "file:///judge/uid")
-    found = second_model(resolved)
-    assert found is not None
-    assert (found[0], found[1].words) == ("grpo.rewardModel", "file:///judge/uid step 7")
+    assert {path: each.words for path, each in second_models(resolved).items()} == {
+        REWARD_MODEL: "file:///judge/uid step 7"
+    }
     assert dump(resolved)["grpo"]["rewardModel"]["weight"] == 0.5
     policy, judge = decoder_size(SHAPE, None), decoder_size(SHAPE, None, scores=1)
-    alone, beside = (estimate(size, given, "ddp", 1, 1) for size in (policy, replace(policy, second=judge)))
+    alone, beside = (estimate(size, given, "ddp", 1, 1) for size in (policy, replace(policy, second=(judge,))))
     assert beside.total - alone.total == beside.second_model >= 4 * judge.parameters

@@ -126,9 +126,9 @@ def plan(
     ranks: Ranks,
     capacity: int,
     device: torch.device = torch.device("cpu"),
-    second: ModelSize | None = None,
+    second: tuple[ModelSize, ...] = (),
 ) -> Layout:
-    """Decide the sharding, of a model and of a second one that only computes forward.
+    """Decide the sharding, of a model and of second ones that only compute forward.
 
     Raises UserError for an impossible hsdp, OutOfMemory when `auto` finds nothing that fits.
     """

@@ -107,7 +107,7 @@ def rollouts(
     ranks: Ranks,
     data: Data,
     model: sharding.ParallelModel,
-    second: LoadedSecond | None,
+    scorer: LoadedSecond | None,
 ) -> Rollouts | None:
     """None where the task does not answer while it trains."""
     if run.training.grpo is None:
@@ -115,7 +115,7 @@ def rollouts(
     tokenizer = origin.tokenizer
     writer = Writer(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
     scoring = Scoring(run.training.grpo.verifiers, tokenizer)
-    judge = None if second is None else RewardScores(second.model, tokenizer, run.training.batch.micro_batch)
+    judge = None if scorer is None else RewardScores(scorer.model, tokenizer, run.training.batch.micro_batch)
     return Rollouts(run.training, data.train, scoring, model.module, writer, tokenizer.eos, judge)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
 from muster.contract import fitting
 from muster.contract.checkpoint import DataCursor
+from muster.contract.commits_read import REWARD_MODEL
 from muster.contract.memory import gib
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord, TrainerPhase
@@ -35,7 +37,7 @@ from muster.trainer.train.records import StepReporter, say
 from muster.trainer.train.reduction import Requests, all_reduce_sum
 from muster.trainer.train.reference import compute_reference, read_reference
 from muster.trainer.train.schedule import total_steps
-from muster.trainer.train.second_model import LoadedSecond, SecondOrigin, find_second_model
+from muster.trainer.train.second_model import LoadedSecond, SecondOrigin, find_second_models
 from muster.trainer.train.step import TrainStep
 from muster.trainer.train.trials import report_verdict, trial_of
 
@@ -63,8 +65,8 @@ def train(run: Run, ranks: Ranks, rank_state: RankState) -> int:
         if ranks.rank == 0:
             keep_report(run.folder, data, origin.tokenizer)
     capacity = sharding.capacity(device, ranks)
-    second = find_second_model(run.training, origin)
-    beside = None if second is None else second.model.size()
+    second = find_second_models(run.training, origin)
+    beside = tuple(each.model.size() for each in second.values())
     layout = sharding.plan(origin.model, run.training, ranks, capacity, device, beside)
     host = sharding.host_of(origin.model, capacity, device)
     size, count = replace(origin.model.size(), second=beside), layout.division.size
@@ -99,7 +101,7 @@ class Trainer:
         data: Data,
         device: torch.device,
         layout: sharding.Layout,
-        second: SecondOrigin | None = None,
+        second: Mapping[str, SecondOrigin] | None = None,
     ) -> None:
         config = run.training
         self.run, self.ranks, self.rank_state, self.data, self.origin = run, ranks, rank_state, data, origin
@@ -113,8 +115,8 @@ class Trainer:
         fresh = origin.resume is None and origin.weights is None
         values = fresh or config.adapter is not None or config.scores is not None
         model = sharding.ParallelModel(origin.model, config, layout, ranks, device, values)
-        loaded = None if second is None else LoadedSecond.load(second, config, layout, device)
-        rollouts = assembly.rollouts(run, origin, ranks, data, model, loaded)
+        loaded = {path: LoadedSecond.load(each, config, layout, device) for path, each in (second or {}).items()}
+        rollouts = assembly.rollouts(run, origin, ranks, data, model, loaded.get(REWARD_MODEL))
         self.step = TrainStep(config, self.progress.steps, model, ranks, rank_state, loaded, rollouts)
         self.best = Best.of(config.evaluation)
         self.reference: str | None = None  # the digest of what the reference model says of the data
@@ -174,8 +176,8 @@ class Trainer:
         check = functools.partial(randomness.must_be_restorable, rank=self.ranks.rank, world=self.ranks.world)
         commit = resume(self.run.folder, self.origin.resume.step, module, self.step.optimizer, say, check)
         must_be_the_same_data(commit.state.get("data"), self.data.fingerprint, commit.step)
-        if self.step.second is not None:
-            self.step.second.must_be(commit.state)
+        for second in self.step.second.values():
+            second.must_be(commit.state)
         self.reference = commit.state.get("reference")
         if self.reference is not None:
             read_reference(self.reference, self.data, self.run.folder)
@@ -222,7 +224,7 @@ class Trainer:
                 "best": self.best.state(),
                 "data": self.data.fingerprint,
                 **({} if self.reference is None else {"reference": self.reference}),
-                **({} if self.step.second is None else self.step.second.state),
+                **{key: told for second in self.step.second.values() for key, told in second.state.items()},
             },
             rng=randomness.state(),
             metrics={"loss": record.loss} | record.values | evaluated,

@@ -1,4 +1,5 @@
-"""Where a teacher or a reward model comes from, what speaks against it, and that a resumed job has the same one."""
+"""Where a teacher, a reward model or a reference comes from, what speaks against it, and that a resumed job has the
+same one."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Any
 import torch
 
 from muster.contract.checkpoint import Commit, seal_of
-from muster.contract.commits_read import second_model
+from muster.contract.commits_read import REFERENCE, REWARD_MODEL, second_models
 from muster.contract.model_config import FromCommit
+from muster.contract.second_model import SecondModel
 from muster.contract.training import TrainingConfig
 from muster.storage.errors import Refused
 from muster.storage.model_folder import open_folder
@@ -87,31 +89,39 @@ class LoadedSecond:
         return UserError(CHANGED.format(field=self.field, words=self.words, what=what))
 
 
-def find_second_model(training: TrainingConfig, origin: Origin) -> SecondOrigin | None:
-    """The second model of a job; None where it has none.
+def find_second_models(training: TrainingConfig, origin: Origin) -> dict[str, SecondOrigin]:
+    """The second models of a job, by the paths of their fields.
 
     `origin` is what the job begins with: a resumed one has the step of the commit that it had before. Raises UserError
     for a model that can't serve it, before a weight is read.
     """
-    beside = second_model(training)
-    if beside is None:
-        return None
-    field, given = beside
-    scores = training.distillation is None
+    return {field: _found(field, given, training, origin) for field, given in second_models(training).items()}
+
+
+def _found(field: str, given: SecondModel, training: TrainingConfig, origin: Origin) -> SecondOrigin:
+    scores = field == REWARD_MODEL
     if given.source is not None:
         read = final_errors_are_the_users(f"{field}.source")(_of_folder)
         found, own = read(field, given.source, training, scores)
     else:
         assert given.from_ is not None, "a second model is a folder or a commit"
-        before = origin.resume.state.get(_key(field)) if origin.resume is not None else None
-        found, own = _of_commit(field, given.words, given.from_, before)
+        found, own = _of_commit(field, given.words, given.from_, _step(field, origin))
     (_must_score if scores else _must_predict)(found, training, origin)
     _must_fit(found, own, training, origin)
     return found
 
 
+def _step(field: str, origin: Origin) -> int | None:
+    """The step of the commit that a second model is to be of; None: of the one that its field names."""
+    if origin.resume is not None:
+        step: int | None = (origin.resume.state.get(_key(field)) or {}).get("step")
+        return step
+    return origin.weights[1] if field == REFERENCE and origin.weights is not None else None
+
+
 def _key(field: str) -> str:
-    return field.rpartition(".")[2]
+    """By which a commit's state tells of it."""
+    return "referenceModel" if field == REFERENCE else field.rpartition(".")[2]
 
 
 def _of_folder(field: str, source: str, training: TrainingConfig, scores: bool) -> tuple[SecondOrigin, Tokenizer]:
@@ -130,16 +140,14 @@ def _of_folder(field: str, source: str, training: TrainingConfig, scores: bool) 
     return SecondOrigin(field, source, transformers_model.from_folder(folder, None, scores=head)), own
 
 
-def _of_commit(
-    field: str, words: str, source: FromCommit, before: dict[str, Any] | None
-) -> tuple[SecondOrigin, Tokenizer]:
+def _of_commit(field: str, words: str, source: FromCommit, step: int | None) -> tuple[SecondOrigin, Tokenizer]:
     if source.uri is None:
         raise UserError(
             f"{field}.from.job {source.job!r} was not resolved to a checkpoint folder: submit through the API, or give "
             "uri"
         )
     try:
-        commit = read_commit(source.uri, before["step"] if before and "step" in before else source.step)
+        commit = read_commit(source.uri, source.step if step is None else step)
     except (DamagedCommit, GoneCommit, Refused) as error:
         raise UserError(f"{field}.from: {error}") from error
     adapter_of(commit)  # one that is not known here is told now

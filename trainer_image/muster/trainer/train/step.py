@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +67,13 @@ class TrainStep:
         model: ParallelModel,
         ranks: Ranks,
         rank_state: RankState,
-        second: LoadedSecond | None = None,
+        second: Mapping[str, LoadedSecond] | None = None,
         rollouts: Rollouts | None = None,
     ) -> None:
         self.model, self.steps, self.rollouts = model, steps, rollouts
         self.optimizer = make_optimizer(model.module, config.optimizer, config.seed)
-        self.second = second
-        self.objective = objective_of(config, second.model if second is not None else None)
+        self.second = second or {}  # second models, by the paths of their fields
+        self.objective = objective_of(config, {path: each.model for path, each in self.second.items()})
         self.guard = LossSpikeGuard(spikes=rollouts is None)
         self.last_seconds = 0.0
         self._config, self._ranks, self._rank_state = config, ranks, rank_state

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
+from muster.contract.commits_read import REFERENCE, TEACHER
 from muster.contract.objectives import Task
 from muster.contract.training import TrainingConfig
 from muster.trainer.models.forward_model import ForwardModel
@@ -13,6 +15,7 @@ from muster.trainer.train.tasks import dpo, grpo, kto, next_token, orpo, reward,
 from muster.trainer.train.tasks.distilled import Distilled
 from muster.trainer.train.tasks.objective import Objective
 
+# Of every task but grpo, which may ask for a second model.
 MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
     "pretrain": next_token.make_objective,
     "sft": next_token.make_objective,
@@ -21,13 +24,14 @@ MAKERS: Final[dict[Task, Callable[[TrainingConfig], Objective]]] = {
     "simpo": simpo.make_objective,
     "kto": kto.make_objective,
     "reward": reward.make_objective,
-    "grpo": grpo.make_objective,
 }
 
 
-def objective_of(training: TrainingConfig, beside: ForwardModel | None = None) -> Objective:
-    """The objective of the configuration's task, with the second model that it asks for."""
+def objective_of(training: TrainingConfig, beside: Mapping[str, ForwardModel] = MappingProxyType({})) -> Objective:
+    """The objective of the configuration's task, with the second models that it asks for, by the paths of their
+    fields."""
     if training.distillation is not None:
-        assert beside is not None, "distillation has a teacher"
-        return Distilled(TeacherModel(beside, training.distillation))
+        return Distilled(TeacherModel(beside[TEACHER], training.distillation))
+    if training.grpo is not None:
+        return grpo.GrpoObjective(training.grpo, beside.get(REFERENCE))
     return MAKERS[training.task](training)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from muster.contract.objectives import Grpo
-from muster.contract.training import TrainingConfig
 from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import IGNORED
+from muster.trainer.models.forward_model import ForwardModel
 from muster.trainer.models.lora import adapter_off
 from muster.trainer.train.tasks.answers import cross_entropies
 from muster.trainer.train.tasks.objective import Losses
@@ -25,31 +25,35 @@ TOLD = ("reward", "reward_std", "zero_variance", "finished", "answer_tokens")
 class Rollout(Batch):
     """Rows of a prompt and an answer each, of which the answer is scored. `advantages` are fp32 [B], and `told` fp32
     [B, names] what is reported of them. `before` are the log-probabilities of the tokens, fp32 [B, T], that the model
-    gave them before the first update; None until they are known."""
+    gave them before the first update, and `referred` those of the reference; None until they are known."""
 
-    __slots__ = ("advantages", "before", "counted", "told")
+    __slots__ = ("advantages", "before", "counted", "referred", "told")
 
     def __init__(self, values: Tensor, advantages: Tensor, told: Tensor, counted: Tensor) -> None:
         """`counted` [B] is 1 for each row that is an answer, and 0 for one that only fills the batch."""
         super().__init__(values)
         self.advantages, self.told, self.counted = advantages, told, counted
         self.before: Tensor | None = None
+        self.referred: Tensor | None = None
 
 
 class GrpoObjective:
-    """By how much likelier the better answers of each prompt become."""
+    """By how much likelier the better answers of each prompt become. The reference is the model without its adapter,
+    where no other is given."""
 
     stored_reference = False
 
-    def __init__(self, config: Grpo) -> None:
-        self.config = config
+    def __init__(self, config: Grpo, reference: ForwardModel | None = None) -> None:
+        self.config, self._beside = config, reference
         self.told = (*TOLD, *(f"rewards/{each}" for each in config.rewards))
         self.names = (*self.told, "clip_ratio", *(("kl",) if config.beta else ()))
 
     def loss(self, model: nn.Module, batch: Batch) -> Losses:
         assert isinstance(batch, Rollout), "task grpo learns from what it wrote"
         config = self.config
-        reference = self._reference(model, batch) if config.beta else None
+        if config.beta and batch.referred is None:
+            batch.referred = self._reference(model, batch)
+        reference = batch.referred
         log_probs = -cross_entropies(model, batch, batch.labels, config.temperature)
         if batch.before is None:
             batch.before = log_probs.detach()
@@ -85,7 +89,9 @@ class GrpoObjective:
 
     @torch.no_grad()
     def _reference(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The log-probabilities of the tokens without the adapter, and without dropout."""
+        """The log-probabilities that the reference gives the tokens, without dropout."""
+        if self._beside is not None:
+            return -cross_entropies(self._beside.module, batch, batch.labels, self.config.temperature)
         training = model.training
         model.eval()
         try:
@@ -93,8 +99,3 @@ class GrpoObjective:
                 return -cross_entropies(model, batch, batch.labels, self.config.temperature)
         finally:
             model.train(training)
-
-
-def make_objective(training: TrainingConfig) -> GrpoObjective:
-    assert training.grpo is not None, "task grpo has settings"
-    return GrpoObjective(training.grpo)
