@@ -21,6 +21,18 @@ JOB_VARIABLE = {
     "query": {"query": "muster_operator_job_attempt", "refId": "job"}, "definition": "muster_operator_job_attempt",
     "regex": '/job_name="(?<text>[^"]+)".*job_uid="(?<value>[^"]+)"/',
 }  # fmt: skip
+# Where browsers reach Muster: compose's address, which the chart replaces by api.publicUrl, and people may type over.
+ADDRESS = "http://127.0.0.1:8642"
+ADDRESS_VARIABLE = {
+    "name": "muster", "label": "Muster", "type": "textbox", "query": ADDRESS,
+    "current": {"selected": True, "text": ADDRESS, "value": ADDRESS},
+}  # fmt: skip
+# Prometheus keeps numbers only. A job is searched by its name: its uid in a cluster is not its id in the API.
+JOB_LINK = {
+    "title": "Story, samples and logs", "type": "link", "icon": "external link", "targetBlank": True,
+    "tooltip": "The job in Muster, with the texts that it generated at its evaluations",
+    "url": "${muster}/jobs?q=${job:text}",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -330,6 +342,7 @@ DASHBOARDS = {
 
 
 def dashboard(name: str, title: str, panels: Sequence[Panel]) -> dict[str, Any]:
+    of_job = any("$job" in query for panel in panels for query, _ in panel.queries)
     return {
         "uid": f"muster-{name}",
         "title": title,
@@ -341,9 +354,10 @@ def dashboard(name: str, title: str, panels: Sequence[Panel]) -> dict[str, Any]:
         "templating": {
             "list": [
                 {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
-                *([JOB_VARIABLE] if any("$job" in query for panel in panels for query, _ in panel.queries) else []),
+                *([JOB_VARIABLE, ADDRESS_VARIABLE] if of_job else []),
             ]
         },
+        "links": [JOB_LINK] if of_job else [],
         "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
     }
 

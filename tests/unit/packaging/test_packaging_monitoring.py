@@ -143,5 +143,16 @@ def test_dashboards_are_what_their_script_writes(chart: Chart) -> None:
         assert item["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
+def test_the_dashboard_of_a_job_leads_to_it_in_muster(chart: Chart) -> None:
+    """Prometheus has no texts: the samples that a job generated are shown there."""
+    values = {**MONITORED, "api": {**MONITORED.get("api", {}), "publicUrl": "https://muster.example.com/"}}
+    item = chart.find(values, "ConfigMap", "muster-dashboard-job")
+    shown = json.loads(item["data"]["job.json"])
+    assert [link["url"] for link in shown["links"]] == ["${muster}/jobs?q=${job:text}"]
+    variables = {each["name"]: each for each in shown["templating"]["list"]}
+    assert variables["muster"]["query"] == variables["muster"]["current"]["value"] == "https://muster.example.com"
+    assert "job" in variables
+
+
 def test_the_manual_leads_to_the_runbooks() -> None:
     assert "(runbooks.md)" in (ROOT / "docs" / "operations.md").read_text()
