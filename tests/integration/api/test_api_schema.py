@@ -15,6 +15,8 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.parameters import ParameterLocation
+from schemathesis.generation.meta import CoverageScenario
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -33,6 +35,17 @@ from muster.api.settings import Settings
 from muster.contract.status import Phase
 
 TOKEN = "muster_" + "5c" * 20
+
+
+def wrong_data_is_refused(ctx: Any, response: Any, case: Any) -> bool | None:
+    """schemathesis' own check, but for headers that nobody described: HTTP lets everybody send them."""
+    data = case.meta.phase.data if case.meta is not None else None
+    unknown = getattr(data, "scenario", None) is CoverageScenario.OBJECT_UNEXPECTED_PROPERTIES
+    if unknown and data.parameter_location is ParameterLocation.HEADER:
+        return None
+    return negative_data_rejection(ctx, response, case)
+
+
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 CHECKS = [
     not_a_server_error,
@@ -40,13 +53,15 @@ CHECKS = [
     content_type_conformance,
     response_headers_conformance,
     response_schema_conformance,
-    negative_data_rejection,
+    wrong_data_is_refused,
     unsupported_method,
 ]
 EXAMPLES, EXAMPLES_LONG = 5, 10
 
 schemathesis.serializer.alias("application/offset+octet-stream", "application/octet-stream")  # of tus
 schema = schemathesis.openapi.from_dict(create_app(Settings(state=Path("unused"), auth=True)).openapi())
+# A text that is too long for its field may be too long for the whole body.
+schema.config.checks.negative_data_rejection.expected_statuses.append("413")
 # Thousands of systematically wrong bodies take minutes, and never get as far as the database: once for them is enough.
 random_only = schemathesis.openapi.from_dict(schema.raw_schema)
 random_only.config.phases.coverage.enabled = False

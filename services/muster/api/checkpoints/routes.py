@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
-from starlette.convertors import Convertor, register_url_convertor
 
 from muster.api.audit.repository import Act, record
 from muster.api.auth import Caller, Principal
@@ -19,6 +18,7 @@ from muster.api.jobs.examples import AT, UID
 from muster.api.jobs.routes import JobId, reads, writes
 from muster.api.jobs.submission import folder_of
 from muster.api.openapi import problems, shown
+from muster.api.path_parts import without_action
 from muster.api.services import Services, ServicesDependency
 from muster.api.tables import JobRow
 from muster.contract.address import Address
@@ -34,20 +34,6 @@ from muster.storage.pins import pin, pinned, unpin
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
-
-class _StepOrAlias(Convertor[str]):
-    """A part of a path without an action, so that GET …/120:pin is a method that the pin does not know."""
-
-    regex = "[^/:]+"
-
-    def convert(self, value: str) -> str:
-        return value
-
-    def to_string(self, value: str) -> str:
-        return value
-
-
-register_url_convertor("step_or_word", _StepOrAlias())
 Step = Annotated[int, Path(ge=0, lt=10**18, description="Step of the commit.")]
 
 
@@ -118,7 +104,7 @@ async def list_checkpoints(services: ServicesDependency, caller: Caller, job_id:
 
 
 @router.get(
-    "/{job_id}/checkpoints/{step:step_or_word}",
+    f"/{{job_id}}/checkpoints/{without_action('step')}",
     response_model=CheckpointDetail,
     dependencies=[reads],
     summary="Inspect a checkpoint",

@@ -14,6 +14,7 @@ from muster.api.body import parsed, read_body
 from muster.api.jobs.routes import NO_NUL
 from muster.api.openapi import body, problems, shown
 from muster.api.paging import cursor_of, seq_of
+from muster.api.path_parts import without_action
 from muster.api.projects.routes import ProjectName
 from muster.api.reply import Reply
 from muster.api.services import Services, ServicesDependency
@@ -41,6 +42,7 @@ WebhookName = Annotated[
 ]
 MessageId = Annotated[str, Path(max_length=64, pattern=NO_NUL, description="The message's `webhook-id`.")]
 
+_WEBHOOK = f"/{without_action('name')}"
 _AT = rfc3339(1_795_000_000.0)
 _EXAMPLE: dict[str, Any] = {
     "name": "on-call",
@@ -131,7 +133,7 @@ async def list_webhooks(services: ServicesDependency, caller: Caller, project: P
 
 
 @router.get(
-    "/{name}",
+    _WEBHOOK,
     response_model=Webhook,
     dependencies=[manages],
     summary="Get a webhook",
@@ -147,7 +149,7 @@ async def get_webhook(
 
 
 @router.patch(
-    "/{name}",
+    _WEBHOOK,
     response_model=Webhook,
     dependencies=[manages],
     summary="Change a webhook",
@@ -171,7 +173,7 @@ async def change_webhook(
 
 
 @router.delete(
-    "/{name}",
+    _WEBHOOK,
     status_code=204,
     response_class=Response,
     dependencies=[manages],
