@@ -172,6 +172,18 @@ def test_progress_is_reported_and_a_stale_heartbeat_does_not_take_it_back() -> N
     assert check(stale).status.progress == later.status.progress
 
 
+def test_an_attempt_that_had_no_step_left_to_do_ends_at_the_last_step() -> None:
+    """The one before was killed after its last commit, whose steps nobody had heard of."""
+    seen = running(step=94)
+    done = tuple(exited(i, 0, heartbeats=(beat(1, 100, NOW, rank=i, last_step=None),)) for i in range(2))
+    status = write(replace(seen, workers=done)).status
+    assert status.phase is Phase.SUCCEEDED
+    assert status.progress is not None
+    assert (status.progress.step, status.progress.steps, status.progress.loss) == (100, 100, 2.0)
+    earlier = tuple(exited(i, 0, heartbeats=(beat(1, 80, NOW, rank=i, last_step=None),)) for i in range(2))
+    assert write(replace(seen, workers=earlier)).status.progress == seen.status.progress
+
+
 def test_nothing_is_known_of_the_speed_at_step_0() -> None:
     """`ETA 0s` at step 0: its step took no time, because it is an evaluation."""
     last = beat(1, 9).last_step

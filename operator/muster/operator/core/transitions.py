@@ -87,10 +87,14 @@ def replace_last(attempts: tuple[Attempt, ...], **updates: Any) -> tuple[Attempt
 
 def current_progress(summary: WorkerSummary) -> Progress | None:
     """What rank 0 last said of the training."""
-    beat = summary.beat
-    if beat is None or beat.last_step is None or _is_old(summary.status, beat.last_step):
+    beat, before = summary.beat, summary.status.progress
+    if beat is None:
         return None
-    step, before = beat.last_step, summary.status.progress
+    if beat.last_step is None:
+        return _resumed_progress(beat.step, before or Progress(), summary.seen.now)
+    if _is_old(summary.status, beat.last_step):
+        return None
+    step = beat.last_step
     evaluated = beat.last_evaluation or (step if step.evaluation_loss is not None else None)
     # Step 0 is an evaluation before the first step: nothing is known of the speed yet.
     left = max(0, step.steps - step.step) if step.steps is not None and step.step_seconds > 0 else None
@@ -111,6 +115,12 @@ def current_progress(summary: WorkerSummary) -> Progress | None:
         mfu=_finite(step.mfu),
         eta_seconds=_finite(left * step.step_seconds) if left is not None else None,
     )
+
+
+def _resumed_progress(step: int, before: Progress, now: float) -> Progress | None:
+    """Of a rank that has done no step by itself yet, and has loaded a commit of a later step than anybody saw: whoever
+    committed it was gone before that was heard. After the last step there is nothing more that it could tell."""
+    return before.model_copy(update={"at": now, "step": step, "eta_seconds": None}) if step > before.step else None
 
 
 def _finite(value: float | None) -> float | None:
