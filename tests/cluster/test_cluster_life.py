@@ -1,5 +1,6 @@
 """A job's life on a real API server, scheduler and controller manager, with the chart's RBAC: capacity and wishes."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
     more = {"spec": {"hard": {"pods": "2"}}}
     life.client.patch(paths.core("tight", "resourcequotas", "two"), more)
     status = life.reaches("whole", "Succeeded", 120, namespace="tight")
-    assert not status["restarts"].get("byCause")
+    assert not status["restarts"].get("byCause"), json.dumps(status, indent=1)
 
 
 def test_a_service_account_that_is_missing_ends_the_job_at_once(life: House) -> None:

@@ -29,7 +29,7 @@ from tests.unit.core.seen import (
 from muster.contract.base import dump_json
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause, TrainerPhase
-from muster.contract.status import STATUS_VERSION, GangStatus, GoodputState, Phase
+from muster.contract.status import STATUS_VERSION, CheckpointStatus, GangStatus, GoodputState, Phase
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
@@ -172,16 +172,20 @@ def test_progress_is_reported_and_a_stale_heartbeat_does_not_take_it_back() -> N
     assert check(stale).status.progress == later.status.progress
 
 
-def test_an_attempt_that_had_no_step_left_to_do_ends_at_the_last_step() -> None:
+@pytest.mark.parametrize(
+    ("committed", "loaded", "shown"), [(100, 100, 100), (80, 80, 94), (None, 100, 94), (100, 0, 94)]
+)
+def test_an_attempt_that_had_no_step_left_to_do_ends_at_the_last_step(
+    committed: int | None, loaded: int, shown: int
+) -> None:
     """The one before was killed after its last commit, whose steps nobody had heard of."""
     seen = running(step=94)
-    done = tuple(exited(i, 0, heartbeats=(beat(1, 100, NOW, rank=i, last_step=None),)) for i in range(2))
-    status = write(replace(seen, workers=done)).status
+    commit = None if committed is None else CheckpointStatus(step=committed, committed_at=NOW - 9, uri="file:///ckpt")
+    done = tuple(exited(i, 0, heartbeats=(beat(1, loaded, NOW, rank=i, last_step=None),)) for i in range(2))
+    status = write(replace(seen, workers=done, status=seen.status.model_copy(update={"checkpoint": commit}))).status
     assert status.phase is Phase.SUCCEEDED
     assert status.progress is not None
-    assert (status.progress.step, status.progress.steps, status.progress.loss) == (100, 100, 2.0)
-    earlier = tuple(exited(i, 0, heartbeats=(beat(1, 80, NOW, rank=i, last_step=None),)) for i in range(2))
-    assert write(replace(seen, workers=earlier)).status.progress == seen.status.progress
+    assert (status.progress.step, status.progress.steps, status.progress.loss) == (shown, 100, 2.0)
 
 
 def test_nothing_is_known_of_the_speed_at_step_0() -> None:

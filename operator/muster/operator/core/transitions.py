@@ -91,7 +91,7 @@ def current_progress(summary: WorkerSummary) -> Progress | None:
     if beat is None:
         return None
     if beat.last_step is None:
-        return _resumed_progress(beat.step, before or Progress(), summary.seen.now)
+        return _resumed_progress(summary.status, beat.step, summary.seen.now)
     if _is_old(summary.status, beat.last_step):
         return None
     step = beat.last_step
@@ -117,10 +117,13 @@ def current_progress(summary: WorkerSummary) -> Progress | None:
     )
 
 
-def _resumed_progress(step: int, before: Progress, now: float) -> Progress | None:
-    """Of a rank that has done no step by itself yet, and has loaded a commit of a later step than anybody saw: whoever
-    committed it was gone before that was heard. After the last step there is nothing more that it could tell."""
-    return before.model_copy(update={"at": now, "step": step, "eta_seconds": None}) if step > before.step else None
+def _resumed_progress(status: JobStatus, step: int, now: float) -> Progress | None:
+    """Of a gang that has done no step by itself yet: it goes on from a commit of a later step than anybody had heard
+    of, because whoever made it was gone before. Where that was the last step, nothing more will be heard."""
+    before, commit = status.progress, status.checkpoint
+    if before is None or commit is None or not before.step < commit.step <= step:
+        return None
+    return before.model_copy(update={"at": now, "step": commit.step, "eta_seconds": None})
 
 
 def _finite(value: float | None) -> float | None:
