@@ -73,6 +73,11 @@ async def act_on_commit(
             return go_on(f"{onward}/{step}", [Note(False, error.detail)])
         words = f"Every file of step {step:,} is as it was committed ({bytes_read:,} bytes in {seconds:.1f} s)."
         return go_on(f"{onward}/{step}", [Note(True, words)])
-    await api.mark(services, form.caller, job_id, step, verb == "pin")
+    try:
+        await api.mark(services, form.caller, job_id, step, verb == "pin")
+    except ApiError as error:
+        if error.code != "checkpoint_not_found":
+            raise
+        return go_on(onward, [Note(False, error.detail)])  # retention was faster than the reader of the list
     words = "is kept, whatever the retention policy says" if verb == "pin" else "is left to the retention policy again"
     return go_on(onward, [Note(True, f"The commit of step {step:,} {words}.")])

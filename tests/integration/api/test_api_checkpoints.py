@@ -12,9 +12,11 @@ from tests.integration.api.platform import Platform, document, platform
 from tests.s3_servers import Missing, S3Server, moto_server, rclone_server
 
 from muster.contract.address import parse_address
+from muster.contract.checkpoint import commit_key
 from muster.contract.data_report import DATA_REPORT_KEY
 from muster.contract.samples import samples_key
-from muster.storage.pins import pinned
+from muster.storage.pins import pin, pinned
+from muster.storage.store import Store
 
 
 @pytest.fixture(params=["folder", "moto", "rclone"])
@@ -68,6 +70,24 @@ async def test_a_commit_is_inspected_and_pinned(here: Platform, folder: tuple[st
     assert (status, told["detail"]) == (404, "A commit knows no action 'keep'; there are POST …:pin, :unpin, :export.")
     assert (await here.client.get(f"/api/v1{path}/20:pin")).status_code == 405
     assert (await post("x:pin"))[1]["code"] == "invalid_parameter"
+
+
+async def test_a_pin_that_retention_was_faster_than_is_refused_and_leaves_nothing(
+    here: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = (await here.submit())["id"]
+    here.commit(uid, 20)
+    store = here.services.commits.store(parse_address((await here.get(f"/jobs/{uid}/checkpoints"))["uri"]))
+
+    def too_late(store: Store, step: int) -> bool:
+        store.delete(commit_key(step))
+        return pin(store, step)
+
+    monkeypatch.setattr("muster.api.checkpoints.routes.pin", too_late)
+    reply = await here.client.post(f"/api/v1/jobs/{uid}/checkpoints/20:pin")
+    assert (reply.status_code, reply.json()["code"]) == (404, "checkpoint_not_found")
+    assert "the retention policy has removed it" in reply.json()["detail"]
+    assert pinned(store) == frozenset()
 
 
 async def test_a_commit_that_can_not_be_read_is_told_with_its_reason(here: Platform) -> None:

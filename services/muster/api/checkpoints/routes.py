@@ -72,6 +72,7 @@ _DETAIL: dict[str, Any] = {
     "architecture": {},
     "versions": {"muster": "0.4.0", "torch": "2.9.0"},
 }
+_NOT_THERE = "There is no commit of step {step}; if there was one, the retention policy has removed it from {folder}."
 _UNUSABLE = ("job_not_found", "checkpoint_not_found", "checkpoint_unusable", "storage_unavailable")
 
 
@@ -180,8 +181,14 @@ def _mark(commits: CommitListing, row: JobRow, step: int, wanted: bool) -> dict[
     with explained(folder):
         if not wanted:
             return {"step": step, "pinned": False, "changed": unpin(store, step)}
-        store.about(commit_key(step))  # raises NotFound: there must be one to keep
-        return {"step": step, "pinned": True, "changed": pin(store, step)}
+        try:
+            store.about(commit_key(step))
+            changed = pin(store, step)
+            store.about(commit_key(step))  # retention may have looked at the pins before this one was among them
+        except NotFound as error:
+            unpin(store, step)
+            raise ApiError("checkpoint_not_found", _NOT_THERE.format(step=step, folder=folder)) from error
+        return {"step": step, "pinned": True, "changed": changed}
 
 
 def _newest(commits: tuple[CommitSummary, ...], best: bool, folder: Address) -> int:
