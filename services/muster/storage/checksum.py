@@ -8,9 +8,10 @@ against whoever may write to the bucket. The choice and its measurements: docs/d
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
+
+from zlib_ng import zlib_ng
 
 PART_BYTES: Final = 16 << 20
 _POLYNOMIAL: Final = 0xEDB88320  # reflected; bit 31 is x^0
@@ -18,7 +19,12 @@ _POLYNOMIAL: Final = 0xEDB88320  # reflected; bit 31 is x^0
 
 def crc32(data: memoryview | bytes) -> str:
     """Hex of the CRC-32, eight digits. Releases the GIL while it counts."""
-    return f"{zlib.crc32(data):08x}"
+    return f"{crc32_value(data):08x}"
+
+
+def crc32_value(data: memoryview | bytes, before: int = 0) -> int:
+    """The CRC-32 of what had `before` as its CRC-32, and then `data`."""
+    return zlib_ng.crc32(data, before)
 
 
 def whole_file(data: memoryview, algorithm: str) -> str:

@@ -10,12 +10,11 @@ import os
 import shutil
 import stat
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from muster.contract.checkpoint import FileEntry
-from muster.storage.checksum import PART_BYTES, combine, crc32, parts_of
+from muster.storage.checksum import PART_BYTES, combine, crc32, crc32_value, parts_of
 from muster.storage.errors import NotAFile, NotFound, Refused, Replaced, StoreError, TooLarge, Truncated
 from muster.storage.folders import make_folder, opened_folder
 from muster.storage.store import SMALL_BYTES_MAX, Object, expect_all, nobody
@@ -88,7 +87,7 @@ class FileStore:
             found, buffer = 0, memoryview(bytearray(min(_BUFFER_BYTES, max(size, 1))))
             for start, length in parts_of(size, _BUFFER_BYTES):
                 _read_all(file, start, buffer[:length], path)
-                found = zlib.crc32(buffer[:length], found)
+                found = crc32_value(buffer[:length], found)
         if f"{found:08x}" != entry.checksum:
             raise StoreError(
                 f"{path}: reads back as checksum {found:08x}, not {entry.checksum}; the disk damaged what was written"

@@ -6,11 +6,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import uuid
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from muster.storage.checksum import crc32
 from muster.storage.s3_failures import FailureKind, classify
 
 # crc32: the server refuses a body that does not match the CRC-32 it was sent with, and keeps it. etag: it answers with
@@ -38,7 +38,7 @@ def probe(
 
     def refuses_a_wrong_crc32() -> bool:
         try:
-            client.put_object(**at, Body=body, ChecksumCRC32=crc32_header(f"{zlib.crc32(b'other'):08x}"))
+            client.put_object(**at, Body=body, ChecksumCRC32=crc32_header(crc32(b"other")))
         except Exception as error:
             # A refusal of the checksum, and not for another reason that a retry or a person must deal with.
             code = getattr(error, "response", {}).get("Error", {}).get("Code", "")

@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from muster.api.errors import ApiError
+from muster.storage.checksum import crc32_value
 
 BLOCK_BYTES = 4 << 20  # that are handed to a thread at a time: at 1 MiB the hand-over costs a tenth of the time
 DIGESTS_KEPT = 1_000  # digests of uploads that are not whole; of any other the file is read once more at the end
@@ -44,7 +44,7 @@ class _Crc32:
         self._value = 0
 
     def update(self, data: bytes, /) -> None:
-        self._value = zlib.crc32(data, self._value)
+        self._value = crc32_value(data, self._value)
 
     def digest(self) -> bytes:
         return self._value.to_bytes(4, "big")

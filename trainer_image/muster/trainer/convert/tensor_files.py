@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from muster.contract.checkpoint import Commit
+from muster.storage.checksum import crc32_value
 from muster.storage.store import Store
 from muster.trainer.checkpoint.shard_file import Slot, lay_out
 from muster.trainer.convert.merge import Delta
@@ -143,7 +143,7 @@ def _put(target: Target, at: int, data: memoryview) -> Written:
     while len(view):
         count = os.pwrite(target.file, view, position)
         view, position = view[count:], position + count
-    return target, target.slot.start + at, len(found), zlib.crc32(found)
+    return target, target.slot.start + at, len(found), crc32_value(found)
 
 
 def to_bf16(data: memoryview | bytes) -> bytes:
@@ -157,7 +157,7 @@ def to_bf16(data: memoryview | bytes) -> bytes:
 def _compare(written: list[Written]) -> None:
     """Read all back. Raises StorageError where the disk has something else than what was verified at the source."""
     for target, position, length, checksum in written:
-        if zlib.crc32(os.pread(target.file, length, position)) != checksum:
+        if crc32_value(os.pread(target.file, length, position)) != checksum:
             raise StorageError(
                 f"{target.path}: bytes {position} to {position + length} read back differently; check the disk"
             )

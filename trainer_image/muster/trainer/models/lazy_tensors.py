@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from muster.contract.checkpoint import ITEM_BYTES
-from muster.storage.checksum import combine
+from muster.storage.checksum import combine, crc32_value
 from muster.storage.model_folder import ModelFolder, StoredTensor
 
 TORCH_DTYPES: Final = {
@@ -92,7 +91,7 @@ class LazyTensor:
             at = self._slot.start + row * row_bytes
             if len(data):
                 self._folder.files.read_into(self._slot.file, at, data)
-                self._noted(ReadRange(self._slot.file, at, at + len(data), zlib.crc32(data)))
+                self._noted(ReadRange(self._slot.file, at, at + len(data), crc32_value(data)))
             if raw is not target:
                 target.copy_(raw)
         return out
