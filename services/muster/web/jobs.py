@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
+from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 
 from muster.contract.status import Phase
@@ -24,7 +25,7 @@ from muster.web.api import (
     Wanted,
 )
 from muster.web.notes import Note, go_on
-from muster.web.rendering import page
+from muster.web.rendering import page, render
 from muster.web.session import Posted, Visitor, local_path
 from muster.web.sparkline import Sparklines
 
@@ -34,7 +35,7 @@ _AT_ONCE_MAX = 500  # jobs of one form
 _LISTS_MAX = 32  # parts of the list that are kept, some 100 kB each
 _SHARED_SECONDS = 10.0  # what is counted by the clock, such as cost, is no older
 _sparklines = Sparklines()
-Read = tuple[JobsPage, dict[str, list[float]]]  # a page of jobs, and the losses of each
+Read = tuple[JobsPage, Markup]  # a page of jobs, and their rows
 # What the columns sort by, where they do.
 COLUMNS = (
     ("Job", "name"),
@@ -72,7 +73,8 @@ async def list_jobs(
         order=order,
         page=p,
     )
-    found, sparks = await _read(request, services, visitor, wanted)
+    asked = {"q": q, "phase": phase, "project": project, "owner": owner, "sort": order if order != "newest" else ""}
+    found, rows = await _read(request, services, visitor, wanted, asked)
     phases = [*Phase, *sorted(set(found.by_phase) - set(Phase))]
     return page(
         request,
@@ -80,12 +82,12 @@ async def list_jobs(
         visitor,
         current="jobs",
         jobs=found.items,
-        sparks=sparks,
+        rows=rows,
         total=found.total,
         by_phase=[(name, found.by_phase[name]) for name in phases if found.by_phase.get(name)],
         everything=sum(found.by_phase.values()),
         live=sum(count for name, count in found.by_phase.items() if name not in _ENDED),
-        asked={"q": q, "phase": phase, "project": project, "owner": owner, "sort": order if order != "newest" else ""},
+        asked=asked,
         columns=COLUMNS,
         page_number=p,
         pages=max(1, -(-found.total // JOBS_PER_PAGE)),
@@ -93,14 +95,19 @@ async def list_jobs(
     )
 
 
-async def _read(request: Request, services: Services, visitor: Principal, wanted: Wanted) -> Read:
+async def _read(
+    request: Request, services: Services, visitor: Principal, wanted: Wanted, asked: dict[str, str]
+) -> Read:
     """What the list shows, read once for all who look at the same part of it between two pieces of news."""
     version = (int(time.time() / _SHARED_SECONDS), *await api.version_of(services, ANY_JOB))
     shared: dict[Any, tuple[tuple[int, ...], asyncio.Task[Read]]] = request.app.state.lists
     key = (visitor.visible_projects, wanted)
     known = shared.get(key)
     if known is None or known[0] != version or (known[1].done() and not _has_result(known[1])):
-        known = shared[key] = (version, asyncio.create_task(_read_now(services, visitor, wanted)))
+        known = shared[key] = (
+            version,
+            asyncio.create_task(_read_now(services, visitor, wanted, {**asked, "q": wanted.search})),
+        )
         while len(shared) > _LISTS_MAX:
             shared.pop(next(iter(shared)))
     return await asyncio.shield(known[1])
@@ -110,10 +117,10 @@ def _has_result(task: asyncio.Task[Read]) -> bool:
     return not task.cancelled() and task.exception() is None
 
 
-async def _read_now(services: Services, visitor: Principal, wanted: Wanted) -> Read:
+async def _read_now(services: Services, visitor: Principal, wanted: Wanted, asked: dict[str, str]) -> Read:
     found = await api.list_jobs(services, visitor, wanted)
-    layout = services.settings.layout
-    return found, await run_in_threadpool(_sparklines.of, layout, [job["id"] for job in found.items])
+    sparks = await run_in_threadpool(_sparklines.of, services.settings.layout, [job["id"] for job in found.items])
+    return found, render("jobs_rows.html", jobs=found.items, sparks=sparks, asked=asked)
 
 
 _ENDED = frozenset(phase for phase in Phase if phase.terminal)
