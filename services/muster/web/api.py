@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -330,18 +330,21 @@ async def as_now(services: Services, request: Request, caller: Principal) -> Pri
     return await renewed(services, caller)
 
 
-async def version_of(services: Services, job_id: str) -> tuple[int, ...]:
-    """Numbers of which one grows whenever the job, or any job for ANY_JOB, has news."""
-    if job_id == ANY_JOB:
-        query: Any = select(
-            select(func.coalesce(func.sum(MirrorRow.version), 0)).scalar_subquery(),
-            select(func.coalesce(func.max(JobRow.seq), 0)).scalar_subquery(),
-        )
-    else:
-        query = select(JobRow.status_version, JobRow.spec_version, JobRow.last_event).where(JobRow.id == job_id)
+async def versions_of(services: Services, job_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """By job, numbers of which one grows whenever the job, or any job for ANY_JOB, has news."""
+    found: dict[str, tuple[int, ...]] = {}
     async with services.database.read() as session:
-        row = (await session.execute(query)).one_or_none()
-    return tuple(int(number) for number in row) if row is not None else ()
+        if ANY_JOB in job_ids:
+            newest = select(
+                select(func.coalesce(func.sum(MirrorRow.version), 0)).scalar_subquery(),
+                select(func.coalesce(func.max(JobRow.seq), 0)).scalar_subquery(),
+            )
+            found[ANY_JOB] = tuple(int(number) for number in (await session.execute(newest)).one())
+        if others := [job_id for job_id in job_ids if job_id != ANY_JOB]:
+            versions = JobRow.status_version, JobRow.spec_version, JobRow.last_event
+            for job_id, *numbers in await session.execute(select(JobRow.id, *versions).where(JobRow.id.in_(others))):
+                found[job_id] = tuple(int(number) for number in numbers)
+    return found
 
 
 def document_of(answer: Response) -> dict[str, Any]:

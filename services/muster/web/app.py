@@ -26,6 +26,7 @@ from muster.web import (
     webhooks,
 )
 from muster.web.api import Cluster, Settings, create_api
+from muster.web.news import News
 from muster.web.turns import Turns
 
 HOME = "/jobs"
@@ -58,6 +59,7 @@ def create_app(settings: Settings, cluster: Cluster | None = None) -> FastAPI:
     app.state.home = HOME
     app.state.form_secret = secrets.token_urlsafe(32)  # for forms where nobody signs in (session.form_token)
     app.state.turns = Turns()
+    app.state.news = News()
     app.state.reading = asyncio.Semaphore(READING_AT_ONCE)
     app.state.lists = {}  # of jobs._read
     for router in ROUTERS:

@@ -24,6 +24,7 @@ from muster.web.api import (
     ServicesDependency,
     Wanted,
 )
+from muster.web.news import News
 from muster.web.notes import Note, go_on
 from muster.web.rendering import page, render
 from muster.web.session import Posted, Visitor, local_path
@@ -99,7 +100,8 @@ async def _read(
     request: Request, services: Services, visitor: Principal, wanted: Wanted, asked: dict[str, str]
 ) -> Read:
     """What the list shows, read once for all who look at the same part of it between two pieces of news."""
-    version = (int(time.time() / _SHARED_SECONDS), *await api.version_of(services, ANY_JOB))
+    news: News = request.app.state.news
+    version = (int(time.time() / _SHARED_SECONDS), *await news.newest(services, ANY_JOB))
     shared: dict[Any, tuple[tuple[int, ...], asyncio.Task[Read]]] = request.app.state.lists
     key = (visitor.visible_projects, wanted)
     known = shared.get(key)

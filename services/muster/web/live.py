@@ -10,12 +10,13 @@ from fastapi.responses import Response
 
 from muster.web import api
 from muster.web.api import ANY_JOB, ApiError, Principal, Services, ServicesDependency, sse
+from muster.web.news import News, Version
 from muster.web.session import Visitor
 from muster.web.turns import Turns
 
 router = APIRouter(include_in_schema=False)
 
-POLL_SECONDS = 1.0  # for what another API process wrote; this one's own news come at once
+RIGHTS_SECONDS = 5.0  # between two looks at what the reader may still see, where nothing is told
 # Between two messages. A gang tells of each step; nobody reads faster, and half of it would double what pages cost.
 REST_SECONDS = 0.5
 
@@ -35,22 +36,26 @@ async def _changes(
     services: Services, request: Request, visitor: Principal, job: str, project: str | None
 ) -> AsyncGenerator[str, None]:
     clock = asyncio.get_running_loop().time
+    news: News = request.app.state.news
     turns: Turns = request.app.state.turns
     deadline = clock() + services.settings.stream_seconds_max
-    seen: tuple[int, ...] | None = None
+    look_again = 0.0
+    seen: Version | None = None
     with services.metrics.streams.track_inprogress():
         while not services.hub.closing.is_set() and clock() < deadline:
             try:
-                reader = await api.as_now(services, request, visitor)
-                if reader is None:
-                    yield sse.frame({}, "ended")
-                    return
-                if project is not None and reader.role_in(project) is None:
-                    yield sse.frame({}, "changed")
-                    return
-                now = await api.version_of(services, job)
+                now = await news.version(services, job)
+                if now != seen or clock() >= look_again:
+                    look_again = clock() + RIGHTS_SECONDS
+                    reader = await api.as_now(services, request, visitor)
+                    if reader is None:
+                        yield sse.frame({}, "ended")
+                        return
+                    if project is not None and reader.role_in(project) is None:
+                        yield sse.frame({}, "changed")
+                        return
             except ApiError:  # the database is away: the page stays as it is, and hears when it is back
-                await services.hub.wait(job, POLL_SECONDS)
+                await news.wait(services, job)
                 continue
             if now != seen:
                 # The first message too: what happened while nobody listened is not on the page.
@@ -59,4 +64,4 @@ async def _changes(
                 yield sse.frame({}, "changed")
                 await asyncio.sleep(REST_SECONDS)
                 continue  # what was told meanwhile woke nobody
-            await services.hub.wait(job, POLL_SECONDS)
+            await news.wait(services, job)

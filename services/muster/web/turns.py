@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-# Turns in a second, and how many are given at once after a quiet time. A page that reads itself anew takes some 10 ms,
-# so that open pages, however many, take a quarter of a core. At half of it the last of fifty pages hears of news after
-# a second; at double, submissions wait for pages.
-TURNS_PER_SECOND = 25.0
-TURNS_AT_ONCE = 25
+# Turns in a second, and how many are given at once after a quiet time. A page that reads itself anew takes 2 ms (a
+# list) to 10 ms (a job): at double, submissions that come twice a second wait for pages (benchmarks/web.py). After a
+# quiet time the last of fifty pages hears of news after a good second.
+TURNS_PER_SECOND = 12.0
+TURNS_AT_ONCE = 36
 
 
 class Turns:
