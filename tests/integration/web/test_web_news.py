@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from muster.api.hub import Hub
 from muster.web import api
 from muster.web.api import ANY_JOB, Services
 from muster.web.app import create_app
-from muster.web.news import SETTLE_SECONDS, News
+from muster.web.news import News
 
 
 @pytest.fixture
@@ -23,68 +23,80 @@ async def here(tmp_path: Path) -> AsyncIterator[Platform]:
         yield running
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """The jobs of each question that the database was asked; it takes its time to answer."""
-    questions: list[set[str]] = []
-    real = api.versions_of
+@pytest.fixture(autouse=True)
+def only_news_end_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.web.news.POLL_SECONDS", 3600.0)
 
-    async def counted(services: Services, job_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
-        questions.append(set(job_ids))
+
+@dataclass
+class Questions:
+    """The jobs of each question that the database was asked. `answers` holds its answers back while it is cleared."""
+
+    asked: list[set[str]] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> Questions:
+    seen, real = Questions(), api.versions_of
+    seen.answers.set()
+
+    async def watched(services: Services, job_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
+        seen.asked.append(set(job_ids))
         answer = await real(services, job_ids)
-        await asyncio.sleep(0.05)
+        seen.begun.set()
+        await seen.answers.wait()
         return answer
 
-    monkeypatch.setattr(api, "versions_of", counted)
-    return questions
+    monkeypatch.setattr(api, "versions_of", watched)
+    return seen
 
 
-async def test_pages_that_wake_together_cost_one_question_and_one_more(
-    here: Platform, asked: list[set[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("muster.web.news.POLL_SECONDS", 3600.0)
+async def test_pages_that_wake_together_cost_one_question_and_one_more(here: Platform, questions: Questions) -> None:
     jobs = [(await here.submit(f"job-{number}"))["id"] for number in range(5)]
     news, services = News(), replace(here.services, hub=Hub())  # a hub that only this test tells
-    pages = [news.version(services, job) for job in [ANY_JOB, *jobs] * 20]
-    first = asyncio.gather(*pages)
-    await asyncio.sleep(0.01)
+    questions.answers.clear()
+    first = asyncio.gather(*(news.version(services, job) for job in [ANY_JOB, *jobs] * 20))
+    await questions.begun.wait()
     services.hub.tell(jobs[0])
     late = asyncio.gather(*(news.version(services, job) for job in jobs * 20))
+    questions.answers.set()
     versions = await first
     assert versions[:6] == versions[6:12]
     assert all(len(version) == 3 for version in versions[1:6])
     await late
-    assert asked == [{ANY_JOB, *jobs}, set(jobs)], "what is asked after news is not answered with what was before them"
+    assert questions.asked == [{ANY_JOB, *jobs}, set(jobs)], "after news, what was read before them answers nobody"
     await news.version(services, jobs[1])
-    assert len(asked) == 2, "nobody told anything since"
+    assert len(questions.asked) == 2, "nobody told anything since"
     assert await news.version(services, "no-job") == ()
     await news.newest(services, jobs[1])
-    assert len(asked) == 4, "but who has written something reads it"
+    assert len(questions.asked) == 4, "but who has written something reads it"
 
 
-async def test_what_was_committed_before_the_question_is_in_the_answer(here: Platform, asked: list[set[str]]) -> None:
+async def test_what_was_committed_before_the_question_is_in_the_answer(here: Platform, questions: Questions) -> None:
+    news = News()
+    questions.answers.clear()
+    before = asyncio.create_task(news.newest(here.services, ANY_JOB))
+    await questions.begun.wait()
     uid = (await here.submit())["id"]
-    news = News()
-    before = asyncio.create_task(news.version(here.services, uid))
-    everything = asyncio.create_task(news.version(here.services, ANY_JOB))
-    await asyncio.sleep(0.03)
-    await here.submit("second")
-    assert (await everything) != await news.newest(here.services, ANY_JOB)
-    assert (await before)[1] == (await news.newest(here.services, uid))[1]
+    after = asyncio.create_task(news.newest(here.services, ANY_JOB)), news.newest(here.services, uid)
+    questions.answers.set()
+    assert await before != await after[0]
+    assert len(await after[1]) == 3
 
 
-async def test_all_who_wait_for_a_job_are_woken_by_its_news(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.web.news.POLL_SECONDS", 3600.0)
-    news = News()
-    waiting = [asyncio.create_task(news.wait(here.services, job)) for job in ("one", "one", ANY_JOB, "two")]
+async def test_all_who_wait_for_a_job_are_woken_by_its_news(here: Platform) -> None:
+    news, services = News(), replace(here.services, hub=Hub())
+    waiting = [asyncio.create_task(news.wait(services, job)) for job in ("one", "one", ANY_JOB, "two")]
     await asyncio.sleep(0)
     waiting[1].cancel()  # a page that is closed takes nobody's news away
-    await asyncio.sleep(0.01)
-    here.services.hub.tell("one")
+    await asyncio.sleep(0)
+    services.hub.tell("one")
     await asyncio.wait_for(asyncio.gather(waiting[0], waiting[2]), 20)
+    again = asyncio.create_task(news.wait(services, "one"))
+    await asyncio.sleep(0)
     assert not waiting[3].done()
-    again = asyncio.create_task(news.wait(here.services, "one"))
-    await asyncio.sleep(SETTLE_SECONDS)
     assert not again.done(), "news wake once"
-    here.services.hub.close()
+    services.hub.close()
     await asyncio.wait_for(asyncio.gather(waiting[3], again), 20)
