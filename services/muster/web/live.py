@@ -16,7 +16,6 @@ from muster.web.turns import Turns
 
 router = APIRouter(include_in_schema=False)
 
-RIGHTS_SECONDS = 5.0  # between two looks at what the reader may still see, where nothing is told
 # Between two messages. A gang tells of each step; nobody reads faster, and half of it would double what pages cost.
 REST_SECONDS = 0.5
 
@@ -39,21 +38,18 @@ async def _changes(
     news: News = request.app.state.news
     turns: Turns = request.app.state.turns
     deadline = clock() + services.settings.stream_seconds_max
-    look_again = 0.0
     seen: Version | None = None
     with services.metrics.streams.track_inprogress():
         while not services.hub.closing.is_set() and clock() < deadline:
             try:
+                reader = await api.as_now(services, request, visitor)
+                if reader is None:
+                    yield sse.frame({}, "ended")
+                    return
+                if project is not None and reader.role_in(project) is None:
+                    yield sse.frame({}, "changed")
+                    return
                 now = await news.version(services, job)
-                if now != seen or clock() >= look_again:
-                    look_again = clock() + RIGHTS_SECONDS
-                    reader = await api.as_now(services, request, visitor)
-                    if reader is None:
-                        yield sse.frame({}, "ended")
-                        return
-                    if project is not None and reader.role_in(project) is None:
-                        yield sse.frame({}, "changed")
-                        return
             except ApiError:  # the database is away: the page stays as it is, and hears when it is back
                 await news.wait(services, job)
                 continue
