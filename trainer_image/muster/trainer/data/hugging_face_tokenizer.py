@@ -15,6 +15,7 @@ import tokenizers
 
 from muster.trainer.data.chat_template import ChatTemplate
 from muster.trainer.data.tokenizer import ChatMarks, Ids, Int64s
+from muster.trainer.data.word_cache import WordCache, word_cache
 from muster.trainer.errors import StorageError, UserError
 
 HUGGING_FACE = "huggingface"  # the kind, in a commit
@@ -68,8 +69,14 @@ class HuggingFaceTokenizer:
         return list(self._ids(text))
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]:
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(one.ids, np.uint32) for one in encoded]
+        known = [self._words.encode(text) if self._words else None for text in texts]
+        others = [text for text, ids in zip(texts, known, strict=True) if ids is None]
+        encoded = iter(self._tokenizer.encode_batch_fast(others, add_special_tokens=False))
+        return [np.array(next(encoded).ids, np.uint32) if ids is None else ids for ids in known]
+
+    @cached_property
+    def _words(self) -> WordCache | None:
+        return word_cache(self._tokenizer)
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))
