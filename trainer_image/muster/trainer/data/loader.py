@@ -98,11 +98,15 @@ class Loader:
     def next(self) -> StepBatch:
         """This rank's part of the next step, on the device. What went wrong on the thread is raised here."""
         began = time.perf_counter()
-        self._ask()
+        if not self._prefetch:
+            self._ask()
         prepared = self._waiting.popleft().result()
         waited = time.perf_counter() - began
         micro = tuple(batch.to(self._device) for batch in prepared.micro)
-        return replace(prepared, micro=micro, wait_seconds=waited)
+        step = replace(prepared, micro=micro, wait_seconds=waited)
+        if self._prefetch:  # last of all: the thread takes Python's lock at once
+            self._ask()
+        return step
 
     def close(self) -> None:
         """End the thread and wait for it. A second call does nothing."""
