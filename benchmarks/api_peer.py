@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from aiohttp import ClientSession
 from tests.integration.api.postgres import PostgresServer
 from tests.ports import free_port
 
@@ -67,15 +68,14 @@ def _answers(url: str) -> bool:
 class Prefect:
     """A flow, and its runs: scheduled ones, as a job that waits is."""
 
-    client: httpx2.AsyncClient
+    client: ClientSession
     flow_id: str
     ids: list[str] = field(default_factory=list)
 
     @classmethod
-    async def ready(cls, client: httpx2.AsyncClient) -> Prefect:
-        reply = await client.post("flows/", json={"name": "bench"})
-        reply.raise_for_status()
-        return cls(client, reply.json()["id"])
+    async def ready(cls, client: ClientSession) -> Prefect:
+        async with client.post("flows/", json={"name": "bench"}, raise_for_status=True) as reply:
+            return cls(client, (await reply.json())["id"])
 
     async def create(self, number: int) -> None:
         run = {
@@ -86,14 +86,15 @@ class Prefect:
             "tags": [f"team-{number % 10}"],
             "state": {"type": "SCHEDULED"},
         }
-        reply = await self.client.post("flow_runs/", json=run)
-        reply.raise_for_status()
-        self.ids.append(reply.json()["id"])
+        async with self.client.post("flow_runs/", json=run, raise_for_status=True) as reply:
+            self.ids.append((await reply.json())["id"])
 
     async def page(self, _: int) -> None:
         wanted: dict[str, Any] = {"limit": 50, "sort": "START_TIME_DESC"}
-        reply = await self.client.post("flow_runs/filter", json=wanted)
-        assert len(reply.json()) == 50, reply.text
+        async with self.client.post("flow_runs/filter", json=wanted, raise_for_status=True) as reply:
+            assert len(await reply.json()) == 50, await reply.text()
 
     async def get(self, number: int) -> None:
-        (await self.client.get(f"flow_runs/{self.ids[number % len(self.ids)]}")).raise_for_status()
+        path = f"flow_runs/{self.ids[number % len(self.ids)]}"
+        async with self.client.get(path, raise_for_status=True) as reply:
+            await reply.read()
