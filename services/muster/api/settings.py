@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -151,7 +152,7 @@ class Settings(BaseSettings):
             return None
         return parse_address(self.layout.files.resolve().as_uri())
 
-    @property
+    @cached_property  # each submission asks, and to follow links takes a twelfth of its time
     def default_checkpoint_uri(self) -> str | None:
         """Where jobs commit that do not say it; None if the operator decides, because workers can't see our disk."""
         if self.checkpoint_uri or self.cluster == "kubernetes":

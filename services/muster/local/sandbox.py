@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from glob import has_magic, iglob
 from pathlib import Path
 
@@ -124,6 +125,7 @@ def _texts(place: str, value: object) -> Iterator[tuple[str, str]]:
             yield from _texts(f"{place}[{index}]", each)
 
 
+@lru_cache(maxsize=8)  # a process has one state folder, and each submission asks for it
 def _commits(state: State) -> Path:
     return Path(os.path.realpath(state.root)) / state.checkpoints.name
 
