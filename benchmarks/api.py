@@ -267,6 +267,8 @@ async def _peer(given: argparse.Namespace, url: str, found: dict[str, Any]) -> N
         count = int(given.rate * given.seconds)
         took, seconds = await at_rate(peer.create, given.rate, count)
         tell(found, "Prefect: flow runs", Times.of(took), f"{count / seconds:,.0f}/s of {given.rate:,.0f}/s asked for")
+    async with _client(f"{url}/", 1) as client:  # the server closes the many connections, which nobody uses any more
+        peer.client = client
         tell(found, f"Prefect: newest page of {count:,}", await in_turn(peer.page))
         tell(found, "Prefect: one flow run", await in_turn(peer.get))
 
