@@ -307,6 +307,7 @@ async def _clean_up(settings: Settings, database: Database, uses: dict[str, floa
         before = time.time() - settings.history_days * 86_400
         for job_id in await retention.drop_old(database, settings.layout, before):
             log.info("an old job's events and logs are dropped", job=job_id)
+        await retention.drop_left(database, settings.layout, before)
     for file_id in await drop_expired(database, kept):
         log.info("a file's time is over", file=file_id)
     await asyncio.to_thread(made.drop_old)

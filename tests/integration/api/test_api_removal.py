@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import pytest
 from tests.integration.api.platform import Platform, document, until
 
 from muster.api.jobs import removal
-from muster.api.jobs.retention import drop_old
+from muster.api.jobs.retention import drop_left, drop_old
 from muster.contract.status import Phase
 
 
@@ -75,6 +76,22 @@ async def test_the_history_of_old_jobs_is_dropped_and_their_record_stays(here: P
     assert [(layout.jobs / uid).exists() for uid in (old, young, live)] == [False, True, True]
     assert (await here.get(f"/jobs/{old}"))["status"]["phase"] == "Succeeded"
     assert len((await here.get("/jobs"))["items"]) == 3
+
+
+async def test_the_logs_of_old_jobs_go_where_another_replica_has_dropped_their_events(here: Platform) -> None:
+    old, young, live = [(await here.submit(name))["id"] for name in ("old", "young", "live")]
+    for uid, finished_at in ((old, 1_000.0), (young, 3_000.0)):
+        await here.handed_over(uid)
+        here.operate(uid, phase=Phase.SUCCEEDED, code="Done", because="done", finished_at=finished_at, since=1.0)
+        await here.phase(uid, "Succeeded")
+    database, layout = here.services.database, here.state
+    assert await drop_old(database, layout, before=2_000.0) == [old]
+    for uid in (old, young, live, "of-no-job"):
+        (layout.jobs / uid / "logs").mkdir(parents=True, exist_ok=True)
+        os.utime(layout.jobs / uid, (1_500.0, 1_500.0))
+    assert await drop_old(database, layout, before=2_000.0) == []
+    await drop_left(database, layout, before=2_000.0)
+    assert [(layout.jobs / uid).exists() for uid in (old, young, live, "of-no-job")] == [False, True, True, True]
 
 
 async def test_a_job_that_has_not_ended_stays(here: Platform) -> None:

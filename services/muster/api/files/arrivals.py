@@ -20,6 +20,7 @@ import structlog
 from sqlalchemy import select
 
 from muster.api.background import Work
+from muster.api.clock import clock, now_in
 from muster.api.db import Database
 from muster.api.errors import ApiError
 from muster.api.files import repository
@@ -84,7 +85,9 @@ class Arrivals:
     async def _put_away(self, row: FileRow) -> None:
         if row.key is None:
             if not self._staging.path(row.id).exists():
-                if time.time() - row.created_at > ELSEWHERE_SECONDS:
+                async with self._database.read() as session:
+                    waited = await clock(session) - row.created_at
+                if waited > ELSEWHERE_SECONDS:
                     await self._finish(row, Status.FAILED, fault="its bytes are gone from the folder of uploads")
                 return
             found = self._staging.digest(row.id) or await asyncio.to_thread(self._staging.read_digest, row.id)
@@ -127,7 +130,7 @@ class Arrivals:
             now.status, now.fault = status, fault[:FAULT_LENGTH_MAX] or None
             now.checked = asdict(checked) if checked is not None else None
             if row.lifetime_seconds is not None:
-                now.expires_at = time.time() + row.lifetime_seconds
+                now.expires_at = await clock(session) + row.lifetime_seconds
 
     async def _check(self, row: FileRow, key: str) -> Checked:
         """In a process of its own, for what is read was sent by somebody else."""
@@ -180,7 +183,7 @@ async def drop_expired(database: Database, files: Files) -> list[str]:
     if files.contents is None:
         return []
     async with database.read() as session:
-        query = select(FileRow.id).where(FileRow.expires_at < time.time()).limit(100)
+        query = select(FileRow.id).where(FileRow.expires_at < now_in(session)).limit(100)
         over = list((await session.scalars(query)).all())
     gone = []
     for file_id in over:

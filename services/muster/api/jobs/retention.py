@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from pathlib import Path
 
 from sqlalchemy import delete, exists, select
 
@@ -12,6 +13,7 @@ from muster.api.tables import EventRow, JobRow
 from muster.contract.layout import State
 
 JOBS_AT_ONCE = 100  # of a round; the next one goes on
+NAMES_AT_ONCE = 500  # of a statement
 
 
 async def drop_old(database: Database, layout: State, before: float) -> list[str]:
@@ -28,3 +30,24 @@ async def drop_old(database: Database, layout: State, before: float) -> list[str
             of_job = select(JobRow.last_event).where(JobRow.id == EventRow.job_id).scalar_subquery()
             await session.execute(delete(EventRow).where(EventRow.job_id.in_(ids), EventRow.number < of_job))
     return ids
+
+
+async def drop_left(database: Database, layout: State, before: float) -> None:
+    """Remove the logs and step metrics of such jobs on this machine's disk: each replica has its own, and another one
+    may have dropped the events by which they are found."""
+    names = await asyncio.to_thread(_untouched, layout.jobs, before)
+    for at in range(0, len(names), NAMES_AT_ONCE):
+        some = JobRow.id.in_(names[at : at + NAMES_AT_ONCE])
+        async with database.read() as session:
+            old = select(JobRow.id).where(some, JobRow.finished_at < before, JobRow.live.is_(False))
+            ids = (await session.scalars(old)).all()
+        for uid in ids:
+            await asyncio.to_thread(shutil.rmtree, layout.jobs / uid, ignore_errors=True)
+
+
+def _untouched(folder: Path, since: float) -> list[str]:
+    """The folders of jobs to which nothing was added since then."""
+    try:
+        return [each.name for each in folder.iterdir() if each.stat().st_mtime < since]
+    except FileNotFoundError:  # of no job, or one was just removed: the next round looks again
+        return []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from sqlalchemy import select
 
+from muster.api.clock import clock
 from muster.api.db import Database
 from muster.api.tables import JobRow, WebhookRow
 from muster.api.webhooks import outbox
@@ -28,7 +27,7 @@ async def notify_of_waits(database: Database) -> bool:
         projects = {webhook.project for webhook in webhooks}
         waiting = select(JobRow).where(JobRow.phase.in_(_WAITING), JobRow.live.is_(True), JobRow.project.in_(projects))
         jobs = (await session.scalars(waiting)).all()
-    now = time.time()
+        now = await clock(session)
     found = [
         (webhook, message)
         for webhook in webhooks
