@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.integration.api.platform import Platform, platform
+from tests.s3_servers import BUCKET, moto_server
 
 from muster.api.exports import making
 
@@ -72,6 +73,33 @@ async def test_what_can_not_be_made_or_written_is_refused(made: tuple[Platform, 
         assert await code("POST", url, json={"to": to}) == (422, "invalid_parameter")
     assert await code("POST", url, json={"where": "s3://b/x"}) == (422, "invalid_parameter")
     assert (await here.client.post(url)).json()["state"] == "ready"
+
+
+async def test_a_model_is_written_to_s3_once_below_the_projects_prefix(
+    made: tuple[Platform, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, url = made
+    to = f"s3://{BUCKET}/models/base"
+    with moto_server() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        for limits, status in (({"checkpointPrefix": f"s3://{BUCKET}/others"}, 422), ({}, 200)):
+            assert (await here.client.put("/api/v1/projects/default", json={"limits": limits})).status_code == 200
+            reply = await here.client.post(url, json={"to": to})
+            assert reply.status_code == status, reply.text
+        assert (reply.json()["state"], reply.json()["to"]) == ("sent", to)
+        client = server.client()
+
+        def stored() -> dict[str, bytes]:
+            found = client.list_objects_v2(Bucket=BUCKET)["Contents"]
+            return {each["Key"]: client.get_object(Bucket=BUCKET, Key=each["Key"])["Body"].read() for each in found}
+
+        assert stored() == {f"models/base/{name}": data for name, data in FILES.items()}
+        client.delete_object(Bucket=BUCKET, Key="models/base/config.json")
+        assert (await here.client.post(url, json={"to": to})).json()["state"] == "sent"
+        assert len(stored()) == len(FILES) - 1, "what was written there is not written again"
+    acts = [act["action"] for act in (await here.get("/audit"))["items"]]
+    assert acts.count("checkpoint.exported") == 1
 
 
 async def test_a_model_that_nobody_reads_any_more_is_removed(made: tuple[Platform, str]) -> None:
