@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from muster.contract.data_formats import SHAPES
+from muster.contract.data_formats import SHAPES, columns_of
 
 ROLES: Final = {
     "system": "system",
@@ -88,7 +88,8 @@ def conversation(record: object, format: str, train_on: str = "assistant") -> Co
     """The conversation of a record, with the loss where `train_on` wants it. Raises ValueError saying what is wrong and
     where in the record."""
     if not isinstance(record, Mapping) or not (found := _OF_FORMAT[format](record)):
-        raise ValueError(f"is not {SHAPES[format]}")
+        fields = f" (its fields: {columns_of(record)})" if isinstance(record, Mapping) else ""
+        raise ValueError(f"is not {SHAPES[format]}{fields}")
     turns = found.turns
     for number, turn in enumerate(turns):
         if turn.loss_mask and not turn.content and not turn.more.get("tool_calls"):
@@ -129,7 +130,7 @@ def _openai(record: Mapping[str, Any]) -> Conversation | None:
     messages = _listed(record.get("messages"), "messages")
     if messages is None:
         return None
-    return Conversation(turns_of(messages, "messages"), _tools(record))
+    return Conversation(turns_of(messages, "messages"), tools_of(record))
 
 
 def _sharegpt(record: Mapping[str, Any]) -> Conversation | None:
@@ -137,7 +138,7 @@ def _sharegpt(record: Mapping[str, Any]) -> Conversation | None:
     if turns is None:
         return None
     found = [_sharegpt_turn(turn, f"conversations[{number}]") for number, turn in enumerate(turns)]
-    return Conversation((*_system(record), *found), _tools(record))
+    return Conversation((*_system(record), *found), tools_of(record))
 
 
 def _sharegpt_turn(turn: object, at: str) -> Turn:
@@ -166,13 +167,13 @@ def _alpaca(record: Mapping[str, Any]) -> Conversation | None:
 def _prompt_completion(record: Mapping[str, Any]) -> Conversation | None:
     if not {"prompt", "completion"} <= record.keys():
         return None
-    prompt, completion = record["prompt"], record["completion"]
+    prompt, completion = messages_or_text(record["prompt"]), messages_or_text(record["completion"])
     if isinstance(prompt, str) and isinstance(completion, str):
         return Conversation((Turn("user", prompt, False), Turn("assistant", completion, True)), plain=True)
     if not isinstance(prompt, list) or not isinstance(completion, list):
         raise ValueError("prompt and completion must both be text, or both lists of messages")
     before = tuple(turn._replace(loss_mask=False) for turn in turns_of(prompt, "prompt"))
-    return Conversation((*before, *turns_of(completion, "completion")), _tools(record))
+    return Conversation((*before, *turns_of(completion, "completion")), tools_of(record))
 
 
 _OF_FORMAT: Final = {
@@ -253,12 +254,25 @@ def _call(call: object, at: str) -> dict[str, Any]:
     return made
 
 
-def _tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+def tools_of(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """What the assistant may call, as JSON schemas. Raises ValueError."""
     tools = _listed(record.get("tools"), "tools") or []
     for number, tool in enumerate(tools):
         if not isinstance(tool, Mapping):
             raise ValueError(f'tools[{number}] is not {{"type": "function", "function": {{"name": …}}}}')
     return tuple(tools)
+
+
+def messages_or_text(value: object) -> object:
+    """The list of messages that a text is the JSON of, as tables of text hold it; anything else as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
+        try:
+            found = json.loads(value)
+        except ValueError:
+            return value
+        if found and isinstance(found, list) and all(isinstance(each, Mapping) and "role" in each for each in found):
+            return found
+    return value
 
 
 def _listed(value: object, at: str) -> list[Any] | None:

@@ -114,7 +114,7 @@ GOOD = {"role": "assistant", "content": "x"}
     ("record", "message"),
     [
         ([], 'is not {"messages"'),
-        ({"message": []}, 'is not {"messages"'),
+        ({"message": [], "id": 1}, r'is not {"messages".*\(its fields: id, message\)'),
         ({"messages": []}, "has no assistant message"),
         (chat_record(("user", "only")), "has no assistant message"),
         ({"messages": [{**GOOD, "weight": 0}]}, "has no assistant message"),

@@ -40,6 +40,27 @@ RECORDS: dict[str, list[dict[str, Any]]] = {
     ],
     "alpaca": [{"instruction": "add", "input": f"{n} and 1", "output": f"{n + 1}"} for n in range(5)],
     "prompt-completion": [{"prompt": f"{n}+1=", "completion": f"{n + 1}"} for n in range(5)],
+    "preference": [
+        {"prompt": f"{n}+1=", "chosen": f" {n + 1}", "rejected": f" {n}", "margin": n / 2} for n in range(5)
+    ],
+    "unpaired-preference": [
+        {"prompt": f"{n}+1=", "completion": f" {n + n % 2}", "label": bool(n % 2)} for n in range(5)
+    ],
+}
+ASKED = [{"role": "user", "content": "1+1="}]
+
+
+def answer(words: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": words}]
+
+
+# Of the same formats, by lists of messages.
+OF_MESSAGES: dict[str, list[dict[str, Any]]] = {
+    "prompt-completion": [{"prompt": ASKED, "completion": answer(f"{n}")} for n in range(5)],
+    "preference": [
+        {"prompt": ASKED, "chosen": answer(f"two {n}"), "rejected": answer(f"{n}"), "margin": n} for n in range(5)
+    ],
+    "unpaired-preference": [{"prompt": ASKED, "completion": answer(f"{n}"), "label": n == 2} for n in range(5)],
 }
 
 
@@ -81,16 +102,21 @@ CONTAINERS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
 }
 
 
-@pytest.mark.parametrize("format", RECORDS)
-def test_every_container_holds_the_same_documents(tmp_path: Path, format: str) -> None:
+@pytest.mark.parametrize(
+    ("format", "found"),
+    [*RECORDS.items(), *OF_MESSAGES.items()],
+    ids=[*RECORDS, *(f"{name}-of-messages" for name in OF_MESSAGES)],
+)
+def test_every_container_holds_the_same_documents(tmp_path: Path, format: str, found: list[dict[str, Any]]) -> None:
     """And `auto` finds the format of each by looking."""
-    lines = write_jsonl(tmp_path / "lines.jsonl", RECORDS[format])
+    lines = write_jsonl(tmp_path / "lines.jsonl", found)
     expected = stored(lines, tmp_path / "cache", format=format)
     assert expected.meta.documents == 5
     for name, write in CONTAINERS.items():
-        write(tmp_path / name, RECORDS[format])
+        write(tmp_path / name, found)
         made = stored(tmp_path / name, tmp_path / name[2:])
         assert made.meta.contents == expected.meta.contents, name
+        assert made.meta.kinds == expected.meta.kinds, name
         assert made.tokens.tolist() == expected.tokens.tolist(), name
         assert (made.loss_mask is None) == (expected.loss_mask is None)
         if made.loss_mask is not None and expected.loss_mask is not None:

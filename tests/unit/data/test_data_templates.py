@@ -17,7 +17,14 @@ from tests.unit.data.making import CHATML, chat_record, stored, write_jsonl, wri
 from tokenizers import decoders, models, pre_tokenizers
 
 from muster.storage.conversations import conversation
-from muster.trainer.data import chat_prompt, load_tokenizer, templated, tokenizer_from_commit, tokenizer_of_folder
+from muster.trainer.data import (
+    chat_prompt,
+    load_tokenizer,
+    preference,
+    templated,
+    tokenizer_from_commit,
+    tokenizer_of_folder,
+)
 from muster.trainer.data.chat import parts
 from muster.trainer.data.hugging_face_tokenizer import HuggingFaceTokenizer
 from muster.trainer.errors import UserError
@@ -101,6 +108,25 @@ def test_what_each_family_writes_and_learns() -> None:
         GOLDEN.write_text(written)
         pytest.fail(f"{GOLDEN} was not there and is written anew: read the difference, and run this again")
     assert written == GOLDEN.read_text(), f"remove {GOLDEN} to write it anew, and read the difference"
+
+
+@pytest.mark.parametrize("family", ["Qwen 2.5", "Llama 3.1"])
+def test_a_pairs_tools_are_written_as_a_conversations_are(family: str) -> None:
+    """And it is another pair without them; beside texts, and without a template, nothing could write them."""
+    tokenizer, turns = tokenizer_of(family), TOOLS["messages"][:1]
+    record = {"prompt": turns, "chosen": TOOLS["messages"][1:2], "rejected": [{"role": "assistant", "content": "3"}]}
+    one = preference.pair({**record, "tools": TOOLS["tools"]})
+    whole = conversation({"messages": TOOLS["messages"][:2], "tools": TOOLS["tools"]}, "openai-chat")
+    assert preference.parts(one, tokenizer)[0] == parts(whole, tokenizer)
+    assert preference.parts(one, tokenizer)[0] != preference.parts(preference.pair(record), tokenizer)[0]
+    assert preference.content_hash(one) != preference.content_hash(preference.pair(record))
+    openai = {"messages": turns, "tools": TOOLS["tools"]}
+    sides = {"preferred_output": record["chosen"], "non_preferred_output": record["rejected"]}
+    assert preference.pair({"input": openai, **sides}) == one
+    with pytest.raises(ValueError, match="tools stand beside texts"):
+        preference.pair({"prompt": "a", "chosen": "b", "rejected": "c", "tools": TOOLS["tools"]})
+    with pytest.raises(ValueError, match=r"give data\.chatTemplate"):
+        preference.parts(one, load_tokenizer("bytes"))
 
 
 # Words that spell marks, thoughts, other families' marks, and the beginnings of them.

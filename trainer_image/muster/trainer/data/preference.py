@@ -3,22 +3,25 @@
 A pair is `{"prompt", "chosen", "rejected"}`, each text or each a list of messages; where it has no prompt, the prompt
 is what both sides begin with alike. OpenAI's form of a pair, `{"input": {"messages"}, "preferred_output",
 "non_preferred_output"}`, is read too. A single answer is `{"prompt", "completion", "label": true | false}`. A pair may
-carry a `margin`, a number that says by how much the chosen answer is better. The names are those of TRL's datasets.
+carry a `margin`, a number that says by how much the chosen answer is better, and either may say in `tools` what the
+assistant may call. The names are those of TRL's datasets. In tables of text, lists, numbers and labels stand as JSON.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from muster.contract.data_formats import SHAPES, columns_of
-from muster.storage.conversations import Conversation, Turn, turns_of
+from muster.storage.conversations import Conversation, Turn, messages_or_text, tools_of, turns_of
 from muster.trainer.data import chat
 from muster.trainer.data.chat import Part
 from muster.trainer.data.tokenizer import Tokenizer
 
+_LABELS = {"true": True, "1": True, "false": False, "0": False}  # as tables of text have them
 EQUAL = "chosen and rejected are equal"
 NO_ANSWER = "an answer is empty"
 
@@ -30,6 +33,7 @@ class Comparison(NamedTuple):
     sides: tuple[tuple[Turn, ...] | str, ...]
     value: float  # the pair's margin, or 1 for a good answer and 0 for a bad one
     kind: str  # what it looked like, in words
+    tools: tuple[Mapping[str, Any], ...] = ()  # what the assistant may call, as JSON schemas
 
     @property
     def fault(self) -> str:
@@ -42,7 +46,7 @@ class Comparison(NamedTuple):
 def pair(record: object) -> Comparison:
     """Parse a line of format preference. Raises ValueError that says what is wrong and where in the record."""
     fields = _fields(_from_openai(record), ("chosen", "rejected"), SHAPES["preference"])
-    margin = fields.get("margin", 0.0)
+    margin = 0.0 if fields.get("margin") in (None, "") else _number(fields["margin"])
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
         raise ValueError(f"margin is {margin!r}; it must be a number")
     if fields.get("prompt") is None:
@@ -53,19 +57,20 @@ def pair(record: object) -> Comparison:
         sides = tuple(_side(fields[name], name) for name in ("chosen", "rejected"))
     _must_be_answers(prompt, sides, ("chosen", "rejected"))
     what = "texts" if isinstance(prompt, str) else "conversations"
-    return Comparison(prompt, sides, float(margin), f"pairs of {what} with {how}")
+    return Comparison(prompt, sides, float(margin), f"pairs of {what} with {how}", _tools(fields, prompt))
 
 
 def labelled(record: object) -> Comparison:
     """Parse a line of format unpaired-preference. Raises ValueError as `pair` does."""
     fields = _fields(record, ("prompt", "completion", "label"), SHAPES["unpaired-preference"])
-    label = fields["label"]
+    label = _LABELS.get(fields["label"].lower()) if isinstance(fields["label"], str) else fields["label"]
     if label not in (True, False, 0, 1):
-        raise ValueError(f"label is {label!r}; it must be true (a good answer) or false (a bad one)")
+        raise ValueError(f"label is {fields['label']!r}; it must be true (a good answer) or false (a bad one)")
     prompt, side = _side(fields["prompt"], "prompt"), _side(fields["completion"], "completion")
     _must_be_answers(prompt, (side,), ("completion",))
     what = "texts" if isinstance(prompt, str) else "conversations"
-    return Comparison(prompt, (side,), float(label), f"single answers with labels, as {what}")
+    kind = f"single answers with labels, as {what}"
+    return Comparison(prompt, (side,), float(label), kind, _tools(fields, prompt))
 
 
 def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]:
@@ -75,7 +80,7 @@ def parts(one: Comparison, tokenizer: Tokenizer) -> tuple[tuple[Part, ...], ...]
         eos = Part(ids=(tokenizer.eos,))
         return tuple((*bos, Part(one.prompt, loss_mask=False), Part(str(side)), eos) for side in one.sides)
     before = tuple(turn._replace(loss_mask=False) for turn in one.prompt)
-    return tuple(chat.parts(Conversation((*before, *_turns(side))), tokenizer) for side in one.sides)
+    return tuple(chat.parts(Conversation((*before, *_turns(side)), one.tools), tokenizer) for side in one.sides)
 
 
 def good_answer(one: Comparison) -> str | None:
@@ -105,6 +110,8 @@ def content_hash(one: Comparison) -> int:
         else:
             state.update(f"{len(text)} turns:{Conversation(text).hash()}:".encode())
     state.update(repr(one.value).encode())
+    if one.tools:
+        state.update(json.dumps(one.tools, sort_keys=True).encode())
     return int.from_bytes(state.digest(), "little")
 
 
@@ -115,9 +122,8 @@ def _from_openai(record: object) -> object:
     given = record.get("input")
     if not isinstance(given, dict) or not isinstance(given.get("messages"), list):
         raise ValueError('input is not {"messages": [{"role": …, "content": …}, …]}')
-    if given.get("tools"):
-        raise ValueError("input.tools: pairs with tools are not learnt from; leave the line out")
     return {
+        "tools": given.get("tools"),
         "prompt": given["messages"],
         "chosen": record["preferred_output"],
         "rejected": record.get("non_preferred_output"),
@@ -132,7 +138,23 @@ def _fields(record: object, needed: tuple[str, ...], wanted: str) -> dict[str, A
     return record
 
 
-def _side(content: object, at: str) -> tuple[Turn, ...] | str:
+def _tools(fields: Mapping[str, Any], prompt: tuple[Turn, ...] | str) -> tuple[Mapping[str, Any], ...]:
+    found = tools_of(fields)
+    if found and isinstance(prompt, str):
+        raise ValueError("tools stand beside texts; only a conversation's template can write them")
+    return found
+
+
+def _number(value: object) -> object:
+    """The number that a text of a table is, where it is one."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _side(given: object, at: str) -> tuple[Turn, ...] | str:
+    content = messages_or_text(given)
     if isinstance(content, str):
         return content
     if isinstance(content, list) and content:

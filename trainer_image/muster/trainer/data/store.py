@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from muster.trainer.errors import StorageError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 META = "meta.json"
 SKETCH_VALUES = 128  # of a MinHash: similarities are estimated to within 0.044 (one standard deviation at 0.5)
 Array = npt.NDArray[Any]
