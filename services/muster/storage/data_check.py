@@ -53,8 +53,10 @@ class Checked:
 def check(file: File, name: str) -> Checked:
     """Read all of `file`, which is called `name` in messages. Raises StorageError where a disk or a store fails."""
     bounded = _Bounded(file, name)
-    if (name.lower().endswith(".zst") or is_table(bounded)) and importlib.util.find_spec("pyarrow") is None:
-        return Checked(unknown="Parquet and .zst files are read by pyarrow, which is not installed beside the API")
+    if (name.lower().endswith((".zst", ".arrow")) or is_table(bounded)) and importlib.util.find_spec("pyarrow") is None:
+        return Checked(
+            unknown="Parquet, Arrow and .zst files are read by pyarrow, which is not installed beside the API"
+        )
     reader = _records if is_of_records(name) else _text
     counted = _Counted()
     try:

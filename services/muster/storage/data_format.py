@@ -9,7 +9,7 @@ from muster.contract.base import UserError
 from muster.contract.data_config import Source
 from muster.contract.data_formats import SHAPES, columns_of, looks_like
 from muster.storage.records import Record, read_records
-from muster.storage.sources import File, is_of_records
+from muster.storage.sources import File, is_glob, is_of_records, split_of
 
 # What lies beside the records in the folders that data sets are published as, and is none of them.
 _ABOUT = ("readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict", "state")
@@ -18,10 +18,12 @@ _ABOUT = ("readme", "license", "licence", "dataset_info", "dataset_infos", "data
 def of_known_format(source: Source, files: Sequence[File]) -> tuple[Source, tuple[File, ...]]:
     """The source with its format, and those of its files that are of it.
 
-    A format that was given is believed. Raises UserError where `auto` can't tell, StorageError where a file can't be
-    read.
+    A format that was given is believed. Raises UserError where `auto` can't tell, and where the files are of several
+    parts of a data set, StorageError where a file can't be read.
     """
     telling = tuple(file for file in files if not _is_about(file)) or tuple(files)
+    if source.format != "text" and not is_glob(source.source):
+        _refuse_splits(source, telling)
     if source.format != "auto":
         return source, tuple(files) if source.format == "text" else telling
     if source.source.startswith("builtin://"):
@@ -48,9 +50,18 @@ def of_known_format(source: Source, files: Sequence[File]) -> tuple[Source, tupl
     return source.model_copy(update={"format": found}), tuple(records)
 
 
+def _refuse_splits(source: Source, files: Sequence[File]) -> None:
+    """What a data set has for training and for tests must not be learnt from together unawares."""
+    splits = dict(filter(None, map(split_of, reversed([file for file in files if is_of_records(file.address)]))))
+    if len(splits) > 1:
+        named = " or ".join(splits[split] for split in sorted(splits, reverse=True))
+        held = f"holds several parts of a data set ({', '.join(sorted(splits))}), which would all be learnt from"
+        raise UserError(f"data source {source.source}: {held}; name one of them: {named}")
+
+
 def _is_about(file: File) -> bool:
     name = file.address.rpartition("/")[2].lower()
-    return name.partition(".")[0] in _ABOUT and not name.endswith((".jsonl", ".parquet", ".csv"))
+    return name.partition(".")[0] in _ABOUT and not name.endswith((".jsonl", ".parquet", ".arrow", ".csv"))
 
 
 def _first(files: Sequence[File], source: Source) -> Record | None:

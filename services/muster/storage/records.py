@@ -1,4 +1,5 @@
-"""The records of a data file, one at a time, in bounded memory: lines of JSON, a JSON array, rows of CSV or Parquet.
+"""The records of a data file, one at a time, in bounded memory: lines of JSON, a JSON array, rows of CSV, Parquet
+or Arrow.
 
 A file whose name ends in .gz or .zst is decompressed as it is read. Every fault names the file and the line, element or
 row, what is wrong there and what to do.
@@ -93,6 +94,8 @@ def raw_records(file: File, saw: Saw = nobody) -> Generator[RawRecord, None, Non
     with open_bytes(file, saw) as stream:
         if kind in (".csv", ".tsv"):
             yield from _rows_of_csv(stream, file.address, "\t" if kind == ".tsv" else ",")
+        elif kind == ".arrow":
+            yield from _rows_of_arrow(stream, file.address)
         elif kind == ".json" and _is_array(stream, file.address):
             yield from _elements(stream, file.address)
         else:
@@ -158,7 +161,9 @@ def arrow(module: str = "pyarrow") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError("Parquet and .zst files are read by pyarrow: pip install 'muster-train[trainer]'") from None
+        raise UserError(
+            "Parquet, Arrow and .zst files are read by pyarrow: pip install 'muster-train[trainer]'"
+        ) from None
 
 
 def broken(address: str, error: Exception) -> UserError | StorageError:
@@ -366,6 +371,25 @@ def _rows_of_parquet(file: File) -> Iterator[RawRecord]:
             if error.errno is None:  # Arrow's own, of damaged pages
                 raise UserError(f"{file.address}: is damaged: {error}; copy it again, or make it anew") from None
             raise StorageError(f"{file.address}: can't be read: {error}") from None
+
+
+def _rows_of_arrow(stream: BinaryIO, address: str) -> Iterator[RawRecord]:
+    """Of a stream of record batches, as `datasets` keeps a data set (`save_to_disk`)."""
+    pa, ipc = arrow(), arrow("pyarrow.ipc")
+    number = 0
+    try:
+        for batch in ipc.open_stream(pa.PythonFile(stream, mode="r")):
+            batch.validate(full=True)  # else what a file says of its own offsets is believed
+            for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+                for row in batch.slice(start, ROWS_AT_ONCE).to_pylist():
+                    number += 1
+                    value = {name: _without_nulls(column) for name, column in row.items()}
+                    yield RawRecord(f"{address}, row {number}", value)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
+        words = f"{address}: is not a stream of Arrow that can be read, as save_to_disk of datasets writes: {error}"
+        raise UserError(f"{words}; write it as Parquet") from None
+    except OSError as error:
+        raise broken(address, error) from None
 
 
 def rows_of_table(file: File) -> int:

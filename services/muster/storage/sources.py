@@ -28,8 +28,13 @@ STDLIB = "builtin://python-stdlib"
 STDLIB_WITHOUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 COMPRESSED = (".gz", ".zst")
-RECORD_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+RECORD_ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 BLOCK_BYTES = 1 << 20
+# What a part of a data set is called by the name of its file or folder, as they are published and kept.
+_SPLIT = re.compile(
+    r"(?P<split>train|training|test|testing|valid|validation|val|dev|eval|evaluation)(-\d{1,5}(-of-\d{1,5})?(-\w+)?)?"
+)
+_SPLITS = {"training": "train", "train": "train", "testing": "test", "test": "test"}  # the others are of validation
 _MAGIC = re.compile(r"[*?\[]")
 
 Report = Callable[[str], None]
@@ -269,6 +274,21 @@ def _once_each(paths: Iterable[Path], report: Report) -> Iterator[Path]:
 
 def _wanted(name: str, format: str) -> bool:
     return not name.startswith(".") and (format in ("text", "auto") or is_of_records(name))
+
+
+def split_of(file: File) -> tuple[str, str] | None:
+    """The part of a data set that the file is of (train, test or validation) by its name, or else by its folder's; and
+    the glob or folder that means all files of it there."""
+    folder, _, name = file.address.rpartition("/")
+    if found := _SPLIT.fullmatch(name.partition(".")[0].lower()):
+        return _SPLITS.get(found["split"], "validation"), f"{folder}/{name[: found.end('split')]}*"
+    if found := _SPLIT.fullmatch(folder.rpartition("/")[2].lower()):
+        return _SPLITS.get(found["split"], "validation"), folder
+    return None
+
+
+def is_glob(address: str) -> bool:
+    return _MAGIC.search(address) is not None
 
 
 def is_of_records(name: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -93,12 +94,19 @@ def as_parquet(path: Path, found: list[dict[str, Any]]) -> None:
     parquet.write_table(pa.Table.from_pylist(found), path, row_group_size=2)
 
 
+def as_arrow(path: Path, found: list[dict[str, Any]]) -> None:
+    table = pa.Table.from_pylist(found)
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
 CONTAINERS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
     "a.json": as_array,
     "a.csv": as_csv,
     "a.jsonl.gz": as_gzip,
     "a.jsonl.zst": as_zstd,
     "a.parquet": as_parquet,
+    "a.arrow": as_arrow,
 }
 
 
@@ -184,6 +192,42 @@ def test_files_that_lie_beside_a_data_set_are_passed_over(tmp_path: Path) -> Non
     (folder / "dataset_info.json").write_text("{}")
     assert stored(folder, tmp_path / "cache").meta.documents == 5
     assert stored(folder, tmp_path / "cache", format="openai-chat").meta.documents == 5
+
+
+def test_a_data_set_that_was_saved_to_disk_is_read(tmp_path: Path) -> None:
+    datasets.Dataset.from_list(CHAT).save_to_disk(tmp_path / "saved", num_shards=2)
+    lines = write_jsonl(tmp_path / "lines.jsonl", CHAT)
+    expected = stored(lines, tmp_path / "cache")
+    for format in ("auto", "openai-chat"):
+        made = stored(tmp_path / "saved", tmp_path / format, format=format)
+        assert (made.meta.contents, made.tokens.tolist()) == (expected.meta.contents, expected.tokens.tolist())
+    (path,) = (tmp_path / "saved").glob("data-00001-*.arrow")
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(UserError, match=r"data-00001-of-00002\.arrow: is not a stream of Arrow that can be read"):
+        stored(tmp_path / "saved", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("format", ["auto", "openai-chat"])
+def test_parts_of_a_data_set_are_not_learnt_from_together(tmp_path: Path, format: str) -> None:
+    published = tmp_path / "published"
+    (published / "data").mkdir(parents=True)
+    as_parquet(published / "data" / "train-00000-of-00001.parquet", CHAT)
+    as_parquet(published / "data" / "test-00000-of-00001-0abc.parquet", CHAT[:2])
+    named = rf"\(test, train\), .*; name one of them: {published}/data/train\* or {published}/data/test\*$"
+    with pytest.raises(UserError, match=named):
+        stored(published, tmp_path / "cache", format=format)
+    assert stored(f"{published}/data/train*", tmp_path / "cache", format=format).meta.documents == 5
+    both = datasets.DatasetDict({name: datasets.Dataset.from_list(CHAT) for name in ("train", "validation")})
+    both.save_to_disk(tmp_path / "saved")
+    with pytest.raises(UserError, match=r"name one of them: .*/saved/validation or .*/saved/train$"):
+        stored(tmp_path / "saved", tmp_path / "cache", format=format)
+    assert stored(tmp_path / "saved" / "train", tmp_path / "cache", format=format).meta.documents == 5
+
+
+def test_files_that_are_called_otherwise_are_of_no_part(tmp_path: Path) -> None:
+    for name in ("test-taking.jsonl", "training-plans.jsonl", "evals.jsonl", "train.jsonl"):
+        write_jsonl(tmp_path / name, CHAT)
+    assert stored(tmp_path, tmp_path / "cache").meta.documents == 20
 
 
 def test_text_and_records_side_by_side_are_not_guessed(tmp_path: Path) -> None:
