@@ -33,6 +33,8 @@ _HUB = re.compile(
 )
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _WEB_URL = re.compile(r"\s*https?://(?:[^/@]*@)?([^/?#]+)", re.IGNORECASE)
+_IP_ADDRESS = re.compile(r"\s*((?:\d{1,3}(?:\.\d{1,3}){3}|\[[\da-f:.]+\])(?::\d+)?)\s*(?:/|$)", re.IGNORECASE)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _METADATA_NAMES = frozenset({"metadata", "metadata.google.internal", "metadata.goog", "instance-data.ec2.internal"})
 _METADATA_ADDRESSES = frozenset({"fd00:ec2::254", "fd20:ce::254", "100.100.100.200"})  # AWS, Google, Alibaba
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -128,14 +130,42 @@ def is_metadata_host(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return host.lower().rstrip(".") in _METADATA_NAMES
-    address = getattr(address, "ipv4_mapped", None) or address
+        if (number := _ipv4_of(host.rstrip("."))) is None:
+            return host.lower().rstrip(".") in _METADATA_NAMES
+        address = number
+    if isinstance(address, ipaddress.IPv6Address):
+        translated = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
+        address = address.ipv4_mapped or address.sixtofour or translated or address
     return address.is_link_local or str(address) in _METADATA_ADDRESSES
 
 
+def _ipv4_of(host: str) -> ipaddress.IPv4Address | None:
+    """An address as resolvers read it (inet_aton): one to four numbers, decimal, octal or hexadecimal; the last fills
+    what is left."""
+    *first, last = host.split(".")
+    if len(first) > 3:
+        return None
+    try:
+        numbers = [_number(part) for part in (*first, last)]
+    except ValueError:
+        return None
+    if any(number > 0xFF for number in numbers[:-1]) or numbers[-1] >= 1 << 8 * (4 - len(first)):
+        return None
+    return ipaddress.IPv4Address(sum(n << 8 * (3 - at) for at, n in enumerate(numbers[:-1])) + numbers[-1])
+
+
+def _number(text: str) -> int:
+    if not text.isalnum() or not text.isascii():
+        raise ValueError(text)
+    if text.lower().startswith("0x"):
+        return int(text[2:] or "0", 16)
+    return int(text, 8 if text.startswith("0") else 10)
+
+
 def refuse_metadata_url(text: str) -> None:
-    """Raises AddressError for an http(s) URL of a machine's metadata service; any other text passes."""
-    match = _WEB_URL.match(text)
+    """Raises AddressError for an http(s) URL of a machine's metadata service, or for its IP address, which proxies are
+    named by; any other text passes."""
+    match = _WEB_URL.match(text) or _IP_ADDRESS.match(text)
     if match and is_metadata_host(_host_name(match[1])):
         raise AddressError("is the address of a machine's own metadata service, which no job may name as an endpoint")
 

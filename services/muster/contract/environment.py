@@ -15,9 +15,11 @@ from muster.contract.fields import Text
 
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = ("MUSTER_", "PET_")
-# They decide which programs and libraries a process loads: a job's own affair in a container, not on a shared machine.
+# They decide which programs and libraries a process loads, some of them before it gives up its rights (OpenSSL's
+# providers, the user's site-packages): a job's own affair in a container, not on a shared machine.
 _LOADER_VARIABLES = re.compile(
-    r"(LD|DYLD|GIT|SSH)_\w*|PYTHON\w*|PERL5\w*|BASH_ENV|ENV|BROWSER|PAGER|EDITOR|NODE_OPTIONS|PATH|SHELL"
+    r"(LD|DYLD|GIT|SSH|OPENSSL)_\w*|(PYTHON|PERL|RUBY)\w*|BASH_ENV|ENV|BROWSER|PAGER|EDITOR|NODE_OPTIONS|PATH|SHELL|HOME|"
+    r"GCONV_PATH|GLIBC_TUNABLES|LOCPATH|NLSPATH"
 )
 
 

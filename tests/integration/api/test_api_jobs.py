@@ -360,7 +360,9 @@ async def test_what_is_not_there_is_not_found(here: Platform) -> None:
     assert json.loads(wrong.text)["instance"] == "/api/v1/jobs"
 
 
-@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONSTARTUP", "BROWSER", "GIT_SSH_COMMAND"])
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "PYTHONSTARTUP", "BROWSER", "GIT_SSH_COMMAND", "OPENSSL_CONF", "HOME", "GCONV_PATH"]
+)
 async def test_what_a_process_loads_is_not_the_jobs_to_say_outside_a_container(here: Platform, name: str) -> None:
     wanted = document(runtime={"env": [{"name": "FINE", "value": "1"}, {"name": name, "value": "/tmp/x.so"}]})
     reply = await here.client.post("/api/v1/jobs", json=wanted)

@@ -1,5 +1,6 @@
 """The same text is the same place for everybody, and a job's folder always ends with its uid."""
 
+import socket
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,8 +14,10 @@ from muster.contract.address import (
     HubPath,
     checkpoint_address,
     hub_path,
+    is_metadata_host,
     job_folder,
     parse_address,
+    refuse_metadata_url,
 )
 
 UID = "8f1c9f0e-1111-4222-8333-abcdefabcdef"
@@ -126,6 +129,46 @@ def test_what_is_no_address_is_refused(text: str, says: str) -> None:
     with pytest.raises(AddressError, match=says) as raised:
         parse_address(text)
     assert "secret" not in str(raised.value)
+
+
+METADATA = (
+    "169.254.169.254", "2852039166", "0xa9fea9fe", "0xA9.254.0xa9fe", "169.254.43518", "0251.0376.0251.0376",
+    "[fe80::1]", "[64:ff9b::a9fe:a9fe]", "[2002:a9fe:a9fe::1]", "[::ffff:169.254.169.254]", "100.100.100.200",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", METADATA)
+def test_a_machines_own_metadata_is_no_endpoint_however_it_is_written(host: str) -> None:
+    for text in (f"http://{host}/", f" https://me@{host}:80/latest?x", f"HTTP://{host}"):
+        with pytest.raises(AddressError, match="metadata service"):
+            refuse_metadata_url(text)
+
+
+@pytest.mark.parametrize("text", ["169.254.169.254:80", "169.254.169.254", "[fe80::1]:3128/"])
+def test_a_proxy_is_named_without_a_scheme(text: str) -> None:
+    with pytest.raises(AddressError, match="metadata service"):
+        refuse_metadata_url(text)
+
+
+@given(st.integers(0, (1 << 32) - 1))
+@example(0xA9FE0000)
+def test_numbers_are_read_as_the_resolver_reads_them(number: int) -> None:
+    address = socket.inet_ntoa(number.to_bytes(4, "big"))
+    for text in (str(number), hex(number), f"0{number:o}", address):
+        assert socket.inet_aton(text) == number.to_bytes(4, "big")
+        assert is_metadata_host(text) == is_metadata_host(address)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "metadata", "2852039166", "http://10.0.0.1/", "10.0.0.1:3128", "http://0/", "http://1.2.3.4.5/",
+        "http://256.1.1/x", "http://hub.example.com/169.254.169.254", "http://089/", "http://face/",
+        "http://[2001:db8::1]/", "169.254.169.254.csv",
+    ],
+)  # fmt: skip
+def test_any_other_value_may_be_one(text: str) -> None:
+    refuse_metadata_url(text)
 
 
 @pytest.mark.parametrize("text", ["ckpt", "~/ckpt", "https://host/x", "hf://a/b", "builtin://python-stdlib"])
