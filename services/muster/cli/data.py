@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as documents
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,10 +60,10 @@ def inspect(
     """Show counts, lengths, what is left out and why, and samples as the model sees them.
 
     The data are prepared as a job would prepare them, with $MUSTER_CACHE_DIR to keep that, where it is set. In colour,
-    green is in the loss. Of a job, the report is shown that its first rank wrote.
+    green is in the loss. Of a job, the report and the first samples are shown that its first rank wrote.
     """
     if _is_job(target):
-        return _show_kept(target, server, json)
+        return _show_kept(target, server, json, samples, no_color)
     more = ["--samples", str(samples), *(["--no-color"] if no_color else [])]
     _run(target, settings, more, _of_file(model, tokenizer, chat_template, sequence_length, format, field))
 
@@ -133,11 +135,16 @@ def _training(file: JobFile) -> dict[str, Any]:
         raise CliError(what, Exit.USAGE, "invalid_job", file.name, faults) from None
 
 
-def _show_kept(name: str, server: str | None, json: bool) -> None:
+def _show_kept(name: str, server: str | None, json: bool, samples: int, no_color: bool) -> None:
     from muster.contract.data_report import DataReport, report_lines
+    from muster.contract.shown_samples import sample_text
 
     with connect(server) as client:
         document = client.get(f"jobs/{client.job_id(name)}/data")
     if json:
         return print_json(document)
-    answers().print("\n".join(report_lines(DataReport.model_validate(document))), soft_wrap=True)
+    report = DataReport.model_validate(document)
+    colour = sys.stdout.isatty() and not no_color and not os.environ.get("NO_COLOR")
+    answers().print("\n".join(report_lines(report)), soft_wrap=True)
+    for number, sample in enumerate(report.shown[:samples]):
+        typer.echo(f"\n{sample_text(number, sample, colour, sample.cut)}")

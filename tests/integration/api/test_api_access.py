@@ -154,6 +154,7 @@ def outcome(reply: httpx2.Response) -> str:
     code = reply.json()["code"] if has_code else ""
     if reply.status_code == 404 and (code in _HIDDEN or not reply.content):  # a HEAD is answered without one
         return H
+    assert reply.status_code != 500, reply.text  # 503 is what a route says that has nothing behind it here
     return {401: NOBODY, 403: F}.get(reply.status_code, M)
 
 

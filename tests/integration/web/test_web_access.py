@@ -232,6 +232,7 @@ _SPEC = (
 
 async def _outcome(browser: Browser, path: str, reply: httpx2.Response) -> str:
     onward = reply.headers.get("location", "")
+    assert reply.status_code != 500, reply.text
     if reply.status_code == 401 or (reply.status_code == 303 and onward.startswith("/sign-in?")):
         return NOBODY
     if path == "/jobs/act" and reply.status_code == 303:  # of several jobs each says what became of it

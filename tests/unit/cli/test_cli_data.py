@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from typer.testing import CliRunner
 
 from muster.cli import data
 from muster.cli.errors import CliError
+from muster.client.address import Server
+from muster.client.connection import Connection
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -63,3 +66,31 @@ def test_a_job_that_is_not_valid_is_told_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(CliError) as caught:
         CliRunner().invoke(data.app, ["validate", str(file)], catch_exceptions=False)
     assert caught.value.faults[0].line
+
+
+def test_a_jobs_samples_are_shown_with_what_is_learnt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = [
+        {"document": 0, "text": "user: hi\n\x1b[2J", "tokens": 9, "learnt": False},
+        {"document": 0, "text": "hello", "tokens": 5, "learnt": True},
+    ]
+    sample = {"stretches": said, "padding": 2, "compares": [], "cut": 7}
+    report = {"sequenceLength": 16, "samplesPerEpoch": 4, "samplesPerStep": 2, "sources": [], "warnings": []}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        jobs = {"items": [{"id": "uid-1", "name": "my-run"}]}
+        return httpx2.Response(
+            200, json=report | {"shown": [sample] * 3} if request.url.path.endswith("/data") else jobs
+        )
+
+    def connect(_: str | None) -> Connection:
+        return Connection(Server("http://127.0.0.1:1", "test"), transport=httpx2.MockTransport(answer))
+
+    monkeypatch.setattr(data, "connect", connect)
+    data.inspect("my-run", samples=1, no_color=True)
+    told = capsys.readouterr().out
+    assert "4 samples of 16 tokens in an epoch, 2 in a step" in told
+    assert "sample 0: the first 14 of 21 tokens, 5 of them in the loss\n── document 0\n" in told
+    assert "user: hi\n\\x1b[2J⟦hello⟧\n── 2 tokens of padding" in told, "nothing speaks to the terminal"
+    assert "sample 1" not in told

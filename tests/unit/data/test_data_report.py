@@ -11,8 +11,9 @@ from tests.unit.data.making import CHATML, chat_record, config, opened, write_js
 from muster.contract.base import dump
 from muster.contract.data_report import DATA_REPORT_KEY, DataReport, report_lines
 from muster.contract.names import ExitCode
+from muster.contract.shown_samples import lines
 from muster.trainer.data import load_tokenizer
-from muster.trainer.data.rendering import lines, render
+from muster.trainer.data.rendering import render
 from muster.trainer.data.report import data_report
 from muster.trainer.train import data_report as keeping
 from muster.trainer.train.inspection import main

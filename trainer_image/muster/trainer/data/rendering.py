@@ -15,10 +15,6 @@ from muster.trainer.data.tokenizer import Tokenizer
 EXCERPT_TOKENS: Final = 40
 EXCERPT_CHARACTERS: Final = 80
 
-# Brackets of the golden files of templates; in colour the learnt text is green, and what is only read is dim.
-OPEN, CLOSE = "⟦", "⟧"
-GREEN, DIM, BOLD, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
-
 
 @dataclass(frozen=True)
 class Stretch:
@@ -58,30 +54,6 @@ def render(sample: Sample, tokenizer: Tokenizer, compares: tuple[str, ...] = ())
         ids = [token for _, _, token in group]
         stretches.append(Stretch(document, tokenizer.spell(ids), len(ids), flag))
     return Rendered(tuple(stretches), len(sample.tokens) - total, compares)
-
-
-def lines(rendered: Rendered, colour: bool) -> str:
-    """For people. Without colour, what is learnt stands in ⟦ ⟧."""
-    written = list[str]()
-    for number, group in groupby(rendered.stretches, key=lambda stretch: stretch.document):
-        called = f" ({rendered.compares[number % 2]})" if rendered.compares else ""
-        head = f"── document {number}{called}"
-        written.append(f"{BOLD}{head}{PLAIN}" if colour else head)
-        written.append("".join(_painted(stretch, colour) for stretch in group))
-    if rendered.padding:
-        written.append(f"── {rendered.padding:,} tokens of padding")
-    return "\n".join(written)
-
-
-def _painted(stretch: Stretch, colour: bool) -> str:
-    if not colour:
-        return f"{OPEN}{_safe(stretch.text)}{CLOSE}" if stretch.learnt else _safe(stretch.text)
-    return f"{GREEN if stretch.learnt else DIM}{_safe(stretch.text)}{PLAIN}"
-
-
-def _safe(text: str) -> str:
-    """The text without control characters, which would speak to the terminal."""
-    return "".join(letter if letter >= " " or letter in "\n\t" else f"\\x{ord(letter):02x}" for letter in text)
 
 
 def excerpt(store: TokenStore, number: int, tokenizer: Tokenizer) -> str:

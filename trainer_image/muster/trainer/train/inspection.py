@@ -26,6 +26,7 @@ from muster.contract.data_config import Source
 from muster.contract.data_formats import FORMATS
 from muster.contract.data_report import DataReport, report_lines
 from muster.contract.names import Env
+from muster.contract.shown_samples import sample_text
 from muster.contract.training import TrainingConfig
 from muster.storage.data_format import of_known_format
 from muster.storage.records import RawRecord
@@ -36,7 +37,7 @@ from muster.trainer.data.checks import must_have_samples
 from muster.trainer.data.documents import RecordReader
 from muster.trainer.data.prepare import with_formats
 from muster.trainer.data.reading import Reading
-from muster.trainer.data.rendering import Rendered, lines
+from muster.trainer.data.rendering import Rendered
 from muster.trainer.data.report import data_report, first_samples
 from muster.trainer.errors import StorageError, UserError, exit_code
 from muster.trainer.train.origin import as_packable, fresh_origin
@@ -136,8 +137,7 @@ def words(inspected: Inspected, colour: bool) -> str:
     """The report for people."""
     parts = report_lines(inspected.report)
     for number, sample in enumerate(inspected.samples):
-        head = f"sample {number}: {sample.tokens:,} tokens, {sample.learnt:,} of them in the loss"
-        parts.append(f"\n{head}\n{lines(sample, colour)}")
+        parts += ["", sample_text(number, sample, colour)]
     return "\n".join(parts)
 
 
