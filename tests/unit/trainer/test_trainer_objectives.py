@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from muster.contract.base import parse
+from muster.contract.data_formats import FORMATS
 from muster.contract.training import TrainingConfig
 from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import Sample
@@ -92,7 +93,7 @@ def config(task: str, **settings: Any) -> TrainingConfig:
     document = {
         "task": task,
         "model": {"from": {"uri": "file:///base"}},
-        "data": {"train": [{"source": "x", "format": "unpaired-preference" if task == "kto" else "preference"}]},
+        "data": {"train": [{"source": "x", "format": FORMATS[task][0]}]},
         "batch": {"tokensPerStep": 512},
         "length": {"steps": 1},
         **({task: settings} if settings else {}),
@@ -252,6 +253,31 @@ def test_losses_and_gradients_are_those_of_trl(
     for name, gradient in gradients.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-5, msg=name)
     assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-3  # there is something to compare
+
+
+def test_the_loss_of_answers_and_its_gradients_are_those_of_trl(models: tuple[Any, Any], tmp_path: Path) -> None:
+    """Task sft, on six conversations of which the answers are learnt: three rows here, six with padding there."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    trainer = SFTTrainer(
+        model=copy.deepcopy(models[1]),
+        args=SFTConfig(str(tmp_path), use_cpu=True, report_to=[], bf16=False, gradient_checkpointing=False),
+        train_dataset=Dataset.from_list([{"prompt": "a ", "completion": "b"}] * 3),
+        processing_class=AutoTokenizer.from_pretrained("examples/tiny-model"),
+    )
+    inputs = _padded([(prompt, side) for prompt, *both in PAIRS for side in both])
+    inputs["labels"] = inputs["input_ids"].masked_fill(inputs.pop("completion_mask") == 0, -100)
+    expected = trainer.compute_loss(trainer.model, inputs)
+    expected.backward()
+    loss, found, _ = ours(models, config("sft"))
+    torch.testing.assert_close(loss, expected.detach(), atol=1e-5, rtol=1e-5)
+    gradients = _gradients(trainer.model)
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-5, msg=name)
+    assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-3
 
 
 def test_rewards_and_their_gradients_are_those_of_trl(tmp_path: Path) -> None:
