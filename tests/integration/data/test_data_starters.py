@@ -15,9 +15,10 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.polling import eventually
-from tests.unit.data.making import config, contents, opened, stored, write_jsonl, write_texts
+from tests.unit.data.making import chat_record, config, contents, opened, stored, write_jsonl, write_texts
 
 from muster.contract.data_config import Source
 from muster.trainer.data import build, load_tokenizer
@@ -195,3 +196,50 @@ def test_a_preparation_that_is_killed_at_fifty_moments_ends_with_the_same_bytes(
     assert opened(given, tmp_path / "cache").fingerprint == want
     assert bytes_of(tmp_path / "cache") == bytes_of(tmp_path / "whole")
     assert not list((tmp_path / "cache").rglob(".building-*")), "what the dead began is cleared away"
+
+
+@pytest.mark.long
+def test_one_that_is_killed_while_others_tokenise_for_it_ends_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conversations, with their loss masks. The processes that tokenise end with the one that started them."""
+    monkeypatch.setattr(build, "BATCH_CHARACTERS", 4000)
+    monkeypatch.setattr(build, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(build, "processes_for", lambda size: 2)
+    dice = random.Random(1)
+    turns = [("".join(dice.choices("abcde ", k=400)), "".join(dice.choices("xyz ", k=300))) for _ in range(600)]
+    source = write_jsonl(tmp_path / "in.jsonl", [chat_record(("user", a), ("assistant", b)) for a, b in turns])
+    given = Source(source=str(source), format="openai-chat")
+    whole = prepared(given, load_tokenizer("bytes"), tmp_path / "whole", lambda line: None)
+
+    def work(connection: Connection) -> None:
+        prepared(given, load_tokenizer("bytes"), tmp_path / "cache", lambda line: None)
+
+    def kept() -> int:
+        found = list((tmp_path / "cache").glob("tokens/.building-*/progress.json"))
+        return int(json.loads(found[0].read_text())["documents"]) if found else 0
+
+    for goal in range(100, 600, 100):
+        process, connection = start(work)
+        eventually(lambda goal=goal: kept() >= goal, "so many documents to be kept")
+        others = psutil.Process(process.pid).children()
+        process.kill()
+        process.join(TIMEOUT_SECONDS)
+        connection.close()
+        assert len(others) == 2, "they tokenise"
+        eventually(lambda others=others: not any(map(is_alive, others)), "the end of those that tokenised for it")
+        assert kept() < 600, "it was killed before it was done"
+    made_again = prepared(given, load_tokenizer("bytes"), tmp_path / "cache", lambda line: None)
+    first, second = (
+        {path.name: path.read_bytes() for path in (tmp_path / cache / "tokens" / whole.meta.key).iterdir()}
+        for cache in ("whole", "cache")
+    )
+    assert first == second
+    assert (made_again.meta, made_again.meta.documents) == (whole.meta, 600)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
