@@ -31,8 +31,9 @@ class LengthCount(Record):
 
 class SourceReport(Record):
     """One source. `documents` and `tokens` are those of its files that are used so; `learnt` of the tokens are in the
-    loss (None: not counted). `truncated` documents are longer than a sample. `samples` are those of one epoch of the
-    source, and `filled` is the share of their tokens that is not padding."""
+    loss (None: not counted). `duplicates` have the content of another document, and `truncated` ones are longer than a
+    sample. `samples` are those of one epoch of the source, and `filled` is the share of their tokens that is not
+    padding."""
 
     source: str
     use: Literal["training", "evaluation"]
@@ -40,6 +41,7 @@ class SourceReport(Record):
     documents: int
     tokens: int
     learnt: int | None = None
+    duplicates: int = 0
     lengths: tuple[LengthCount, ...] = ()
     truncated: int = 0
     samples: int = 0
@@ -94,6 +96,9 @@ def _of_source(source: SourceReport) -> Iterator[str]:
     learnt = "" if source.learnt is None else f", {source.learnt:,} of them in the loss"
     yield f"  {source.documents:,} documents, {source.tokens:,} tokens{learnt}"
     yield from (f"  {count:,} {looks}" for looks, count in source.looks.items())
+    if source.duplicates:
+        share = source.duplicates / source.documents
+        yield f"  {source.duplicates:,} documents ({share:.1%}) have the content of another: curation.exactDuplicates"
     yield f"  {source.samples:,} samples, {source.filled:.1%} of their tokens not padding"
     share = source.truncated / max(1, source.documents)
     yield f"  {source.truncated:,} documents ({share:.1%}) are longer than a sample and are truncated"

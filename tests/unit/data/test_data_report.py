@@ -29,6 +29,20 @@ def inspected(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0
     return json.loads(told.out if code == 0 else told.err.splitlines()[-1])
 
 
+def test_documents_that_are_there_more_than_once_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.trainer.data.report.AT_ONCE", 3)
+    texts = [{"text": f"document {n}"} for n in (*range(7), 3, 3, 5)]
+    source = write_jsonl(tmp_path / "in.jsonl", texts)
+    held = {"every": 1, "data": [{"source": str(write_jsonl(tmp_path / "held.jsonl", [{"text": "another"}]))}]}
+    report = data_report(
+        opened(config([{"source": str(source)}], 32, held), tmp_path / "cache"), load_tokenizer("bytes")
+    )
+    assert [each.duplicates for each in report.sources] == [3, 0]
+    shown = report_lines(report)
+    assert "  3 documents (30.0%) have the content of another: curation.exactDuplicates" in shown
+    assert sum("content of another" in line for line in shown) == 1
+
+
 def test_every_source_is_counted_and_what_is_left_out_has_a_reason(tmp_path: Path) -> None:
     silent = chat_record(("user", "a question that is longer than a sample of tokens"), ("assistant", "no"))
     long = chat_record(("user", "hi"), ("assistant", "an answer that is longer than a sample of tokens"))

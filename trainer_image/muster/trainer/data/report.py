@@ -101,6 +101,7 @@ def _of_source(
         documents=len(documents),
         tokens=documents.tokens,
         learnt=meta.learnt if whole else None,
+        duplicates=_duplicates(documents),
         lengths=_lengths(documents),
         truncated=packed.truncated,
         samples=packing.samples if packing else 0,
@@ -108,6 +109,16 @@ def _of_source(
         looks=meta.kinds,
         left_out=(*read, *lost),
     )
+
+
+def _duplicates(documents: Documents) -> int:
+    """How many have the content of one before; the hashes of contents are in order."""
+    hashes = documents.store.hashes[documents.first : documents.first + len(documents)]
+    found = 0
+    for at in range(1, len(hashes), AT_ONCE):
+        some = hashes[at : at + AT_ONCE]
+        found += int(np.count_nonzero(some == hashes[at - 1 : at - 1 + len(some)]))
+    return found
 
 
 def _lengths(documents: Documents) -> tuple[LengthCount, ...]:
