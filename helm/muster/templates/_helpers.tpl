@@ -54,12 +54,24 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{/* What uploads on their way lie in: a claim, the pod's own disk, or nothing where the API's own claim holds them. */}}
+{{- define "muster.uploads" -}}
+{{- if and .Values.workers.filesUri .Values.api.uploads.existingClaim -}}
+persistentVolumeClaim: {claimName: {{ .Values.api.uploads.existingClaim }}}
+{{- else if and .Values.workers.filesUri (not (include "muster.apiClaim" .)) -}}
+emptyDir: {sizeLimit: {{ .Values.api.uploads.size }}}
+{{- end }}
+{{- end }}
+
 {{/* What would otherwise end in a pod that never starts is refused here, with what to do. */}}
 {{- define "muster.judgeApi" -}}
 {{- $api := .Values.api }}
 {{- if $api.database.existingSecret }}
 {{- if not $api.bootstrapToken.existingSecret }}
 {{- fail "api.bootstrapToken.existingSecret: with a database the API keeps no volume to write its first token to; name a Secret that holds one (docs/install.md)" }}
+{{- end }}
+{{- if and (gt (int $api.replicas) 1) .Values.workers.filesUri (not $api.uploads.existingClaim) (not $api.uploads.sticky) }}
+{{- fail "api.uploads: an upload lies on the disk of the replica that it began at, and another one would not know it; name a ReadWriteMany claim in api.uploads.existingClaim, or set api.uploads.sticky where each client meets one replica (docs/files.md)" }}
 {{- end }}
 {{- else if gt (int $api.replicas) 1 }}
 {{- fail "api.replicas: SQLite has one writer; name a PostgreSQL database in api.database.existingSecret" }}

@@ -239,7 +239,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
     callers.watch(database.sessions)
     placed.watch(database.sessions)
     prices = load_prices(settings.prices_file)
-    kept = open_files(database, settings.layout.uploads, settings.files_place)
+    kept = open_files(database, settings.layout.uploads, settings.files_place, settings.uploads_bytes_max)
     made = Exports(settings.layout.exports)
     works = [
         Work("mirror", mirror.step, settings.mirror_seconds),

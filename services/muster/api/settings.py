@@ -6,19 +6,25 @@ import ipaddress
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from muster.api.openai.models.base_models import checked_models
 from muster.contract.address import Address, checkpoint_address, parse_address
 from muster.contract.layout import State
+from muster.contract.quantities import quantity
 from muster.documents.document import BYTES_MAX
 from muster.documents.prices import checked_prices
 
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def _bytes_of(given: Any) -> Any:
+    """A Kubernetes quantity such as 10Gi as a number, as a chart's values name sizes."""
+    return int(quantity(given)) if isinstance(given, str) else given
 
 
 class Settings(BaseSettings):
@@ -71,6 +77,9 @@ class Settings(BaseSettings):
     # state folder, or, in a Kubernetes cluster, nowhere.
     files_uri: str | None = None
     file_bytes_max: Annotated[int, Field(gt=0, le=10**15)] = 10**12  # of one uploaded file
+    # Of all uploads on their way in `<state>/uploads`, where its volume may hold less than the disk below (10Gi);
+    # None: as the disk has room.
+    uploads_bytes_max: Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_bytes_of)] = None
     body_bytes_max: Annotated[int, Field(gt=0, le=BYTES_MAX)] = BYTES_MAX
     receive_seconds_max: Seconds = 20.0  # for a request's headers, and again for its body, to arrive
     send_seconds_max: Seconds = 60.0  # for a reader that is behind to take what is ready for it

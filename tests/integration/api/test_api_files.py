@@ -17,7 +17,7 @@ from tests.integration.api.people import People, settle
 from tests.integration.api.platform import Platform, document, platform, until
 from tests.s3_servers import BUCKET, moto_server
 
-from muster.api.files import service, staging
+from muster.api.files import repository, service, staging
 from muster.api.files.arrivals import drop_expired
 from muster.contract.base import dump_json
 from muster.contract.layout import State
@@ -130,6 +130,21 @@ async def test_an_upload_cut_at_every_tenth_is_gone_on_with_by_another_process(t
                 assert (found["status"], found["sha256"]) == ("ready", hashlib.sha256(DATA).hexdigest())
 
 
+async def test_replicas_that_share_the_folder_of_uploads_take_turns_at_one(tmp_path: Path) -> None:
+    async with platform(tmp_path / "state") as one, platform(tmp_path / "state") as two:
+        place, size = (await begin(one)).headers["location"], len(DATA)
+        for tenth in range(10):
+            here, other = (one, two) if tenth % 2 else (two, one)
+            start, stop = size * tenth // 10, size * (tenth + 1) // 10
+            assert await offset_of(here, place) == start
+            assert (await send(here, place, start, DATA[start:stop])).status_code == 204
+            assert stop == size or await offset_of(other, place) == stop
+        for here in (one, two):
+            found = await taken_in(here, place.rpartition("/")[2])
+            assert (found["status"], found["sha256"]) == ("ready", hashlib.sha256(DATA).hexdigest())
+        assert list(one.state.uploads.iterdir()) == []
+
+
 async def test_a_process_that_ends_between_arrival_and_check_is_followed_by_one_that_does_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +252,51 @@ async def test_a_hundred_gigabytes_are_refused_before_a_byte_where_there_is_no_r
     assert refused["code"] == "no_space"
     assert "has room for 37.3 GiB" in refused["detail"], "what is on its way counts"
     assert (await begin(local, size=2 * 10**12, expect=413)).json()["code"] == "file_too_large"
+
+
+async def test_uploads_together_stay_within_what_their_volume_may_hold(tmp_path: Path) -> None:
+    """Kubernetes evicts a pod whose emptyDir outgrows its sizeLimit, which the disk below it knows nothing of."""
+    most = 64 << 10
+    async with platform(tmp_path / "state", uploads_bytes_max="64Ki") as here:
+        place = (await begin(here, size=40_000)).headers["location"]
+        refused = (await begin(here, size=40_000, expect=507)).json()
+        assert (refused["code"], "has room for 23.9 KiB" in refused["detail"]) == ("no_space", True), (
+            "before a byte is sent"
+        )
+
+        async def unsized() -> AsyncIterator[bytes]:
+            yield bytes(20_000)
+
+        (here.state.uploads / "spool-of-a-request-that-came-beside-it").write_bytes(bytes(45_056))
+        assert "has room for 0 B" in (await upload(here, unsized(), expect=507))["detail"]
+        full = await send(here, place, 0, bytes(40_000))
+        assert (full.status_code, full.json()["code"]) == (507, "no_space")
+        assert "may hold 64.0 KiB (MUSTER_API_UPLOADS_BYTES_MAX): what has arrived is kept" in full.json()["detail"]
+        assert sum(path.stat().st_blocks * 512 for path in here.state.uploads.iterdir()) <= most
+        assert await offset_of(here, place) == 0, "and may be gone on with"
+
+
+async def test_what_lies_on_another_replicas_disk_takes_no_room_and_is_given_up_when_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with platform(tmp_path / "state") as here:
+        file_id = (await begin(here, size=60 * 10**6)).json()["id"]
+        kept = here.services.files.staging
+        assert kept.missing({file_id: 60 * 10**6}) == 60 * 10**6
+        kept.remove(file_id)
+        assert kept.missing({file_id: 60 * 10**6}) == 0
+        async with here.services.database.write() as session:
+            row = await repository.get(session, file_id)
+            assert row is not None
+            row.status, row.key = "checking", f"{row.project}/{'0' * 64}.jsonl"  # what a replica left that is no more
+        arrivals = here.services.files.arrivals
+        assert arrivals is not None
+        await arrivals._take_in(file_id)
+        assert (await here.get(f"/files/{file_id}"))["status"] == "checking", "for it may come back"
+        monkeypatch.setattr("muster.api.files.arrivals.ELSEWHERE_SECONDS", -1.0)
+        await arrivals._take_in(file_id)
+        found = await here.get(f"/files/{file_id}")
+        assert (found["status"], "upload it again" in found["fault"]) == ("failed", True)
 
 
 async def test_a_projects_files_stay_within_its_limit(tmp_path: Path) -> None:

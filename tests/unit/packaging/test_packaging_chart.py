@@ -127,7 +127,7 @@ def test_every_switch_does_something(chart: Chart) -> None:
     def changed(path: str) -> bool:
         below = sqlite if path.startswith(hidden) else EVERYTHING
         above = placed(path, CHANGES[path])
-        if path == "api.database.existingSecret":
+        if path in ("api.database.existingSecret", "api.uploads.sticky"):  # which several replicas need
             above = merged(above, {"api": {"replicas": 1}})
         return chart.text(merged(below, above)) != base(path.startswith(hidden))
 
@@ -257,7 +257,7 @@ def test_the_api_reads_its_settings_as_meant(
         f"MUSTER_API_{name}" for name in
         (
             "CLUSTER", "STATE", "HOST", "PORT", "PUBLIC_URL", "CHECKPOINT_URI", "FILES_URI", "DATABASE_URL",
-            "BOOTSTRAP_TOKEN",
+            "BOOTSTRAP_TOKEN", "UPLOADS_BYTES_MAX",
             "PRICES_FILE",
             "BASE_MODELS_FILE",
             "OIDC_ISSUER", "OIDC_CLIENT_ID", "OIDC_AUDIENCE", "OIDC_SCOPES", "OIDC_PERSON_CLAIM", "OIDC_GROUPS_CLAIM",
@@ -282,6 +282,7 @@ def test_the_api_reads_its_settings_as_meant(
     assert settings.secret_key_file is not None
     assert settings.secret_key_file.parent in mounted
     assert str(settings.files_place) == "s3://files/muster"
+    assert settings.uploads_bytes_max == 10 << 30, "the size of the volume, else the pod is evicted with what arrives"
     monkeypatch.delenv("MUSTER_API_CHECKPOINT_URI")
     assert ApiSettings().default_checkpoint_uri is None, "the operator's own; never a folder of the API's pod"
 
@@ -314,11 +315,49 @@ def test_the_api_keeps_its_history(chart: Chart, api: Object, replicas: int, str
     [
         ({"replicas": 2}, "api.replicas: SQLite has one writer"),
         ({"database": {"existingSecret": "muster"}}, "api.bootstrapToken.existingSecret: with a database"),
+        ({"replicas": 2, **POSTGRESQL}, "api.uploads: an upload lies on the disk of the replica that it began at"),
     ],
 )
 def test_an_api_that_could_not_work_is_refused(chart: Chart, api: Object, why: str) -> None:
     with pytest.raises(Refused, match=re.escape(why)):
-        chart.text({"api": api})
+        chart.text({"api": api, "workers": {"filesUri": "s3://files/muster"}})
+
+
+SHARED = {"name": "uploads", "persistentVolumeClaim": {"claimName": "mine"}}
+OWN = {"name": "uploads", "emptyDir": {"sizeLimit": "3Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("api", "volume", "bound"),
+    [
+        ({"replicas": 2, "uploads": {"existingClaim": "mine"}, **POSTGRESQL}, SHARED, None),
+        ({"replicas": 2, "uploads": {"sticky": True, "size": "3Gi"}, **POSTGRESQL}, OWN, "3Gi"),
+        ({"uploads": {"size": "3Gi"}, "persistence": {"enabled": False}}, OWN, "3Gi"),
+        ({}, None, None),
+    ],
+)
+def test_uploads_lie_where_every_replica_that_is_asked_finds_them(
+    chart: Chart, api: Object, volume: Object | None, bound: str | None
+) -> None:
+    """In a shared claim; on a pod's own disk, whose bound the API knows; or in the API's own claim."""
+    objects = chart.objects({"api": api, "workers": {"filesUri": "s3://files/muster"}})
+    pod = pod_specs(objects)["muster-api"]
+    assert [each for each in pod["volumes"] if each["name"] == "uploads"] == ([volume] if volume else [])
+    (container,) = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    uploads = ApiSettings(state=Path(mounts["state"])).layout.uploads
+    assert mounts.get("uploads", str(uploads)) == str(uploads)
+    assert ("uploads" in mounts, environment(container).get("MUSTER_API_UPLOADS_BYTES_MAX")) == (bool(volume), bound)
+    (service,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == ("Service", "muster-api")]
+    sticky = "ClientIP" if api.get("uploads", {}).get("sticky") else None
+    assert service["spec"].get("sessionAffinity") == sticky
+
+
+def test_an_image_with_the_trainer_in_it_serves_and_does_not_train(chart: Chart) -> None:
+    """Its own command is a worker's."""
+    values = {"api": {"image": {"repository": "muster-trainer", "tag": "0.1.0-api"}}}
+    (container,) = pod_specs(chart.objects(values))["muster-api"]["containers"]
+    assert (container["image"], container["command"]) == ("muster-trainer:0.1.0-api", ["python", "-m", "muster.api"])
 
 
 def test_workers_are_scraped_where_they_listen(chart: Chart) -> None:

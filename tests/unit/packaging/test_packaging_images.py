@@ -51,10 +51,13 @@ def test_the_efa_base_is_the_one_that_is_documented() -> None:
     assert [name for name in lock("trainer_image") if name.startswith("nvidia-nccl-cu13")], "CUDA 13, as is told there"
 
 
-def test_images_share_versions_where_they_meet() -> None:
-    """docker-compose.yml puts the operator's packages into the trainer's image."""
-    operator, trainer = lock("operator"), lock("trainer_image")
-    assert {name for name in operator.keys() & trainer.keys() if operator[name] != trainer[name]} == set()
+@pytest.mark.parametrize("extra", ["operator", "services"])
+def test_images_share_versions_where_they_meet(extra: str) -> None:
+    """The trainer's image takes in the packages of another one: docker-compose.yml's operator, an API that exports."""
+    added, trainer = lock(extra), lock("trainer_image")
+    assert {name for name in added.keys() & trainer.keys() if added[name] != trainer[name]} == set()
+    text = (ROOT / "trainer_image" / "Dockerfile").read_text()
+    assert f"COPY {extra}/requirements.txt {extra}/" in text
 
 
 @pytest.mark.parametrize("image", IMAGES)

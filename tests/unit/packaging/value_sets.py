@@ -53,6 +53,7 @@ EVERYTHING: dict[str, Any] = MONITORED | {
             "groupsClaim": "realm_access.roles",
             "roles": {"ml": {"nlp": "member"}, "platform": "admin"},
         },
+        "uploads": {"sticky": True},
         "persistence": {"storageClassName": "gp3"},
         "env": [{"name": "AWS_REGION", "value": "eu-west-1"}],
         "envFrom": [{"secretRef": {"name": "s3"}}],
@@ -112,6 +113,15 @@ SETS: dict[str, dict[str, Any]] = {
     "without-the-api": {"api": {"enabled": False}, "networkPolicy": {"enabled": True}},
     "forgetful": {"api": {"persistence": {"enabled": False}}, "networkPolicy": {"enabled": True}},
     "postgresql": {"api": {"database": {"existingSecret": "muster"}, "bootstrapToken": {"existingSecret": "muster"}}},
+    "shared-uploads": {
+        "workers": {"filesUri": "s3://files/muster"},
+        "api": {
+            "replicas": 2,
+            "uploads": {"existingClaim": "uploads"},
+            "database": {"existingSecret": "muster"},
+            "bootstrapToken": {"existingSecret": "muster"},
+        },
+    },
     "monitored": MONITORED,
     "with-the-agent": {"agent": {"enabled": True}},
     "air-gapped": {
@@ -198,6 +208,9 @@ CHANGES: dict[str, Any] = {
     "api.oidc.personClaim": "",
     "api.oidc.groupsClaim": "",
     "api.oidc.roles": {"ml": {"nlp": "viewer"}},
+    "api.uploads.existingClaim": "other",
+    "api.uploads.sticky": False,
+    "api.uploads.size": "9Gi",
     "api.persistence.enabled": False,
     "api.persistence.size": "9Gi",
     "api.persistence.storageClassName": "other",

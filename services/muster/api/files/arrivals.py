@@ -85,10 +85,7 @@ class Arrivals:
     async def _put_away(self, row: FileRow) -> None:
         if row.key is None:
             if not self._staging.path(row.id).exists():
-                async with self._database.read() as session:
-                    waited = await clock(session) - row.created_at
-                if waited > ELSEWHERE_SECONDS:
-                    await self._finish(row, Status.FAILED, fault="its bytes are gone from the folder of uploads")
+                await self._give_up_what_is_gone(row)
                 return
             found = self._staging.digest(row.id) or await asyncio.to_thread(self._staging.read_digest, row.id)
             if row.sha256 not in (None, found):
@@ -100,12 +97,23 @@ class Arrivals:
             await self._refer(row)
         key = row.key
         if not await asyncio.to_thread(self._contents.has, key):
+            if not self._staging.path(row.id).exists():
+                await self._give_up_what_is_gone(row)
+                return
             own_key = await self._kms_key_of(row.project)
             await asyncio.to_thread(self._contents.put, key, self._staging.path(row.id), own_key)
         self._staging.remove(row.id)
         checked = await self._check(row, key) if Purpose(row.purpose).is_data else None
         fault = checked.fault if checked is not None else ""
         await self._finish(row, Status.FAILED if fault else Status.READY, checked, fault)
+
+    async def _give_up_what_is_gone(self, row: FileRow) -> None:
+        """Bytes that are not here lie on another replica's disk; after a while they went with it."""
+        async with self._database.read() as session:
+            waited = await clock(session) - row.created_at
+        if waited > ELSEWHERE_SECONDS:
+            gone = "its bytes are gone from the folder of uploads; upload it again"
+            await self._finish(row, Status.FAILED, fault=gone)
 
     async def _kms_key_of(self, project: str) -> str | None:
         """The key that the project's limits name, which its commits are encrypted by, too."""
@@ -170,8 +178,8 @@ class Files:
     arrivals: Arrivals | None
 
 
-def open_files(database: Database, uploads: Path, place: Address | None) -> Files:
-    staging = Staging(uploads)
+def open_files(database: Database, uploads: Path, place: Address | None, bytes_max: int | None = None) -> Files:
+    staging = Staging(uploads, bytes_max)
     if place is None:
         return Files(staging, None, None)
     contents = Contents(place)

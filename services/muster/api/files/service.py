@@ -259,8 +259,8 @@ async def begin(
         coming = await repository.on_their_way(session)
         room = await asyncio.to_thread(lambda: staging.room() - staging.missing(coming))
         if needs > room:
-            room_for = text_size(max(0, room))
-            detail = f"The disk of {staging.folder} has room for {room_for}, and the upload needs {text_size(needs)}."
+            room_for, wanted_room = text_size(max(0, room)), text_size(needs) if needs else "some"
+            detail = f"The disk of {staging.folder} has room for {room_for}, and the upload needs {wanted_room}."
             raise ApiError("no_space", detail)
         staging.make(row.id)
         session.add(row)

@@ -10,17 +10,19 @@ import hashlib
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from muster.api.errors import ApiError
+from muster.contract.text import size as text_size
 from muster.storage.checksum import crc32_value
 
 BLOCK_BYTES = 4 << 20  # that are handed to a thread at a time: at 1 MiB the hand-over costs a tenth of the time
 DIGESTS_KEPT = 1_000  # digests of uploads that are not whole; of any other the file is read once more at the end
 FREE_BYTES_KEPT = 256 << 20  # of the disk, for the database and whatever else is on it
+_FREE_SPACE = "what has arrived is kept, so free some space and send the rest."
 _UNVERIFIED = ".from"
 _PART = ".part_"
 
@@ -58,10 +60,14 @@ def new_hash(algorithm: str) -> Hash:
 
 
 class Staging:
-    """The uploads in `folder`, by name. One request at a time writes to one; a later one takes its place."""
+    """The uploads in `folder`, by name. One request at a time writes to one; a later one takes its place.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `bytes_max`, where it is given, bounds all of them together: Kubernetes evicts a pod whose volume has outgrown its
+    sizeLimit, which the disk below knows nothing of.
+    """
+
+    def __init__(self, folder: Path, bytes_max: int | None = None) -> None:
+        self.folder, self.bytes_max = folder, bytes_max
         self._writing: dict[str, asyncio.Task[int]] = {}
         self._digests: OrderedDict[str, tuple[int, Hash]] = OrderedDict()
 
@@ -96,14 +102,28 @@ class Staging:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def room(self) -> int:
-        """Bytes that may be written to the disk. Raises ApiError files_unavailable."""
+        """Bytes that may be written to the folder. Raises ApiError files_unavailable."""
         with _explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return max(0, shutil.disk_usage(self.folder).free - FREE_BYTES_KEPT)
+            free = shutil.disk_usage(self.folder).free - FREE_BYTES_KEPT
+        return max(0, free if self.bytes_max is None else min(free, self._left(self.bytes_max)))
 
     def missing(self, expected: dict[str, int]) -> int:
-        """Bytes that are still to come of uploads, by name and their size."""
-        return sum(max(0, size - (self.size(name) or 0)) for name, size in expected.items())
+        """Bytes that are still to come of uploads, by name and their size; those that lie on another replica's disk
+        take nothing of this one."""
+        there = ((size, self.size(name)) for name, size in expected.items())
+        return sum(max(0, size - have) for size, have in there if have is not None)
+
+    def need(self, count: int) -> None:
+        """Raises ApiError no_space where so many bytes more would be too many, whatever the disk says."""
+        if self.bytes_max is not None and count > self._left(self.bytes_max):
+            most = text_size(self.bytes_max)
+            raise ApiError("no_space", f"{self.folder} may hold {most} (MUSTER_API_UPLOADS_BYTES_MAX): {_FREE_SPACE}")
+
+    def _left(self, bytes_max: int) -> int:
+        """A 64th of all is kept for folders and for blocks that a file does not fill."""
+        with os.scandir(self.folder) as entries:
+            return bytes_max - bytes_max // 64 - sum(_blocks_of(entry) for entry in entries)
 
     async def write(
         self, name: str, offset: int, chunks: AsyncIterator[bytes], most: int, checksum: Checksum | None = None
@@ -135,7 +155,7 @@ class Staging:
         self, name: str, offset: int, chunks: AsyncIterator[bytes], most: int, checksum: Checksum | None
     ) -> int:
         with _explained(self.folder), self._opened(name, offset, checksum is not None) as file:
-            writer = _Writer(file, offset, self._hash_from(name, offset), checksum)
+            writer = _Writer(file, offset, self._hash_from(name, offset), checksum, self.need)
             try:
                 try:
                     await _pass_on(writer, chunks, most)
@@ -181,6 +201,7 @@ class Staging:
         with _explained(self.folder), open(self.path(name), "wb") as joined:
             for part in parts:
                 for block in self._blocks(part):
+                    self.need(len(block))
                     joined.write(block)
                     whole.update(block)
                     asked.update(block)
@@ -259,14 +280,18 @@ class Staging:
 class _Writer:
     """Writes one request's bytes to a file from an offset on, and hashes them. Called from one thread at a time."""
 
-    def __init__(self, file: int, offset: int, whole: Hash | None, checksum: Checksum | None) -> None:
+    def __init__(
+        self, file: int, offset: int, whole: Hash | None, checksum: Checksum | None, need: Callable[[int], None]
+    ) -> None:
         self.at = offset
+        self._need = need
         self.whole = whole  # the digest of all bytes until `at`
         self.overflowed = self.taken_back = False
         self._file, self._offset, self._checksum = file, offset, checksum
         self._own = new_hash(checksum.algorithm) if checksum else None
 
     def write(self, chunks: Sequence[bytes]) -> None:
+        self._need(sum(map(len, chunks)))
         for chunk in chunks:
             view = memoryview(chunk)
             while view:
@@ -315,6 +340,14 @@ async def _pass_on(writer: _Writer, chunks: AsyncIterator[bytes], most: int) -> 
             await asyncio.shield(asyncio.to_thread(writer.write, held))
 
 
+def _blocks_of(entry: os.DirEntry[str]) -> int:
+    """Bytes of the disk, as Kubernetes counts them; 0 where it has just gone."""
+    try:
+        return entry.stat(follow_symlinks=False).st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
 @contextlib.contextmanager
 def _explained(folder: Path) -> Iterator[None]:
     """Say what the disk refuses as the API's refusal."""
@@ -322,7 +355,6 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            detail = f"The disk of {folder} is full. What has arrived is kept: free some space and send the rest."
-            raise ApiError("no_space", detail) from error
+            raise ApiError("no_space", f"The disk of {folder} is full: {_FREE_SPACE}") from error
         detail = f"Uploads can't be written to {folder}: {error.strerror or error}."
         raise ApiError("files_unavailable", detail, headers={"Retry-After": "5"}) from error

@@ -74,12 +74,13 @@ async def _commit_of(services: Services, row: JobRow, wanted: FineTuned, model: 
 
 
 def _must_be_able(services: Services) -> None:
-    if services.chat.workers_max and importlib.util.find_spec("torch") is not None:
+    if not services.chat.workers_max:
+        why = "MUSTER_API_CHAT_WORKERS is 0"
+    elif importlib.util.find_spec("torch") is None:
+        why = "it has no trainer beside it (docs/install.md says how an API's image gets one)"
+    else:
         return
-    detail = (
-        "This server answers no prompts: it has no trainer beside it, or MUSTER_API_CHAT_WORKERS is 0. `muster serve "
-        "JOB` prints how to serve the job's model."
-    )
+    detail = f"This server answers no prompts: {why}. `muster serve JOB` prints how to serve the job's model."
     raise ApiError("model_unavailable", detail)
 
 
