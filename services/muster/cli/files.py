@@ -142,6 +142,7 @@ def _table(items: list[dict[str, Any]]) -> Any:
 def _details(file: dict[str, Any]) -> Any:
     from muster.cli import formatting
     from muster.cli.table import Table
+    from muster.cli.uploading import contents_of
 
     table = Table("", "", header=False)
     table.add_row("file", f"{file['id']}  {file['name']}")
@@ -149,7 +150,7 @@ def _details(file: dict[str, Any]) -> Any:
     table.add_row("for", f"{file['purpose']}, project {file['project']}, of {file['owner']}")
     table.add_row("size", f"{formatting.size(file['bytes'])} ({file['bytes']:,} bytes)")
     if file["samples"] is not None:
-        table.add_row("holds", f"{formatting.plural(file['samples'], 'sample')}, {file['format']}")
+        table.add_row("holds", contents_of(file))
     if file["unchecked"]:
         table.add_row("not read through", file["unchecked"])
     if file["sha256"]:

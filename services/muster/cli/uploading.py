@@ -27,8 +27,15 @@ def send_file(
     if found["status"] == "failed":
         say(f"{path}: nothing can be learnt from it: {found['fault']}", "red")
     elif found["samples"] is not None:
-        say(f"{path.name}: {formatting.plural(found['samples'], 'sample')}, {found['format']}", "dim")
+        say(f"{path.name}: {contents_of(found)}", "dim")
     return found
+
+
+def contents_of(file: dict[str, Any]) -> str:
+    """What was found in a file of data. An older server estimates no tokens."""
+    words = f"{formatting.plural(file['samples'], 'sample')}, {file['format']}"
+    tokens = file.get("tokensEstimated")
+    return words if tokens is None else f"{words}, about {formatting.amount(tokens)} tokens (by 4 bytes of text each)"
 
 
 def fetch_file(client: Connection, file: dict[str, Any], target: Path) -> None:

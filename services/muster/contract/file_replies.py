@@ -34,8 +34,8 @@ class Status(StrEnum):
 class File(Reply):
     """A file of a project. `received` are the bytes that have arrived for certain, of `bytes` in all. Of data, `format`
     is what the records look like, `samples` how many there are, and `uncompressed_bytes` their size as they are read;
-    null before they were read through, and for other files; `unchecked` says why data could not be. Tokens depend on a
-    job's tokenizer: `muster data inspect` counts them."""
+    null before they were read through, and for other files; `unchecked` says why data could not be. `tokens_estimated`
+    is a quarter of the bytes of their text. Tokens depend on a job's tokenizer: `muster data inspect` counts them."""
 
     id: str
     project: str
@@ -50,6 +50,10 @@ class File(Reply):
     format: str | None
     samples: int | None
     uncompressed_bytes: int | None
+    tokens_estimated: int | None = Field(
+        default=None,
+        description="Bytes of text by 4, as English has them in usual vocabularies; no tokenizer is asked.",
+    )
     unchecked: str | None
     created_at: Time
     expires_at: Time | None

@@ -1,8 +1,9 @@
 """python -m muster.storage.data_check ADDRESS --name NAME
 
 Reads a file of training data from its first byte to its last, as a job's first rank will, and prints a JSON document:
-its format, how many samples it holds and how many bytes they are, and the first fault with its line. Memory is bounded,
-also where the file is made to burst it: a compressed one may grow EXPANSION_MAX times, a record has RECORD_BYTES_MAX.
+its format, how many samples it holds, how many bytes they are and how many tokens their text may be, and the first
+fault with its line. Memory is bounded, also where the file is made to burst it: a compressed one may grow EXPANSION_MAX
+times, a record has RECORD_BYTES_MAX.
 
 It is a process of its own, because what it reads was sent by somebody else. It needs no torch and no tokenizer.
 """
@@ -14,6 +15,7 @@ import codecs
 import importlib.util
 import io
 import json
+import math
 import resource
 import sys
 import zlib
@@ -28,6 +30,7 @@ from muster.storage.conversations import conversation
 from muster.storage.errors import StorageError
 from muster.storage.records import arrow, broken, is_table, open_bytes, read_records
 from muster.storage.sources import COMPRESSED, File, is_of_records
+from muster.storage.text_size import BYTES_PER_TOKEN, text_bytes
 
 # Text that people write shrinks 3 to 10 times and logs 30 times; what grows more is made to. Small files may.
 EXPANSION_MAX: Final = 200
@@ -40,14 +43,16 @@ EXIT_STORAGE: Final = 83
 @dataclass(frozen=True)
 class Checked:
     """What is in a file. `bytes` are those of its records as they are read, without a compression; of a table, as its
-    own list of contents says. Where `fault` is not empty nothing can be learnt from it, and the counts are of what
-    comes before; where `unknown` is not, nobody could read it here, and why."""
+    own list of contents says. `tokens_estimated` are the bytes of their text by BYTES_PER_TOKEN. Where `fault` is not
+    empty nothing can be learnt from it, and the counts are of what comes before; where `unknown` is not, nobody could
+    read it here, and why."""
 
     format: str | None = None
     samples: int | None = None
     bytes: int | None = None
     fault: str = ""
     unknown: str = ""
+    tokens_estimated: int | None = None
 
 
 def check(file: File, name: str) -> Checked:
@@ -67,7 +72,8 @@ def check(file: File, name: str) -> Checked:
         return Checked(counted.format, counted.samples, bounded.bytes or counted.bytes, fault=str(error)[:1000])
     except (MemoryError, RecursionError):
         return Checked(counted.format, counted.samples, fault=f"{name}: a record of it is too large to be read")
-    return Checked(counted.format, counted.samples, bounded.bytes or counted.bytes)
+    tokens = math.ceil(counted.text_bytes / BYTES_PER_TOKEN)
+    return Checked(counted.format, counted.samples, bounded.bytes or counted.bytes, tokens_estimated=tokens)
 
 
 @dataclass
@@ -75,6 +81,7 @@ class _Counted:
     format: str | None = None
     samples: int = 0
     bytes: int = 0
+    text_bytes: int = 0
 
 
 def _text(file: _Bounded, counted: _Counted) -> None:
@@ -94,7 +101,7 @@ def _text(file: _Bounded, counted: _Counted) -> None:
             at += len(block)
     if not at:
         raise UserError(f"{file.address}: is empty")
-    counted.format, counted.samples = "text", 1
+    counted.format, counted.samples, counted.text_bytes = "text", 1, at
 
 
 def _records(file: _Bounded, counted: _Counted) -> None:
@@ -109,6 +116,7 @@ def _records(file: _Bounded, counted: _Counted) -> None:
         if fault:
             raise UserError(f"{record.place}: {fault}")
         counted.samples += 1
+        counted.text_bytes += text_bytes(record.value, counted.format) or 0
     if not counted.samples:
         raise UserError(f"{file.address}: holds no record")
 

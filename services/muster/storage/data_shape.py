@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from muster.contract.address import parse_address
 from muster.contract.base import UserError
@@ -18,11 +18,11 @@ from muster.storage.errors import StorageError
 from muster.storage.records import is_table, read_records, rows_of_table
 from muster.storage.settings import S3Settings
 from muster.storage.sources import File, find
+from muster.storage.text_size import BYTES_PER_TOKEN, text_bytes
 
 SAMPLE_BYTES: Final = 4 << 20  # that are read of all sources together
 ROWS_MAX: Final = 2_000  # that are read of a table
 FILES_MAX: Final = 20_000
-BYTES_PER_TOKEN: Final = 4.0  # of English text, with the usual vocabularies; 1 where bytes are tokens
 
 
 @dataclass(frozen=True)
@@ -116,29 +116,10 @@ def _lengths(file: File, source: Source, budget: int) -> tuple[list[float], floa
             if seen[0] > budget and lengths and seen[0] > counted:
                 return lengths, float(counted)
             counted, records = seen[0], records + 1
-            if (length := _text_bytes(record.value, source)) is not None:
-                lengths.append(length)
+            if (length := text_bytes(record.value, source.format, source.field)) is not None:
+                lengths.append(float(length))
             if rows and records == ROWS_MAX:
                 break
     finally:
         reading.close()
     return lengths, file.size * records / rows if rows else float(counted)
-
-
-def _text_bytes(record: Any, source: Source) -> float | None:
-    """Of the document. None where the record is none."""
-    if not isinstance(record, dict):
-        return None
-    if source.format == "jsonl":
-        text = record.get(source.field)
-        return float(len(text.encode())) if isinstance(text, str) else None
-    return float(_content_bytes(record)) or None
-
-
-def _content_bytes(value: Any) -> int:
-    """The bytes of all text in a conversation, whatever its format: names of columns and roles are not counted."""
-    if isinstance(value, str):
-        return len(value.encode())
-    if isinstance(value, dict):
-        return sum(_content_bytes(inner) for key, inner in value.items() if key not in ("role", "from", "type", "id"))
-    return sum(map(_content_bytes, value)) if isinstance(value, Sequence) else 0

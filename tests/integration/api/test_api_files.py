@@ -76,6 +76,7 @@ async def test_a_file_is_uploaded_checked_read_and_deleted(here: Platform) -> No
     made = await upload(here, sha256=hashlib.sha256(DATA).hexdigest())
     found = await taken_in(here, made["id"])
     expected = {"status": "ready", "bytes": len(DATA), "format": "openai-chat", "samples": 500, "fault": None}
+    expected["tokensEstimated"] = 500 * len("hi" + "hello") // 4
     assert {key: found[key] for key in expected} == expected
     assert found["sha256"] == hashlib.sha256(DATA).hexdigest()
     assert [each["id"] for each in (await here.get("/files", purpose="fine-tune"))["items"]] == [made["id"]]

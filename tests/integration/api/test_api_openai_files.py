@@ -52,6 +52,7 @@ async def test_a_file_is_uploaded_trained_on_followed_and_deleted(house: House) 
     assert (job.training_file, job.x_chosen[0]) == (made.id, "n_epochs 3, for 60 examples")  # type: ignore[attr-defined]
     found = await client.files.retrieve(made.id)
     assert (found.status, found.x_format, found.x_samples) == ("processed", "openai-chat", 60)  # type: ignore[attr-defined]
+    assert found.x_tokens_estimated == 60 * len("hi" + "hello") / 4  # type: ignore[attr-defined]
     assert found.expires_at is not None
     assert before + 3_600 <= found.expires_at + 1 <= time.time() + 3_602
     source = (await here.get(f"/jobs/{uid_of(job)}"))["spec"]["training"]["data"]["train"][0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -32,18 +33,21 @@ def checked(folder: Path, name: str, data: bytes) -> Checked:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "format", "samples"),
+    ("name", "data", "format", "samples", "text"),
     [
-        ("a.jsonl", lines({"text": "one"}, {"text": "two"}), "jsonl", 2),
-        ("a.jsonl", lines(CHAT, CHAT, CHAT), "openai-chat", 3),
-        ("a.json", json.dumps([PAIR, PAIR]).encode(), "preference", 2),
-        ("a.csv", b"instruction,output\na,b\n", "alpaca", 1),
-        ("a.txt", "Größe".encode(), "text", 1),
+        ("a.jsonl", lines({"text": "one", "n": 1}, {"text": "twö"}), "jsonl", 2, 7),
+        ("a.jsonl", lines(CHAT, CHAT, CHAT), "openai-chat", 3, 3 * 7),
+        ("a.json", json.dumps([PAIR, PAIR]).encode(), "preference", 2, 2 * 3),
+        ("a.csv", b"instruction,output\na,b\n", "alpaca", 1, 2),
+        ("a.txt", "Größe".encode(), "text", 1, 7),
     ],
 )
-def test_the_format_and_the_samples_are_told(tmp_path: Path, name: str, data: bytes, format: str, samples: int) -> None:
-    assert checked(tmp_path, name, data) == Checked(format, samples, len(data))
-    assert checked(tmp_path, f"{name}.gz", gzip.compress(data)) == Checked(format, samples, len(data))
+def test_the_format_the_samples_and_a_quarter_of_the_texts_bytes_are_told(
+    tmp_path: Path, name: str, data: bytes, format: str, samples: int, text: int
+) -> None:
+    expected = Checked(format, samples, len(data), tokens_estimated=math.ceil(text / 4))
+    assert checked(tmp_path, name, data) == expected
+    assert checked(tmp_path, f"{name}.gz", gzip.compress(data)) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,7 @@ def test_the_tool_prints_what_it_found(tmp_path: Path) -> None:
         "chat.jsonl",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert Checked(**json.loads(done.stdout)) == Checked("openai-chat", 1, path.stat().st_size)
+    assert Checked(**json.loads(done.stdout)) == Checked("openai-chat", 1, path.stat().st_size, tokens_estimated=2)
     assert "torch" not in done.stderr, "the API's image has none"
 
 

@@ -46,6 +46,7 @@ _EXAMPLE: dict[str, Any] = {
     "format": "openai-chat",
     "samples": 4_800,
     "uncompressedBytes": 7_340_032,
+    "tokensEstimated": 1_650_000,
     "unchecked": None,
     "createdAt": rfc3339(_AT),
     "expiresAt": None,

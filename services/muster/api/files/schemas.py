@@ -27,6 +27,7 @@ def file_document(row: FileRow, received: int | None = None) -> dict[str, Any]:
         "format": checked.get("format"),
         "samples": checked.get("samples"),
         "uncompressedBytes": checked.get("bytes"),
+        "tokensEstimated": checked.get("tokens_estimated"),
         "unchecked": checked.get("unknown") or None,
         "createdAt": rfc3339(row.created_at),
         "expiresAt": rfc3339(row.expires_at) if row.expires_at is not None else None,

@@ -20,7 +20,8 @@ _STATUSES: Final[dict[str, Literal["uploaded", "processed", "error"]]] = {
 
 class FileObject(BaseModel):
     """A file. It is `uploaded` until it was read through; of one in `error`, `status_details` has the first bad line.
-    What begins with `x_` is beyond OpenAI: what the records look like, and how many there are."""
+    What begins with `x_` is beyond OpenAI: what the records look like, how many there are, and a quarter of the bytes
+    of their text, which no tokenizer has counted, as an estimate of their tokens."""
 
     id: str
     object: Literal["file"] = "file"
@@ -33,6 +34,7 @@ class FileObject(BaseModel):
     status_details: str | None
     x_format: str | None
     x_samples: int | None
+    x_tokens_estimated: int | None
 
 
 class FileObjectList(BaseModel):
@@ -85,6 +87,7 @@ def file_reply(row: FileRow) -> FileObject:
         status_details=row.fault,
         x_format=checked.get("format"),
         x_samples=checked.get("samples"),
+        x_tokens_estimated=checked.get("tokens_estimated"),
     )
 
 

@@ -43,6 +43,7 @@ EXAMPLE: dict[str, Any] = {
     "status_details": None,
     "x_format": "openai-chat",
     "x_samples": 4_800,
+    "x_tokens_estimated": 1_650_000,
 }
 REFUSED = (
     "invalid_request",
