@@ -16,7 +16,7 @@ from tests.model_families import write_model
 
 # The oldest that is supported, the last of 2.x, and 3.x, which speaks by another HTTP library.
 TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-model"
-VERSIONS = ("1.66.0", "2.54.0", "3.54.0")
+VERSIONS = ("1.66.0", "2.54.0", "3.57.0")
 
 CLIENT = """
 import json, sys, time
