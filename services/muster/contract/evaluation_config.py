@@ -12,7 +12,7 @@ from muster.contract.base import Many, Spec
 from muster.contract.data_config import Source, only_evaluated, source_names, with_different_names
 from muster.contract.fields import Positive, Text
 from muster.contract.objectives import VALUES, Task
-from muster.contract.verifiers import Verifiers, must_differ, score_metrics
+from muster.contract.verifiers import LIMITS, Verifiers, must_differ, score_metrics
 
 SETS_MAX: Final = 32
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
@@ -20,7 +20,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 TOKEN_METRICS: Final = ("perplexity", "bits_per_byte")
 _TOKEN_TASKS: Final = ("pretrain", "sft")
 # Of which metrics less is better, and of which more. What is in neither is a matter of taste.
-_LOWER: Final = frozenset({"loss", "nll_loss", *TOKEN_METRICS})
+_LOWER: Final = frozenset({"loss", "nll_loss", *TOKEN_METRICS, *LIMITS})
 _HIGHER: Final = frozenset({"accuracy", "log_odds_ratio", "rewards/accuracies", "rewards/margins", "score", "finished"})
 
 Better = Literal["lower", "higher"]

@@ -14,6 +14,10 @@ from muster.contract.fields import Text
 
 # What is reported of the answers of a set, beside the mean score of each verifier.
 ANSWER_METRICS: Final = ("score", "finished", "answer_tokens")
+# How a program that is stopped ends, as in `unit_tests/out_of_time`: the share of answers whose program ended so.
+OUT_OF_TIME: Final = "out_of_time"
+OUT_OF_MEMORY: Final = "out_of_memory"
+LIMITS: Final = (OUT_OF_TIME, OUT_OF_MEMORY)
 _TAKEN: Final = frozenset({*ANSWER_METRICS, "loss", "perplexity", "bits_per_byte", "sources", "rewards", "logps", "kl"})
 
 
@@ -159,3 +163,11 @@ def score_metrics(verifiers: Sequence[Verifier]) -> Iterator[str]:
     """The names of what is reported of answers that these verifiers score."""
     yield from (each.called for each in verifiers)
     yield from ANSWER_METRICS
+    yield from limit_metrics(verifiers)
+
+
+def limit_metrics(verifiers: Sequence[Verifier]) -> Iterator[str]:
+    """The names of what is reported of programs that reached a limit."""
+    for each in verifiers:
+        if each.unit_tests is not None:
+            yield from (f"{each.called}/{limit}" for limit in LIMITS)

@@ -91,6 +91,16 @@ def test_answers_that_there_can_not_be_are_refused(task: str, more: dict[str, An
     assert words in refusal({"sets": VERIFIED}, task=task, top=more)
 
 
+def test_programs_have_metrics_of_their_limits_of_which_less_is_better() -> None:
+    verified = {"code": {**HELD, "answers": {"verifiers": [{"unitTests": {}, "name": "runs"}]}}}
+    limits = ["code/runs/out_of_time", "code/runs/out_of_memory"]
+    assert list(metrics({"sets": verified}, task="sft")[-2:]) == limits
+    for metric in limits:
+        asked = config({"sets": verified, "metric": metric}, task="sft").evaluation
+        assert asked is not None
+        assert asked.direction() == "lower"
+
+
 def test_two_verifiers_have_two_names() -> None:
     twice = {"code": {**HELD, "answers": {"verifiers": [{"exactMatch": {}}, {"exactMatch": {"column": "b"}}]}}}
     assert "two verifiers are called exact_match; give one of them a name" in refusal({"sets": twice}, task="sft")

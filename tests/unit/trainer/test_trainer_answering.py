@@ -2,6 +2,7 @@
 
 import copy
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from muster.contract.architecture import Architecture
 from muster.contract.base import parse
-from muster.contract.verifiers import Verifier
+from muster.contract.verifiers import Verifier, score_metrics
+from muster.local import seccomp
 from muster.trainer.config import DataParallel, Ranks
 from muster.trainer.data import load_tokenizer
 from muster.trainer.data.prompts import Prompt
@@ -18,7 +20,7 @@ from muster.trainer.models.decoder_model import DecoderModel
 from muster.trainer.models.generation import Sampling, generate
 from muster.trainer.train import randomness
 from muster.trainer.train.answering import AnsweredSet, AnswerEvaluator, Scoring
-from muster.trainer.train.writing import Writer
+from muster.trainer.train.writing import Writer, Written
 
 SHAPE = Architecture(dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, vocab_size=264, max_positions=64)
 CPU = torch.device("cpu")
@@ -85,6 +87,35 @@ def test_each_prompt_is_answered_and_scored_once(ranks: int) -> None:
         }
     )
     assert 0 < values[-1]["held/finished"] < 1, "else the test says little"
+
+
+@pytest.mark.skipif(not seccomp.known(), reason=f"no filter of system calls for {sys.platform}")
+def test_programs_that_hang_or_eat_memory_are_told_of() -> None:
+    programs = ["while True: pass", "x = bytearray(1 << 40)", "x = 4", "import time\ntime.sleep(1_000)", "x = 5"]
+    said: list[str] = []
+    limits = {"unitTests": {"timeoutSeconds": 0.5, "memoryMegabytes": 128}, "name": "code"}
+    verifiers = [parse(Verifier, {"exactMatch": {"column": "tests"}}), parse(Verifier, limits)]
+    scoring = Scoring(verifiers, TOKENIZER, said.append)
+    prompts = [Prompt([97], {"tests": "assert x == 4"})] * len(programs)
+    written = [Written(list(program.encode()), None) for program in programs]
+    scores = scoring.scores(prompts, written)
+    assert scores.values[:, 1].tolist() == [0, 0, 1, 0, 0]
+    names = list(score_metrics(verifiers))[-2:]
+    assert dict(zip(names, scores.limits.T.tolist(), strict=True)) == {
+        "code/out_of_time": [1, 0, 0, 1, 0],
+        "code/out_of_memory": [0, 1, 0, 0, 0],
+    }
+    time, memory = said
+    assert time.startswith(
+        "verifier code: warning: 2 of the 5 programs that this rank ran were stopped at timeoutSeconds 0.5 (2 of the "
+        "last 5), and score 0; one of them: 'while True: pass'."
+    )
+    assert "1 of the 5 programs that this rank ran were stopped at memoryMegabytes 128" in memory
+    assert "raise memoryMegabytes. Metric code/out_of_memory has the share" in memory
+    scoring.scores(prompts[:1], written[:1])
+    assert len(said) == 2, "three are no twice as many as two"
+    scoring.scores(prompts[:1], written[:1])
+    assert said[2].startswith("verifier code: warning: 4 of the 7 programs")
 
 
 def test_training_goes_on_as_if_nobody_had_asked() -> None:

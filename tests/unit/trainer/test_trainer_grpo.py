@@ -203,7 +203,8 @@ def rollouts(
     definition = DecoderModel(SHAPE, None)
     module = definition.build(torch.float32, "none")
     definition.fill(module, CPU, 3, values=True)
-    given = config(verifiers=[{"regex": {"pattern": "^[\\x00-\\x7f]"}, "name": "ascii"}], **settings)
+    verifiers = [{"regex": {"pattern": "^[\\x00-\\x7f]"}, "name": "ascii"}]
+    given = config(**{"verifiers": verifiers} | settings)
     given = given.model_copy(update={"batch": given.batch.model_copy(update={"micro_batch": micro_batch})})
     assert given.grpo is not None
     writer = Writer(module, definition, TOKENIZER, ENDS, Ranks(0, 0, 1, 1), CPU)
@@ -267,6 +268,18 @@ def test_a_reward_models_score_is_added_by_its_weight() -> None:
         lengths = told["answer_tokens"] - told["finished"]
         assert told["rewards/reward_model"].tolist() == lengths.tolist()
         assert told["reward"].tolist() == (told["rewards/ascii"] + 0.5 * lengths).tolist()
+
+
+def test_programs_stopped_at_a_limit_are_reported_with_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name in the step's values. What the model writes here is no program: one that hangs stands for it."""
+    monkeypatch.setattr("muster.trainer.verify.scorers._block", lambda _: "while True: pass")
+    limits = {"unitTests": {"column": "answer", "timeoutSeconds": 0.2}}
+    made, step = rollouts(DataParallel(1, (0,)), verifiers=[limits])
+    objective = GrpoObjective(made._config)
+    told = torch.cat([micro.told for micro in made.of(step).micro if isinstance(micro, Rollout)])
+    values = dict(zip(objective.told, told.mean(0).tolist(), strict=True))
+    assert (values["rewards/unit_tests"], values["reward"]) == (0, 0)
+    assert (values["unit_tests/out_of_time"], values["unit_tests/out_of_memory"]) == (1, 0)
 
 
 def test_a_rank_without_prompts_makes_the_others_passes() -> None:

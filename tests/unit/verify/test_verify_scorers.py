@@ -17,7 +17,7 @@ OBJECT = json.dumps({"type": "object", "required": ["a"], "properties": {"a": {"
 def score(document: dict[str, Any], text: str, **columns: Any) -> float:
     made = scorer(parse(Verifier, document))
     made.check(columns)
-    return made.score(Completion("asked", text, columns))
+    return made.score(Completion("asked", text, columns)).value
 
 
 @pytest.mark.parametrize(

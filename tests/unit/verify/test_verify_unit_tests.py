@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from muster.local import landlock, seccomp
-from muster.trainer.verify.unit_tests import passes, what_is_closed
+from muster.trainer.verify.unit_tests import Outcome, run, what_is_closed
 
 pytestmark = pytest.mark.skipif(not seccomp.known(), reason=f"no filter of system calls for {sys.platform}")
+
+
+def passes(program: str, tests: str, timeout_seconds: float, memory_megabytes: int) -> bool:
+    return run(program, tests, timeout_seconds, memory_megabytes).passed
+
 
 # Each line is tried by a program; what works is told by its test.
 REACHES = """
@@ -56,18 +61,19 @@ def test_a_program_that_ends_before_its_tests_has_not_passed_them(early: str) ->
 
 
 @pytest.mark.parametrize(
-    "program",
+    ("program", "limit"),
     [
-        "while True: pass",
-        "import time\ntime.sleep(1_000)",
-        "import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass",
-        "held = []\nwhile True: held.append(bytearray(1 << 24))",
-        "x = 9 ** 9 ** 9 ** 9",
+        ("while True: pass", "out_of_time"),
+        ("import time\ntime.sleep(1_000)", "out_of_time"),
+        ("import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass", "out_of_time"),
+        ("held = []\nwhile True: held.append(bytearray(1 << 24))", "out_of_memory"),
+        ("x = 9 ** 9 ** 9 ** 9", "out_of_time"),
+        ("1 / 0", None),
     ],
 )
-def test_what_hangs_or_eats_memory_is_killed(program: str) -> None:
+def test_what_hangs_or_eats_memory_is_killed_and_told_apart(program: str, limit: str | None) -> None:
     began = time.monotonic()
-    assert not passes(program, "", 0.5, 128)
+    assert run(program, "", 0.5, 128) == Outcome(False, limit)
     assert time.monotonic() - began < 60
 
 

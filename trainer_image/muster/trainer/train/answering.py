@@ -8,47 +8,68 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from muster.contract.evaluation_config import EvaluationSet
 from muster.contract.training import TrainingConfig
-from muster.contract.verifiers import ANSWER_METRICS, Verifier, score_metrics
+from muster.contract.verifiers import ANSWER_METRICS, LIMITS, Verifier, score_metrics
 from muster.trainer.config import DataParallel
 from muster.trainer.data import Tokenizer
 from muster.trainer.data.prompts import Prompt, Prompts
 from muster.trainer.errors import UserError
 from muster.trainer.train.writing import Writer, Written, likeliest
-from muster.trainer.verify.scorers import Completion, Scorer, scorer
+from muster.trainer.verify.limits import LimitWarnings
+from muster.trainer.verify.scorers import Completion, Score, Scorer, scorer
 from muster.trainer.verify.unit_tests import what_is_closed
 
 # Of programs that run at the same time, on each rank: they are short, and mostly wait to be started.
 PROGRAMS_MAX = 8
 
 
-class Scoring:
-    """Scores answers by several verifiers."""
+class Scores(NamedTuple):
+    """What several verifiers say of answers."""
 
-    def __init__(self, verifiers: Sequence[Verifier], tokenizer: Tokenizer) -> None:
+    values: Tensor  # fp64 [answers, verifiers], each between 0 and 1
+    limits: Tensor  # fp64 [answers, limit_metrics of the verifiers]: 1 where it stopped the answer's program
+
+
+class Scoring:
+    """Scores answers by several verifiers. `say` is told of programs that reach a limit."""
+
+    def __init__(
+        self, verifiers: Sequence[Verifier], tokenizer: Tokenizer, say: Callable[[str], None] | None = None
+    ) -> None:
+        self._warnings = {
+            number: LimitWarnings(each.called, each.unit_tests, say)
+            for number, each in enumerate(verifiers)
+            if each.unit_tests is not None
+        }
         self.verifiers = tuple(verifiers)
         self._scorers = [scorer(each) for each in verifiers]
-        self._slow = any(each.unit_tests is not None for each in verifiers)
         self._tokenizer = tokenizer
 
-    def scores(self, prompts: Sequence[Prompt], written: Sequence[Written]) -> Tensor:
-        """fp64 [answers, verifiers], each between 0 and 1."""
+    def scores(self, prompts: Sequence[Prompt], written: Sequence[Written]) -> Scores:
         answers = [
             Completion(self._tokenizer.decode(prompt.ids), self._tokenizer.decode(row.tokens), prompt.columns)
             for prompt, row in zip(prompts, written, strict=True)
         ]
         pairs = list(itertools.product(answers, self._scorers))
-        if self._slow:
+        if self._warnings:  # of programs, which take their time
             with ThreadPoolExecutor(min(PROGRAMS_MAX, os.cpu_count() or 1)) as threads:
                 found = list(threads.map(_scored, pairs))
         else:
             found = [_scored(pair) for pair in pairs]
-        return torch.tensor(found, dtype=torch.float64).view(len(answers), len(self._scorers))
+        by_verifier = [found[number :: len(self._scorers)] for number in range(len(self._scorers))]
+        for number, warnings in self._warnings.items():
+            warnings.note([(one.text, each.limit) for one, each in zip(answers, by_verifier[number], strict=True)])
+        limits = [[each.limit == limit for each in by_verifier[n]] for n in self._warnings for limit in LIMITS]
+        return Scores(
+            torch.tensor([each.value for each in found], dtype=torch.float64).view(len(answers), len(self._scorers)),
+            torch.tensor(limits, dtype=torch.float64).view(len(limits), len(answers)).T,
+        )
 
     def weighted(self, scores: Tensor) -> Tensor:
         """fp64 [answers]: the sums of scores [answers, verifiers] by their verifiers' weights."""
@@ -114,9 +135,9 @@ class AnswerEvaluator:
             written += rows[:own]
         sums = torch.zeros(1 + len(of.metrics()), dtype=torch.float64)
         if prompts:  # a rank may have none where there are few
-            scores = of.scoring.scores(prompts, written)
+            scores, limits = of.scoring.scores(prompts, written)
             lengths = torch.tensor([[float(row.finished), float(len(row.tokens))] for row in written]).double()
-            by_answer = torch.cat((scores, of.scoring.weighted(scores)[:, None], lengths), dim=1)
+            by_answer = torch.cat((scores, of.scoring.weighted(scores)[:, None], lengths, limits), dim=1)
             sums[0], sums[1:] = len(prompts), by_answer.sum(0)
         return sums
 
@@ -135,13 +156,17 @@ class AnswerEvaluator:
 
 
 def answered_sets(
-    sets: Mapping[str, EvaluationSet], samples: int, prompts: Mapping[str, Prompts], tokenizer: Tokenizer
+    sets: Mapping[str, EvaluationSet],
+    samples: int,
+    prompts: Mapping[str, Prompts],
+    tokenizer: Tokenizer,
+    say: Callable[[str], None],
 ) -> list[AnsweredSet]:
     """The sets of an evaluation whose prompts are answered. `samples` is how many, where a set says nothing."""
     found = []
     for name, each in sets.items():
         if (asked := each.answers) is not None:
-            scoring = Scoring(asked.verifiers, tokenizer)
+            scoring = Scoring(asked.verifiers, tokenizer, say)
             found.append(AnsweredSet(name, prompts[name], each.samples or samples, asked.max_tokens, scoring))
     return found
 
@@ -157,7 +182,7 @@ def must_be_able_to_verify(training: TrainingConfig, report: Callable[[str], Non
             raise UserError(str(error)) from None
 
 
-def _scored(pair: tuple[Completion, Scorer]) -> float:
+def _scored(pair: tuple[Completion, Scorer]) -> Score:
     completion, by = pair
     return by.score(completion)
 

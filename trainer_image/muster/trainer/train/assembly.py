@@ -17,7 +17,7 @@ from muster.trainer.train.evaluation import Evaluator, HeldOutSet
 from muster.trainer.train.metrics import CommitMetrics, Metrics
 from muster.trainer.train.origin import Origin
 from muster.trainer.train.rank_state import RankState
-from muster.trainer.train.records import RecordMaker
+from muster.trainer.train.records import RecordMaker, say
 from muster.trainer.train.reward_model import RewardScores
 from muster.trainer.train.rollouts import Rollouts
 from muster.trainer.train.samples import SampleMaker
@@ -114,7 +114,7 @@ def rollouts(
         return None
     tokenizer = origin.tokenizer
     writer = Writer(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
-    scoring = Scoring(run.training.grpo.verifiers, tokenizer)
+    scoring = Scoring(run.training.grpo.verifiers, tokenizer, say)
     judge = None if scorer is None else RewardScores(scorer.model, tokenizer, run.training.batch.micro_batch)
     return Rollouts(run.training, data.train, scoring, model.module, writer, tokenizer.eos, judge)
 
@@ -125,7 +125,7 @@ def _answer_evaluator(run: Run, origin: Origin, ranks: Ranks, data: Data, step: 
     if asked is None or not data.prompts:
         return None
     model, tokenizer = step.model, origin.tokenizer
-    sets = answered_sets(asked.sets, asked.samples, data.prompts, tokenizer)
+    sets = answered_sets(asked.sets, asked.samples, data.prompts, tokenizer, say)
     writer = Writer(model.module, origin.model, tokenizer, ends_of_turn(tokenizer), ranks, model.device)
     at_once = ROWS_AT_ONCE * run.training.batch.micro_batch * run.training.data.sequence_length
     decides = asked.metric in [metric for each in sets for metric in each.metrics()]

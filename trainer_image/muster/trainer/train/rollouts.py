@@ -94,7 +94,7 @@ class Rollouts:
     ) -> tuple[Tensor, Tensor]:
         """fp32 advantages [answers], and what is told of each, in the order of the objective's names. `judged` are the
         reward model's scores fp64 [answers], where there is one."""
-        scores = self._scoring.scores(rows, written)
+        scores, limits = self._scoring.scores(rows, written)
         rewards = self._scoring.weighted(scores)
         if judged is not None and self._config.reward_model is not None:
             rewards = rewards + self._config.reward_model.weight * judged
@@ -102,7 +102,7 @@ class Rollouts:
         found, std = advantages(rewards, self._config)
         facts = [[float(row.finished), float(len(row.tokens) + row.finished)] for row in written]
         of_group = torch.stack((rewards, std, (std < SAME).double()), dim=1)
-        told = torch.cat((of_group, torch.tensor(facts).double(), scores), dim=1)
+        told = torch.cat((of_group, torch.tensor(facts).double(), scores, limits), dim=1)
         return found.float(), told.float()
 
     def _micro(

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from muster.contract.curation import matcher
 from muster.contract.verifiers import ExactMatch, JsonSchema, NumericAnswer, Regex, UnitTests, Verifier
-from muster.trainer.verify.unit_tests import passes
+from muster.trainer.verify import unit_tests
 
 Columns = Mapping[str, Any]
 
@@ -30,14 +30,21 @@ class Completion(NamedTuple):
     columns: Columns
 
 
+class Score(NamedTuple):
+    """What a verifier says of an answer."""
+
+    value: float  # between 0 and 1
+    limit: str | None = None  # which of LIMITS stopped the program that is the answer
+
+
 class Scorer(Protocol):
     """A verifier, ready to score."""
 
     def check(self, columns: Columns) -> None:
         """Raises ValueError for a record by which no answer could be scored, with what is wrong in it."""
 
-    def score(self, completion: Completion) -> float:
-        """Between 0 and 1. Never raises, whatever the answer is."""
+    def score(self, completion: Completion) -> Score:
+        """Never raises, whatever the answer is."""
 
 
 class ExactMatchScorer:
@@ -50,9 +57,9 @@ class ExactMatchScorer:
         if not self._plain(columns[self._config.column]):
             raise ValueError(f"column {self._config.column} is empty; exactMatch has nothing to compare with")
 
-    def score(self, completion: Completion) -> float:
+    def score(self, completion: Completion) -> Score:
         said = self._plain(_behind(completion.text, self._config.after))
-        return float(said == self._plain(completion.columns[self._config.column]))
+        return Score(float(said == self._plain(completion.columns[self._config.column])))
 
     def _plain(self, value: Any) -> str:
         text = text_of(value).strip()
@@ -73,9 +80,9 @@ class RegexScorer:
             except ValueError as error:
                 raise ValueError(f"column {self._column}: {error}") from None
 
-    def score(self, completion: Completion) -> float:
+    def score(self, completion: Completion) -> Score:
         expression = self._all or matcher(text_of(completion.columns[str(self._column)]))
-        return float(expression.isinstance_python(completion.text))
+        return Score(float(expression.isinstance_python(completion.text)))
 
 
 class JsonSchemaScorer:
@@ -92,12 +99,12 @@ class JsonSchemaScorer:
             except ValueError as error:
                 raise ValueError(f"column {self._column}: {error}") from None
 
-    def score(self, completion: Completion) -> float:
+    def score(self, completion: Completion) -> Score:
         try:
             document = json.loads(_block(completion.text), parse_constant=_no_number)
-            return float((self._all or self._of(completion.columns)).is_valid(document))
+            return Score(float((self._all or self._of(completion.columns)).is_valid(document)))
         except (ValueError, RecursionError):
-            return 0.0
+            return Score(0.0)
 
     def _of(self, columns: Columns) -> Any:
         value = columns[str(self._column)]
@@ -116,14 +123,14 @@ class NumericAnswerScorer:
                 f"column {self._config.column} is {text_of(columns[self._config.column])[:60]!r}, which has no number"
             )
 
-    def score(self, completion: Completion) -> float:
+    def score(self, completion: Completion) -> Score:
         said = last_number(_behind(completion.text, self._config.after))
         wanted = last_number(text_of(completion.columns[self._config.column]))
         assert wanted is not None, "references were checked"
         if said is None:
-            return 0.0
+            return Score(0.0)
         allowed = max(self._config.tolerance, self._config.relative_tolerance * abs(wanted))
-        return float(abs(said - wanted) <= allowed)
+        return Score(float(abs(said - wanted) <= allowed))
 
 
 class UnitTestsScorer:
@@ -141,10 +148,11 @@ class UnitTestsScorer:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ValueError(f"column {self._config.column} is no Python program: {error}") from None
 
-    def score(self, completion: Completion) -> float:
+    def score(self, completion: Completion) -> Score:
         tests = str(completion.columns[self._config.column])
         limits = self._config.timeout_seconds, self._config.memory_megabytes
-        return float(passes(_block(completion.text), tests, *limits))
+        ended = unit_tests.run(_block(completion.text), tests, *limits)
+        return Score(float(ended.passed), ended.limit)
 
 
 _MAKERS: Final[dict[str, Callable[[Any], Scorer]]] = {

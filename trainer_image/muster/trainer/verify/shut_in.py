@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from muster.local import landlock, seccomp
 
 CAN_NOT_BE_SHUT_IN = 97
+HAD_NO_MEMORY = 98
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
 _FILE_BYTES = 1 << 20  # of any file that it writes where files can't be closed: what it has to say needs a few
@@ -41,6 +42,8 @@ def main() -> None:
     try:
         exec(compile(order["program"], "answer", "exec"), space)  # noqa: S102
         exec(compile(order["tests"], "tests", "exec"), space)  # noqa: S102
+    except MemoryError:
+        os._exit(HAD_NO_MEMORY)
     except BaseException:
         os._exit(1)
     os.write(said, "\n".join((order["word"], *closed)).encode())

@@ -10,27 +10,40 @@ import functools
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
+import time
 from typing import BinaryIO, Final, NamedTuple
 
+from muster.contract.verifiers import OUT_OF_MEMORY, OUT_OF_TIME
 from muster.local import seccomp
-from muster.trainer.verify.shut_in import CAN_NOT_BE_SHUT_IN
+from muster.trainer.verify.shut_in import CAN_NOT_BE_SHUT_IN, HAD_NO_MEMORY
 
 START_SECONDS = 10.0  # that Python may take to start, beside the program's own time; on a busy machine it takes one
 _ENVIRONMENT: Final = {"LANG": "C.UTF-8"}  # nothing of the trainer's own, where secrets may be
 
 
+class Outcome(NamedTuple):
+    """What became of a program and its tests."""
+
+    passed: bool  # both ran without an exception, in time and within the memory
+    limit: str | None = None  # the one of LIMITS that stopped it
+
+
 class _Ended(NamedTuple):
     code: int | None  # None: it was killed after its time
     said: str
+    seconds: float = 0.0
 
 
-def passes(program: str, tests: str, timeout_seconds: float, memory_megabytes: int) -> bool:
-    """Whether `program` and then `tests` run without an exception, in time and within the memory."""
+def run(program: str, tests: str, timeout_seconds: float, memory_megabytes: int) -> Outcome:
+    """Run `program` and then `tests`."""
     word = secrets.token_hex(16)  # the process says it when all has run: a program that ends it early knows no word
     ended = _run(program, tests, timeout_seconds, memory_megabytes, word)
-    return ended.said.startswith(word)
+    if ended.said.startswith(word):
+        return Outcome(True)
+    return Outcome(False, _limit(ended, timeout_seconds))
 
 
 @functools.cache
@@ -54,6 +67,7 @@ def _run(program: str, tests: str, timeout_seconds: float, memory_megabytes: int
         heard.write(json.dumps(order).encode())
         heard.seek(0)
         command = [sys.executable, "-I", "-m", "muster.trainer.verify.shut_in"]
+        began = time.monotonic()
         process = subprocess.Popen(
             command, stdin=heard, stdout=said, stderr=subprocess.DEVNULL, cwd="/", env=_ENVIRONMENT, close_fds=True
         )
@@ -65,7 +79,16 @@ def _run(program: str, tests: str, timeout_seconds: float, memory_megabytes: int
             process.kill()
             process.wait()
         said.seek(0)
-        return _Ended(code, said.read(1 << 10).decode(errors="replace"))
+        return _Ended(code, said.read(1 << 10).decode(errors="replace"), time.monotonic() - began)
+
+
+def _limit(ended: _Ended, timeout_seconds: float) -> str | None:
+    """The limit that ended a process which has not passed; None where it was none."""
+    if ended.code in (None, -signal.SIGALRM, -signal.SIGXCPU):
+        return OUT_OF_TIME
+    if ended.code == -signal.SIGKILL:  # of a program deaf to SIGALRM by its limit of CPU time, else by the kernel
+        return OUT_OF_TIME if ended.seconds >= timeout_seconds else OUT_OF_MEMORY
+    return OUT_OF_MEMORY if ended.code == HAD_NO_MEMORY else None
 
 
 def _in_memory() -> BinaryIO:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from muster.contract.objectives import Grpo
+from muster.contract.verifiers import limit_metrics
 from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import IGNORED
 from muster.trainer.models.forward_model import ForwardModel
@@ -18,7 +19,7 @@ from muster.trainer.models.lora import adapter_off
 from muster.trainer.train.tasks.answers import cross_entropies
 from muster.trainer.train.tasks.objective import Losses
 
-# What is told of each answer, beside the score of each verifier.
+# What is told of each answer, beside the score of each verifier and the limits that stopped programs.
 TOLD = ("reward", "reward_std", "zero_variance", "finished", "answer_tokens")
 
 
@@ -45,7 +46,7 @@ class GrpoObjective:
 
     def __init__(self, config: Grpo, reference: ForwardModel | None = None) -> None:
         self.config, self._beside = config, reference
-        self.told = (*TOLD, *(f"rewards/{each}" for each in config.rewards))
+        self.told = (*TOLD, *(f"rewards/{each}" for each in config.rewards), *limit_metrics(config.verifiers))
         self.names = (*self.told, "clip_ratio", *(("kl",) if config.beta else ()))
 
     def loss(self, model: nn.Module, batch: Batch) -> Losses:
