@@ -16,6 +16,7 @@ import importlib.util
 import io
 import json
 import math
+import os
 import resource
 import sys
 import zlib
@@ -35,7 +36,7 @@ from muster.storage.text_size import BYTES_PER_TOKEN, text_bytes
 # Text that people write shrinks 3 to 10 times and logs 30 times; what grows more is made to. Small files may.
 EXPANSION_MAX: Final = 200
 EXPANDED_BYTES_FREE: Final = 64 << 20
-MEMORY_BYTES_MAX: Final = 4 << 30  # of addresses; a record of 64 MiB takes 0.4 GB to parse
+MEMORY_BYTES_MAX: Final = 4 << 30  # a record of 64 MiB takes 0.4 GB to parse
 BLOCK_BYTES: Final = 1 << 20
 EXIT_STORAGE: Final = 83
 
@@ -71,7 +72,9 @@ def check(file: File, name: str) -> Checked:
     except UserError as error:
         return Checked(counted.format, counted.samples, bounded.bytes or counted.bytes, fault=str(error)[:1000])
     except (MemoryError, RecursionError):
-        return Checked(counted.format, counted.samples, fault=f"{name}: a record of it is too large to be read")
+        what = f"{name}: after {counted.samples:,} samples comes more at once than the memory of this check holds"
+        fault = f"{what}; make its records shorter, or give the API's container more"
+        return Checked(counted.format, counted.samples, fault=fault)
     tokens = math.ceil(counted.text_bytes / BYTES_PER_TOKEN)
     return Checked(counted.format, counted.samples, bounded.bytes or counted.bytes, tokens_estimated=tokens)
 
@@ -117,6 +120,8 @@ def _records(file: _Bounded, counted: _Counted) -> None:
             raise UserError(f"{record.place}: {fault}")
         counted.samples += 1
         counted.text_bytes += text_bytes(record.value, counted.format) or 0
+        # Where a table says one value of many rows, or an Arrow stream is compressed within, nobody counted bytes.
+        _refuse_expansion(file.address, counted.text_bytes, file.size)
     if not counted.samples:
         raise UserError(f"{file.address}: holds no record")
 
@@ -216,8 +221,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m muster.storage.data_check", description=__doc__)
     parser.add_argument("address")
     parser.add_argument("--name", required=True)
+    parser.add_argument("--memory-bytes", type=int, default=MEMORY_BYTES_MAX, help="that it may write to")
     given = parser.parse_args(arguments)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    for name in ("ARROW_IO_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # each has a stack of its own
+        os.environ[name] = "1"
+    # Not of addresses: Arrow reserves more of them than a small container has memory.
+    resource.setrlimit(resource.RLIMIT_DATA, (given.memory_bytes, given.memory_bytes))
     try:
         (file,) = sources.find(given.address, "text")
         found = check(file, given.name)

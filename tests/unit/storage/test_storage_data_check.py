@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import ipc, parquet
 
+from muster.api.files.arrivals import memory_of_a_check
 from muster.storage import data_check
 from muster.storage.contents import ending_of
-from muster.storage.data_check import Checked, check
+from muster.storage.data_check import MEMORY_BYTES_MAX, Checked, check
 from muster.storage.sources import find
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -77,6 +80,86 @@ def test_a_file_that_bursts_is_left_at_the_bound(tmp_path: Path, monkeypatch: py
     found = checked(tmp_path, "bomb.jsonl.gz", gzip.compress(fill * (8 << 20)))
     assert "grows to more than 200 times its size" in found.fault
     assert (found.bytes or 0) < 4 << 20, "the rest of it was not read"
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.Codec("zstd").compress(data, asbytes=True))
+
+
+def repeated(rows: int, size: int) -> pa.Table:
+    """One text that every row has, kept once."""
+    return pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * rows), pa.array(["x" * size]))})
+
+
+def write_bomb(path: Path, kind: str) -> None:
+    """Some kilobytes that are gigabytes when they are read, or a hundred megabytes at once."""
+    if kind == "frames":
+        path.write_bytes(zstd(lines({"text": "x" * (1 << 20)}) * 32) * 100)
+    elif kind == "rows":
+        parquet.write_table(repeated(10_000, 64 << 10), path, compression="zstd")
+    elif kind == "groups":
+        parquet.write_table(repeated(1_000, 16 << 20), path, compression="zstd")
+    elif kind == "pages":
+        texts = pa.table({"text": pa.array(["x" * (1 << 20)] * 100)})
+        parquet.write_table(texts, path, compression="zstd", use_dictionary=False)
+    else:
+        texts = pa.table({"text": pa.array(["x" * (1 << 20)] * 256)})
+        with ipc.new_stream(path, texts.schema, options=ipc.IpcWriteOptions(compression="zstd")) as stream:
+            stream.write_table(texts)
+
+
+# A process begins with the peak of the one that starts it, which is a small one here.
+MEASURED = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, *sys.argv[1:]], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+GROWS, TOO_MUCH = "grows to more than 200 times its size", "comes more at once than the memory of this check holds"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("a.jsonl.zst", "frames", GROWS),
+        ("a.parquet", "rows", GROWS),
+        ("a.parquet", "groups", TOO_MUCH),
+        ("a.parquet", "pages", GROWS),
+        ("a.arrow", "body", TOO_MUCH),
+    ],
+)
+def test_a_bomb_is_refused_in_the_memory_that_it_is_given(tmp_path: Path, name: str, kind: str, words: str) -> None:
+    path = tmp_path / name
+    write_bomb(path, kind)
+    assert path.stat().st_size < 512 << 10
+    memory = 256 << 20
+    tool = ["-m", "muster.storage.data_check", path.as_uri(), "--name", name, "--memory-bytes", str(memory)]
+    done = subprocess.run([sys.executable, "-c", MEASURED, *tool], capture_output=True, text=True, check=True)
+    said, rss_kib = done.stdout.splitlines()
+    assert words in Checked(**json.loads(said)).fault
+    assert int(rss_kib) << 10 < memory + (64 << 20), "that, and the libraries themselves"
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl.zst"])
+def test_honest_data_is_read_in_the_least_memory_that_a_check_has(tmp_path: Path, name: str) -> None:
+    """A quarter of the 512 MiB that the chart gives the API."""
+    path, texts = tmp_path / name, pa.table({"text": pa.array([f"text {number} " * 50 for number in range(5_000)])})
+    if name == "a.parquet":
+        parquet.write_table(texts, path)
+    elif name == "a.arrow":
+        with ipc.new_stream(path, texts.schema) as stream:
+            stream.write_table(texts, max_chunksize=1_000)
+    else:
+        path.write_bytes(zstd(lines(*texts.to_pylist())))
+    command = [sys.executable, "-m", "muster.storage.data_check", path.as_uri(), "--name", name]
+    done = subprocess.run([*command, "--memory-bytes", str(128 << 20)], capture_output=True, text=True, check=True)
+    assert (Checked(**json.loads(done.stdout)).samples, Checked(**json.loads(done.stdout)).fault) == (5_000, "")
+
+
+def test_a_check_has_a_share_of_its_containers_memory(tmp_path: Path) -> None:
+    (tmp_path / "unbounded").write_text("max\n")
+    (tmp_path / "bounded").write_text(f"{512 << 20}\n")
+    assert memory_of_a_check([tmp_path / "none", tmp_path / "bounded"]) == 128 << 20
+    assert memory_of_a_check([tmp_path / "unbounded", tmp_path / "none"]) == MEMORY_BYTES_MAX
 
 
 def test_the_tool_prints_what_it_found(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from muster.contract.address import Address
 from muster.contract.file_replies import Purpose, Status
 from muster.contract.projects import ProjectLimits
 from muster.storage.contents import Contents
-from muster.storage.data_check import Checked
+from muster.storage.data_check import MEMORY_BYTES_MAX, Checked
 from muster.storage.errors import StorageError
 
 log = structlog.get_logger("muster.api.files")
@@ -40,6 +41,7 @@ ARRIVAL_SECONDS = 5.0  # between looks for files that another process left
 RETRY_SECONDS = 30.0
 ELSEWHERE_SECONDS = 2 * 24 * 3600.0  # that an upload may lie on another replica's disk
 FAULT_LENGTH_MAX = 1_000
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 class Arrivals:
@@ -149,6 +151,8 @@ class Arrivals:
             self._contents.address(key),
             "--name",
             row.name,
+            "--memory-bytes",
+            str(memory_of_a_check()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -167,6 +171,15 @@ class Arrivals:
         if process.returncode is not None and process.returncode < 0:  # by the kernel, most likely for its memory
             return Checked(fault=f"{row.name}: the process that read it was ended by signal {-process.returncode}")
         raise StorageError(f"{row.id} can't be read through: {words}")
+
+
+def memory_of_a_check(limits: Sequence[Path] = CONTAINER_LIMITS) -> int:
+    """A share of the container's memory that leaves the API itself two: where one process takes too much, Kubernetes
+    ends all of them, and the next API would read the same file."""
+    for path in limits:
+        with contextlib.suppress(OSError, ValueError):  # another version of cgroups, or "max"
+            return min(MEMORY_BYTES_MAX, int(path.read_text()) // (AT_ONCE + 2))
+    return MEMORY_BYTES_MAX
 
 
 @dataclass(frozen=True)
