@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import openai
 import pytest
+from tests.integration.api.openai_house import chat_file, models_file, without_pauses
 from tests.integration.api.platform import document
 from tests.polling import eventually
 
 from muster.contract.layout import State
 from muster.local.cluster import LocalCluster
 
+__all__ = ["without_pauses"]
+
 # Each child serves until it would answer a job that it has just committed, and is killed there; its parent makes the
-# next one. They share the socket, so a client only sees its connection end.
+# next one. They share the socket, so a client only sees its connection end. OpenAI's client numbers its tries, and a
+# retry is answered as its first try would be.
 _NURSERY = """
 import asyncio, contextlib, os, signal, socket, sys
 from pathlib import Path
@@ -34,8 +39,9 @@ def dying(settings):
 
         async def __call__(self, scope, receive, send):
             async def watched(message):
-                made = scope["type"] == "http" and scope["method"] == "POST" and message.get("status") == 201
-                if made and b"idempotency-replayed" not in dict(message["headers"]):
+                made = scope["type"] == "http" and scope["method"] == "POST" and message.get("status") in (200, 201)
+                retried = dict(scope.get("headers", ())).get(b"x-stainless-retry-count", b"0") != b"0"
+                if made and not retried and b"idempotency-replayed" not in dict(message["headers"]):
                     os.kill(os.getpid(), signal.SIGKILL)
                 await send(message)
             await self.inner(scope, receive, watched)
@@ -54,10 +60,12 @@ while True:
         sys.stdout = open(os.devnull, "w")
         os._exit(asyncio.run(main._serve(settings, listener, os.getppid())))
     os.waitpid(child, 0)
+    with open(Path(sys.argv[1]).parent / "deaths", "a") as deaths:
+        deaths.write(".")
 """
 
 
-KILLS = 200
+KILLS, OPENAI_KILLS = 200, 4
 
 
 @contextlib.contextmanager
@@ -103,6 +111,29 @@ def test_two_hundred_kills_between_commit_and_reply_make_one_job_each(tmp_path: 
         for uid in list(ids.values())[::20]:
             events = httpx2.get(f"{url}/jobs/{uid}/events").json()["items"]
             assert [event["type"] for event in events].count("job.created") == 1
+
+
+def test_kills_between_commit_and_reply_leave_openais_client_with_one_job_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_pauses: None
+) -> None:
+    """It sends no Idempotency-Key, and repeats by itself what was cut."""
+    monkeypatch.setenv("MUSTER_API_BASE_MODELS_FILE", str(models_file(tmp_path)))
+    training_file = chat_file(tmp_path)
+    with nursery(tmp_path / "state") as port:
+        url = f"http://127.0.0.1:{port}"
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=5, timeout=60) as client:
+            made = [
+                client.fine_tuning.jobs.create(model="tiny", training_file=training_file) for _ in range(OPENAI_KILLS)
+            ]
+            listed = [job.id for job in client.fine_tuning.jobs.list()]
+        assert listed == [job.id for job in reversed(made)], "equal requests that are no retries make a job each"
+        assert len(set(listed)) == OPENAI_KILLS
+        cluster = LocalCluster(State(tmp_path / "state").cluster)
+        eventually(lambda: len(cluster.jobs()) == OPENAI_KILLS, "the hand-over")
+        for job in listed:
+            events = httpx2.get(f"{url}/api/v1/jobs/{job.removeprefix('ftjob-')}/events").json()["items"]
+            assert [event["type"] for event in events].count("job.created") == 1
+    assert (tmp_path / "deaths").read_text() == "." * OPENAI_KILLS
 
 
 def _pages(url: str) -> Iterator[list[dict[str, Any]]]:
