@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs with each field wrong in turn: the error names it as the request does, and no job is made."""
+"""/v1's requests with each field wrong in turn: the error names it as the request does, and nothing is made."""
 
 from __future__ import annotations
 
@@ -122,3 +122,83 @@ async def refused(here: Platform, tmp_path: Path) -> None:
         assert reply.headers["x-should-retry"] == "false"
     assert missed == []
     assert (await here.get("/jobs"))["items"] == []
+
+
+TURN = {"role": "user", "content": "hi"}
+# Of both kinds of question.
+ASKED: list[tuple[dict[str, Any], str]] = [
+    ({"model": None}, "model"),
+    ({"model": 7}, "model"),
+    ({"model": ""}, "model"),
+    ({"model": "gpt-4o-mini"}, "model"),
+    ({"model": "job:00000000-0000-4000-8000-000000000000"}, "model"),
+    ({"model": "tiny"}, "model"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 4_097}, "max_tokens"),
+    ({"max_tokens": "16"}, "max_tokens"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"seed": 1.5}, "seed"),
+    ({"stop": ""}, "stop[0]"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": {"a": 1}}, "stop"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"n": 2}, "n"),
+    ({"presence_penalty": 1}, "presence_penalty"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"user": "u" * 513}, "user"),
+    ({"tools": []}, "tools"),
+    ({"logit_bias": {"50256": -100}}, "logit_bias"),
+]
+CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [TURN, {**TURN, "role": "wizard"}]}, "messages[1].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{**TURN, "content": 7}]}, "messages[0].content"),
+    ({"messages": [{**TURN, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+    ({"messages": [{**TURN, "name": "n" * 65}]}, "messages[0].name"),
+    ({"messages": [{**TURN, "refusal": "no"}]}, "messages[0].refusal"),
+    ({"messages": [{**TURN, "tool_calls": []}]}, "messages[0].tool_calls"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"logprobs": True}, "logprobs"),
+    ({"store": True}, "store"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+]
+COMPLETION: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": 7}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [["a"]]}, "prompt"),
+    ({"prompt": [1, True]}, "prompt"),
+    ({"prompt": [2**31]}, "prompt"),
+    ({"prompt": ["a"] * 65}, "prompt"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"echo": "yes"}, "echo"),
+    ({"best_of": 2}, "best_of"),
+    ({"suffix": "end"}, "suffix"),
+    ({"stream": True, "prompt": ["a", "b"]}, "stream"),
+    ({"stream": True, "logprobs": 1}, "stream"),
+]
+
+
+async def test_every_field_of_a_question_to_a_model_is_named_when_it_is_wrong(tmp_path: Path) -> None:
+    questions = (
+        ("/v1/chat/completions", {"model": "org/whole", "messages": [TURN]}, ASKED + CHAT),
+        ("/v1/completions", {"model": "org/whole", "prompt": "hi"}, ASKED + COMPLETION),
+    )
+    missed = []
+    async with openai_platform(tmp_path) as (here, _):
+        for path, good, wrong in questions:
+            for changes, param in wrong:
+                body = {key: value for key, value in (good | changes).items() if value is not None}
+                reply = await here.client.post(path, json=body)
+                error = reply.json()["error"]
+                status = 404 if error["code"] == "model_not_found" else 400
+                if (error["param"], error["type"], reply.status_code) != (param, "invalid_request_error", status):
+                    missed.append((path, changes, reply.status_code, error))
+    assert missed == []

@@ -12,6 +12,7 @@ from muster.api.openai.requests import OpenAIRequest
 TOKENS_MAX = 4_096
 PROMPTS_MAX = 64
 TEXT_MAX = 1_000_000  # characters
+TOKEN_IDS = 2**31
 CHAT_TOKENS, COMPLETION_TOKENS = 512, 16  # the latter is OpenAI's
 
 
@@ -92,19 +93,28 @@ class ChatRequest(_GenerationRequest):
 
 
 def _is_prompt(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
-    )
+    if isinstance(value, str):
+        return len(value) <= TEXT_MAX
+    return isinstance(value, list) and 0 < len(value) <= TEXT_MAX and all(map(_is_token, value))
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_IDS
 
 
 def _prompts(value: Any) -> Any:
-    if _is_prompt(value) or (isinstance(value, list) and all(map(_is_prompt, value))):
+    """All that may be wrong is said here: a fault of the union below would name one of its kinds beside the field."""
+    many = isinstance(value, list) and 0 < len(value) <= PROMPTS_MAX and all(map(_is_prompt, value))
+    if many or _is_prompt(value):
         return value
-    raise ValueError("must be text, a list of ids of tokens, or a list of these")
+    ids = f"a list of ids of tokens (0 to {TOKEN_IDS - 1})"
+    raise ValueError(
+        f"must be text of at most {TEXT_MAX:,} characters, {ids}, or a list of 1 to {PROMPTS_MAX} of these"
+    )
 
 
 Text = Annotated[str, Field(max_length=TEXT_MAX)]
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=TEXT_MAX)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=TOKEN_IDS)]], Field(min_length=1, max_length=TEXT_MAX)]
 
 
 class CompletionRequest(_GenerationRequest):
