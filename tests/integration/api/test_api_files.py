@@ -21,6 +21,7 @@ from muster.api.files import repository, service, staging
 from muster.api.files.arrivals import drop_expired
 from muster.contract.base import dump_json
 from muster.contract.layout import State
+from muster.contract.times import epoch_seconds
 from muster.local.cluster import LocalCluster
 
 TUS = {"tus-resumable": "1.0.0"}
@@ -357,6 +358,32 @@ async def test_an_upload_that_is_not_gone_on_with_is_dropped(local: Platform, mo
     gone = await drop_expired(local.services.database, local.services.files)
     assert gone == [place.rpartition("/")[2]]
     assert list(local.state.uploads.iterdir()) == []
+
+
+async def test_a_ready_file_expires_when_no_live_job_reads_it_and_its_bytes_with_the_last(here: Platform) -> None:
+    read, over, stays = [
+        await taken_in(here, (await upload(here, name=f"{name}.jsonl", lifetimeSeconds="3600"))["id"])
+        for name in ("read", "over", "stays")
+    ]
+    lives = epoch_seconds(read["expiresAt"]) - epoch_seconds(read["createdAt"])
+    assert 3600 <= lives < 3660, "from when it is ready"
+    training = document()["spec"]["training"] | {"task": "sft"}
+    training["data"] = {"train": [{"source": read["id"]}], "sequenceLength": 256}
+    job = await here.submit("reader", training=training)
+    database, kept = here.services.database, here.services.files
+    assert await drop_expired(database, kept) == []
+    async with database.write() as session:
+        for file in (read, over):
+            row = await repository.get(session, file["id"])
+            assert row is not None
+            row.expires_at = 1.0
+    assert await drop_expired(database, kept) == [over["id"]], "a live job reads the other"
+    await here.finish(job["id"])
+    assert await drop_expired(database, kept) == [read["id"]]
+    assert [each["id"] for each in (await here.get("/files"))["items"]] == [stays["id"]]
+    assert (await here.client.get(f"/api/v1/files/{stays['id']}/content")).content == DATA, "they shared their bytes"
+    await here.client.delete(f"/api/v1/files/{stays['id']}")
+    assert list(here.state.files.rglob("*.jsonl")) == []
 
 
 async def test_a_job_names_a_file_and_its_workers_read_an_address(here: Platform) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.api.platform import Platform, document, until
+from tests.integration.api.platform import Platform, document, platform, until
 
 from muster.api.jobs import removal
 from muster.api.jobs.retention import drop_left, drop_old
@@ -76,6 +78,23 @@ async def test_the_history_of_old_jobs_is_dropped_and_their_record_stays(here: P
     assert [(layout.jobs / uid).exists() for uid in (old, young, live)] == [False, True, True]
     assert (await here.get(f"/jobs/{old}"))["status"]["phase"] == "Succeeded"
     assert len((await here.get("/jobs"))["items"]) == 3
+
+
+async def test_history_is_kept_for_as_many_days_as_are_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.api.app.HOUSEKEEPING_SECONDS", 0.05)
+    async with platform(tmp_path / "state", history_days=2) as here:
+        young, old = [(await here.submit(name))["id"] for name in ("young", "old")]
+        for uid, days in ((young, 1.9), (old, 2.1)):
+            await here.handed_over(uid)
+            at = time.time() - days * 86_400
+            here.operate(uid, phase=Phase.SUCCEEDED, code="Done", because="done", finished_at=at, since=1.0)
+            await here.phase(uid, "Succeeded")
+
+        async def dropped() -> bool:
+            return await here.events(old) == ["job.succeeded"]
+
+        await until(dropped, "the old job's history to be dropped by itself")
+        assert "job.created" in await here.events(young)
 
 
 async def test_the_logs_of_old_jobs_go_where_another_replica_has_dropped_their_events(here: Platform) -> None:

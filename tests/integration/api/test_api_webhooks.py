@@ -342,6 +342,24 @@ async def test_openais_library_takes_what_is_told_of_a_fine_tuning_job(
     assert (event.type, event.object, event.data.id) == ("fine_tuning.job.succeeded", "event", made)
 
 
+async def test_a_restart_is_told_to_who_asked_for_it(house: Platform, hears: Receiver) -> None:
+    secret = await make(house, f"{hears.url}/ok/restarts", kinds=["job.restarting"])
+    await make(house, f"{hears.url}/ok/ends", "ends", kinds=["job.failed"])
+    job = await house.submit("llama")
+    await house.handed_over(job["id"])
+    house.operate(job["id"], phase=Phase.RUNNING, code="Training", because="trains", attempt=1)
+    await house.phase(job["id"], Phase.RUNNING)
+    house.operate(job["id"], phase=Phase.RESTARTING, code="BackingOff", because="again in 8 s")
+    (message,) = await told(house, hears, "/ok/restarts")
+    verify(message, secret)
+    body = json.loads(message["body"])
+    assert (body["type"], body["data"]["job"]["name"]) == ("job.restarting", "llama")
+    assert body["data"]["text"].startswith("llama restarts (project default, admin): ")
+    await house.finish(job["id"])
+    assert [each["kind"] for each in await settled(house)] == ["job.restarting"]
+    assert hears.heard("/ok/ends") == []
+
+
 async def test_a_long_wait_is_told_once(house: Platform, hears: Receiver) -> None:
     await make(house, f"{hears.url}/ok/waits", kinds=["job.waits_long"], waitSeconds=60)
     job = await house.submit("llama")
@@ -367,19 +385,23 @@ async def test_a_budget_is_told_at_eighty_per_cent_and_when_it_is_used_up(house:
     await make(house, f"{hears.url}/ok/budget", kinds=["budget.reached"])
     quota = {"default": ProjectQuota(gpu_hours_per_month=100.0, person=Quota(money_per_month=10.0))}
     for used in (79.0, 81.0, 90.0, 120.0, 130.0):
-        spent = MonthSpent(
-            month="2026-11", as_of=1.0, total=Spent(gpu_hours=used), people={"ann": Spent(money=used / 20)}
-        )
+        people = {"ann": Spent(money=used / 20), "bob": Spent(gpu_hours=used, money=used / 12)}
+        spent = MonthSpent(month="2026-11", as_of=1.0, total=Spent(gpu_hours=used), people=people)
         nothing = usage([], house.services.prices, 0.0, 1.0, 1.0)
         counted = {"default": Counted(nothing, spent)}
         await notify_of_budgets(house.services.database, quota, counted)
-    messages = await told(house, hears, "/ok/budget", 2)
+    messages = await told(house, hears, "/ok/budget", 3)
     budgets = [json.loads(message["body"])["data"]["budget"] for message in messages]
-    assert sorted((each["person"], each["unit"], each["percent"], each["used"]) for each in budgets) == [
-        (None, "gpuHours", 80, 81.0),
-        (None, "gpuHours", 100, 120.0),
+    assert sorted((each["person"] or "", each["unit"], each["percent"], each["used"]) for each in budgets) == [
+        ("", "gpuHours", 80, 81.0),
+        ("", "gpuHours", 100, 120.0),
+        ("bob", "money", 100, 10.0),
     ]
-    assert len(await settled(house)) == 2
+    texts = [json.loads(message["body"])["data"]["text"] for message in messages]
+    assert [words for words in texts if "bob" in words] == [
+        "Budget: bob in project default has used 100 % of 10 (in the prices' currency) in 2026-11 (10)"
+    ]
+    assert len(await settled(house)) == 3
 
 
 async def test_what_is_not_committed_is_not_told_and_what_is_committed_is(house: Platform, hears: Receiver) -> None:
