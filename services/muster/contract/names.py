@@ -46,6 +46,7 @@ class Env:
     CACHE_DIR = "MUSTER_CACHE_DIR"  # prepared token stores, shared by the jobs of a node
     DEVICE = "MUSTER_DEVICE"  # cpu or cuda; unset: cuda where this worker sees a GPU for each of its ranks
     SANDBOX = "MUSTER_SANDBOX"  # JSON of local.sandbox.Sandbox: all that a worker of this machine may reach
+    OWN_PREFIX = "MUSTER_OWN_"  # of a worker of this machine: before the name of each variable that is the job's own
     FENCE = "MUSTER_FENCE"  # where the job's current attempt is written (see trainer/fence.py)
     # Of a pod, by the operator of a cluster.
     FENCE_TOKEN_FILE = "MUSTER_FENCE_TOKEN_FILE"  # noqa: S105 - a file's name: whose token the fence is asked with

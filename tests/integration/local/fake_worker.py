@@ -24,6 +24,10 @@ import sys
 import time
 from pathlib import Path
 
+# As the launcher does: on a shared machine the job's own variables come under names of their own.
+for own in [name for name in os.environ if name.startswith("MUSTER_OWN_")]:
+    os.environ[own.removeprefix("MUSTER_OWN_")] = os.environ.pop(own)
+
 FOLDER = Path(os.environ["MUSTER_WORKER_DIR"])
 ATTEMPT = int(os.environ["MUSTER_ATTEMPT"])
 STARTED = time.time()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _ctypes
 import gzip
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -241,6 +244,42 @@ def test_a_refused_address_ends_the_worker_before_its_ranks(tmp_path: Path) -> N
     )
     assert ended.returncode == ExitCode.USER_ERROR, ended.stderr
     assert json.loads((folder / "exit.json").read_text())["message"] == why
+
+
+def test_what_a_job_has_processes_load_is_not_loaded_by_its_launcher(tmp_path: Path) -> None:
+    """A library in it would run with all that the platform's user may do; the ranks have given that up. The launcher
+    is caught while it asks its fence, by a proxy that is a variable of the job too."""
+    library, maps = tmp_path / "planted.so", "print(open('/proc/self/maps').read())"
+    shutil.copy(_ctypes.__file__, library)
+    variables = {"LD_PRELOAD": str(library), "http_proxy": ""}
+    plain = {**os.environ, **variables}
+    assert (
+        str(library) in subprocess.run([sys.executable, "-c", maps], env=plain, capture_output=True, text=True).stdout
+    )
+
+    box = Sandbox(state=str(tmp_path / "state"), read=(), own_read=(), own_write=(str(tmp_path / "worker"),))
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        variables["http_proxy"] = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        own = {f"{Env.OWN_PREFIX}{name}": value for name, value in variables.items()}
+        ours = {
+            Env.SANDBOX: dump_json(box),
+            Env.WORKER_DIR: str(tmp_path / "worker"),
+            Env.FENCE: "http://a.invalid/job",
+        }
+        orders = {
+            Env.JOB_UID: "x",
+            Env.CHECKPOINT_URI: f"file://{tmp_path}",
+            Env.CONFIG: json.dumps({"training": spec()["training"]}),
+        }
+        command = [sys.executable, "-m", "muster.trainer.launch"]
+        with subprocess.Popen(command, env={**os.environ, **own, **ours, **orders}, cwd=tmp_path) as launcher:
+            proxy.settimeout(60)
+            asking, _ = proxy.accept()
+            loaded = Path(f"/proc/{launcher.pid}/maps").read_text()
+            launcher.kill()
+            asking.close()
+    assert _ctypes.__file__ in loaded, "what it loads is seen there"
+    assert str(library) not in loaded
 
 
 @needs_landlock

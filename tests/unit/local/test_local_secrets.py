@@ -75,7 +75,8 @@ async def test_a_worker_gets_its_secrets_when_it_starts_and_they_are_in_no_file(
     environment = house.environment()
     assert environment[Env.S3_KMS_KEY] == "alias/nlp", "of the job's checkpoint"
     await house.world.stop_workers(0.0)
-    assert {name: environment.get(name) for name in ("HF_TOKEN", "W_KEY", "W_MODE", "W_not.a.name")} == {
+    wanted = ("HF_TOKEN", "W_KEY", "W_MODE", "W_not.a.name")
+    assert {name: environment.get(Env.OWN_PREFIX + name) for name in wanted} == {
         "HF_TOKEN": VALUE, "W_KEY": "k1", "W_MODE": "own", "W_not.a.name": None,
     }  # fmt: skip
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and VALUE.encode() in file.read_bytes()]

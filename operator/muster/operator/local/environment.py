@@ -60,7 +60,8 @@ def worker_environment(
     gpus: tuple[int, ...],
     start: WorkerStart,
 ) -> dict[str, str]:
-    """The whole environment: the little that is inherited, the job's runtime.env, then what Muster sets."""
+    """The whole environment: the little that is inherited, then what Muster sets. The job's own variables stand in it
+    by names that no library knows, until the launcher has given up its rights and takes them in."""
     gang, meta = job.spec.gang, job.metadata
     key = WorkerKey(meta.uid, action.attempt, action.worker)
     inherited = {
@@ -74,13 +75,8 @@ def worker_environment(
     device = {} if gang.gpus_per_node else {Env.DEVICE: "cpu"}
     temporary = str(state.jobs / meta.uid / "tmp")
     caches = {"TRITON_CACHE_DIR": f"{temporary}/triton", "CUDA_CACHE_PATH": f"{temporary}/cuda"}
-    return (
-        caches
-        | inherited
-        | threads
-        | {"PYTHONUNBUFFERED": "1"}
-        | _own(job.spec.runtime, start.secrets)
-        | visible
+    ours = (
+        visible
         | device
         | marks(state, key)
         | platform_variables(os.environ)
@@ -102,6 +98,9 @@ def worker_environment(
             Rendezvous.PORT: str(port),
         }
     )
+    given = _own(job.spec.runtime, start.secrets)
+    own = {f"{Env.OWN_PREFIX}{name}": value for name, value in given.items() if name not in ours}
+    return caches | inherited | threads | {"PYTHONUNBUFFERED": "1"} | own | ours
 
 
 def _own(runtime: Runtime, secrets: Mapping[str, str]) -> dict[str, str]:

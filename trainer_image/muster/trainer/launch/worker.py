@@ -48,6 +48,7 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     sandbox = read_sandbox()
     kept_apart = sandbox is not None and enter(sandbox)  # first of all: only threads that start later are held to it
+    take_variables()
     stop = Stop(directory, started)
     serve_reports(directory)
     watch_notices()
@@ -83,6 +84,14 @@ def read_sandbox() -> Sandbox | None:
     """What this worker may reach; None where nobody says so (a pod, a run by hand)."""
     text = os.environ.get(Env.SANDBOX)
     return Sandbox.model_validate_json(text) if text else None
+
+
+def take_variables() -> None:
+    """Set the job's own variables, for this process from now on and for the ranks. Some name what libraries load, so on
+    a shared machine they come under other names, and count once this process has given up its rights. In a pod they
+    are set from the first."""
+    for name in [name for name in os.environ if name.startswith(Env.OWN_PREFIX)]:
+        os.environ[name.removeprefix(Env.OWN_PREFIX)] = os.environ.pop(name)
 
 
 def pass_fence(run: Run) -> None:
