@@ -93,6 +93,8 @@ def write_tokenizer(folder: Path) -> None:
     configuration = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "clean_up": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(configuration))
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}\n")
+    (folder / "additional_chat_templates").mkdir(exist_ok=True)
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}{{ messages[0].content }}\n")
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -37,6 +37,9 @@ TokenizerAddress = Annotated[
     str | None, typer.Option("--tokenizer", help="For data: `bytes` (default), or a tokenizer.json.")
 ]
 Template = Annotated[str | None, typer.Option("--chat-template", help="For data: a Jinja file.")]
+TemplateName = Annotated[
+    str | None, typer.Option("--chat-template-name", help="For data: one of several templates of the tokenizer.")
+]
 Length = Annotated[int, typer.Option("--sequence-length", min=1, help="For data: tokens of a sample.")]
 DataFormat = Annotated[str, typer.Option("--format", help="For data: its format, where looking does not tell.")]
 Field = Annotated[str, typer.Option("--field", help="For data: the column that holds the text, in format jsonl.")]
@@ -50,6 +53,7 @@ def inspect(
     model: Model = None,
     tokenizer: TokenizerAddress = None,
     chat_template: Template = None,
+    chat_template_name: TemplateName = None,
     sequence_length: Length = 2048,
     format: DataFormat = "auto",
     field: Field = "text",
@@ -65,7 +69,8 @@ def inspect(
     if _is_job(target):
         return _show_kept(target, server, json, samples, no_color)
     more = ["--samples", str(samples), *(["--no-color"] if no_color else [])]
-    _run(target, settings, more, _of_file(model, tokenizer, chat_template, sequence_length, format, field))
+    named = _named(model, tokenizer, chat_template, chat_template_name)
+    _run(target, settings, more, [*named, *_read_as(sequence_length, format, field)])
 
 
 @app.command("validate")
@@ -74,6 +79,7 @@ def validate(
     model: Model = None,
     tokenizer: TokenizerAddress = None,
     chat_template: Template = None,
+    chat_template_name: TemplateName = None,
     sequence_length: Length = 2048,
     format: DataFormat = "auto",
     field: Field = "text",
@@ -81,15 +87,24 @@ def validate(
     json: Json = False,
 ) -> None:
     """Read all data as a job would. Exit code 0 where it can be learnt from; 2 with file and line where not."""
-    _run(target, settings, [], _of_file(model, tokenizer, chat_template, sequence_length, format, field))
+    named = _named(model, tokenizer, chat_template, chat_template_name)
+    _run(target, settings, [], [*named, *_read_as(sequence_length, format, field)])
 
 
-def _of_file(
-    model: str | None, tokenizer: str | None, chat_template: str | None, sequence_length: int, format: str, field: str
+def _named(
+    model: str | None, tokenizer: str | None, chat_template: str | None, chat_template_name: str | None
 ) -> list[str]:
-    given = {"--model": model, "--tokenizer": tokenizer, "--chat-template": chat_template}
-    named = [word for option, value in given.items() if value is not None for word in (option, value)]
-    return [*named, "--sequence-length", str(sequence_length), "--format", format, "--field", field]
+    given = {
+        "--model": model,
+        "--tokenizer": tokenizer,
+        "--chat-template": chat_template,
+        "--chat-template-name": chat_template_name,
+    }
+    return [word for option, value in given.items() if value is not None for word in (option, value)]
+
+
+def _read_as(sequence_length: int, format: str, field: str) -> list[str]:
+    return ["--sequence-length", str(sequence_length), "--format", format, "--field", field]
 
 
 def _run(target: str, settings: list[str] | None, more: list[str], of_file: list[str]) -> None:

@@ -128,6 +128,10 @@ class DataConfig(Spec):
     """Whether a sample holds several documents, which never attend to one another, or one document and padding."""
     chat_template: DataAddress | None = None
     """The address of a Jinja file that writes conversations, instead of the template that the tokenizer brings."""
+    chat_template_name: Text | None = None
+    """Which of several templates that the tokenizer brings writes conversations, by its name. Left out, it is
+    `tool_use` where a conversation has tools, and else `default`.
+    """
     train_on: TrainOn = "assistant"
     """What of a conversation is learnt: every turn of the `assistant`, its `last`, its `completion` (all that it says
     after the user's last words), or `all` tokens.
@@ -162,6 +166,15 @@ class DataConfig(Spec):
     @classmethod
     def _names_differ(cls, sources: tuple[Source, ...]) -> tuple[Source, ...]:
         return with_different_names(sources)
+
+    @model_validator(mode="after")
+    def _one_template(self) -> Self:
+        if self.chat_template is not None and self.chat_template_name is not None:
+            raise ValueError(
+                "chatTemplate gives a file and chatTemplateName one of the tokenizer's own templates; leave one of "
+                "them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _weights_are_comparable(self) -> Self:

@@ -7,14 +7,15 @@ each safetensors file, which say where every tensor lies.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Protocol
 
 from muster.contract.base import UserError
 from muster.contract.checkpoint import ITEM_BYTES
-from muster.storage.errors import NotFound, Truncated
+from muster.storage.errors import NotFound, Refused, Truncated
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"
@@ -30,7 +31,18 @@ COMPANIONS: Final = (
     "chat_template.jinja",
     "generation_config.json",
 )
+# Further chat templates, a file each, as transformers 5 saves them.
+TEMPLATES: Final = "additional_chat_templates"
+_TEMPLATE: Final = re.compile(rf"{TEMPLATES}/[\w-]{{1,64}}\.jinja", re.ASCII)
+_USUAL_TEMPLATES: Final = tuple(f"{TEMPLATES}/{name}.jinja" for name in ("tool_use", "rag"))
 HEADER_BYTES_MAX: Final = 100_000_000  # the safetensors library's own limit
+
+
+class Named(Protocol):
+    """What is listed."""
+
+    @property
+    def key(self) -> str: ...
 
 
 class Files(Protocol):
@@ -43,6 +55,9 @@ class Files(Protocol):
 
     def read_into(self, key: str, start: int, into: memoryview) -> None:
         """Bytes [start, start + len(into)) of a file. Raises NotFound, Truncated."""
+
+    def objects(self, prefix: str) -> Iterator[Named]:
+        """Files whose key starts with `prefix`. Raises Refused where nothing can be listed."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +115,8 @@ def open_folder(files: Files) -> ModelFolder:
             "with its safetensors beside it"
         )
     tensors = _tensors(read)
-    companions = {name: text for name in COMPANIONS if (text := read.text(name)) is not None}
+    beside = (*COMPANIONS, *template_files(files))
+    companions = {name: text for name in beside if (text := read.text(name)) is not None}
     return ModelFolder(
         files=files,
         config=config,
@@ -110,6 +126,16 @@ def open_folder(files: Files) -> ModelFolder:
         file_bytes=read.sizes,
         revision=getattr(files, "revision", None),
     )
+
+
+def template_files(files: Files) -> tuple[str, ...]:
+    """The chat templates beside chat_template.jinja, by their files; where nothing can be listed, as on the web, those
+    that there may be by the names that are usual."""
+    try:
+        found = sorted(each.key for each in files.objects(f"{TEMPLATES}/"))
+    except (NotFound, Refused):
+        return _USUAL_TEMPLATES
+    return tuple(name for name in found if _TEMPLATE.fullmatch(name))
 
 
 class _Reader:

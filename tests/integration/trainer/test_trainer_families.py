@@ -164,7 +164,8 @@ def test_the_export_opens_in_transformers_as_the_same_model(trained: dict[str, T
             found = theirs.eval()(input_ids=tokens, use_cache=False).logits
         assert (found - expected).abs().max() <= 1e-5, family
         assert public_names(target) == public_names(t.model), family
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        templates = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", *templates):
             assert (target / name).read_bytes() == (t.model / name).read_bytes(), (family, name)
         was, now = (json.loads((folder / "config.json").read_text()) for folder in (t.model, target))
         assert now == was | {"dtype": "float32"}

@@ -67,7 +67,7 @@ def test_a_turn_ends_as_the_family_or_the_template_ends_it(tmp_path: Path) -> No
     path = write_tokenizer(tmp_path / "own.json", ["<|endoftext|>", "<|mine|>"])
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|mine|>{% endfor %}"
     template += "{% if add_generation_prompt %}assistant: {% endif %}"
-    own = tokenizer_of_folder(path.read_text(), None, "here", template)
+    own = tokenizer_of_folder(path.read_text(), {"chat_template.jinja": template}, "here")
     assert ends_of_turn(own) == {own.eos, own.encode_rendered("<|mine|>")[0][0]}
     plain = load_tokenizer(str(path))
     assert ends_of_turn(plain) == {plain.eos}, "one that knows of no turns ends a text"

@@ -16,7 +16,9 @@ from tests.unit.data.chat_templates import FAMILIES, MARKED
 from tests.unit.data.making import CHATML, chat_record, stored, write_jsonl, write_tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from muster.storage.conversations import conversation
+from muster.contract.base import InvalidDocument, parse
+from muster.contract.data_config import DataConfig
+from muster.storage.conversations import Conversation, Turn, conversation
 from muster.trainer.data import (
     chat_prompt,
     load_tokenizer,
@@ -26,6 +28,7 @@ from muster.trainer.data import (
     tokenizer_of_folder,
 )
 from muster.trainer.data.chat import parts
+from muster.trainer.data.chat_template import ChatTemplate
 from muster.trainer.data.hugging_face_tokenizer import HuggingFaceTokenizer
 from muster.trainer.errors import UserError
 
@@ -42,7 +45,7 @@ def tokenizer_of(family: str) -> HuggingFaceTokenizer:
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(special)
     configured = json.dumps({"bos_token": special[0], "eos_token": {"content": special[1]}, "chat_template": template})
-    return tokenizer_of_folder(made.to_str(), configured, family)
+    return tokenizer_of_folder(made.to_str(), {"tokenizer_config.json": configured}, family)
 
 
 def shown(record: dict[str, Any], tokenizer: HuggingFaceTokenizer, train_on: str = "assistant") -> str:
@@ -219,22 +222,81 @@ def test_what_a_template_can_not_tell_is_refused(tmp_path: Path, template: str, 
         stored(data, tmp_path / "cache", str(path))
 
 
+def data_with(**settings: Any) -> DataConfig:
+    return parse(DataConfig, {"train": [{"source": "x"}], **settings}, "data")
+
+
+NAMED = {name: f"{name}:{MARKED}" for name in ("default", "tool_use", "rag")}
+TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+
+
+def write_templates(folder: Path, layout: str, templates: dict[str, str]) -> Path:
+    """A tokenizer with several templates, as transformers wrote it or writes it."""
+    folder.mkdir(exist_ok=True)
+    path = write_tokenizer(folder / "tokenizer.json", CHATML)
+    document: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": CHATML[-1]}
+    if layout == "list":
+        document["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    else:
+        (folder / "additional_chat_templates").mkdir()
+        for name, text in templates.items():
+            where = "chat_template" if name == "default" else f"additional_chat_templates/{name}"
+            (folder / f"{where}.jinja").write_text(text)
+    (folder / "tokenizer_config.json").write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize("layout", ["list", "files"])
+def test_of_several_templates_one_is_taken_as_transformers_does(tmp_path: Path, layout: str) -> None:
+    from transformers import AutoTokenizer
+
+    path = write_templates(tmp_path / "model", layout, NAMED)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "model")
+    messages = [{"role": "user", "content": "the fox"}]
+    for name in (None, *NAMED):
+        tokenizer = templated(load_tokenizer(str(path)), data_with(chatTemplateName=name))
+        again = tokenizer_from_commit(json.loads(json.dumps(tokenizer.describe())))
+        assert again.template is not None
+        for tools in ([], [TOOL]):
+            expected = theirs.apply_chat_template(
+                messages, tools=tools or None, chat_template=name, tokenize=False, add_generation_prompt=True
+            )
+            asked = Conversation((Turn("user", "the fox", False),), tools=tuple(tools))
+            assert again.template.prompt(asked) == expected
+            assert expected.startswith(f"{name or ('tool_use' if tools else 'default')}:")
+
+
+def test_a_template_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    path = write_templates(tmp_path / "model", "files", NAMED)
+    with pytest.raises(UserError, match=r"has no chat template 'rags'; there are: default, rag, tool_use\. Name one"):
+        templated(load_tokenizer(str(path)), data_with(chatTemplateName="rags"))
+    bare = load_tokenizer(str(write_templates(tmp_path / "bare", "list", {"rag": MARKED})))
+    with pytest.raises(UserError, match=r"none is `default` \(rag\); name one in data\.chatTemplateName"):
+        templated(bare, data_with())
+    named = templated(bare, data_with(chatTemplateName="rag")).template
+    assert named == ChatTemplate(MARKED, {"eos_token": CHATML[-1]}), "which keeps the tokens that it writes by name"
+    with pytest.raises(UserError, match=r"data\.chatTemplateName: the tokenizer `bytes` writes marks of its own"):
+        templated(load_tokenizer("bytes"), data_with(chatTemplateName="rag"))
+    with pytest.raises(InvalidDocument, match="leave one of them out"):
+        data_with(chatTemplateName="rag", chatTemplate="a.jinja")
+
+
 def test_a_template_stands_in_the_commit_and_may_be_given(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "tokenizer.json", CHATML)
     plain = load_tokenizer(str(path))
     assert plain.template is None
     assert "chat_template" not in plain.describe()  # commits of before had none, and must resume as they were
     (tmp_path / "given.jinja").write_text(MARKED)
-    tokenizer = templated(plain, str(tmp_path / "given.jinja"))
+    tokenizer = templated(plain, data_with(chatTemplate=str(tmp_path / "given.jinja")))
     assert tokenizer.template is not None
     again = tokenizer_from_commit(json.loads(json.dumps(tokenizer.describe())))
     assert again.template == tokenizer.template
     messages = [{"role": "user", "content": "the fox"}]
     assert chat_prompt(again, messages) == chat_prompt(plain, messages)
     with pytest.raises(UserError, match=r"data\.chatTemplate: .*none\.jinja does not exist"):
-        templated(plain, str(tmp_path / "none.jinja"))
+        templated(plain, data_with(chatTemplate=str(tmp_path / "none.jinja")))
     with pytest.raises(UserError, match="writes marks of its own"):
-        templated(load_tokenizer("bytes"), str(tmp_path / "given.jinja"))
+        templated(load_tokenizer("bytes"), data_with(chatTemplate=str(tmp_path / "given.jinja")))
     (tmp_path / "given.jinja").write_text("{% for %}")
     with pytest.raises(UserError, match="is not valid Jinja"):
-        chat_prompt(templated(plain, str(tmp_path / "given.jinja")), messages)
+        chat_prompt(templated(plain, data_with(chatTemplate=str(tmp_path / "given.jinja"))), messages)

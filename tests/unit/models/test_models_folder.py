@@ -20,6 +20,7 @@ from muster.contract.adapter_config import Adapter
 from muster.contract.training import TrainingConfig
 from muster.storage.file_store import FileStore
 from muster.storage.model_folder import ModelFolder, open_folder
+from muster.trainer.data.tokenizer_files import template_sources
 from muster.trainer.errors import UserError
 from muster.trainer.models.files import open_files
 from muster.trainer.models.lazy_tensors import LazyTensor, ReadRange
@@ -326,7 +327,7 @@ class Hub(http.server.SimpleHTTPRequestHandler):
         if match := re.fullmatch(r"/api/models/(?P<name>org/\w+)(?:/revision/(?P<revision>\w+))?", self.path):
             self.answer_about(match["name"], match["revision"])
             return
-        path = Hub.folder / self.path.rpartition("/")[2]
+        path = Hub.folder / self.path.rpartition(f"/{'c' * 40}/")[2].lstrip("/")
         if ("/resolve/" in self.path and f"/resolve/{'c' * 40}/" not in self.path) or not path.exists():
             self.send_error(404)
         else:
@@ -340,7 +341,8 @@ class Hub(http.server.SimpleHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        body = json.dumps({"id": name, "modelId": name, "sha": "c" * 40, "siblings": []}).encode()
+        files = [{"rfilename": each.relative_to(Hub.folder).as_posix()} for each in Hub.folder.rglob("*.*")]
+        body = json.dumps({"id": name, "modelId": name, "sha": "c" * 40, "siblings": files}).encode()
         self.send_body(200, body)
 
     def send_part(self, body: bytes) -> None:
@@ -378,6 +380,16 @@ def hub(good: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield endpoint
     server.shutdown()
     server.server_close()
+
+
+def test_further_chat_templates_belong_to_a_folder(hub: str, good: Path) -> None:
+    (good / "additional_chat_templates").mkdir(exist_ok=True)
+    (good / "additional_chat_templates" / "tool_use.jinja").write_text("of tools")
+    (good / "additional_chat_templates" / "notes.txt").write_text("none")
+    for files in (open_files("hf://org/tiny@v1"), FileStore(good)):
+        companions = open_folder(files).companions
+        assert [name for name in companions if "/" in name] == ["additional_chat_templates/tool_use.jinja"]
+        assert template_sources(companions)["tool_use"] == "of tools"
 
 
 def test_a_revision_of_the_hub_is_resolved_once_and_recorded(hub: str, good: Path) -> None:

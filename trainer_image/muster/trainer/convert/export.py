@@ -230,6 +230,7 @@ def _write_descriptions(commit: Commit, directory: Path, described: dict[str, di
             (directory / name).write_text(text)
     if transformers_names.is_transformers(commit):
         for name, text in transformers_names.companions(commit).items():
+            (directory / name).parent.mkdir(exist_ok=True)  # of further chat templates
             (directory / name).write_text(text)
     origin = {"job": commit.job, "jobUid": commit.job_uid, "step": commit.step, "metrics": commit.metrics}
     if "adapter" in commit.config:

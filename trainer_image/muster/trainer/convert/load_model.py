@@ -76,10 +76,7 @@ def _of_folder(where: str, within_memory: bool) -> LoadedModel:
     folder = open_folder(open_files(where))
     if folder.tokenizer is None:
         raise UserError(f"{where}: holds no tokenizer.json, so that nothing can be asked of its model")
-    beside = folder.companions
-    tokenizer = tokenizer_of_folder(
-        folder.tokenizer, beside.get("tokenizer_config.json"), where, beside.get("chat_template.jinja")
-    )
+    tokenizer = tokenizer_of_folder(folder.tokenizer, folder.companions, where)
     definition = transformers_model.from_folder(folder, None)
     model = definition.build(torch.float32, "none")
     if within_memory:

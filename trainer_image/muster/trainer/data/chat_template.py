@@ -11,7 +11,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -43,20 +43,33 @@ class Rendered:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template and the special tokens that it writes by name (`bos_token`, `eos_token`, …)."""
+    """A template and the special tokens that it writes by name (`bos_token`, `eos_token`, …). Where there is one
+    `with_tools`, that writes the conversations that have tools, as in transformers."""
 
     source: str
     tokens: Mapping[str, str] = field(default_factory=dict)
+    with_tools: str | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """For a commit; without what there is not, so that data prepared before stays what it was."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @cached_property
-    def _compiled(self) -> jinja2.Template:
+    def _plain(self) -> jinja2.Template:
+        return self._compiled(self.source)
+
+    @cached_property
+    def _of_tools(self) -> jinja2.Template:
+        return self._plain if self.with_tools is None else self._compiled(self.with_tools)
+
+    def _compiled(self, source: str) -> jinja2.Template:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_refuse, strftime_now=DATE.strftime)
         try:
-            return environment.from_string(self.source)
+            return environment.from_string(source)
         except jinja2.TemplateError as error:
             raise UserError(
                 f"the chat template is not valid Jinja: {error}; correct it, or give data.chatTemplate"
@@ -100,7 +113,7 @@ class ChatTemplate:
 
     def _written(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool) -> str:
         given = {"messages": messages, "tools": list(tools) or None, "documents": None, "add_generation_prompt": prompt}
-        return self._compiled.render(**self.tokens, **given)
+        return (self._of_tools if tools else self._plain).render(**self.tokens, **given)
 
 
 class _Generation(jinja2.ext.Extension):

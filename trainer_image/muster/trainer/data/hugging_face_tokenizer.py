@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
@@ -25,12 +24,15 @@ class HuggingFaceTokenizer:
     """The tokenizer of a `tokenizer.json`.
 
     `text` is the file's content and `where` its address, for messages. `eos` names the token that ends a document where
-    the vocabulary has none of the well-known ones.
+    the vocabulary has none of the well-known ones. `templates` are the chat templates that came with it, by name, of
+    which `template` may be chosen, and `tokens` the special tokens that they write by name.
     """
 
     def __init__(self, text: str, where: str, eos: str | None = None, template: ChatTemplate | None = None) -> None:
         self._json = text
         self.template = template
+        self.templates: Mapping[str, str] = {}
+        self.tokens: Mapping[str, str] = template.tokens if template else {}
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception
@@ -102,7 +104,7 @@ class HuggingFaceTokenizer:
             "sha256": hashlib.sha256(self._json.encode()).hexdigest(),
             "end_of_document": self._tokenizer.id_to_token(self.eos),
             "json": self._json,
-            **({"chat_template": asdict(self.template)} if self.template else {}),
+            **({"chat_template": self.template.describe()} if self.template else {}),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -115,13 +117,13 @@ class HuggingFaceTokenizer:
         if hashlib.sha256(text.encode()).hexdigest() != description.get("sha256"):
             raise StorageError("the tokenizer in the commit is damaged: its SHA-256 does not match; use another commit")
         template = description.get("chat_template")
-        made = ChatTemplate(template["source"], template["tokens"]) if template else None
+        made = ChatTemplate(template["source"], template["tokens"], template.get("with_tools")) if template else None
         return cls(text, "of the commit", description.get("end_of_document"), made)
 
     def with_template(self, source: str) -> HuggingFaceTokenizer:
         """The same tokenizer with another chat template."""
-        tokens = self.template.tokens if self.template else {}
-        return HuggingFaceTokenizer(self._json, "", self._tokenizer.id_to_token(self.eos), ChatTemplate(source, tokens))
+        made = ChatTemplate(source, self.tokens)
+        return HuggingFaceTokenizer(self._json, "", self._tokenizer.id_to_token(self.eos), made)
 
 
 def _measure(decoder: Any) -> Callable[[str], int] | None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import PurePath
+from typing import Any, Final
 
 import tokenizers
 
 from muster.contract.address import Address, data_address
+from muster.contract.data_config import DataConfig
 from muster.storage.errors import NotFound, Refused
-from muster.storage.model_folder import has_file
+from muster.storage.model_folder import TEMPLATES, has_file, template_files
 from muster.storage.store import open_source
 from muster.trainer.data.chat_template import ChatTemplate
 from muster.trainer.data.hugging_face_tokenizer import HUGGING_FACE, HuggingFaceTokenizer
 from muster.trainer.data.slow_tokenizers import SLOW_FILES, why_not_fast
 from muster.trainer.data.tokenizer import BYTES, ByteTokenizer, Tokenizer
 from muster.trainer.errors import StorageError, UserError
+
+TEMPLATE: Final = "chat_template.jinja"
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
@@ -42,35 +46,71 @@ def load_tokenizer(spec: str) -> Tokenizer:
         raise UserError(f"data.tokenizer: the folder of {spec} {reason}")
     if text is None:
         raise UserError(f"data.tokenizer: {spec} does not exist; use `bytes` or the address of a tokenizer.json")
-    return tokenizer_of_folder(text, configuration, spec, _read(folder, "chat_template.jinja"))
+    beside = {"tokenizer_config.json": configuration}
+    beside |= {each: _read(folder, each) for each in (TEMPLATE, *template_files(open_source(folder)))}
+    return tokenizer_of_folder(text, {each: found for each, found in beside.items() if found is not None}, spec)
 
 
-def tokenizer_of_folder(
-    text: str, configuration: str | None, where: str, template: str | None = None
-) -> HuggingFaceTokenizer:
-    """The tokenizer of a model's folder, made of the texts of its tokenizer.json and, as `configuration`, of its
-    tokenizer_config.json (None where there is none). `where` names the folder in messages. `template` is the text of
-    its chat_template.jinja; an older folder has that in its configuration.
+def tokenizer_of_folder(text: str, beside: Mapping[str, str], where: str) -> HuggingFaceTokenizer:
+    """The tokenizer of a model's folder, made of the text of its tokenizer.json and of those `beside` it, by their
+    names. `where` names the folder in messages. Of several chat templates the one named `tool_use` writes conversations
+    with tools, as in transformers.
     """
-    tokens = _configured_tokens(configuration)
-    source = template or _configured_template(configuration)
-    made = ChatTemplate(source, tokens) if source else None
-    return HuggingFaceTokenizer(text, where, tokens.get("eos_token"), made)
+    tokens, sources = _configured_tokens(beside.get("tokenizer_config.json")), template_sources(beside)
+    with_tools = sources.get("tool_use")
+    default = sources.get("default") or with_tools
+    made = ChatTemplate(default, tokens, with_tools if with_tools != default else None) if default else None
+    tokenizer = HuggingFaceTokenizer(text, where, tokens.get("eos_token"), made)
+    tokenizer.templates, tokenizer.tokens = sources, tokens
+    return tokenizer
 
 
-def templated(tokenizer: Tokenizer, address: str | None) -> Tokenizer:
-    """The tokenizer with the chat template in a file; the tokenizer itself where `address` is None. Raises UserError
-    where there is no such file, or the tokenizer has marks of its own."""
-    if address is None:
-        return tokenizer
+def template_sources(beside: Mapping[str, str]) -> dict[str, str]:
+    """The chat templates of a model's folder by their names: those in files of their own, or, where there are none, in
+    its tokenizer_config.json. `beside` are the texts of its files by their names."""
+    found = {PurePath(name).stem: text for name, text in beside.items() if name.startswith(f"{TEMPLATES}/")}
+    if TEMPLATE in beside:
+        found["default"] = beside[TEMPLATE]
+    return found or _configured_templates(beside.get("tokenizer_config.json"))
+
+
+def templated(tokenizer: Tokenizer, data: DataConfig) -> Tokenizer:
+    """The tokenizer with the chat template that is asked for: in a file, or by name one of its own. Raises UserError
+    where there is no such template, or the tokenizer has marks of its own."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
-        raise UserError("data.chatTemplate: the tokenizer `bytes` writes marks of its own; name a tokenizer.json")
+        if data.chat_template is None and data.chat_template_name is None:
+            return tokenizer
+        setting = "chatTemplate" if data.chat_template else "chatTemplateName"
+        raise UserError(f"data.{setting}: the tokenizer `bytes` writes marks of its own; name a tokenizer.json")
+    if data.chat_template is not None:
+        return tokenizer.with_template(_template_at(data.chat_template))
+    return _of_name(tokenizer, data.chat_template_name)
+
+
+def _of_name(tokenizer: HuggingFaceTokenizer, name: str | None) -> HuggingFaceTokenizer:
+    known = ", ".join(sorted(tokenizer.templates)) or "none"
+    if name is None:
+        if tokenizer.template is None and tokenizer.templates:
+            raise UserError(
+                f"the tokenizer has chat templates by name, and none is `default` ({known}); name one in "
+                "data.chatTemplateName"
+            )
+        return tokenizer
+    if name not in tokenizer.templates:
+        raise UserError(
+            f"data.chatTemplateName: the tokenizer has no chat template {name!r}; there are: {known}. Name one of "
+            "them, or give a Jinja file as data.chatTemplate"
+        )
+    return tokenizer.with_template(tokenizer.templates[name])
+
+
+def _template_at(address: str) -> str:
     place = data_address(address)
     above, _, name = place.path.rpartition("/")
     text = _read(replace(place, path=above or ("/" if place.path.startswith("/") else "")), name)
     if text is None:
         raise UserError(f"data.chatTemplate: {address} does not exist; give the address of a Jinja file")
-    return tokenizer.with_template(text)
+    return text
 
 
 def add_tokens(text: str, tokens: Sequence[str], where: str) -> tuple[str, tuple[int, ...]]:
@@ -94,14 +134,18 @@ def add_tokens(text: str, tokens: Sequence[str], where: str) -> tuple[str, tuple
     return tokenizer.to_str(), new
 
 
-def tokenizer_from_commit(described: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `describe()` described. Raises StorageError when the description is damaged."""
+def tokenizer_from_commit(described: dict[str, Any], beside: Mapping[str, str] | None = None) -> Tokenizer:
+    """The tokenizer that `describe()` described. `beside` are the files of the model's folder that the commit holds, by
+    their names: chat templates may be chosen of them. Raises StorageError when the description is damaged."""
     kind = described.get("kind")
     if kind == BYTES:
         return ByteTokenizer()
     if kind != HUGGING_FACE or not isinstance(described.get("json"), str):
         raise StorageError(f"the commit describes no tokenizer that this version knows (kind {kind!r})")
-    return HuggingFaceTokenizer.from_description(described)
+    tokenizer = HuggingFaceTokenizer.from_description(described)
+    tokenizer.templates = template_sources(beside or {})
+    tokenizer.tokens = tokenizer.tokens or _configured_tokens((beside or {}).get("tokenizer_config.json"))
+    return tokenizer
 
 
 def _read(folder: Address, name: str) -> str | None:
@@ -125,13 +169,12 @@ def _configured_tokens(configuration: str | None) -> dict[str, str]:
     return tokens
 
 
-def _configured_template(configuration: str | None) -> str | None:
-    """The chat template of a tokenizer_config.json: the one, or of several the one named `tool_use`, or `default`."""
+def _configured_templates(configuration: str | None) -> dict[str, str]:
+    """The chat templates of a tokenizer_config.json: the one, which is the default, or a list of them by name."""
     found = _parsed(configuration).get("chat_template")
-    if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = named.get("tool_use") or named.get("default")
-    return found if isinstance(found, str) else None
+    listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    named = {each.get("name"): each.get("template") for each in listed if isinstance(each, dict)}
+    return {str(name): template for name, template in named.items() if isinstance(template, str)}
 
 
 def _parsed(configuration: str | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from muster.contract.address import Address, hub_path, parse_address
 from muster.storage.errors import NotFound, StorageError, Truncated
 from muster.storage.model_folder import Files
-from muster.storage.store import open_source, open_store
+from muster.storage.store import Object, open_source, open_store
 from muster.trainer.errors import UserError
 
 SECONDS_MAX = 60.0  # without a byte
@@ -31,6 +32,7 @@ class HubFolder:
     base: str  # the URL that file names are appended to
     headers: dict[str, str]  # sent with every request, with the user's token where there is one
     revision: str | None  # its hash; None where the hub does not say it
+    names: tuple[str, ...] = ()  # of its files, below the folder
 
     @cached_property
     def _client(self) -> Any:
@@ -51,6 +53,9 @@ class HubFolder:
         if len(answer.content) < len(into):
             raise Truncated(f"{self.uri}: {key} ends before byte {start + len(into)}")
         into[:] = answer.content
+
+    def objects(self, prefix: str) -> Iterator[Object]:
+        return (Object(name, 0, 0.0, self.revision or "") for name in self.names if name.startswith(prefix))
 
     def _get(self, key: str, headers: dict[str, str]) -> Any:
         import httpx2
@@ -103,7 +108,7 @@ def _hub_folder(source: str, address: Address) -> Files:
             ) from None
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     try:
-        revision = HfApi(endpoint=endpoint).model_info(where.repository, revision=where.revision).sha
+        info = HfApi(endpoint=endpoint).model_info(where.repository, revision=where.revision)
     except GatedRepoError:
         raise UserError(f"model.source {source}: the model is gated; {ACCESS}") from None
     except RepositoryNotFoundError:
@@ -118,5 +123,8 @@ def _hub_folder(source: str, address: Address) -> Files:
     except (HfHubHTTPError, OSError) as error:
         raise StorageError(f"model.source {source}: the hub can't be asked: {error}") from error
     path = f"/{where.path.strip('/')}" if where.path else ""
-    headers = build_hf_headers()
-    return HubFolder(source, f"{endpoint}/{where.repository}/resolve/{revision}{path}", headers, revision)
+    below = f"{path}/".lstrip("/")
+    files = [each.rfilename for each in info.siblings or ()]
+    names = tuple(name.removeprefix(below) for name in files if name.startswith(below))
+    url = f"{endpoint}/{where.repository}/resolve/{info.sha}{path}"
+    return HubFolder(source, url, build_hf_headers(), info.sha, names)

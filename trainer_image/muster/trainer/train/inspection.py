@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.contract.base import InvalidDocument, dump, parse
-from muster.contract.data_config import Source
+from muster.contract.data_config import DataConfig, Source
 from muster.contract.data_formats import FORMATS
 from muster.contract.data_report import DataReport, report_lines
 from muster.contract.names import Env
@@ -118,11 +118,13 @@ def of_file(chosen: argparse.Namespace) -> tuple[TrainingConfig, Tokenizer]:
             data["tokenizer"] = chosen.tokenizer
         if chosen.chat_template is not None:
             data["chatTemplate"] = chosen.chat_template
+        if chosen.chat_template_name is not None:
+            data["chatTemplateName"] = chosen.chat_template_name
         task = next(task for task, formats in FORMATS.items() if found.format in formats)
         around = {"batch": {"tokensPerStep": chosen.sequence_length}, "length": {"epochs": 1}}
         if chosen.model is not None:
             return of_job({"task": task, "data": data, "model": {"source": chosen.model}, **around})
-        tokenizer = templated(load_tokenizer(chosen.tokenizer or "bytes"), chosen.chat_template)
+        tokenizer = templated(load_tokenizer(chosen.tokenizer or "bytes"), parse(DataConfig, data, "data"))
         shape = BARE_SHAPE | {"vocabSize": tokenizer.vocab_size, "maxPositions": chosen.sequence_length}
         # As text first: what a task asks of its model is no matter here, where none is trained.
         text = {**data, "train": [{"source": chosen.address}]}
@@ -156,6 +158,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", help="address of a model's folder, whose tokenizer and chat template are taken")
     parser.add_argument("--tokenizer", help="`bytes` (default) or the address of a tokenizer.json")
     parser.add_argument("--chat-template", help="address of a Jinja file")
+    parser.add_argument("--chat-template-name", help="one of several templates that the tokenizer brings")
     parser.add_argument("--sequence-length", type=int, default=2048)
     parser.add_argument("--format", default="auto")
     parser.add_argument("--field", default="text")

@@ -72,7 +72,7 @@ def find_origin(run: Run, report: Callable[[str], None]) -> Origin:
 def fresh_origin(training: TrainingConfig) -> Origin:
     """What a job of this configuration begins with, before it has commits. Raises UserError, StorageError."""
     origin = _as_trained(_begun(training), training)
-    return replace(origin, tokenizer=templated(origin.tokenizer, training.data.chat_template))
+    return replace(origin, tokenizer=templated(origin.tokenizer, training.data))
 
 
 def as_packable(config: TrainingConfig, origin: Origin, report: Callable[[str], None]) -> TrainingConfig:
@@ -145,8 +145,9 @@ def _from_commit(training: TrainingConfig, source: FromCommit) -> Origin:
         raise UserError(f"model.from: {error}") from error
     adapter_of(commit)  # one that is not known here is told now
     where = f"the commit at step {commit.step} in {source.uri}"
-    tokenizer = tokenizer_from_commit(commit.tokenizer)
-    asked = _score_head(training, tokenizer, commit.architecture.get("companions", {}).get(CONFIG))
+    companions = commit.architecture.get("companions", {})
+    tokenizer = tokenizer_from_commit(commit.tokenizer, companions)
+    asked = _score_head(training, tokenizer, companions.get(CONFIG))
     scores = chosen_head(asked, score_head_of(commit.architecture), where)
     model = definition_of(commit, source.uri, training.whole_adapter, scores)
     _must_be_its_own(training.data.tokenizer, tokenizer, model, where, "the commit's")
@@ -213,10 +214,7 @@ def _with_new_tokens(
 
 def _tokenizer_in(folder: ModelFolder, source: str) -> Tokenizer:
     assert folder.tokenizer is not None
-    beside = folder.companions
-    return tokenizer_of_folder(
-        folder.tokenizer, beside.get("tokenizer_config.json"), source, beside.get("chat_template.jinja")
-    )
+    return tokenizer_of_folder(folder.tokenizer, folder.companions, source)
 
 
 def _must_be_its_own(asked: str, own: Tokenizer, model: ModelDefinition, where: str, whose: str) -> None:

@@ -129,8 +129,7 @@ def _of_folder(field: str, source: str, training: TrainingConfig, scores: bool) 
 
     folder = open_folder(open_files(source))
     if folder.tokenizer is not None:
-        beside = folder.companions.get("tokenizer_config.json")
-        own: Tokenizer = tokenizer_of_folder(folder.tokenizer, beside, source)
+        own: Tokenizer = tokenizer_of_folder(folder.tokenizer, folder.companions, source)
     else:
         own = load_tokenizer(training.data.tokenizer)
     head = None
