@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from tests.integration.api.openai_house import chat_file, models_file
-from tests.integration.api.people import People, settle
+from tests.integration.api.people import People, bearer, settle
 from tests.integration.api.platform import document, platform
 from tests.integration.api.rights import (
     ACTS,
@@ -30,6 +32,7 @@ from tests.integration.api.rights import (
 )
 
 from muster.api.app import create_app
+from muster.api.auth import Scope
 from muster.api.settings import Settings
 from muster.api.sweeps.examples import EXAMPLE_SWEEP
 
@@ -138,6 +141,9 @@ _HIDDEN = (
     "sweep_not_found",
 )
 
+# Where that does not follow from whose the route is.
+_SCOPES = dict.fromkeys(("make_token", "list_tokens", "read_audit"), Scope.ADMIN)
+
 
 def operations() -> dict[str, tuple[str, str]]:
     """Method and path by operation id."""
@@ -162,7 +168,9 @@ def test_every_route_says_who_may_use_it() -> None:
     assert set(RIGHTS) == set(operations())
 
 
-async def test_every_route_for_every_role_in_both_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@asynccontextmanager
+async def _settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[People, str]]:
+    """Two projects with people in every role, and one of everything in each; and a file to train on."""
     monkeypatch.setattr("muster.api.exports.routes.available", lambda: False)  # a model takes seconds to make
     options = {"auth": True, "base_models_file": models_file(tmp_path), "chat_workers": 0}
     async with platform(tmp_path / "state", **options) as here:
@@ -174,6 +182,11 @@ async def test_every_route_for_every_role_in_both_projects(tmp_path: Path, monke
         await people.give("nlp", "robot", "member")
         await people.give("cv", "robot", "member")
         await people.ask("admin", "PUT", "/people/robot", json={"kind": "service"})
+        yield people, training_file
+
+
+async def test_every_route_for_every_role_in_both_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _settled(tmp_path, monkeypatch) as (people, training_file):
         wrong = {}
         for operation, (method, path) in operations().items():
             rights = RIGHTS[operation]
@@ -187,6 +200,36 @@ async def test_every_route_for_every_role_in_both_projects(tmp_path: Path, monke
                     assert f"{project}-job" not in reply.text, (operation, "tells another project of its job")
                     assert f"{project}-owner" not in reply.text, (operation, "tells another project of its people")
         assert wrong == {}
+
+
+async def test_every_route_for_every_scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their role, what a token was not made for it may not do."""
+    async with _settled(tmp_path, monkeypatch) as (people, training_file):
+        for person, scope in itertools.product(("nlp-maintainer", "admin"), Scope):
+            token = await people.token(person, "nlp" if person != "admin" else None, scope)
+            people.headers[f"{scope} of {person}"] = bearer(token["token"])
+        wrong = {}
+        for operation, (method, path) in operations().items():
+            needed, rights = _scope(operation), RIGHTS[operation]
+            person = "admin" if rights is RULES_ALL else "nlp-maintainer"
+            for given in Scope:
+                body = _body(operation, "nlp", people.fine_tunes["nlp"], training_file)
+                reply = await _ask(people, operation, method, path, "nlp", f"{given} of {person}", body)
+                is_enough = needed is None or list(Scope).index(given) >= list(Scope).index(needed)
+                if outcome(reply) != (M if is_enough else F):
+                    wrong[operation, given] = (needed, reply.status_code, reply.text[:200])
+        assert wrong == {}
+
+
+def _scope(operation: str) -> Scope | None:
+    """Which scope a route asks for, by whose it is: who rules needs more than who reads."""
+    by_rights = (
+        (Scope.READ, (ANYBODY, SEES)),
+        (Scope.WRITE, (SUBMITS, ACTS)),
+        (Scope.ADMIN, (MAINTAINS, MAINTAINS_UNSEEN, RULES_ALL)),
+    )
+    rights = RIGHTS[operation]
+    return _SCOPES.get(operation) or next((scope for scope, rules in by_rights if rights in rules), None)
 
 
 async def _ask(
