@@ -174,13 +174,16 @@ def _must_be_written(given: Conversation, turns: Sequence[Turn], text: str, span
         name = str((tool.get("function") or tool).get("name", ""))
         if name and name not in text:
             raise ValueError(f"has the tool {name!r}, which the chat template does not write; {advice}")
+    for number, turn in enumerate(turns):
+        # Of what is only read, too: a tool's answer that follows would come from nowhere.
+        start, end = spans.get(number, (0, len(text)))
+        for call in turn.more.get("tool_calls", ()):
+            if call["function"]["name"] not in text[start:end]:
+                raise ValueError(f"messages[{number}] calls a tool, which the chat template does not write; {advice}")
     for number, (start, end) in spans.items():
         turn, written = turns[number], text[start:end]
         if turn.content.rpartition("</think>")[2].strip() not in written:
             raise ValueError(f"messages[{number}]: the chat template leaves out words of the assistant; {advice}")
-        for call in turn.more.get("tool_calls", ()):
-            if call["function"]["name"] not in written:
-                raise ValueError(f"messages[{number}] calls a tool, which the chat template does not write; {advice}")
 
 
 def _marked_spans(marked: str, turns: Sequence[Turn]) -> dict[int, Span]:
