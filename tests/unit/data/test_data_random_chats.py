@@ -34,7 +34,7 @@ TRAIN_ON = st.sampled_from(["assistant", "last", "completion"])
 
 @st.composite
 def chats(draw: st.DrawFn, tools: bool = True) -> dict[str, Any]:
-    """Turns, half of the times in no strict order. Each is tagged by its number and the first letter of its role, and so
+    """Turns, half of the times in no strict order. Each is tagged by its number and its role's first letter, and so
     is what it calls: a tag is found nowhere else."""
     messages: list[dict[str, Any]] = []
 
