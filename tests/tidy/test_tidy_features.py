@@ -1,9 +1,14 @@
-"""Every test that docs/features.md names is there, once."""
+"""Every test that docs/features.md names is there, once, and every setting of `training` is named in it."""
 
 import re
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import BaseModel
 from tests.tidy.repository import ROOT, expect_none
+
+from muster.contract.training import TrainingConfig
 
 NAMED = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 DEFINED = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
@@ -28,6 +33,43 @@ def missing(root: Path) -> list[str]:
         elif [named[2] in tests for tests in defined.get(named[1], [])] != [True]:
             faults.append(f"docs/features.md: {columns[0]}: there is no test {named[0]}")
     return faults
+
+
+def settings(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """The path of every setting, as documents write it."""
+    for name, field in model.model_fields.items():
+        here = f"{path}.{field.alias or name}".lstrip(".")
+        yield here
+        for inner in models_in(field.annotation):
+            yield from settings(inner, here)
+
+
+def models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from models_in(part)
+
+
+def unnamed(root: Path, paths: Iterator[str]) -> list[str]:
+    """Settings whose name no row has among the code of its second column."""
+    cells = [row.split(" | ")[1] for row in features(root)]
+    named = {word for cell in cells for code in re.findall("`([^`]+)`", cell) for word in re.findall(r"\w+", code)}
+    return sorted({f"docs/features.md: no row names {path}" for path in paths if path.rpartition(".")[2] not in named})
+
+
+def test_each_setting_is_a_feature() -> None:
+    paths = list(settings(TrainingConfig))
+    assert {"data.train.columns.messages", "optimizer.schedule.cycles", "grpo.verifiers.unitTests.column"} <= {*paths}
+    expect_none(unnamed(ROOT, iter(paths)))
+
+
+def test_a_setting_that_no_row_names_is_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    row = "| lr beside words | `optimizer.schedule`: `cycles` and seed | `warmup` | — | — |\n"
+    (tmp_path / "docs" / "features.md").write_text(row)
+    paths = iter(["optimizer", "optimizer.schedule.cycles", "optimizer.schedule.warmup", "seed"])
+    assert [fault.rpartition(" ")[2] for fault in unnamed(tmp_path, paths)] == ["optimizer.schedule.warmup", "seed"]
 
 
 def test_each_feature_names_a_test_that_is_there() -> None:
