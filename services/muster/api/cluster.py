@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -145,7 +146,7 @@ class Local:
         self._secrets = secrets or SecretBox(State(cluster.path.parent).secret_key)
 
     async def apply(self, jobs: Sequence[DesiredJob]) -> list[ApplyResult]:
-        return await asyncio.to_thread(lambda: [self._apply(job) for job in jobs])
+        return await asyncio.to_thread(self._apply_all, jobs)
 
     async def fetch_log(self, uid: str, attempt: int | None, worker: int | None) -> None:
         """Nothing: workers write there themselves."""
@@ -210,11 +211,21 @@ class Local:
         text = await asyncio.to_thread(self._cluster.nodes)
         return FleetReport.model_validate_json(text) if text is not None else None
 
+    def _apply_all(self, jobs: Sequence[DesiredJob]) -> list[ApplyResult]:
+        """In one transaction: PostgreSQL, which the submissions wait for, flushes to the same disk."""
+        try:
+            with self._cluster.together():
+                return [self._apply(job) for job in jobs]
+        except Exception as error:
+            return [_again(job, error) for job in jobs]
+
     def _apply(self, job: DesiredJob) -> ApplyResult:
         try:
             return self._update(job) if job.seen else self._create(job)
+        except sqlite3.OperationalError:  # the disk's, which ends the transaction that all are in
+            raise
         except Exception as error:  # one bad row must not stop the others
-            return ApplyResult(job.uid, Outcome.RETRY, error=f"{type(error).__name__}: {error}"[:300])
+            return _again(job, error)
 
     def _create(self, job: DesiredJob) -> ApplyResult:
         try:
@@ -236,3 +247,7 @@ class Local:
                 return ApplyResult(desired.uid, Outcome.GONE)
             return ApplyResult(desired.uid, Outcome.DONE)
         return ApplyResult(desired.uid, Outcome.RETRY, error="the job is being written all the time")
+
+
+def _again(job: DesiredJob, error: Exception) -> ApplyResult:
+    return ApplyResult(job.uid, Outcome.RETRY, error=f"{type(error).__name__}: {error}"[:300])

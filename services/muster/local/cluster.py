@@ -290,15 +290,22 @@ class LocalCluster:
         return found
 
     @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread writes within is flushed to the disk once, at the end; where that fails, none of it is."""
+        with self._write():
+            yield
+
+    @contextlib.contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
         db = self._connection()
-        db.execute("BEGIN IMMEDIATE")
+        within = db.in_transaction
+        db.execute("SAVEPOINT one" if within else "BEGIN IMMEDIATE")
         try:
             yield db
-            db.execute("COMMIT")
+            db.execute("RELEASE one" if within else "COMMIT")
         except BaseException:
             if db.in_transaction:  # some failures of SQLite's have ended it already
-                db.execute("ROLLBACK")
+                db.execute("ROLLBACK TO one" if within else "ROLLBACK")
             raise
 
 

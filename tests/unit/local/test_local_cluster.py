@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.api.cluster import DesiredJob, Local, Outcome
 from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import Phase
 from muster.local.cluster import AlreadyExists, Conflict, LocalCluster, NotFound
@@ -81,6 +82,46 @@ def test_a_repeated_create_is_recognised(cluster: LocalCluster, spec: JobSpec) -
     with pytest.raises(AlreadyExists):
         cluster.create("a", "default", spec, {}, uid="u-2")
     assert cluster.create("a", "elsewhere", spec, {}).metadata.namespace == "elsewhere"
+
+
+def test_what_is_written_together_is_there_together_but_for_what_is_refused(
+    cluster: LocalCluster, spec: JobSpec
+) -> None:
+    def names() -> list[str]:
+        return [job.metadata.name for job in cluster.jobs()]
+
+    with cluster.together():
+        first = cluster.create("a", "default", spec, {})
+        with pytest.raises(AlreadyExists):
+            cluster.create("a", "default", spec, {})
+        with pytest.raises(Conflict):
+            cluster.write_status(first.metadata.uid, first.status, "99")
+        cluster.create("b", "default", spec, {})
+        seen: list[list[str]] = []
+        other = threading.Thread(target=lambda: seen.append(names()))
+        other.start()
+        other.join()
+    assert (seen, names()) == ([[]], ["a", "b"])
+    with pytest.raises(AlreadyExists), cluster.together():
+        [cluster.create(name, "default", spec, {}) for name in ("c", "a")]
+    assert names() == ["a", "b"]
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_hand_over_has_all_of_it_repeated(
+    cluster: LocalCluster, spec: JobSpec
+) -> None:
+    desired = [DesiredJob(f"uid-{n}", f"job-{n}", "default", {}, spec, seen=False) for n in range(40)]
+    carrier, disk = Local(cluster), cluster._connection()
+    pages = disk.execute("PRAGMA page_count").fetchone()[0]
+    disk.execute(f"PRAGMA max_page_count={pages + 8}")
+    results = carrier._apply_all(desired)
+    assert {(result.outcome, result.error) for result in results} == {
+        (Outcome.RETRY, "OperationalError: database or disk is full")
+    }
+    assert cluster.jobs() == []
+    disk.execute("PRAGMA max_page_count=1000000")
+    assert {result.outcome for result in carrier._apply_all(desired)} == {Outcome.DONE}
+    assert sorted(job.metadata.uid for job in cluster.jobs()) == sorted(job.uid for job in desired)
 
 
 def test_deletion_marks_first_and_history_outlives_removal(cluster: LocalCluster, spec: JobSpec) -> None:
