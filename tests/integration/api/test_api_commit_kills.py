@@ -65,7 +65,7 @@ while True:
 """
 
 
-KILLS, OPENAI_KILLS = 200, 4
+KILLS, OPENAI_KILLS = 200, 3
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         yield Desk(here, tmp_path, {**os.environ, **home, **terminal, **server})
 
 
-async def test_a_sweep_is_created_listed_shown_followed_and_cancelled(desk: Desk) -> None:
+async def test_a_sweep_is_created_listed_shown_followed_and_cancelled_or_refused_with_its_line(desk: Desk) -> None:
     path = desk.folder / "sweep.yaml"
     path.write_text(yaml.safe_dump(sweep_document("first", concurrency=1)))
     made = await desk.muster("sweep", str(path))
@@ -95,9 +95,6 @@ async def test_a_sweep_is_created_listed_shown_followed_and_cancelled(desk: Desk
     followed = await desk.muster("sweep", "get", "second", "--follow", expect=1)
     assert "Cancelled: " in followed.stderr
 
-
-async def test_a_wrong_sweep_is_refused_with_its_line(desk: Desk) -> None:
-    path = desk.folder / "sweep.yaml"
     path.write_text(yaml.safe_dump(sweep_document("wrong", parameters={"training.optimizer.rate": {"values": [1, 2]}})))
     refused = (await desk.muster("sweep", str(path), expect=2)).stderr
     assert "sweep.parameters.training.optimizer.rate: is no field of the job's spec" in refused
