@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.integration.api.openai_house import chat_file, openai_platform
 from tests.integration.api.platform import Platform
 
@@ -202,3 +204,24 @@ async def test_every_field_of_a_question_to_a_model_is_named_when_it_is_wrong(tm
                 if (error["param"], error["type"], reply.status_code) != (param, "invalid_request_error", status):
                     missed.append((path, changes, reply.status_code, error))
     assert missed == []
+
+
+async def test_a_server_that_answers_no_prompts_says_why_and_what_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the chart's own image, which has no torch."""
+    asked = {"model": "org/whole", "messages": [TURN]}
+    async with openai_platform(tmp_path) as (here, _):
+
+        async def told() -> str:
+            reply = await here.client.post("/v1/chat/completions", json=asked)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
+            return str(reply.json()["error"]["message"])
+
+        find = importlib.util.find_spec
+        monkeypatch.setattr(
+            "importlib.util.find_spec", lambda name, *more: None if name == "torch" else find(name, *more)
+        )
+        assert "it has no trainer beside it (docs/install.md" in await told()
+        here.services.chat.workers_max = 0
+        assert "MUSTER_API_CHAT_WORKERS is 0. `muster serve JOB`" in await told()
