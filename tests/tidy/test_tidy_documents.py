@@ -64,7 +64,7 @@ def _muster_fault(arguments: list[str], help_of: Help) -> str | None:
         arguments = arguments[2:]
     words = [word for word in arguments if not PLACEHOLDER.search(word)]
     names = [word for word in words if not word.startswith("-")]
-    groups = ("checkpoints", "tokens", "projects", "people", "sweep", "webhooks")
+    groups = ("checkpoints", "data", "tokens", "projects", "people", "sweep", "webhooks")
     grouped = names[1:] and names[0] in groups and names[1].isalpha() and names[1].islower()
     path = tuple(names[: 2 if grouped else 1])
     text = help_of(path)

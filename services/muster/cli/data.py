@@ -40,6 +40,10 @@ Template = Annotated[str | None, typer.Option("--chat-template", help="For data:
 TemplateName = Annotated[
     str | None, typer.Option("--chat-template-name", help="For data: one of several templates of the tokenizer.")
 ]
+Evaluation = Annotated[
+    list[str] | None,
+    typer.Option("--evaluation", metavar="FILE", help="For data: held-out data; what it shares with the data is told."),
+]
 Length = Annotated[int, typer.Option("--sequence-length", min=1, help="For data: tokens of a sample.")]
 DataFormat = Annotated[str, typer.Option("--format", help="For data: its format, where looking does not tell.")]
 Field = Annotated[str, typer.Option("--field", help="For data: the column that holds the text, in format jsonl.")]
@@ -54,6 +58,7 @@ def inspect(
     tokenizer: TokenizerAddress = None,
     chat_template: Template = None,
     chat_template_name: TemplateName = None,
+    evaluation: Evaluation = None,
     sequence_length: Length = 2048,
     format: DataFormat = "auto",
     field: Field = "text",
@@ -66,10 +71,12 @@ def inspect(
     The data are prepared as a job would prepare them, with $MUSTER_CACHE_DIR to keep that, where it is set. In colour,
     green is in the loss. Of a job, the report and the first samples are shown that its first rank wrote.
     """
+    if evaluation and (_is_job(target) or _is_job_file(target)):
+        raise _beside_a_job()
     if _is_job(target):
         return _show_kept(target, server, json, samples, no_color)
     more = ["--samples", str(samples), *(["--no-color"] if no_color else [])]
-    named = _named(model, tokenizer, chat_template, chat_template_name)
+    named = _named(model, tokenizer, chat_template, chat_template_name, evaluation or [])
     _run(target, settings, more, [*named, *_read_as(sequence_length, format, field)])
 
 
@@ -80,6 +87,7 @@ def validate(
     tokenizer: TokenizerAddress = None,
     chat_template: Template = None,
     chat_template_name: TemplateName = None,
+    evaluation: Evaluation = None,
     sequence_length: Length = 2048,
     format: DataFormat = "auto",
     field: Field = "text",
@@ -87,12 +95,18 @@ def validate(
     json: Json = False,
 ) -> None:
     """Read all data as a job would. Exit code 0 where it can be learnt from; 2 with file and line where not."""
-    named = _named(model, tokenizer, chat_template, chat_template_name)
+    if evaluation and _is_job_file(target):
+        raise _beside_a_job()
+    named = _named(model, tokenizer, chat_template, chat_template_name, evaluation or [])
     _run(target, settings, [], [*named, *_read_as(sequence_length, format, field)])
 
 
 def _named(
-    model: str | None, tokenizer: str | None, chat_template: str | None, chat_template_name: str | None
+    model: str | None,
+    tokenizer: str | None,
+    chat_template: str | None,
+    chat_template_name: str | None,
+    evaluation: list[str],
 ) -> list[str]:
     given = {
         "--model": model,
@@ -100,7 +114,9 @@ def _named(
         "--chat-template": chat_template,
         "--chat-template-name": chat_template_name,
     }
-    return [word for option, value in given.items() if value is not None for word in (option, value)]
+    options = [*((option, value) for option, value in given.items() if value is not None)]
+    options += [("--evaluation", address) for address in evaluation]
+    return [word for option in options for word in option]
 
 
 def _read_as(sequence_length: int, format: str, field: str) -> list[str]:
@@ -116,6 +132,10 @@ def _run(target: str, settings: list[str] | None, more: list[str], of_file: list
 
     file = submit.prepare(target, None, settings or [], local=True)
     run_tool("data", TOOL, "--job", *more, given=documents.dumps(_training(file)))
+
+
+def _beside_a_job() -> CliError:
+    return usage("--evaluation stands beside data, and a job names its own", "leave it out, or name the data alone")
 
 
 def _is_job_file(target: str) -> bool:

@@ -45,6 +45,12 @@ def test_data_are_given_with_what_is_known_of_them(calls: list[Any], tmp_path: P
         (target, "--tokenizer", "t.json", "--sequence-length", "64", "--format", "auto", "--field", "text")
         for target in ("chat.jsonl", "s3://data/*.parquet", str(tmp_path))
     ]
+    command = ["inspect", "a.jsonl", "--evaluation", "held.jsonl", "--evaluation", "s3://b/c", "--samples", "0"]
+    assert CliRunner().invoke(data.app, command, catch_exceptions=False).exit_code == 0
+    assert calls[-1][0][:5] == ("a.jsonl", "--evaluation", "held.jsonl", "--evaluation", "s3://b/c")
+    for named in ("my-run", str(EXAMPLES / "sft-chat.yaml")):
+        with pytest.raises(CliError, match="--evaluation stands beside data"):
+            CliRunner().invoke(data.app, ["inspect", named, "--evaluation", "a.jsonl"], catch_exceptions=False)
     with pytest.raises(CliError, match="--set changes a job's file"):
         CliRunner().invoke(data.app, ["inspect", "a.jsonl", "--set", "seed=1"], catch_exceptions=False)
 

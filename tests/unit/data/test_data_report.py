@@ -176,3 +176,22 @@ def test_the_report_is_kept_with_the_job_and_a_store_that_fails_is_only_told(
     (tmp_path / "file").write_text("")
     keeping.keep_report(str(tmp_path / "file" / "job"), data, load_tokenizer("bytes"))
     assert "could not be kept" in capsys.readouterr().err
+
+
+def test_what_a_file_shares_with_held_out_data_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole documents, and stretches of 13 words in others, without a job."""
+    story = " ".join(f"word{n}" for n in range(30))
+    said = [chat_record(("user", "tell"), ("assistant", text)) for text in ("one", "two", f"once {story} more")]
+    train = write_jsonl(tmp_path / "train.jsonl", said)
+    held = write_jsonl(tmp_path / "held.jsonl", [said[0], chat_record(("user", "well?"), ("assistant", story))])
+    told = inspected(capsys, str(train), "--evaluation", str(held))
+    training, evaluation = told["sources"]
+    assert (evaluation["use"], evaluation["source"], evaluation["documents"]) == ("evaluation", str(held), 2)
+    (leak,) = training["leftOut"]
+    assert (leak["documents"], "evaluation" in leak["reason"]) == (1, True), leak
+    assert f"{train}, line 3" in leak["examples"][0]
+    assert any("1 of 2 evaluation documents" in warning for warning in told["warnings"])
+    pairs = write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": "q", "chosen": "yes", "rejected": "no"}])
+    assert inspected(capsys, str(pairs), "--evaluation", str(pairs), "--sequence-length", "64")["warnings"]
+    refused = inspected(capsys, str(train), "--evaluation", str(pairs), code=ExitCode.USER_ERROR)["error"]
+    assert f"--evaluation {pairs} is preference, and {train} is for task sft" in refused

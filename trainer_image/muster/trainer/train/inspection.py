@@ -121,18 +121,38 @@ def of_file(chosen: argparse.Namespace) -> tuple[TrainingConfig, Tokenizer]:
         if chosen.chat_template_name is not None:
             data["chatTemplateName"] = chosen.chat_template_name
         task = next(task for task, formats in FORMATS.items() if found.format in formats)
-        around = {"batch": {"tokensPerStep": chosen.sequence_length}, "length": {"epochs": 1}}
+        around: dict[str, Any] = {"batch": {"tokensPerStep": chosen.sequence_length}, "length": {"epochs": 1}}
+        held = tuple(_held_out(address, chosen, task) for address in chosen.evaluation)
+        if held:
+            around["evaluation"] = {"every": 1, "data": [dump(each) for each in held]}
+            data["curation"] = {"decontamination": {}}  # what leaks is counted, with examples, as what it drops
         if chosen.model is not None:
             return of_job({"task": task, "data": data, "model": {"source": chosen.model}, **around})
         tokenizer = templated(load_tokenizer(chosen.tokenizer or "bytes"), parse(DataConfig, data, "data"))
         shape = BARE_SHAPE | {"vocabSize": tokenizer.vocab_size, "maxPositions": chosen.sequence_length}
         # As text first: what a task asks of its model is no matter here, where none is trained.
         text = {**data, "train": [{"source": chosen.address}]}
+        if held:
+            around["evaluation"] = {"every": 1, "data": [{"source": address} for address in chosen.evaluation]}
         config = parse(TrainingConfig, {"model": {"architecture": shape}, "data": text, **around}, "training")
-        known = config.data.model_copy(update={"train": (found,)})
-        return config.model_copy(update={"task": task, "data": known}), tokenizer
+        known: dict[str, Any] = {"data": config.data.model_copy(update={"train": (found,)})}
+        if config.evaluation is not None:
+            known["evaluation"] = config.evaluation.model_copy(update={"data": held})
+        return config.model_copy(update={"task": task, **known}), tokenizer
     except InvalidDocument as error:
         raise UserError(str(error)) from None
+
+
+def _held_out(address: str, chosen: argparse.Namespace, task: str) -> Source:
+    """A source to evaluate on beside a file. Raises UserError where the file's task does not read its format."""
+    source = parse(Source, {"source": address, "format": "auto", "field": chosen.field}, "evaluation")
+    found, _ = of_known_format(source, find(address, "auto"))
+    if found.format not in FORMATS[task]:
+        raise UserError(
+            f"--evaluation {address} is {found.format}, and {chosen.address} is for task {task}, which reads "
+            f"{', '.join(FORMATS[task])}; give data of one of these, or a job's file, which says all"
+        )
+    return found
 
 
 def words(inspected: Inspected, colour: bool) -> str:
@@ -162,6 +182,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sequence-length", type=int, default=2048)
     parser.add_argument("--format", default="auto")
     parser.add_argument("--field", default="text")
+    parser.add_argument("--evaluation", action="append", default=[], help="address of held-out data: leaks are counted")
     parser.add_argument("--samples", type=int, default=0, help="show so many samples as the model sees them")
     parser.add_argument("--no-color", action="store_true")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
