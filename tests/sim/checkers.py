@@ -9,6 +9,7 @@ from muster.contract.signals import Cause, SignalKind
 from muster.contract.status import STATUS_VERSION, Failure, GoodputState, JobStatus, Phase
 from muster.operator.core.codes import Code
 from muster.operator.core.observed import Reservation
+from tests.sim.months import MonthChecks
 from tests.sim.preemption_checks import ALIVE, QUOTA_SEEN_SECONDS, PreemptionChecks
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Checkers:
     def __init__(self, world: SimWorld) -> None:
         self.world = world
         self.preemption = PreemptionChecks(world, self.require)
+        self.months = MonthChecks(world, self.require)
         self.lags = world.weather.stale > 0
         self.errs = world.weather.api_error > 0  # what is written is written again later, after a back-off
         self.slow = world.weather.latency >= 1.0  # what is read is seconds old when it is acted on
@@ -53,6 +55,7 @@ class Checkers:
         charged = {fault.node for fault in after.node_faults if fault.why.startswith("straggler")}
         self.require(charged <= job.slow_nodes, "only the node of a slow rank is charged", f"{what}: {charged}")
         self._goodput(job, after, what)
+        self.months.status_written(job, before, after, what, exact=not self.jumped)
         if after.attempt > before.attempt:
             self._minted(job, before, after, what)
         if _closes(before, after):
@@ -165,6 +168,8 @@ class Checkers:
         if after.code in (Code.SUSPENDING, Code.CANCELLING, Code.DELETING, Code.DEADLINE_EXCEEDED):
             wish = {"Suspending": "suspend", "Cancelling": "cancel", "Deleting": "deleting"}.get(after.code)
             self.require(wish is None or wish in job.requested, "nobody stops a job that nobody wants stopped", what)
+            return
+        if after.code == Code.MONTH_LIMIT:  # judged in months.py
             return
         if after.code == Code.WORKERS_REJECTED:
             true = before.attempt in job.rejected
@@ -290,6 +295,7 @@ class Checkers:
                     f"{namespace}: {by_namespace}",
                 )
         self._quotas_kept(before, after)
+        self.months.granted(before, after, exact=not self.jumped)
         self.preemption.ordered(before, after)
         self._first_in_line_first(set(after) - set(before))
         dropped = {(e.uid, e.number) for e in before} - {(e.uid, e.number) for e in after}

@@ -29,6 +29,7 @@ from muster.operator.core import (
     decide,
     gang_rules,
     goodput,
+    month_budgets,
     placement,
     preemption,
     quotas,
@@ -39,6 +40,7 @@ from muster.operator.core import (
 )
 from muster.operator.core.codes import Code
 from muster.operator.core.decision import CreateWorker, Decision, RemoveJob
+from muster.operator.core.month_budgets import MonthBudgets
 from muster.operator.core.observed import Observed, WorkerState
 from muster.operator.core.worker_summary import WorkerSummary, summarize_workers
 from tests.sim.swarm import run_seed
@@ -257,6 +259,10 @@ def only_the_smallest_asked_about(self: quotas.Quotas, job: Any, ask: Any) -> An
 ORIGINAL_ALLOWED = quotas.Quotas.allowed
 
 
+def half_is_all(self: month_budgets._Budget) -> bool:
+    return self.used >= self.limit / 2
+
+
 def sizes_that_do_not_divide(spec: Any) -> tuple[int, ...]:
     return tuple(range(spec.gang.nodes.max, spec.gang.nodes.min - 1, -1))
 
@@ -355,6 +361,12 @@ MUTANTS = (
     Mutant(
         "small jobs of a project pass its large one for ever", patch(quotas.Quotas, keep=lambda self, job, ask: None)
     ),
+    Mutant("a month's budget stops nobody", patch(MonthBudgets, told=lambda self: {})),
+    Mutant("a month's budget lasts for ever", patch(month_budgets._Budget, lasts=lambda self, more: True)),
+    Mutant("half a month's budget is all of it", patch(month_budgets._Budget, spent=property(half_is_all))),
+    Mutant("nobody goes on with a new budget", patch(MonthBudgets, _may_go_on=lambda self, job: False)),
+    Mutant("what ran since the API counted is free", patch(MonthBudgets, _count=lambda self, job: None)),
+    Mutant("last month's use counts in this one", patch(MonthBudgets, _since=lambda self, spent: 0.0)),
     Mutant("small jobs may pass a large gang for ever", patch(admit, BACKFILL_SECONDS=float("inf"))),
     Mutant("an excluded node is never used again", patch(admit, largest_possible=lambda nodes, ask: 10**6)),
     Mutant("hangs are not noticed", patch(gang_rules, check_running=lambda summary: stalls.Stall(None))),

@@ -12,6 +12,7 @@ from muster.contract.signals import Cause, Signal, SignalKind
 from muster.contract.spec import JobSpec, Recovery, parse_job
 from muster.contract.status import STATUS_VERSION, JobStatus
 from tests.sim.faults import Weather
+from tests.sim.months import settle_months
 from tests.sim.physics import SimJob, SimNode
 from tests.sim.world import SimWorld
 
@@ -90,6 +91,7 @@ def settle_nodes(world: SimWorld) -> None:
     if rng.random() < 0.2:
         world.limits["team-a"] = rng.choice((8, 16))
     _settle_quotas(world)
+    settle_months(world, PROJECTS)
 
 
 def _settle_quotas(world: SimWorld) -> None:
@@ -192,6 +194,8 @@ def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
     )
     dice = random.Random(uid + repr(world.weather))
     job.project, job.owner = dice.choice((*PROJECTS, PROJECTS[0], "default")), dice.choice(PEOPLE)
+    if not kind and world.quotas.get(job.project, ProjectQuota()).has_month_budget:
+        job.steps *= 4  # long enough to run into it
     if kind and any(quota.preempts for quota in world.quotas.values()):  # of two projects that contend
         job.project = PROJECTS[kind == "small"]
         if kind == "large":  # a guarantee of others would rightly keep a part of the fleet from it

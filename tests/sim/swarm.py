@@ -18,6 +18,7 @@ from muster.operator.runner import Listener, Runner
 from muster.operator.world import FLEET
 from tests.sim.checkers import Violation
 from tests.sim.faults import draw, heal
+from tests.sim.months import lift_later
 from tests.sim.people import Mischief, settle_jobs, settle_nodes, submit
 from tests.sim.view import View
 from tests.sim.world import SimWorld
@@ -227,6 +228,7 @@ def _heal(world: SimWorld, operators: list[Operator]) -> None:
             stuck = process.state is WorkerState.STARTING and process.visible and not process.removing
             if stuck and not process.reason:  # what can't be pulled stays so: the operator must give up on it
                 world._start(job, process)
+    lift_later(world)
     world.fleet_changed()
     world.check.preemption.weather_cleared()
 

@@ -17,7 +17,7 @@ from tests.unit.core.test_core_admit import entry
 
 from muster.contract.prices import InstancePrice, Prices
 from muster.contract.quotas import MonthSpent, ProjectQuota, Quota, Spent
-from muster.contract.status import Attempt, GangStatus, JobStatus, Phase
+from muster.contract.status import Attempt, CheckpointStatus, GangStatus, JobStatus, Phase
 from muster.contract.usage import held_of, month_range, usage
 from muster.operator.core import month_budgets
 from muster.operator.core.admit import Plan, admit
@@ -87,6 +87,18 @@ def test_what_is_left_must_pay_for_a_quarter_of_an_hour_of_what_begins_and_what_
     assert waits(quota, *both) == {"second": Code.MONTH_LIMIT}
     assert "less than this gang and what runs use in 15 minutes" in plan(quota, *both).waits["second"].because
     assert waits(ProjectQuota(gpu_hours_per_month=101, spent=spent(97.0)), *both) == {}
+
+
+def test_an_elastic_gang_grows_only_where_what_is_left_pays_for_it() -> None:
+    """To grow is a restart: one for a few minutes is a loss. 16 GPUs use 4 GPU-hours in a quarter of an hour."""
+    job = runs("runs", 0.1)
+    grows = spec(gang={"nodes": {"min": 1, "max": 2}, "gpusPerNode": 8})
+    commit = CheckpointStatus(step=5, committed_at=NOW - 1.0, uri="file:///x")
+    elastic = replace(job, spec=grows, status=job.status.model_copy(update={"checkpoint": commit}))
+    for left, nodes in ((3.9, ["a"]), (4.1, ["a", "b"])):
+        wanted = seen(ProjectQuota(gpu_hours_per_month=100, spent=spent(100 - left)), elastic)
+        found = admit(replace(wanted, grow_after_seconds=0.0), (entry("runs", "a"),))
+        assert sorted({name for held in found.entries for name in held.nodes}) == nodes, left
 
 
 def test_a_budget_of_nothing_lets_nothing_begin_and_stops_what_runs() -> None:

@@ -122,7 +122,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
                 space.set_aside(allowed)
                 claims += 1
     elastic = [job for job in elastic if months.wait(job) is None]
-    entries += _growth(fleet, elastic, space, quotas, starving)
+    entries += _growth(fleet, elastic, space, quotas, months, starving)
     waiting = {uid for uid, wait in waits.items() if wait.code == Code.AWAITING_PREEMPTION}
     return Plan(preemptor.put_out(entries, waiting), waits, months.told(), months.look_after(), tuple(preemptor.made))
 
@@ -296,9 +296,15 @@ def _wait(job: JobSummary, ask: Ask, allowed: Ask, space: Space, explained: _Exp
 
 
 def _growth(
-    fleet: Fleet, elastic: list[JobSummary], space: Space, quotas: Quotas, starving: list[Ask]
+    fleet: Fleet,
+    elastic: list[JobSummary],
+    space: Space,
+    quotas: Quotas,
+    months: MonthBudgets,
+    starving: list[Ask],
 ) -> list[Reservation]:
-    """Offer running elastic gangs more nodes, once nobody in the queue could use them."""
+    """Offer running elastic gangs more nodes, once nobody in the queue could use them, where the month's budgets pay
+    for them for a while: growing is a restart."""
     if not elastic:
         return []
     for ask in starving[:CLAIMS_MAX]:
@@ -315,11 +321,14 @@ def _growth(
                 break
             if not quotas.has_room(job, extra):
                 continue
-            if (place := space.extend(ask, here, size)) is not None:
-                space.take(Place(place.nodes[len(gang.nodes) :], place.pool, place.capacity), ask.shape)
-                quotas.hold(job, extra)
-                offers.append(_reservation(fleet, job, place, job.status.reservation + 1))
-                break
+            place = space.extend(ask, here, size)
+            if place is None or months.short(job, extra, place.instance_type, place.capacity) is not None:
+                continue
+            months.hold(job, extra, place.instance_type, place.capacity)
+            space.take(Place(place.nodes[len(gang.nodes) :], place.pool, place.capacity), ask.shape)
+            quotas.hold(job, extra)
+            offers.append(_reservation(fleet, job, place, job.status.reservation + 1))
+            break
     return offers
 
 
