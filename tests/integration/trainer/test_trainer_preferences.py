@@ -98,9 +98,10 @@ def test_preferences_are_learnt_and_go_on_bit_for_bit_after_a_kill(tmp_path: Pat
 
 
 def test_two_ranks_then_one_then_two_learn_from_every_pair_once(tmp_path: Path) -> None:
+    """A sharded adapter; whole models do so below."""
     pairs, base = write_pairs(tmp_path), Job(tmp_path / "base", {}, uid="base")
     write_base(base)
-    changed_ranks(tmp_path, pairs, base, "dpo", parallel={"shard": "fsdp"})
+    changed_ranks(tmp_path, pairs, base, "dpo", parallel={"shard": "fsdp"}, adapter={**LORA, "dropout": 0.0})
 
 
 @pytest.mark.parametrize("shard", ["ddp", "fsdp"])
@@ -120,7 +121,9 @@ def test_every_objective_goes_on_exactly(tmp_path: Path, task: str, shard: str) 
         assert whole.steps(1)[-1].loss < whole.steps(1)[0].loss
     full, _ = held[0]
     assert (full.folder / "reference").exists() == (task in REFERENCE_TASKS)
-    changed_ranks(tmp_path, pairs, base, task, parallel={"shard": shard}, adapter={**LORA, "dropout": 0.0})
+    # The whole model where it is sharded, and an adapter where each rank has all of it.
+    beside: dict[str, Any] = {"adapter": {**LORA, "dropout": 0.0}} if shard == "ddp" else {}
+    changed_ranks(tmp_path, pairs, base, task, parallel={"shard": shard}, **beside)
 
 
 def changed_ranks(root: Path, pairs: dict[str, str], base: Job, task: str, **changes: Any) -> None:
@@ -135,6 +138,7 @@ def changed_ranks(root: Path, pairs: dict[str, str], base: Job, task: str, **cha
     ids = [sample for step in range(1, STEPS + 1) for sample in found[step]]
     assert len(ids) == STEPS * 8 == len(set(ids))
     expected = [record.loss for record in calm.steps(1)]
-    # The distance of KTO is measured over the rows that are computed together, which differ with the ranks.
-    tolerance = {"abs": 0.02} if task == "kto" else {"rel": 1e-4}
+    # The distance of KTO is measured over the rows that are computed together, which differ with the ranks; a whole
+    # model goes further with each step than an adapter, and so do the two runs from one another.
+    tolerance = {"abs": 0.02 if "adapter" in changes else 0.08} if task == "kto" else {"rel": 1e-4}
     assert [record.loss for record in job.steps(1, 2, 3)] == pytest.approx(expected, **tolerance)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.integration.trainer.gangs import Job, Part, samples, train_many, training, write_corpus
+from tests.integration.trainer.test_trainer_lora import write_chat
 
 from muster.contract.names import ExitCode
 from muster.contract.signals import StepRecord
@@ -82,28 +83,49 @@ def test_three_ranks_go_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_two_ranks_then_one_then_two_use_every_sample_once_in_the_same_order(tmp_path: Path) -> None:
-    document = training(
+    """Of texts and of conversations, on one set of ranks: to start them takes most of the time."""
+    chat = write_chat(tmp_path / "chat.jsonl")
+    texts = training(
         write_corpus(tmp_path / "corpus"),
         batch={"tokensPerStep": 512, "microBatch": 4},
         length={"steps": 30},
         parallel={"shard": "fsdp"},
     )
-    calm = Job(tmp_path / "calm", document, uid="calm")
-    job = Job(tmp_path / "changed", document)
-    first, second, third = Part(job, 1, 0, stop_after=7), Part(job, 2, 7, stop_after=19), Part(job, 3, 19)
-    assert train_many(tmp_path, 2, [first]) == [ExitCode.PREEMPTED_COMMITTED]
-    assert train_many(tmp_path, 1, [Part(calm), second]) == [ExitCode.DONE, ExitCode.PREEMPTED_COMMITTED]
-    assert train_many(tmp_path, 2, [third]) == [ExitCode.DONE]
-    assert job.commits() == [7, 19, 30]
+    chats = training(
+        chat,
+        task="sft",
+        data={"train": [{"source": chat, "format": "openai-chat"}], "sequenceLength": 32},
+        batch={"tokensPerStep": 4 * 32, "microBatch": 2},
+        length={"steps": 8},
+        parallel={"shard": "fsdp"},
+    )
+    runs = [Resized(tmp_path, "texts", texts, (7, 19, 30)), Resized(tmp_path, "chats", chats, (2, 5, 8))]
+    stopped = len(runs) * [ExitCode.PREEMPTED_COMMITTED]
+    assert train_many(tmp_path, 2, [Part(run.job, 1, 0, run.stops[0]) for run in runs]) == stopped
+    calm = [Part(run.calm) for run in runs]
+    second = [Part(run.job, 2, run.stops[0], run.stops[1]) for run in runs]
+    assert train_many(tmp_path, 1, [*calm, *second]) == len(runs) * [ExitCode.DONE] + stopped
+    assert train_many(tmp_path, 2, [Part(run.job, 3, run.stops[1]) for run in runs]) == len(runs) * [ExitCode.DONE]
+    for run, micro_batch, rows in zip(runs, (4, 2), (16, 4), strict=True):
+        run.used_every_sample_once(micro_batch, rows)
 
-    expected = samples(calm, 1, ranks=1, micro_batch=4)
-    found = {
-        **samples(job, 1, ranks=2, micro_batch=4),
-        **samples(job, 2, ranks=1, micro_batch=4),
-        **samples(job, 3, ranks=2, micro_batch=4),
-    }
-    assert found == expected
-    assert list(found) == list(range(1, 31))
-    ids = [sample for step in range(1, 31) for sample in found[step]]
-    assert len(ids) == 30 * 16 == len(set(ids))
-    assert [r.loss for r in job.steps(1, 2, 3)] == pytest.approx([r.loss for r in calm.steps(1)], rel=1e-5)
+
+class Resized:
+    """A job that stops twice, to go on with another number of ranks, and the same on one rank throughout."""
+
+    def __init__(self, root: Path, name: str, document: dict[str, Any], stops: tuple[int, int, int]) -> None:
+        self.calm = Job(root / f"{name}-calm", document, uid=f"{name}-calm")
+        self.job = Job(root / name, document, uid=name)
+        self.stops = stops
+
+    def used_every_sample_once(self, micro_batch: int, rows: int) -> None:
+        assert self.job.commits() == [*self.stops]
+        found = {}
+        for attempt, ranks in ((1, 2), (2, 1), (3, 2)):
+            found |= samples(self.job, attempt, ranks, micro_batch)
+        assert found == samples(self.calm, 1, 1, micro_batch)
+        assert list(found) == list(range(1, self.stops[-1] + 1))
+        ids = [sample for step in found.values() for sample in step]
+        assert len(ids) == self.stops[-1] * rows == len(set(ids))
+        losses = [record.loss for record in self.job.steps(1, 2, 3)]
+        assert losses == pytest.approx([record.loss for record in self.calm.steps(1)], rel=1e-5)
