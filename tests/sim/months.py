@@ -109,11 +109,14 @@ class MonthChecks:
             self._require(not self._overdue(job, after), "who runs into a budget is stopped", what)
 
     def granted(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...], exact: bool) -> None:
-        """Whoever is given nodes has a budget left that pays for them for a while."""
+        """Whoever begins or grows has a budget left that pays for it for a while. Who restarts goes on until that is
+        used up."""
         known = {(entry.uid, node) for entry in before for node in entry.nodes}
         fresh = [entry for entry in after if not {(entry.uid, node) for node in entry.nodes} <= known]
         for entry in fresh if exact and self._settled() else ():
             job = self._world.jobs[entry.uid]
+            if job.status.phase is Phase.RESTARTING:
+                continue
             for whose, limit, owner in self._limits(job):
                 then = self._world.wall - SEEN_SECONDS
                 least = used(self._world, job.project, owner, then, with_removed=False)
