@@ -24,6 +24,7 @@ from muster.trainer.data.tokenizer_files import template_sources
 from muster.trainer.errors import UserError
 from muster.trainer.models.files import open_files
 from muster.trainer.models.lazy_tensors import LazyTensor, ReadRange
+from muster.trainer.models.loading import is_finite
 from muster.trainer.models.transformers_model import from_folder
 from muster.trainer.train import origin
 
@@ -429,3 +430,12 @@ def test_without_the_network_only_the_cache_counts(hub: str, monkeypatch: pytest
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, and the cache does not hold it"):
         open_files("hf://org/tiny")
     assert Hub.asked == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_largest_weights_are_numbers_and_infinite_ones_are_not(dtype: torch.dtype) -> None:
+    """Also where their sum is none."""
+    weights = torch.full((64,), torch.finfo(dtype).max, dtype=dtype)
+    assert is_finite(weights)
+    for value in (float("nan"), float("inf"), -float("inf")):
+        assert not is_finite(weights.index_fill(0, torch.tensor(17), value)), value

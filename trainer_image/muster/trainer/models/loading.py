@@ -205,18 +205,22 @@ def _must_fit(model: Any, info: Any, folder: ModelFolder) -> None:
 def _must_be_numbers(model: nn.Module, where: str) -> None:
     named = [(name, _local(parameter)) for name, parameter in model.named_parameters()]
     named = [(n, tensor) for n, tensor in named if tensor.is_floating_point() and tensor.numel() and not is_part(n)]
-    if not named:
+    bad = [name for name, tensor in named if not is_finite(tensor.detach())]
+    if not bad:
         return
-    # The extremes, and never the absolute values: those are a copy of the tensor, and what is kept of each would lie
-    # behind the freed copy, so that the heap grows to a second shard.
-    extremes = torch.stack([torch.stack(tensor.detach().aminmax()).float() for _, tensor in named])
-    if bool(extremes.isfinite().all()):
-        return
-    bad = [name for (name, _), each in zip(named, extremes.isfinite().all(dim=1).tolist(), strict=True) if not each]
     raise UserError(
         f"model.source {where}: holds values that are no numbers (NaN or infinite) in {', '.join(bad[:10])}"
         f"{f' and {len(bad) - 10} more' if len(bad) > 10 else ''}; training from them can't work, so take another copy"
     )
+
+
+def is_finite(tensor: Tensor) -> bool:
+    # What is no number makes a sum none, and a sum takes half as long as the extremes. Those decide where it overflows,
+    # as float16's does at once; and never the absolute values: those are a copy of the tensor, and what is kept of each
+    # would lie behind the freed copy, so that the heap grows to a second shard.
+    if tensor.dtype != torch.float16 and math.isfinite(tensor.sum()):
+        return True
+    return all(map(math.isfinite, tensor.aminmax()))
 
 
 def _local(tensor: Any) -> Tensor:
