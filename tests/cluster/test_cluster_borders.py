@@ -1,5 +1,6 @@
 """Who may reach a gang and ask its fence, on a real API server; and an operator that is let into one namespace only."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,5 +70,16 @@ def test_a_gang_has_a_border_and_its_fence_one_reader(cluster: House) -> None:
     assert {pod["metadata"]["labels"]["a"] for pod in cluster.pods("walled")} == {"b"}
     assert may(cluster, "team:training", "get", "trainingjobs.muster.dev")
     assert not may(cluster, "team:another", "get", "trainingjobs.muster.dev"), "only the workers' own account may"
+    for verb, resource in itertools.product(("get", "list", "create", "delete"), ("secrets", "pods", "configmaps")):
+        assert not may(cluster, "team:training", verb, resource), (verb, resource)
+    for verb, resource in (
+        ("update", "trainingjobs.muster.dev"),
+        ("patch", "trainingjobs.muster.dev/status"),
+        ("create", "serviceaccounts/token"),
+        ("create", "pods/exec"),
+        ("get", "trainingjobs.muster.dev"),
+    ):
+        where = "others" if verb == "get" else "team"
+        assert not may(cluster, "team:training", verb, resource, where), (verb, resource, where)
     cluster.change("walled", {"cancel": True})
     cluster.reaches("walled", "Cancelled", 90)

@@ -2,6 +2,7 @@
 uninstalled, while a job trains. PostgreSQL and an S3 server are processes of this machine.
 """
 
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -47,6 +48,7 @@ VALUES: dict[str, Any] = {
 # As docs/operations.md has it.
 BACK_UP = "import sqlite3; sqlite3.connect('/state/muster.db').backup(sqlite3.connect('/tmp/muster.db'))"
 LOOK_INSIDE = "import sqlite3; print(sqlite3.connect('/tmp/muster.db').execute('SELECT name FROM jobs').fetchall())"
+HOSTILE = Path(__file__).with_name("hostile_pod.py").read_text()
 NEXT = {kind: {"image": {"tag": "next"}} for kind in ("operator", "workers", "api")}
 
 
@@ -169,6 +171,7 @@ def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall
     (worker,) = house.ready_pods(TEAM)
     uid = house.get("pod", worker, "-n", TEAM)["metadata"]["uid"]
     first = house.revision(SYSTEM)
+    _reaches_nothing(house, worker)
 
     def trains_on() -> None:
         """The same pod, in its first attempt, some steps further."""
@@ -206,6 +209,20 @@ def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall
         status = house.get("tj", "first", "-n", TEAM)["status"]
         assert status["checkpoint"]["step"] >= before
         assert status["restarts"].get("total", 0) == 0
+
+
+def _reaches_nothing(house: ChartHouse, worker: str) -> None:
+    """What a job may read of the cluster is jobs of its namespace: its fence is one of them."""
+    api = next(pod for pod, kind in house.ready_pods(SYSTEM).items() if kind == "api")
+    pod = house.get("pod", api, "-n", SYSTEM)
+    address = f"{pod['status']['podIP']}:{pod['spec']['containers'][0]['ports'][0]['containerPort']}"
+    found = json.loads(house.kubectl("exec", "-n", TEAM, worker, "--", "python", "-c", HOSTILE, address))
+    assert found.pop("its own job") == 200
+    assert found.pop("what the platform is told") == []
+    assert {found.pop(name) for name in ("the platform's jobs", "the platform's jobs by its own token")} == {401}
+    files = {name: found.pop(name) for name in list(found) if isinstance(found[name], str)}
+    assert set(found.values()) <= {403, 405}, found
+    assert set(files.values()) <= {"OSError", "PermissionError", "FileNotFoundError"}, files
 
 
 def test_without_a_database_the_history_lies_in_a_volume(world: World) -> None:
