@@ -9,6 +9,7 @@ from muster.kube.client import Client
 from muster.operator.kubernetes.gangs import choice
 from muster.operator.kubernetes.gangs.choice import Gangs
 from muster.operator.kubernetes.gangs.kueue import Kueue
+from muster.operator.kubernetes.gangs.workload import WorkloadGang
 
 
 class Served:
@@ -40,13 +41,15 @@ def test_what_is_installed_later_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
         assert not changed.is_set()
         server.groups = [
             {"name": "kueue.x-k8s.io", "versions": [{"version": "v1beta2"}]},
+            {"name": "scheduling.k8s.io", "versions": [{"version": "v1"}, {"version": "v1alpha2"}]},
             {"name": "resource.k8s.io", "versions": [{"version": "v1"}]},
         ]
         server.down = False
         await asyncio.wait_for(changed.wait(), 10.0)
-        kueue = gangs._gangs["kueue"]
+        kueue, workload = gangs._gangs["kueue"], gangs._gangs["workload"]
         assert isinstance(kueue, Kueue)
-        assert kueue.version == "v1beta2"
+        assert isinstance(workload, WorkloadGang)
+        assert (kueue.version, workload.version) == ("v1beta2", "v1alpha2")
         assert gangs.claims_served
         follows.cancel()
 
