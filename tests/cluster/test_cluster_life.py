@@ -94,6 +94,16 @@ def test_a_service_account_that_is_missing_ends_the_job_at_once(life: House) -> 
     assert status["attempt"] == 1
 
 
+def test_a_pod_that_pod_security_refuses_ends_the_job_at_once(life: House) -> None:
+    runtime = {"image": "none", "volumes": [{"name": "disk", "hostPath": {"path": "/var"}}]}
+    life.submit(quick_job("insecure", steps=5, gang=on_life(), runtime=runtime))
+    status = life.reaches("insecure", "Failed", 60)
+    assert status["lastFailure"]["cause"] == "user_error"
+    assert 'violates PodSecurity "restricted' in status["because"]
+    assert not status["gang"].get("nodes")
+    assert status["attempt"] == 1
+
+
 def test_suspend_and_resume(life: House) -> None:
     uid = life.submit(quick_job("pausing", steps=40, gang=on_life()))
     life.steps("pausing", 6)
