@@ -95,15 +95,20 @@ async def test_a_revoked_or_expired_token_opens_nothing(guarded: tuple[Platform,
 
 async def test_a_bad_token_request_is_named(guarded: tuple[Platform, dict[str, str]]) -> None:
     here, admin = guarded
-    for wanted, path in (
-        ({}, "name"),
-        ({"name": "x", "scopes": ["root"]}, "scopes[0]"),
-        ({"name": "x", "scopes": []}, "scopes"),
-        ({"name": "x", "expiresInDays": 0}, "expiresInDays"),
-        ({"name": "x", "scope": ["read"]}, "scope"),
+    for wanted, detail in (
+        ({}, "name: is required"),
+        ({"name": "x", "scopes": ["root"]}, "scopes[0]: must be 'read', 'write' or 'admin', not text ('root')"),
+        ({"name": "x", "scopes": []}, "scopes: must have at least 1 item, not 0"),
+        ({"name": "x", "expiresInDays": 0}, "expiresInDays: must be greater than 0, not 0"),
+        ({"name": "x", "expires_in_days": 3}, "expires_in_days: unknown key. Did you mean 'expiresInDays'?"),
+        ({"name": "x", "scope": ["read"]}, "scope: unknown key. Did you mean 'scopes'?"),
+        ({"name": "x", "colour": "red"}, "colour: unknown key"),
     ):
         reply = await here.client.post("/api/v1/tokens", json=wanted, headers=admin)
-        assert (reply.status_code, reply.json()["errors"][0]["path"]) == (422, path), reply.text
+        problem = reply.json()
+        assert (reply.status_code, problem["title"]) == (422, "The token is not valid"), reply.text
+        assert problem["detail"] == f"The token can't be made: {detail}"
+        assert problem["errors"][0]["path"] == detail.partition(":")[0]
 
 
 async def test_idempotency_keys_of_different_callers_do_not_meet(guarded: tuple[Platform, dict[str, str]]) -> None:
