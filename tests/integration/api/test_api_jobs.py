@@ -74,6 +74,26 @@ async def test_a_dry_run_names_what_would_be_refused_and_what_looks_wrong(here: 
     assert paths == ["spec.training.data.train[0].source", "spec.training.data.train[1].source"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "warmup", "path", "words"),
+    [
+        (20, 30, "optimizer.schedule.warmupSteps", "30 steps of warm-up are all of the 20 steps of the run"),
+        (1, 0, "length", "the run has one step, which is the last of schedule cosine: it is made at minRatio"),
+    ],
+    ids=["a warm-up longer than the run", "one step"],
+)
+async def test_a_dry_run_names_what_is_allowed_and_odd(
+    here: Platform, steps: int, warmup: int, path: str, words: str
+) -> None:
+    wanted = document()
+    wanted["spec"]["training"]["length"] = {"steps": steps}
+    wanted["spec"]["training"]["optimizer"] = {"schedule": {"name": "cosine", "warmupSteps": warmup}}
+    plan = (await here.client.post("/api/v1/jobs", params={"dryRun": True}, json=wanted)).json()
+    assert (plan["accepted"], plan["refusals"]) == (True, [])
+    told = {warning["path"]: warning["message"] for warning in plan["warnings"]}
+    assert words in told[f"spec.training.{path}"]
+
+
 async def test_every_fault_is_named_with_its_path(here: Platform) -> None:
     wanted = document("Bad_Name")
     wanted["spec"]["training"]["optimizer"] = {"learningRate": 1}
