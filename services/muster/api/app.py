@@ -31,6 +31,7 @@ from muster.api.exports.making import Exports
 from muster.api.files import routes as files
 from muster.api.files.arrivals import Files, drop_expired, open_files
 from muster.api.fleet import routes as fleet
+from muster.api.folder_threads import FolderThreads
 from muster.api.health import routes as health
 from muster.api.hub import Hub
 from muster.api.jobs import retention
@@ -277,6 +278,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         chat=pool,
         base_models=load_models(settings.base_models_file),
         commits=CommitListing(),
+        folders=FolderThreads(),
         jobs=JobWriter(database),
         files=kept,
         exports=made,

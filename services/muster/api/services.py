@@ -12,6 +12,7 @@ from muster.api.cluster import Cluster
 from muster.api.db import Database
 from muster.api.exports.making import Exports
 from muster.api.files.arrivals import Files
+from muster.api.folder_threads import FolderThreads
 from muster.api.hub import Hub
 from muster.api.metrics.steps import StepLogs
 from muster.api.notifications import Notifications
@@ -50,6 +51,7 @@ class Services:
     base_models: BaseModels
     chat: WorkerPool
     commits: CommitListing
+    folders: FolderThreads
     jobs: JobWriter
     files: Files
     exports: Exports

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -96,7 +95,7 @@ async def list_checkpoints(services: ServicesDependency, caller: Caller, job_id:
     if folder is None:
         return JSONResponse({"uri": None, "items": [], "reason": "the job does not say where it commits"})
     try:
-        items = await asyncio.to_thread(_list, services.commits, folder)
+        items = await services.folders.run(folder, _list, services.commits, folder)
     except (StorageError, UserError) as error:
         seen = row.status.get("checkpoint") or {}
         newest = f"; its newest commit is of step {seen['step']}" if "step" in seen else ""
@@ -125,13 +124,17 @@ async def get_checkpoint(
 ) -> JSONResponse:
     """What one commit holds, read from its folder and checked."""
     row = await service.find(services, caller, job_id)
-    return JSONResponse(await asyncio.to_thread(_inspect, services.commits, row, step))
+    folder = commit_folder(row)
+    with explained(folder):
+        return JSONResponse(await services.folders.run(folder, _inspect, services.commits, row, step))
 
 
 async def mark_commit(services: Services, caller: Principal, job_id: str, step: int, wanted: bool) -> dict[str, Any]:
     """Pin, or take the pin back. Raises ApiError as the routes say."""
     row = await service.find(services, caller, job_id, act=True)
-    marked = await asyncio.to_thread(_mark, services.commits, row, step, wanted)
+    folder = commit_folder(row)
+    with explained(folder):
+        marked = await services.folders.run(folder, _mark, services.commits, row, step, wanted)
     if marked["changed"]:
         done = "pinned" if wanted else "unpinned"
         async with services.database.write() as session:

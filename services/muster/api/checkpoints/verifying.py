@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from muster.api.auth import Principal
@@ -18,13 +17,16 @@ from muster.storage.listing import CommitListing, read_commit
 # Of one request: ten seconds of a disk. Half of it would refuse a commit of a 1B model with its optimizer's state; a
 # request that reads twice as much outlasts the time that proxies give it.
 VERIFY_BYTES_MAX = 16 << 30
+VERIFY_SECONDS_MAX = 300.0  # at a slow disk's 60 MB/s
 
 
 async def verify_commit(services: Services, caller: Principal, job_id: str, step: int) -> tuple[int, float]:
     """Bytes and seconds of what was read. Raises ApiError checkpoint_unusable, naming the file that has changed."""
     row = await service.find(services, caller, job_id, act=True)
     began = time.monotonic()
-    whole = await asyncio.to_thread(_verify, services.commits, row, step)
+    folder = commit_folder(row)
+    with explained(folder):
+        whole = await services.folders.run(folder, _verify, services.commits, row, step, seconds=VERIFY_SECONDS_MAX)
     return whole, time.monotonic() - began
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -67,7 +66,10 @@ async def get_data_report(services: ServicesDependency, caller: Caller, job_id: 
     folder = folder_of(row)
     if folder is None:
         raise ApiError("data_report_not_found", f"Job {row.name!r} does not say where it commits.")
-    return JSONResponse(await asyncio.to_thread(_read, services.commits, folder))
+    try:
+        return JSONResponse(await services.folders.run(folder, _read, services.commits, folder))
+    except StorageError as error:
+        raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
 
 
 def _read(commits: CommitListing, folder: Address) -> Any:

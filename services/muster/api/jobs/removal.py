@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Text, delete, select, type_coerce
@@ -24,6 +25,7 @@ from muster.storage.listing import CommitListing
 from muster.storage.pins import pinned
 
 GONE_SECONDS = 10.0  # for the cluster to let go of an ended job's object: its operator looks every few seconds
+DELETE_SECONDS_MAX = 600.0  # of all commits of a job: thousands of objects, one after another
 
 
 async def remove(services: Services, caller: Principal, job_id: str, with_commits: bool) -> None:
@@ -36,10 +38,10 @@ async def remove(services: Services, caller: Principal, job_id: str, with_commit
     folder = folder_of(row) if with_commits else None
     if folder is not None:
         await _refuse_dependents(services, caller, row)
-        await asyncio.to_thread(_refuse_pins, services.commits, row, folder)
+        await _in_folder(services, folder, _refuse_pins, services.commits, row, folder)
     await _leave_cluster(services, row)
     if folder is not None:
-        await asyncio.to_thread(_delete_commits, services.commits, folder)
+        await _in_folder(services, folder, _delete_commits, services.commits, folder, seconds=DELETE_SECONDS_MAX)
     await asyncio.to_thread(shutil.rmtree, services.settings.layout.jobs / row.id, ignore_errors=True)
     async with services.database.write() as session:
         row = checked(caller, await repository.get(session, job_id, lock=True), job_id, act=True)
@@ -48,6 +50,15 @@ async def remove(services: Services, caller: Principal, job_id: str, with_commit
         record(session, caller, Act("job.deleted", row.id, row.project, before, {"checkpoints": not with_commits}))
         await session.execute(delete(JobRow).where(JobRow.id == row.id))
     services.hub.tell(job_id)
+
+
+async def _in_folder(
+    services: Services, folder: Address, work: Callable[..., None], *arguments: Any, seconds: float | None = None
+) -> None:
+    try:
+        await services.folders.run(folder, work, *arguments, seconds=seconds)
+    except StorageError as error:
+        raise _unavailable(error) from error
 
 
 def _refuse_live(row: JobRow) -> None:

@@ -29,7 +29,6 @@ from muster.contract.spec import JobSpec, Submission, parse_job
 from muster.documents.document import Document
 from muster.local.sandbox import commits_of, state_problems
 from muster.storage.errors import StoreError
-from muster.storage.listing import CommitListing
 
 _FROM = "spec.training.model.from"
 
@@ -188,18 +187,17 @@ async def _resolve(
     A name means the newest job of that name, as everywhere. An older one that has the commit is never taken instead of
     it, but offered by its id.
     """
-    commits = services.commits
     async with services.database.read() as session:
         candidates = await repository.named(session, project, namespace, reference)
     if not candidates:
         where = f"namespace {namespace!r}" + (f" of project {project!r}" if project != DEFAULT_PROJECT else "")
         return Problem(f"{_FROM}.job", f"there is no job {reference!r} in {where}")
     newest, *older = candidates
-    if (folder := await _folder_with(commits, newest, source.step)) is not None:
+    if (folder := await _folder_with(services, newest, source.step)) is not None:
         return str(folder)
     offer = ""
     for row in older:
-        if await _folder_with(commits, row, source.step) is not None:
+        if await _folder_with(services, row, source.step) is not None:
             offer = f"; an older job of that name has it: name that one by its id, {row.id}"
             break
     if isinstance(source.step, int):
@@ -222,14 +220,14 @@ def folder_of(row: JobRow) -> Address | None:
         return None
 
 
-async def _folder_with(commits: CommitListing, row: JobRow, step: int | str) -> Address | None:
+async def _folder_with(services: Services, row: JobRow, step: int | str) -> Address | None:
     folder = folder_of(row)
-    return folder if folder is not None and await _has_commit(commits, folder, row, step) else None
+    return folder if folder is not None and await _has_commit(services, folder, row, step) else None
 
 
-async def _has_commit(commits: CommitListing, folder: Address, row: JobRow, step: int | str) -> bool:
+async def _has_commit(services: Services, folder: Address, row: JobRow, step: int | str) -> bool:
     try:
-        steps = [commit.step for commit in await asyncio.to_thread(commits.read, folder)]
+        steps = [commit.step for commit in await services.folders.run(folder, services.commits.read, folder)]
     except StoreError:  # we may not look into it: the operator has seen what is in there
         seen = row.status.get("checkpoint")
         return seen is not None and (not isinstance(step, int) or step <= int(seen["step"]))

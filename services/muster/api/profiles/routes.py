@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -23,7 +22,7 @@ from muster.api.jobs.submission import folder_of
 from muster.api.openapi import body, problems, shown
 from muster.api.profiles.folder import find_artefact, read_profiles, read_request, still_asked
 from muster.api.ranges import ranged
-from muster.api.services import ServicesDependency
+from muster.api.services import Services, ServicesDependency
 from muster.api.tables import JobRow
 from muster.contract.address import Address
 from muster.contract.base import UserError, dump_json
@@ -85,7 +84,7 @@ async def list_profiles(services: ServicesDependency, caller: Caller, job_id: Jo
     folder = folder_of(await service.find(services, caller, job_id))
     if folder is None:
         return JSONResponse({"uri": None, "items": [], "asked": None})
-    found = await _in_store(services.commits.store(folder), lambda store: _list(store, folder))
+    found = await _in_store(services, folder, lambda store: _list(store, folder))
     return JSONResponse(found.model_dump(mode="json", by_alias=True))
 
 
@@ -116,7 +115,7 @@ async def request_profile(
     row = await service.find(services, caller, job_id, act=True)
     folder, attempt = _place(row, order)
     asked = ProfileRequest(id=uuid.uuid4().hex, attempt=attempt, steps=order.steps, ranks=order.ranks, at=time.time())
-    await _in_store(services.commits.store(folder), lambda store: _ask(store, asked))
+    await _in_store(services, folder, lambda store: _ask(store, asked))
     async with services.database.write() as session:
         after = {"steps": order.steps, "ranks": list(order.ranks)}
         record(session, caller, Act("profile.asked", row.id, row.project, after=after))
@@ -149,13 +148,12 @@ async def fetch_profile(
     folder = folder_of(await service.find(services, caller, job_id))
     if folder is None:
         raise _no_file(profile, file)
-    store = services.commits.store(folder)
-    entry = await _in_store(store, lambda store: find_artefact(store, profile, file))
+    entry = await _in_store(services, folder, lambda store: find_artefact(store, profile, file))
     if entry is None:
         raise _no_file(profile, file)
 
     async def read(start: int, stop: int) -> AsyncIterator[bytes]:
-        return _blocks(store, entry, start, stop)
+        return _blocks(services, folder, entry, start, stop)
 
     return await ranged(request, read, entry.bytes, entry.tag.strip('"'), f"{profile}-{file}")
 
@@ -191,18 +189,19 @@ def _ask(store: Store, asked: ProfileRequest) -> None:
     store.replace(REQUEST_KEY, dump_json(asked).encode())
 
 
-async def _in_store(store: Store, look: Any) -> Any:
+async def _in_store(services: Services, folder: Address, look: Any) -> Any:
     """What `look` finds, in a thread. Raises ApiError storage_unavailable."""
     try:
-        return await asyncio.to_thread(look, store)
+        return await services.folders.run(folder, look, services.commits.store(folder))
     except (StorageError, UserError) as error:
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
 
 
-async def _blocks(store: Store, entry: Object, start: int, stop: int) -> AsyncIterator[bytes]:
+async def _blocks(services: Services, folder: Address, entry: Object, start: int, stop: int) -> AsyncIterator[bytes]:
+    store = services.commits.store(folder)
     for at in range(start, stop, BLOCK_BYTES):
         into = bytearray(min(BLOCK_BYTES, stop - at))
-        await asyncio.to_thread(store.read_into, entry.key, at, memoryview(into), entry.tag)
+        await services.folders.run(folder, store.read_into, entry.key, at, memoryview(into), entry.tag)
         yield bytes(into)
 
 

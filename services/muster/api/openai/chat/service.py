@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.util
 import re
@@ -60,7 +59,7 @@ async def _commit_of(services: Services, row: JobRow, wanted: FineTuned, model: 
     """The commit by its number, so that a worker of `best` is not kept when another commit is better."""
     folder = folder_of(row)
     try:
-        commits = await asyncio.to_thread(services.commits.read, folder) if folder is not None else ()
+        commits = await services.folders.run(folder, services.commits.read, folder) if folder else ()
     except (StorageError, UserError) as error:
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
     steps = [commit.step for commit in commits]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Annotated, Any
 
@@ -241,7 +240,7 @@ async def _checkpoints(services: Services, found: FineTune) -> list[FineTuningCh
     if folder is None:
         return []
     try:
-        commits = await asyncio.to_thread(services.commits.read, folder)
+        commits = await services.folders.run(folder, services.commits.read, folder)
     except (StorageError, UserError) as error:
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
     return [checkpoint_reply(found, commit) for commit in reversed(commits)]
