@@ -224,7 +224,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> list[Commit]:
     found: list[Commit] = []
     monkeypatch.setattr(origin, "read_commit", lambda folder, step: found[0])
     monkeypatch.setattr(origin, "newest_readable", lambda folder, at_most, report, check: found[0])
-    monkeypatch.setattr(origin, "tokenizer_from_commit", lambda saved, companions: Words(saved["size"]))
+    monkeypatch.setattr(origin, "tokenizer_from_commit", lambda saved, beside=None: Words(saved["size"]))
     monkeypatch.setattr(origin, "load_tokenizer", lambda spec: Words(int(spec.split("-")[1]) if "-" in spec else 260))
     return found
 
