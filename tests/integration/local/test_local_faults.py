@@ -16,6 +16,8 @@ from tests.integration.local.house import FAKE, House
 
 from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster
+from muster.operator.core import shutdown
+from muster.operator.core.codes import Code
 from muster.operator.local import processes
 from muster.operator.local.nodes import VirtualNodes
 from muster.operator.local.world import LocalWorld
@@ -167,4 +169,26 @@ async def test_what_is_no_commit_keeps_nobody_from_resuming_nor_from_cancelling(
         house.set_spec(uid, cancel=True)
         await until(lambda: house.status(uid).phase == Phase.CANCELLED, "the job to be cancelled")
         await until(lambda: not processes.scan(house.state), "the last process to be gone")
+    assert errors.seen == []
+
+
+async def test_a_checkpoint_folder_that_is_away_is_waited_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its job remembers a commit, so an empty place is no reason to begin anew."""
+    monkeypatch.setattr(shutdown, "AWAIT_COMMITS_SECONDS", 0.2)
+    async with operator(house) as errors:
+        uid = house.submit(steps=STEPS, env={"FAKE_HOLD_AT": "12"})
+        await until(lambda: house.newest_step(uid) == 12, "some steps")
+        await until(lambda: house.status(uid).checkpoint is not None, "the commit to be remembered")
+        house.set_spec(uid, suspend=True)
+        await until(lambda: house.status(uid).phase == Phase.SUSPENDED, "the job to be suspended")
+        kept = house.status(uid).checkpoint
+        assert kept is not None
+        away = house.state.root / "away"
+        os.rename(house.job_folder(uid), away)
+        house.set_spec(uid, suspend=False)
+        await until(lambda: house.status(uid).code == Code.AWAITING_COMMITS, "the job to wait for its commits")
+        status = house.status(uid)
+        assert (status.phase, status.attempt, status.checkpoint) == (Phase.QUEUED, 1, kept)
+        assert f"step {kept.step} was committed" in status.because
+        assert not processes.scan(house.state), "nobody began anew"
     assert errors.seen == []
