@@ -191,4 +191,7 @@ async def test_a_checkpoint_folder_that_is_away_is_waited_for(house: House, monk
         assert (status.phase, status.attempt, status.checkpoint) == (Phase.QUEUED, 1, kept)
         assert f"step {kept.step} was committed" in status.because
         assert not processes.scan(house.state), "nobody began anew"
+        os.rename(away, house.job_folder(uid))
+        status = await finishes(house, uid)
+        assert (status.attempt, status.resume_step) == (2, kept.step), "as soon as its pause is over"
     assert errors.seen == []

@@ -395,3 +395,14 @@ def test_what_is_set_aside_only_gets_freer() -> None:
     later = Space(nodes, [replace(held[0], gpus=8), *held[1:3], held[3]])
     later.set_aside(ask)
     assert later._set_aside == {"b", "c"}
+
+
+def test_the_queue_is_looked_at_when_the_first_pause_in_it_is_over() -> None:
+    """A job that waits for its commits has nodes asked for again then, also where nobody else waits."""
+    waits = [
+        summary(name, spec(), status=JobStatus(phase=Phase.QUEUED, retry_at=NOW + s))
+        for name, s in (("a", 15.0), ("b", 9.0))
+    ]
+    over = summary("over", spec(), status=JobStatus(phase=Phase.FAILED, retry_at=NOW + 3.0))
+    assert admit(fleet([], [*waits, over]), ()).look_after == pytest.approx(9.0)
+    assert admit(fleet([], [over]), ()).look_after is None

@@ -60,7 +60,7 @@ class Plan:
     budgets: dict[str, Wait] = field(default_factory=dict)
     """Who must stop because a month's budget is used up, and who of those may go on again (Observed.budget)."""
     look_after: float | None = None
-    """Seconds until a budget will be used up; None where there is none."""
+    """Seconds until a budget will be used up, or a job's pause in the queue is over; None where neither is coming."""
     preemptions: tuple[Preemption, ...] = ()
     """What is put out from now on."""
 
@@ -70,7 +70,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     queue, elastic = _queue(fleet, entries), [job for job in fleet.jobs if _may_grow(fleet, job, entries)]
     months = MonthBudgets(fleet)
     if not queue and not elastic and not any(entry.yields_to for entry in entries):
-        return Plan(tuple(entries), {}, budgets=months.told(), look_after=months.look_after())
+        return Plan(tuple(entries), {}, budgets=months.told(), look_after=_look_after(fleet, months))
     space = Space(fleet.nodes, (*_ours(fleet, entries), *fleet.others))
     quotas = Quotas(fleet, entries)
     preemptor = Preemptor(fleet, entries, space, quotas.shares)
@@ -124,7 +124,8 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     elastic = [job for job in elastic if months.wait(job) is None]
     entries += _growth(fleet, elastic, space, quotas, months, starving)
     waiting = {uid for uid, wait in waits.items() if wait.code == Code.AWAITING_PREEMPTION}
-    return Plan(preemptor.put_out(entries, waiting), waits, months.told(), months.look_after(), tuple(preemptor.made))
+    held = preemptor.put_out(entries, waiting)
+    return Plan(held, waits, months.told(), _look_after(fleet, months), tuple(preemptor.made))
 
 
 def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Reservation, ...]:
@@ -150,6 +151,17 @@ def _ours(fleet: Fleet, entries: list[Reservation]) -> Iterator[Reservation]:
     """Without gangs of other schedulers, whose pods are seen on their nodes like everybody else's (fleet.others)."""
     theirs = {job.uid for job in fleet.jobs if job.spec.gang.scheduler.kind != "builtin"}
     return (entry for entry in entries if entry.uid not in theirs)
+
+
+def _look_after(fleet: Fleet, months: MonthBudgets) -> float | None:
+    budget = months.look_after()
+    pauses = [
+        left
+        for job in fleet.jobs
+        if job.status.phase is Phase.QUEUED
+        and (left := remaining_backoff_seconds(job.spec.recovery, job.status.retry_at, fleet.now))
+    ]
+    return min(pauses if budget is None else [budget, *pauses], default=None)
 
 
 def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
