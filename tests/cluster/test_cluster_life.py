@@ -84,22 +84,21 @@ def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
     assert not status["restarts"].get("byCause"), json.dumps(status, indent=1)
 
 
-def test_a_service_account_that_is_missing_ends_the_job_at_once(life: House) -> None:
-    runtime = {"image": "none", "serviceAccountName": "nobody"}
-    life.submit(quick_job("nameless", steps=5, gang=on_life(), runtime=runtime))
-    status = life.reaches("nameless", "Failed", 60)
+@pytest.mark.parametrize(
+    ("name", "runtime", "words"),
+    [
+        ("nameless", {"serviceAccountName": "nobody"}, 'serviceaccount "nobody" not found'),
+        ("insecure", {"volumes": [{"name": "disk", "hostPath": {"path": "/var"}}]}, 'violates PodSecurity "restricted'),
+    ],
+)
+def test_a_pod_that_is_refused_for_good_ends_the_job_at_once(
+    life: House, name: str, runtime: dict[str, object], words: str
+) -> None:
+    """A service account that is missing, and what Pod Security forbids."""
+    life.submit(quick_job(name, steps=5, gang=on_life(), runtime={"image": "none"} | runtime))
+    status = life.reaches(name, "Failed", 60)
     assert status["lastFailure"]["cause"] == "user_error"
-    assert 'serviceaccount "nobody" not found' in status["because"]
-    assert not status["gang"].get("nodes")
-    assert status["attempt"] == 1
-
-
-def test_a_pod_that_pod_security_refuses_ends_the_job_at_once(life: House) -> None:
-    runtime = {"image": "none", "volumes": [{"name": "disk", "hostPath": {"path": "/var"}}]}
-    life.submit(quick_job("insecure", steps=5, gang=on_life(), runtime=runtime))
-    status = life.reaches("insecure", "Failed", 60)
-    assert status["lastFailure"]["cause"] == "user_error"
-    assert 'violates PodSecurity "restricted' in status["because"]
+    assert words in status["because"]
     assert not status["gang"].get("nodes")
     assert status["attempt"] == 1
 
