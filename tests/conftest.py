@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 
 import psutil
@@ -44,6 +45,13 @@ os.environ["MUSTERTESTS_RUN"] = RUN_MARK
 
 # What a test has just told to end may need a moment.
 GRACE_SECONDS = 5
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse two tests of one node id: pytest-xdist would run one of them, and pass over the rest without a word."""
+    twice = [name for name, count in Counter(item.nodeid for item in items).items() if count > 1]
+    if twice:
+        raise pytest.UsageError(f"{len(twice)} node ids stand for several tests each, the first is {twice[0]}")
 
 
 @pytest.fixture(autouse=True, scope="module")

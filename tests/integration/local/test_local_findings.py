@@ -25,6 +25,7 @@ SAMPLES_PER_STEP = 8
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path, worker_command=None)
+    house.environment["MUSTER_OPERATOR_WORKER_PATHS"] = json.dumps([str(HOOKS)])
     yield house
     house.close()
 

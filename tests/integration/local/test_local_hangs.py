@@ -25,6 +25,7 @@ PAUSE_SECONDS = 12.0  # longer than it takes to find one stopped rank
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path, worker_command=None)
+    house.environment["MUSTER_OPERATOR_WORKER_PATHS"] = json.dumps([str(HOOKS)])
     yield house
     house.close()
 

@@ -123,8 +123,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Job], d
     tls, trusted = certificate(root)
     web = type("CountedWeb", (Web,), {"asked": asked["https"], "folder": root / "model"})
     with pytest.MonkeyPatch.context() as patch, moto_server() as bucket, served(web, tls) as https:
-        for path in (root / "model").iterdir():
-            bucket.client().upload_file(str(path), BUCKET, f"models/tiny/{path.name}")
+        for path in filter(Path.is_file, (root / "model").rglob("*")):
+            name = path.relative_to(root / "model").as_posix()
+            bucket.client().upload_file(str(path), BUCKET, f"models/tiny/{name}")
         upstream = {"asked": asked["s3"], "upstream": bucket.url.removeprefix("http://")}
         with served(type("CountedProxy", (Proxy,), upstream)) as proxy:
             environment = {

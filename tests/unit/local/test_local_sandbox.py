@@ -23,7 +23,7 @@ from muster.contract.base import dump_json
 from muster.contract.layout import State
 from muster.contract.names import Env, ExitCode
 from muster.contract.spec import JobSpec, parse_job
-from muster.local.sandbox import Sandbox, available, enter, state_problems
+from muster.local.sandbox import ADVICE, Sandbox, available, enter, state_problems
 from muster.storage.records import read_records
 from muster.storage.sources import LocalFile
 
@@ -244,6 +244,26 @@ def test_a_refused_address_ends_the_worker_before_its_ranks(tmp_path: Path) -> N
     )
     assert ended.returncode == ExitCode.USER_ERROR, ended.stderr
     assert json.loads((folder / "exit.json").read_text())["message"] == why
+
+
+@needs_landlock
+def test_a_python_path_that_may_not_be_read_ends_the_worker_with_advice(tmp_path: Path) -> None:
+    """Python itself would pass over it, and the job would train without what it asked for."""
+    folder, modules = tmp_path / "worker", tmp_path / "modules"
+    folder.mkdir()
+    modules.mkdir()
+    box = Sandbox(state=str(tmp_path / "state"), read=(), own_read=(), own_write=(str(folder),))
+    named = {f"{Env.OWN_PREFIX}PYTHONPATH": f"{tmp_path}/absent:relative:{modules}"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "muster.trainer.launch"],
+        env={**os.environ, **named, Env.SANDBOX: dump_json(box), Env.WORKER_DIR: str(folder)},
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert ended.returncode == ExitCode.USER_ERROR, ended.stderr
+    message = json.loads((folder / "exit.json").read_text())["message"]
+    assert message == f"PYTHONPATH names {modules}, which can't be read: permission denied ({ADVICE})"
 
 
 def test_what_a_job_has_processes_load_is_not_loaded_by_its_launcher(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def main() -> int:
     try:
         if sandbox is not None and sandbox.refused:
             raise UserError(sandbox.refused)
+        if kept_apart:
+            check_python_path()
         run = read_run()
         pass_fence(run)
         end = launch(run, stop, started)
@@ -92,6 +94,18 @@ def take_variables() -> None:
     are set from the first."""
     for name in [name for name in os.environ if name.startswith(Env.OWN_PREFIX)]:
         os.environ[name.removeprefix(Env.OWN_PREFIX)] = os.environ.pop(name)
+
+
+def check_python_path() -> None:
+    """Raise UserError for a folder of PYTHONPATH that may not be read: Python would pass over it without a word."""
+    for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        try:
+            if os.path.isabs(folder):
+                os.close(os.open(folder, os.O_RDONLY))
+        except PermissionError as error:
+            raise UserError(f"PYTHONPATH names {folder}, which can't be read: permission denied") from error
+        except OSError:  # not there, and Python needs none of them
+            continue
 
 
 def pass_fence(run: Run) -> None:
