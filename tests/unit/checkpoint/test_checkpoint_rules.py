@@ -145,19 +145,19 @@ def test_an_optimizer_without_all_of_its_state_is_refused(gone: list[str], says:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"[" * 200_000, "nested too deeply"),
-        (b'{"version":1,"state":' + b'{"a":' * 300 + b"1" + b"}" * 301, "nested too deeply"),
+        pytest.param(b"[" * 200_000, "nested too deeply", id="lists"),
+        pytest.param(b'{"version":1,"state":' + b'{"a":' * 300 + b"1" + b"}" * 301, "nested too deeply", id="objects"),
         (b"", "no JSON"),
         (b"\xff\xfe{}", "no JSON"),
         (b"[]", "no JSON"),
         (b"null", "no JSON"),
-        (b'{"version":' + b"9" * 5_000 + b"}", "no JSON"),
+        pytest.param(b'{"version":' + b"9" * 5_000 + b"}", "no JSON", id="digits"),
         (b'{"version":NaN}', "no COMMIT"),
         (b'{"version":true}', "no COMMIT"),
         (b'{"version":1}', "seal"),
         (b'{"version":1,"seal":5}', "seal"),
         (b'{"version":1,"job":"\\ud800","seal":""}', "no JSON"),
-        (bytes(COMMIT_BYTES_MAX + 1), "at most"),
+        pytest.param(bytes(COMMIT_BYTES_MAX + 1), "at most", id="bytes"),  # four times as long as text
     ],
 )
 def test_what_is_no_json_of_ours_is_refused(data: bytes, says: str) -> None:
