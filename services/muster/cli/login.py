@@ -32,7 +32,11 @@ def login(
         where = client.get("sign-in")
     about = ask("GET", f"{where['issuer'].rstrip('/')}/.well-known/openid-configuration")
     if about.get("issuer") != where["issuer"]:
-        raise CliError(f"the provider calls itself {about.get('issuer')!r}, not {where['issuer']!r}", code="sign-in")
+        raise CliError(
+            f"the provider calls itself {about.get('issuer')!r}, not {where['issuer']!r}",
+            code="sign-in",
+            next_step="whoever runs Muster sets MUSTER_API_OIDC_ISSUER to exactly what the provider calls itself",
+        )
     answer = by_browser(about, where) if browser else by_code(about, where)
     kept = kept_from(here.url, where["clientId"], str(about["token_endpoint"]), answer)
     keep(kept)

@@ -68,7 +68,11 @@ def forget(server: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def kept_from(server: str, client_id: str, token_endpoint: str, answer: Mapping[str, Any]) -> SignedIn:
-    """Of a token endpoint's answer. Raises NotAllowed where there is no ID token in it."""
+    """Of a token endpoint's answer. Raises NotAllowed where there is no ID token in it, nor for its refresh token."""
+    if "id_token" not in answer and answer.get("refresh_token"):
+        # Providers made of oauthlib answer a device code without one, and give it with the first renewal
+        # (https://github.com/oauthlib/oauthlib/issues/968).
+        answer = {**answer, **_refresh(client_id, token_endpoint, answer["refresh_token"])}
     token = answer.get("id_token")
     if not isinstance(token, str):
         raise NotAllowed("the provider gave no ID token: its client must have the scope openid", code="sign-in")
@@ -81,22 +85,40 @@ def ask(method: str, url: str, form: Mapping[str, str] | None = None, may_fail: 
     unless it `may_fail`, for a refusal."""
     import httpx2
 
+    where = url.partition("?")[0]
     try:
         reply = httpx2.request(method, url, data=dict(form) if form else None, timeout=ANSWER_SECONDS_MAX)
+    except httpx2.HTTPError as error:
+        raise Unavailable(f"the sign-in's provider does not answer at {where}: {error}", "sign-in") from None
+    try:
         answer = reply.json()
-    except (httpx2.HTTPError, ValueError) as error:
-        what = f"the sign-in's provider does not answer at {url.partition('?')[0]}: {error}"
+    except ValueError:
+        what = f"the sign-in's provider answers {reply.status_code} at {where}, and no JSON"
         raise Unavailable(what, "sign-in") from None
     if not isinstance(answer, dict) or (not reply.is_success and not (may_fail and "error" in answer)):
-        where = url.partition("?")[0]
-        raise NotAllowed(f"the sign-in's provider refuses ({reply.status_code}) at {where}", code="sign-in")
+        raise NotAllowed(
+            f"the sign-in's provider refuses ({reply.status_code}{_why(answer)}) at {where}",
+            code="sign-in",
+            next_step="whoever runs Muster compares its MUSTER_API_OIDC_* with the client that the provider knows",
+        )
     return answer
+
+
+def _why(answer: object) -> str:
+    """The cause that an answer names (RFC 6749 §5.2), to be put behind its status."""
+    if not isinstance(answer, dict):
+        return ""
+    return "".join(f", {str(answer[key])[:200]}" for key in ("error", "error_description") if answer.get(key))
+
+
+def _refresh(client_id: str, token_endpoint: str, refresh_token: str) -> dict[str, Any]:
+    form = {"grant_type": "refresh_token", "refresh_token": refresh_token, "client_id": client_id}
+    return ask("POST", token_endpoint, form, may_fail=True)
 
 
 def _renewed(kept: SignedIn) -> SignedIn:
     if kept.refresh_token is not None:
-        form = {"grant_type": "refresh_token", "refresh_token": kept.refresh_token, "client_id": kept.client_id}
-        answer = ask("POST", kept.token_endpoint, form, may_fail=True)
+        answer = _refresh(kept.client_id, kept.token_endpoint, kept.refresh_token)
         if "id_token" in answer:
             same = {"refresh_token": kept.refresh_token}  # a provider that gives no new one means the old to stay
             return kept_from(kept.server, kept.client_id, kept.token_endpoint, same | answer)

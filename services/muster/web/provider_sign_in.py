@@ -25,6 +25,8 @@ router = APIRouter(prefix="/sign-in", include_in_schema=False)
 _COOKIE = "muster_flow_"
 _COOKIES_MAX = 8  # a browser that begins again and again must not outgrow what servers read of a request's head
 _LANDING = "/sign-in/callback"
+# What is wrong with the question and not with the person who was sent (RFC 6749 §4.1.2.1).
+_OURS = ("invalid_request", "invalid_scope", "unauthorized_client", "unsupported_response_type")
 _Text = Annotated[str, Query(max_length=4_096)]
 
 
@@ -112,7 +114,12 @@ def _refusal(services: Services, error: str, description: str, iss: str) -> str:
     if not error:
         return f"The answer is of {iss[:100]!r} and not of {issuer}, so nobody was signed in. Sign in again."
     why = f"{error[:60]}: {description[:200]}" if description else error[:60]
-    return f"{issuer} did not sign you in ({why}). Sign in again, or ask whoever runs the provider."
+    next_step = (
+        "Whoever runs Muster compares MUSTER_API_OIDC_CLIENT_ID and MUSTER_API_OIDC_SCOPES with its client there."
+        if error in _OURS
+        else "Sign in again, or ask whoever runs the provider."
+    )
+    return f"{issuer} did not sign you in ({why}). {next_step}"
 
 
 def _nothing_for(services: Services, caller: Principal) -> str:
