@@ -145,6 +145,7 @@ class WorkerExit(Record):
     step: int | None = None
     message: str = ""
     log_tail: str = ""
+    oom_killed: bool = False  # by its launcher, for its memory: what a kubelet calls OOMKilled
 
 
 class SignalKind(StrEnum):

@@ -1,4 +1,4 @@
-"""What a worker on this machine may reach: its own folders, what its job names, and the system it runs on.
+"""What a worker on this machine may reach: its own folders, what its job names, the system it runs on, and its memory.
 
 The operator says it in the worker's environment (MUSTER_SANDBOX), and the launcher gives up all the rest before it does
 anything else. What lies in the state folder is never reached by way of a folder around it, nor by a link.
@@ -37,13 +37,17 @@ ADVICE = (
 
 
 class Sandbox(Record):
-    """What one worker may reach beside the system, as absolute paths. What is not there is passed over."""
+    """What one worker may reach beside the system, as absolute paths. What is not there is passed over.
+
+    `memory_bytes` is what its processes may hold together; None is no limit. Its launcher sees to it.
+    """
 
     state: str  # the state folder, out of reach but for `own`
     read: Many[str]  # named by the job or by who runs the platform: whatever of it lies in the state folder is left out
     own_read: Many[str]  # the job's, also in the state folder
     own_write: Many[str]  # made where they are not there
     refused: str = ""  # why the job may not run at all: it names what lies in the state folder
+    memory_bytes: int | None = None
 
 
 def available() -> bool:

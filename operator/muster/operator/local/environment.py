@@ -15,6 +15,7 @@ from muster.contract.commits_read import commits_read
 from muster.contract.layout import State
 from muster.contract.names import DEFAULT_PROJECT, Env, Label, Rendezvous
 from muster.contract.notices import NOTICES_ENV
+from muster.contract.quantities import quantity
 from muster.contract.spec import JobSpec, Runtime, TrainingJob, worker_config
 from muster.local.sandbox import Sandbox, named_paths, state_problems, uploaded
 from muster.operator.core.decision import CreateWorker
@@ -160,4 +161,5 @@ def _sandbox(
         own_read=tuple(map(str, (state.jobs / uid, state.notices, *commits, *files))),
         own_write=tuple(map(str, write)),
         refused="; ".join(map(str, state_problems(spec, state, project))),
+        memory_bytes=int(quantity(spec.gang.resources.memory)) or None,
     )

@@ -15,6 +15,7 @@ from muster.operator.local.processes import Member, WorkerKey, WorkerRecord
 from muster.operator.local.reading import Heartbeats, exit_without_record, read_exit, shown
 
 LOST = "ProcessLost"  # Worker.reason: the processes are gone and nobody said why
+OOM_KILLED = "OOMKilled"  # Worker.reason: as a kubelet calls it, so that a job is told the same in every world
 
 
 class Workers:
@@ -82,6 +83,8 @@ class Workers:
                     self._state, key, processes.exit_code_of(record.pid), write=not self._reads_only
                 )
                 reason = LOST
+        if ended is not None and ended.oom_killed:
+            reason = OOM_KILLED
         started_at = record.started_at if record else (ended.at if ended else 0.0)
         return Worker(
             worker=key.worker,

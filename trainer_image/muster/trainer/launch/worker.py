@@ -27,6 +27,7 @@ from muster.trainer.config import Run, read_run
 from muster.trainer.errors import UserError
 from muster.trainer.fence import FenceUnreachable, StaleAttempt, confirm
 from muster.trainer.launch.cores import share_cores
+from muster.trainer.launch.limits import Limits, limit_tasks, processes_max
 from muster.trainer.launch.notices import watch_notices
 from muster.trainer.launch.process_control import AFTER_CRASH_SECONDS_MAX, LAUNCHER, adopt_orphans
 from muster.trainer.launch.report import serve_reports, write_termination_message
@@ -59,7 +60,7 @@ def main() -> int:
             check_python_path()
         run = read_run()
         pass_fence(run)
-        end = launch(run, stop, started)
+        end = launch(run, stop, started, sandbox)
     except UserError as error:
         end = _before_ranks(ExitCode.USER_ERROR, str(error))
     except StaleAttempt as error:
@@ -189,8 +190,9 @@ def wait_for_uploads() -> None:
             process.kill()
 
 
-def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
-    """Run torch's elastic agent over `-m muster.trainer` until all ranks are gone, and judge how they ended."""
+def launch(run: Run, stop: Stop, started: float, sandbox: Sandbox | None) -> WorkerExit:
+    """Run torch's elastic agent over `-m muster.trainer` until all ranks are gone, and judge how they ended. With a
+    sandbox, on a machine that others use too, they are held to what they may take of it."""
     gc.disable()  # torch is a quarter of a million objects that never become garbage; looking for some takes its time
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import launch_agent
@@ -212,6 +214,10 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
     os.environ[LAUNCHER] = str(os.getpid())
     adopt_orphans()
     record_flights(run.worker_dir)
+    limits = Limits(sandbox.memory_bytes if sandbox else None, processes_max())
+    if sandbox is not None:
+        limit_tasks()
+        limits.watch()
     stop.ranks_may_exist = True
     if stop.wanted:
         raise StoppedEarly
@@ -219,6 +225,8 @@ def launch(run: Run, stop: Stop, started: float) -> WorkerExit:
     try:
         launch_agent(config, command, command_arguments)
     except ChildFailedError as error:
+        if limits.exceeded is not None:
+            return limits.exceeded
         if stop.hung:
             return WorkerExit(exit_code=ExitCode.HUNG, at=time.time(), message=f"killed while hanging: {stop.hung}")
         ends = [_end(run, rank, failure, started) for rank, failure in error.failures.items()]

@@ -1,0 +1,135 @@
+"""What the code of a job takes of a shared machine beyond what it may: the real launcher ends it, and says why."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.integration.local.house import House
+from tests.integration.local.test_local_trainer import submit
+
+from muster.contract.advice import advice
+from muster.contract.base import dump
+from muster.contract.signals import Cause
+from muster.contract.status import Phase
+from muster.operator.local import processes
+from muster.trainer.launch import limits
+
+# Python runs it in each rank before anything else, from a folder that the job names in its PYTHONPATH.
+GREEDY = """
+import os, subprocess, time
+if "LOCAL_RANK" in os.environ:
+    if os.environ["TAKES"] == "memory":
+        held = bytearray(1 << 30)
+        for page in range(0, len(held), 4096):
+            held[page] = 1
+    else:
+        for _ in range(700):
+            subprocess.Popen(["sleep", "600"])
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(tmp_path / "state", worker_command=None)
+    yield house
+    house.close()
+
+
+@pytest.mark.long
+def test_a_worker_that_takes_too_much_ends_and_its_job_says_of_what(house: House) -> None:
+    modules = house.state.root.parent / "modules"
+    modules.mkdir()
+    (modules / "sitecustomize.py").write_text(GREEDY)
+    house.environment["MUSTER_OPERATOR_WORKER_PATHS"] = json.dumps([str(modules)])
+    house.start()
+
+    def submitted(takes: str, **gang: Any) -> str:
+        variables = {"PYTHONPATH": str(modules), "TAKES": takes}
+        return submit(house, name=f"takes-{takes}", env=variables, gang={"nodes": 1, **gang})
+
+    of_memory, of_processes = submitted("memory", resources={"memory": "900Mi"}), submitted("processes")
+
+    failed = house.becomes(of_memory, Phase.FAILED)
+    failure = failed.last_failure
+    assert failure is not None
+    assert (failure.cause, failure.exit_code) == (Cause.OUT_OF_MEMORY, 137), "as of a pod that was killed for it"
+    held = r"worker 0 on local-\d: OOMKilled: its \d processes held (9\d\d|1,\d{3}) MiB of memory, .*"
+    assert re.fullmatch(held + "gang.resources.memory lets them hold 900 MiB", failure.message), failure.message
+    spec = dump(house.cluster.get(of_memory).spec)
+    assert advice(failed, suspend=False, cancel=False, handed_over=True, ahead=0, spec=spec) == [
+        "Clone the job with a larger gang.resources.memory: the worker was killed at its limit of 900Mi."
+    ]
+
+    failure = house.becomes(of_processes, Phase.FAILED).last_failure
+    assert failure is not None
+    assert (failure.cause, failure.exit_code) == (Cause.USER_ERROR, 80)
+    assert re.fullmatch(r"the worker ran \d{3} processes, and may run 576 on a shared machine: .*", failure.message)
+    assert not processes.scan(house.state), "all that they started is gone with them"
+
+
+def test_memory_that_processes_share_counts_once() -> None:
+    """A child that was forked has its parent's pages, and one buffer may be mapped by all ranks: either counts once."""
+    size, before = 64 << 20, limits.held_bytes(os.getpid())
+    private = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    shared = mmap.mmap(-1, size)
+    for page in range(0, size, mmap.PAGESIZE):
+        private[page] = shared[page] = 1
+    children, (ready, told_ready) = [], os.pipe()
+    for _ in range(3):
+        if (child := os.fork()) == 0:
+            sum(shared[page] for page in range(0, size, mmap.PAGESIZE))
+            os.write(told_ready, b"x")
+            signal.pause()
+        children.append(child)
+    try:
+        for _ in children:
+            os.read(ready, 1)
+        room = before + 2 * size + (48 << 20)
+        assert limits.Limits(room, 10).look() is None
+        assert sum(limits.held_bytes_at_most(pid) for pid in (os.getpid(), *children)) > room, "it is looked at twice"
+        told = limits.Limits(before + size, 10).look()
+        assert told is not None
+        assert told.oom_killed
+        assert limits.Limits(None, 3).look() is not None
+    finally:
+        limits.kill_tree()
+        for child in children:
+            os.waitpid(child, 0)
+        os.close(ready)
+        os.close(told_ready)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs to become another user, whom the kernel holds to the limit")
+def test_more_tasks_than_there_is_room_for_do_not_start() -> None:
+    """As another user, with room for five; threads count as processes do."""
+    code = """
+import os, psutil, resource, threading, time
+from muster.trainer.launch import limits
+os.setuid(54321)
+limits.TASKS, limits.TASKS_PER_CORE = 5, 0
+limits.limit_tasks()
+try:
+    for number in range(10):
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+except RuntimeError as error:
+    print(number, error, resource.getrlimit(resource.RLIMIT_NPROC), flush=True)
+os._exit(0)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "5 can't start new thread (6, 6)\n", ended.stderr
+    mine = sum(process.num_threads() for process in psutil.process_iter() if process.uids().real == os.getuid())
+    assert abs(limits.tasks_of_user() - mine) < 100
+    assert resource.getrlimit(resource.RLIMIT_NPROC)[0] != 6, "only that process"
