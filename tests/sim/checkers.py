@@ -323,9 +323,11 @@ class Checkers:
                 }
                 gpus = sum(count for (mate, _), count in held.items() if mate in mates)
                 gangs = len(mates & {mate for mate, _ in held})
+                processes = sum(self.world.jobs[mate].spec.gang.ranks_per_node for mate, _ in held if mate in mates)
                 fits = not job.spec.gang.gpus_per_node or limit.gpus is None or gpus <= limit.gpus
                 fits = fits and (not begins or limit.gangs is None or gangs <= limit.gangs)
-                what = f"that of {job.name} holds {gpus} GPUs with {gangs} gangs: {limit!r}"
+                fits = fits and (limit.processes is None or processes <= limit.processes)
+                what = f"that of {job.name} holds {gpus} GPUs and {processes} processes with {gangs} gangs: {limit!r}"
                 self.require(fits, f"a {whose} keeps its quota", what)
 
     def _shares(self) -> bool:

@@ -237,11 +237,11 @@ ORIGINAL_LIMIT = quotas._Limit
 def unlimited(code: Code, **limits: None) -> Plant:
     """Limits of this kind are not kept."""
 
-    def make(whose: str, code_of_it: Code, gpus: int | None, gangs: int | None) -> Any:
-        kept: dict[str, int | None] = {"gpus": gpus, "gangs": gangs}
+    def make(whose: str, code_of_it: Code, gpus: int | None, gangs: int | None, processes: int | None = None) -> Any:
+        kept: dict[str, int | None] = {"gpus": gpus, "gangs": gangs, "processes": processes}
         if code_of_it is code:
             kept |= limits
-        return ORIGINAL_LIMIT(whose, code_of_it, kept["gpus"], kept["gangs"])
+        return ORIGINAL_LIMIT(whose, code_of_it, kept["gpus"], kept["gangs"], kept["processes"])
 
     return patch(quotas, _Limit=make)
 
@@ -353,6 +353,7 @@ MUTANTS = (
     Mutant("namespace limits are not kept", unlimited(Code.NAMESPACE_LIMIT, gpus=None)),
     Mutant("a project's GPUs are not limited", unlimited(Code.PROJECT_LIMIT, gpus=None)),
     Mutant("a project's gangs are not limited", unlimited(Code.PROJECT_LIMIT, gangs=None)),
+    Mutant("a project's processes are not limited", unlimited(Code.PROJECT_LIMIT, processes=None)),
     Mutant("a person's GPUs are not limited", unlimited(Code.PERSON_LIMIT, gpus=None)),
     Mutant("a person's gangs are not limited", unlimited(Code.PERSON_LIMIT, gangs=None)),
     Mutant("a project runs one gang too many", patch(quotas._Limit, _may_run=room_for_one_more)),

@@ -98,6 +98,7 @@ def _settle_quotas(world: SimWorld) -> None:
     """By dice of their own, so that worlds without them are what they were before there were any. Some are lowered and
     raised again while gangs run."""
     dice, shares = random.Random(repr(world.weather) + "quotas"), _shares(world)
+    ranks = random.Random(repr(world.weather) + "processes")
     if dice.random() < 0.7:
         world.quotas = {project: ProjectQuota(**share) for project, share in shares.items()}
         return
@@ -115,6 +116,9 @@ def _settle_quotas(world: SimWorld) -> None:
             )
             for project in dice.sample(PROJECTS, dice.randint(1, len(PROJECTS)))
         }
+        if ranks.random() < 0.3:  # by dice of their own too
+            project = ranks.choice(sorted(limits))
+            limits[project] = limits[project].model_copy(update={"processes": ranks.choice((0, 2, 4, 8, 16))})
         world.quotas = {
             project: limits.get(project, ProjectQuota()).model_copy(update=shares.get(project, {}))
             for project in sorted(limits.keys() | shares.keys())

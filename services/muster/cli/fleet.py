@@ -91,6 +91,8 @@ def _held(project: dict[str, Any]) -> str:
     quota = project["quota"]
     gpus = _of(project["gpus"], quota.get("gpus"), "GPU")
     gangs = _of(project["gangs"], quota.get("gangs"), "gang")
+    if quota.get("processes") is not None:
+        gangs += f" with {project['processes']} of {quota['processes']} processes"
     return f"holds {gpus} in {gangs}; {len(project['waiting'])} waiting"
 
 

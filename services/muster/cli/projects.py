@@ -72,10 +72,10 @@ def set_project(
     """Make a project, or change what its jobs may name: `--set gangSizes=[1,2]`. For admins.
 
     There are serviceAccount, checkpointPrefix, kmsKeyId, dataPrefixes, endpoints, queue, gangSizes, instanceTypes and
-    images, and what its jobs may hold at a time: `quota.gpus=64`, `quota.gangs`, `quota.queuedJobs`, and of those what
-    each person may: `quota.person.gpus=16`; for a month `quota.gpuHoursPerMonth` and `quota.moneyPerMonth`. Beside
-    other projects: `quota.weight=2`, `quota.guaranteedGpus=16`, and `quota.preempts=true` if its jobs may have others
-    make room. An empty value takes a limit away.
+    images, and what its jobs may hold at a time: `quota.gpus=64`, `quota.gangs`, `quota.processes`, `quota.queuedJobs`,
+    and of those what each person may: `quota.person.gpus=16`; for a month `quota.gpuHoursPerMonth` and
+    `quota.moneyPerMonth`. Beside other projects: `quota.weight=2`, `quota.guaranteedGpus=16`, and `quota.preempts=true`
+    if its jobs may have others make room. An empty value takes a limit away.
     """
     from muster.cli.job_file import JobFile, set_value
 

@@ -25,6 +25,8 @@ class Quota(Spec):
     """Accelerators of the gangs that hold nodes."""
     gangs: Count | None = None
     """Gangs that hold nodes."""
+    processes: Count | None = None
+    """Training processes (ranks) of the gangs that hold nodes: nodes x processes of each."""
     queued_jobs: Count | None = None
     """Jobs in the queue; a further one is refused at submission."""
     gpu_hours_per_month: Amount | None = None

@@ -26,6 +26,7 @@ Id = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[^\x00:]*$")]
 _LIMITS = (
     ("gpus", "GPUs at a time"),
     ("gangs", "gangs at a time"),
+    ("processes", "processes at a time"),
     ("queuedJobs", "jobs in the queue"),
     ("gpuHoursPerMonth", "GPU-hours a month"),
     ("moneyPerMonth", "a month"),

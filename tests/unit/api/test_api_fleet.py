@@ -42,7 +42,7 @@ def test_places_in_the_queue_count_jobs_that_one_does_not_see() -> None:
         {"id": "id-runs", "name": "runs", "owner": "bob", "phase": "Running", "nodes": 2, "gpus": 16,
          "since": rfc3339(120.0)}
     ]  # fmt: skip
-    assert (nlp["gpus"], nlp["gangs"], nlp["quota"]) == (16, 1, {"gpus": 32})
+    assert (nlp["gpus"], nlp["gangs"], nlp["processes"], nlp["quota"]) == (16, 1, 16, {"gpus": 32})
     _, everything = queue_documents(QUEUE, {"nlp": {}, "cv": {}}, ADMIN)
     assert [[each["position"] for each in project["waiting"]] for project in everything] == [[1], [2, 3]]
 

@@ -60,9 +60,24 @@ def test_gangs_are_counted_also_those_without_gpus() -> None:
     assert placed(seen(ProjectQuota(gangs=2), *jobs), (entry("a-gang", "a", gpus=0),)).keys() == {"a-gang", "new"}
 
 
+def test_processes_are_counted_by_nodes_and_told_as_processes() -> None:
+    """A node with 8 GPUs has 8 ranks; one without has those that its job names."""
+    of_cpus = spec(gang={"nodes": 2, "processesPerNode": 3})
+    jobs = [holding("big", "a", **MINE), summary("new", of_cpus, **MINE), summary("other", of_cpus, project="cv")]
+    held = entry("big", "a")
+    assert told(seen(ProjectQuota(processes=13), *jobs), "new", held) == (
+        Code.PROJECT_LIMIT,
+        "gang needs 6 processes, 5 of the 13 that project nlp may hold are left; held by team/big (8 processes)",
+    )
+    assert placed(seen(ProjectQuota(processes=14), *jobs), (held,)).keys() == {"big", "new", "other"}
+    person = ProjectQuota(processes=64, person=Quota(processes=8))
+    assert told(seen(person, *jobs), "new", held)[0] == Code.PERSON_LIMIT
+
+
 @pytest.mark.parametrize(
     ("quota", "because"),
     [
+        (ProjectQuota(processes=8), "gang needs 16 processes, and project nlp may never hold more than 8"),
         (ProjectQuota(gpus=8), "gang needs 16 GPUs, and project nlp may never hold more than 8"),
         (ProjectQuota(gpus=0), "gang needs 16 GPUs, and project nlp may never hold more than 0"),
         (ProjectQuota(gangs=0), "project nlp may run no gang at all"),

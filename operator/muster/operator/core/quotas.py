@@ -22,6 +22,25 @@ from muster.operator.core.visibility import describe_job
 HOLDERS_NAMED_MAX = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """What nodes of a gang hold of a limit."""
+
+    gpus: int = 0
+    processes: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.gpus + other.gpus, self.processes + other.processes)
+
+
+_NOTHING = Amount()
+_NOUNS = {"gpus": "GPU", "processes": "process"}
+
+
+def _amount(job: JobSummary, nodes: int, gpus_per_node: int) -> Amount:
+    return Amount(nodes * gpus_per_node, nodes * job.spec.gang.ranks_per_node)
+
+
 @dataclass(slots=True)
 class _Limit:
     """What one namespace, project or person may hold, and what it holds."""
@@ -30,38 +49,52 @@ class _Limit:
     code: Code
     gpus: int | None
     gangs: int | None
-    held: dict[str, int] = field(default_factory=dict)
-    """GPUs by the uid of each job that holds nodes."""
-    total: int = 0
-    """GPUs held in all."""
+    processes: int | None = None
+    held: dict[str, Amount] = field(default_factory=dict)
+    """By the uid of each job that holds nodes."""
+    total: Amount = _NOTHING
+    """Held in all."""
     kept_for: str = ""
     """The uid of the gang that has waited longest for room, once it has waited long."""
-    kept: int = 0
-    """GPUs that are kept for it."""
+    kept: Amount = _NOTHING
+    """What is kept for it."""
 
-    def add(self, uid: str, gpus: int) -> None:
-        self.held[uid] = self.held.get(uid, 0) + gpus
-        self.total += gpus
+    def add(self, uid: str, more: Amount) -> None:
+        self.held[uid] = self.held.get(uid, _NOTHING) + more
+        self.total += more
         if uid == self.kept_for:
-            self.kept_for, self.kept = "", 0
+            self.kept_for, self.kept = "", _NOTHING
 
-    def gpus_left(self, uid: str) -> int | None:
-        if self.gpus is None:
-            return None
-        return self.gpus - self.total - (self.kept if uid != self.kept_for else 0)
+    def most(self, kind: str) -> int | None:
+        """GPUs or processes that may be held; None where these are not limited."""
+        return self.gpus if kind == "gpus" else self.processes
 
-    def has_room(self, uid: str, gpus: int) -> bool:
-        """For so many more GPUs of this job."""
-        left = self.gpus_left(uid)
-        return self._may_run(uid) and (left is None or not gpus or gpus <= left)
+    def short_of(self, uid: str, more: Amount) -> str | None:
+        """The first kind, of GPUs and processes, of which there are too few left for so many more of this job."""
+        kept = self.kept if uid != self.kept_for else _NOTHING
+        taken = self.total + kept
+        for kind in _NOUNS:
+            most, wanted = self.most(kind), getattr(more, kind)
+            if most is not None and wanted and wanted > most - getattr(taken, kind):
+                return kind
+        return None
 
-    def could_have_room(self, gpus: int) -> bool:
+    def has_room(self, uid: str, more: Amount) -> bool:
+        """For so much more of this job."""
+        return self._may_run(uid) and self.short_of(uid, more) is None
+
+    def never_has(self, amount: Amount) -> str | None:
+        """The first kind of which it would be too much if nobody else held anything."""
+        beyond = ((kind, self.most(kind)) for kind in _NOUNS)
+        return next((kind for kind, most in beyond if most is not None and getattr(amount, kind) > most), None)
+
+    def could_have_room(self, amount: Amount) -> bool:
         """If nobody else held anything."""
-        return (self.gpus is None or gpus <= self.gpus) and self.gangs != 0
+        return self.never_has(amount) is None and self.gangs != 0
 
-    def keep(self, uid: str, gpus: int) -> None:
-        if not self.kept_for and self.could_have_room(gpus):
-            self.kept_for, self.kept = uid, gpus
+    def keep(self, uid: str, amount: Amount) -> None:
+        if not self.kept_for and self.could_have_room(amount):
+            self.kept_for, self.kept = uid, amount
 
     def _may_run(self, uid: str) -> bool:
         if self.gangs is None or uid in self.held:
@@ -82,68 +115,72 @@ class Quotas:
         for entry in entries:
             new = [node for node in entry.nodes if (entry.uid, node) not in counted]
             counted.update((entry.uid, node) for node in new)
-            self._add(self._jobs[entry.uid], entry.gpus * len(new))
+            job = self._jobs[entry.uid]
+            self._add(job, _amount(job, len(new), entry.gpus))
 
     def allowed(self, job: JobSummary, ask: Ask) -> Ask:
         """The ask with only those sizes that there is room for."""
         limits = self._concerning(job)
         if not limits:
             return ask
-        gpus = ask.shape.gpus
-        sizes = tuple(size for size in ask.sizes if all(limit.has_room(job.uid, size * gpus) for limit in limits))
+        amounts = {size: _amount(job, size, ask.shape.gpus) for size in ask.sizes}
+        sizes = tuple(size for size in ask.sizes if all(limit.has_room(job.uid, amounts[size]) for limit in limits))
         return ask if sizes == ask.sizes else replace(ask, sizes=sizes)
 
     def has_room(self, job: JobSummary, nodes: int) -> bool:
         """For so many more nodes of a job that holds some."""
-        gpus = job.spec.gang.gpus_per_node * nodes
-        return all(limit.has_room(job.uid, gpus) for limit in self._concerning(job))
+        more = _amount(job, nodes, job.spec.gang.gpus_per_node)
+        return all(limit.has_room(job.uid, more) for limit in self._concerning(job))
 
     def hold(self, job: JobSummary, nodes: int) -> None:
         """It is given so many more nodes."""
-        self._add(job, job.spec.gang.gpus_per_node * nodes)
+        self._add(job, _amount(job, nodes, job.spec.gang.gpus_per_node))
 
     def keep(self, job: JobSummary, ask: Ask) -> None:
         """Let later jobs not take the room that this one has waited for: up to the first limit that it waits at."""
-        gpus = ask.sizes[-1] * ask.shape.gpus
+        amount = _amount(job, ask.sizes[-1], ask.shape.gpus)
         for limit in self._concerning(job):
-            limit.keep(job.uid, gpus)
-            if not limit.has_room(job.uid, gpus):
+            limit.keep(job.uid, amount)
+            if not limit.has_room(job.uid, amount):
                 return
 
     def wait(self, job: JobSummary, ask: Ask) -> Wait | None:
         """Which limit the smallest gang of the ask waits at; None if there is room for it."""
-        gpus = ask.sizes[-1] * ask.shape.gpus
+        amount = _amount(job, ask.sizes[-1], ask.shape.gpus)
         for limit in self._concerning(job):
-            if not limit.could_have_room(gpus):
-                return Wait(Code.EXCEEDS_LIMIT, _never(limit, gpus))
-            if not limit.has_room(job.uid, gpus):
-                return Wait(limit.code, self._describe_limit(limit, job, gpus))
+            if not limit.could_have_room(amount):
+                return Wait(Code.EXCEEDS_LIMIT, _never(limit, amount))
+            if not limit.has_room(job.uid, amount):
+                return Wait(limit.code, self._describe_limit(limit, job, amount))
         return None
 
-    def _add(self, job: JobSummary, gpus: int) -> None:
-        self.shares.hold(job, gpus)
+    def _add(self, job: JobSummary, more: Amount) -> None:
+        self.shares.hold(job, more.gpus)
         for limit in self._concerning(job):
-            limit.add(job.uid, gpus)
+            limit.add(job.uid, more)
 
-    def _describe_limit(self, limit: _Limit, job: JobSummary, gpus: int) -> str:
-        left = limit.gpus_left(job.uid)
-        if left is not None and gpus > left:
+    def _describe_limit(self, limit: _Limit, job: JobSummary, amount: Amount) -> str:
+        kind = limit.short_of(job.uid, amount)
+        if kind is not None:
+            most = limit.most(kind) or 0
             said = (
-                f"gang needs {plural(gpus, 'GPU')}, {max(0, (limit.gpus or 0) - limit.total)} of the {limit.gpus} "
+                f"gang needs {_counted(amount, kind)}, {max(0, most - getattr(limit.total, kind))} of the {most} "
                 f"that {limit.whose} may hold are left"
             )
         else:
             said = f"{limit.whose} may run {plural(limit.gangs or 0, 'gang')} at a time and runs {len(limit.held)}"
         parts = [said]
         if limit.held:
-            parts.append(f"held by {self._holders(limit, job)}")
+            parts.append(f"held by {self._holders(limit, job, kind or 'gpus')}")
         if limit.kept_for not in ("", job.uid):
             parts.append(f"room is kept for {describe_job(job, self._jobs[limit.kept_for])}, which has waited longer")
         return "; ".join(parts)
 
-    def _holders(self, limit: _Limit, reader: JobSummary) -> str:
-        most = heapq.nsmallest(HOLDERS_NAMED_MAX, limit.held.items(), key=lambda item: (-item[1], item[0]))
-        named = ", ".join(f"{describe_job(reader, self._jobs[uid])} ({plural(gpus, 'GPU')})" for uid, gpus in most)
+    def _holders(self, limit: _Limit, reader: JobSummary, kind: str) -> str:
+        most = heapq.nsmallest(
+            HOLDERS_NAMED_MAX, limit.held.items(), key=lambda item: (-getattr(item[1], kind), item[0])
+        )
+        named = ", ".join(f"{describe_job(reader, self._jobs[uid])} ({_counted(held, kind)})" for uid, held in most)
         more = len(limit.held) - len(most)
         return named + (f" and {more} more" if more else "")
 
@@ -160,9 +197,13 @@ class Quotas:
             person, whole = quota.person, f"project {project}"
             words = f"{owner or 'jobs without an owner'} in {whole}"
             yield self._one(
-                ("person", project, owner), lambda: _Limit(words, Code.PERSON_LIMIT, person.gpus, person.gangs)
+                ("person", project, owner),
+                lambda: _Limit(words, Code.PERSON_LIMIT, person.gpus, person.gangs, person.processes),
             )
-            yield self._one(("project", project), lambda: _Limit(whole, Code.PROJECT_LIMIT, quota.gpus, quota.gangs))
+            yield self._one(
+                ("project", project),
+                lambda: _Limit(whole, Code.PROJECT_LIMIT, quota.gpus, quota.gangs, quota.processes),
+            )
         gpus = self._fleet.limits.get(namespace)
         yield self._one(
             ("namespace", namespace), lambda: _Limit(f"namespace {namespace}", Code.NAMESPACE_LIMIT, gpus, None)
@@ -171,11 +212,18 @@ class Quotas:
     def _one(self, key: tuple[str, ...], make: Callable[[], _Limit]) -> _Limit | None:
         if key not in self._limits:
             made = make()
-            self._limits[key] = None if made.gpus is None and made.gangs is None else made
+            is_none = made.gpus is None and made.gangs is None and made.processes is None
+            self._limits[key] = None if is_none else made
         return self._limits[key]
 
 
-def _never(limit: _Limit, gpus: int) -> str:
-    if limit.gangs == 0:
+def _never(limit: _Limit, amount: Amount) -> str:
+    kind = limit.never_has(amount)
+    if limit.gangs == 0 or kind is None:
         return f"{limit.whose} may run no gang at all"
-    return f"gang needs {plural(gpus, 'GPU')}, and {limit.whose} may never hold more than {limit.gpus}"
+    return f"gang needs {_counted(amount, kind)}, and {limit.whose} may never hold more than {limit.most(kind)}"
+
+
+def _counted(amount: Amount, kind: str) -> str:
+    count = getattr(amount, kind)
+    return f"{count:,} processes" if kind == "processes" and count != 1 else plural(count, _NOUNS[kind])

@@ -63,6 +63,7 @@ _QUEUES: dict[str, Any] = {
             "holding": [_HOLDING],
             "gpus": 56,
             "gangs": 1,
+            "processes": 56,
             "quota": {"gpus": 64, "person": {}},
         }
     ],

@@ -42,6 +42,7 @@ class ProjectQueue(Reply):
     holding: list[HoldingJob]
     gpus: int
     gangs: int
+    processes: int
     quota: ProjectQuota
 
 

@@ -37,6 +37,12 @@ class LiveJob:
         return int((self.spec.get("gang") or {}).get("gpusPerNode") or 0)
 
     @property
+    def processes(self) -> int:
+        """Its ranks, on the nodes that it holds."""
+        per_node = self.gpus_per_node or int((self.spec.get("gang") or {}).get("processesPerNode") or 1)
+        return len(self.nodes) * per_node
+
+    @property
     def nodes_min(self) -> int:
         nodes = (self.spec.get("gang") or {}).get("nodes")
         return int(nodes.get("min") or 1) if isinstance(nodes, dict) else int(nodes or 1)
@@ -60,18 +66,20 @@ def queue_documents(
         positions = {job.seq: position for position, job in enumerate(queue, start=1)}
     waiting: dict[str, list[dict[str, Any]]] = {}
     holding: dict[str, list[dict[str, Any]]] = {}
+    processes = Counter[str]()
     for job in queue:
         if caller.role_in(job.project) is not None and job.seq in positions:
             waiting.setdefault(job.project, []).append(_waiting(job, positions[job.seq]))
     for job in jobs:
         if job.nodes and caller.role_in(job.project) is not None:
             holding.setdefault(job.project, []).append(_holding(job))
+            processes[job.project] += job.processes
     items = []
     for project, quota in sorted(quotas.items()):
         held = sorted(holding.get(project, ()), key=lambda each: (-each["gpus"], -each["nodes"], each["name"]))
         gpus = sum(each["gpus"] for each in held)
         found = {"waiting": waiting.get(project, []), "holding": held, "gpus": gpus, "gangs": len(held)}
-        items.append({"project": project, **found, "quota": quota})
+        items.append({"project": project, **found, "processes": processes[project], "quota": quota})
     return len(positions), items
 
 
