@@ -128,9 +128,9 @@ def test_a_job_without_a_queue_is_told(cluster: House) -> None:
     document = job("queueless", "wide")
     del document["metadata"]["labels"]
     cluster.submit(document)
-    eventually(lambda: "no queue is named" in cluster.status("queueless").get("because", ""), "the reason")
-    cluster.change("queueless", {"cancel": True})
-    cluster.reaches("queueless", "Cancelled")
+    status = cluster.reaches("queueless", "Failed")
+    assert "no queue is named" in status["because"]
+    assert status["lastFailure"]["cause"] == "user_error"
 
 
 def test_a_queue_that_does_not_exist_is_named(cluster: House) -> None:
