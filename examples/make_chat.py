@@ -1,10 +1,12 @@
 """Write examples/chat.jsonl: small conversations in the openai-chat format, the same in every run.
 
-    python examples/make_chat.py
+    python examples/make_chat.py [--to FILE --seed N]
 
-Made up by templates, so that there is no licence to mind and a tiny model has something that it can learn.
+Made up by templates, so that there is no licence to mind and a tiny model has something that it can learn. Another seed
+makes other conversations of the same kind.
 """
 
+import argparse
 import json
 import random
 from pathlib import Path
@@ -32,9 +34,13 @@ GLOSSARY = {
 
 
 def main() -> None:
-    dice = random.Random(17)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--to", type=Path, default=TARGET, metavar="FILE")
+    parser.add_argument("--seed", type=int, default=17)
+    given = parser.parse_args()
+    dice = random.Random(given.seed)
     kinds = (upper, length, add, greet, define, repeat)
-    with TARGET.open("w") as file:
+    with given.to.open("w") as file:
         for number in range(CONVERSATIONS):
             turns = [turn for _ in range(dice.choice((1, 1, 2))) for turn in kinds[dice.randrange(len(kinds))](dice)]
             opening = [{"role": "system", "content": "You answer briefly."}] if number % 3 == 0 else []

@@ -24,7 +24,7 @@ from muster.cli.demo_checks import CheckFailed, CheckResult, Evidence
 from muster.cli.errors import CliError, Exit
 from muster.cli.output import say
 
-HELD_OUT = 48  # conversations that no job sees
+HELD_OUT_SEED = 18  # of the conversations that no job sees
 TOOL_SECONDS_MAX = 600.0
 STAGES = ("random", "pretrained", "fine-tuned", "preferred")
 
@@ -76,13 +76,14 @@ def _story(platform: Platform, examples: Path, work: Path, steps: tuple[int, int
     work.mkdir(parents=True)
     _must(_tool(examples / "make_model.py", "--to", folders["random"]), "the model could not be made")
     say(f"A random model in transformers' layout lies in {folders['random']}", "bold")
-    train, held_out = _split(examples / "chat.jsonl", work)
+    train, held_out = examples / "chat.jsonl", _held_out(examples, work)
 
     pretraining = _job(platform, work, "pretrain-folder", _pretraining(folders["random"], steps[0]), kills=False)
     _export(pretraining, folders["pretrained"])
     tuning = _job(platform, work, "finetune-folder", _tuning(folders["pretrained"], train, steps[1]), kills=False)
     _export(tuning, folders["fine-tuned"])
-    pairs, held_pairs = (_mistakes(examples, folders["fine-tuned"], chat) for chat in (train, held_out))
+    pairs = _mistakes(examples, folders["fine-tuned"], train, work / "train-pairs.jsonl", draws=2)
+    held_pairs = _mistakes(examples, folders["fine-tuned"], held_out, work / "held-out-pairs.jsonl", draws=1)
     preferring = _job(
         platform,
         work,
@@ -98,21 +99,21 @@ def _story(platform: Platform, examples: Path, work: Path, steps: tuple[int, int
     return FinetuneEvidence(pretraining, tuning, preferring, found, judged.stderr.strip()[-800:])
 
 
-def _mistakes(examples: Path, model: Path, chat: Path) -> Path:
+def _mistakes(examples: Path, model: Path, chat: Path, pairs: Path, draws: int) -> Path:
     """Pairs of right answers and of what the model says instead to the questions of `chat`."""
-    pairs = chat.with_name(f"{chat.stem}-pairs.jsonl")
-    done = _tool(examples / "answer_preferences.py", "--model", model, "--chat", chat, "--to", pairs)
-    _must(done, "no preferences could be made")
+    words = ("--model", model, "--chat", chat, "--to", pairs, "--draws", draws)
+    _must(_tool(examples / "answer_preferences.py", *words), "no preferences could be made")
     say(f"{len(pairs.read_text().splitlines())} pairs of the right answer and the model's own lie in {pairs}", "bold")
     return pairs
 
 
-def _split(chat: Path, work: Path) -> tuple[Path, Path]:
-    lines = chat.read_text().splitlines(keepends=True)
-    train, held_out = work / "train.jsonl", work / "held-out.jsonl"
-    train.write_text("".join(lines[:-HELD_OUT]))
-    held_out.write_text("".join(lines[-HELD_OUT:]))
-    return train, held_out
+def _held_out(examples: Path, work: Path) -> Path:
+    """Hundreds of conversations like those of examples/chat.jsonl, and none of them: few tell no stage from another."""
+    held_out = work / "held-out.jsonl"
+    _must(_tool(examples / "make_chat.py", "--seed", HELD_OUT_SEED, "--to", held_out), "no conversations could be made")
+    seen = set((examples / "chat.jsonl").read_text().splitlines())
+    held_out.write_text("".join(f"{line}\n" for line in held_out.read_text().splitlines() if line not in seen))
+    return held_out
 
 
 def _pretraining(model: Path, steps: int) -> dict[str, Any]:
@@ -148,7 +149,8 @@ def _preferring(model: Path, pairs: Path, held_pairs: Path, held_out: Path, step
     answers = {"maxTokens": 96, "verifiers": [{"exactMatch": {}}]}
     return {
         "task": "dpo",
-        "dpo": {"beta": 0.1, "sftWeight": 1.0},
+        # DPO alone lowers the right answers too, as long as it lowers the wrong ones more.
+        "dpo": {"beta": 0.1, "sftWeight": 5.0},
         "model": {"source": model.as_uri()},
         "adapter": {"kind": "qlora", "rank": 16, "alpha": 32, "targets": ["all-linear"]},
         "data": {
@@ -254,7 +256,7 @@ def _better(evidence: FinetuneEvidence) -> str:
     told = ", ".join(f"{stage} {loss:.3f}" for stage, loss in zip(STAGES, losses, strict=False))
     if len(losses) != 3 or not losses[0] > losses[1] > losses[2]:
         raise CheckFailed(f"held-out conversations are not better at each stage: {told or 'no figures'}")
-    return f"loss of {HELD_OUT} conversations that no job saw, by transformers: {told}"
+    return f"loss of conversations that no job saw, by transformers: {told}"
 
 
 def _prefers(evidence: FinetuneEvidence) -> str:
@@ -267,11 +269,10 @@ def _prefers(evidence: FinetuneEvidence) -> str:
 
 
 def _answers(evidence: FinetuneEvidence) -> str:
-    """Whether both stages together have taught answers. What DPO alone does to so few questions differs between
-    processors by more than it is: 25.8 to 31.8 % on one, 34.8 to 25.8 % on another."""
+    """Whether each stage has taught answers."""
     what = "held-out questions whose likeliest answer is the right one"
     values = evidence.of("exact_match")[1:]
-    if len(values) != 3 or not values[2] > values[0]:
+    if len(values) != 3 or not values[2] > values[1] > values[0]:
         raise CheckFailed(f"{what}: {_shares(values)}")
     told = f"{values[0]:.1%} pretrained, {values[1]:.1%} fine-tuned, {values[2]:.1%} after DPO"
     return f"{what}, by transformers: {told}"

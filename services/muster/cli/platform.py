@@ -85,7 +85,7 @@ def demo(
     ] = False,
     pretrain_steps: Annotated[int, typer.Option("--pretrain-steps", min=12, hidden=True)] = 60,
     finetune_steps: Annotated[int, typer.Option("--finetune-steps", min=12, hidden=True)] = 400,
-    preference_steps: Annotated[int, typer.Option("--preference-steps", min=12, hidden=True)] = 60,
+    preference_steps: Annotated[int, typer.Option("--preference-steps", min=12, hidden=True)] = 120,
     json: Json = False,
 ) -> None:
     """Demonstrate recovery: submit a job, kill a worker, watch it resume and finish. Leaves nothing running.
