@@ -160,7 +160,9 @@ KINDS: dict[str, Kind] = {
     "export_unavailable": Kind(424, "Models can't be made here", "The detail says why, and where they can."),
     "files_unavailable": Kind(503, "Files can't be kept", "The detail says why and what to do; nothing was changed."),
     "database_unavailable": Kind(
-        503, "The database does not answer", "Nothing was changed. Retry after `Retry-After` seconds."
+        503,
+        "The database does not answer",
+        "The detail says if anything was changed. Retry with the same Idempotency-Key after `Retry-After` seconds.",
     ),
 }
 
@@ -211,9 +213,17 @@ def disk_full() -> ApiError:
     return ApiError("database_unavailable", detail, headers={"Retry-After": "30"})
 
 
-def database_unavailable() -> ApiError:
-    detail = "The database is locked or can't be reached, so nothing was changed. Retry in a moment."
+def database_unavailable(
+    detail: str = "The database is locked or can't be reached, so nothing was changed. Retry in a moment.",
+) -> ApiError:
     return ApiError("database_unavailable", detail, headers={"Retry-After": "2"})
+
+
+def commit_unanswered() -> ApiError:
+    return database_unavailable(
+        "The database went away before it said whether it keeps the change. Repeat the request with the same "
+        "Idempotency-Key in a moment; without one, look first whether the change is there."
+    )
 
 
 # What OpenAI's API says by status; all other refusals are invalid_request_error.

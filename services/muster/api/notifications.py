@@ -18,6 +18,7 @@ from muster.api.background import Work
 from muster.api.db import NO_CONNECTION, Database
 from muster.api.errors import database_unavailable
 from muster.api.hub import Hub
+from muster.api.postgresql import takes_writes
 
 log = structlog.get_logger("muster.api.notifications")
 
@@ -46,7 +47,7 @@ class Notifications:
         batch = list(itertools.islice(self._untold, BATCH))
         self._untold.difference_update(batch)
         try:
-            if self._driver is None or self._driver.is_closed():
+            if self._driver is None or self._driver.is_closed() or not takes_writes(self._driver):
                 await self._connect()
             await self._driver.fetchval(_NOTIFY, CHANNEL, batch, timeout=self._database.timeout_seconds)
         except (SQLAlchemyError, OSError, *NO_CONNECTION) as error:

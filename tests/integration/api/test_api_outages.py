@@ -12,6 +12,8 @@ import pytest
 from tests.integration.api.platform import Platform, document, platform, until
 from tests.integration.api.postgres import PostgresServer
 
+from muster.api import background, postgresql
+
 KEY = {"Idempotency-Key": "one-request"}
 
 
@@ -127,6 +129,33 @@ async def test_connections_that_die_while_idle_are_not_noticed(
     assert (await here.get("/jobs"))["items"] == []
 
 
+@pytest.mark.postgres
+async def test_a_server_that_takes_no_writes_any_more_is_left(
+    on_postgres: tuple[Platform, str], postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old primary comes back read-only and the API is connected to it again, then its name leads to the new one:
+    here both are one server, whose new sessions may write and whose old ones may not."""
+    monkeypatch.setattr(postgresql, "LOOK_FOR_WRITER_SECONDS", 0.2)
+    monkeypatch.setattr(background, "RETRY_SECONDS_MAX", 0.2)
+    here, name = on_postgres
+    postgres.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    postgres.sql(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'")
+    await refused(here)
+    ready = await here.client.get("/readyz")
+    assert (ready.status_code, ready.json()["checks"]["database"]["ok"]) == (503, False)
+    assert "takes no writes" in ready.json()["checks"]["database"]["detail"]
+    assert (await here.get("/jobs"))["items"] == [], "reading goes on"
+    old = f"FROM pg_stat_activity WHERE datname = '{name}' AND backend_start < '{postgres.sql('SELECT now()')}'"
+    postgres.sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    await works_again(here)
+
+    async def left() -> bool:
+        await here.get("/jobs")
+        return postgres.sql(f"SELECT count(*) {old} AND query LIKE '%pg_notify%'") == "0"
+
+    await until(left, "it to listen to the new one", seconds=30)
+
+
 async def test_a_crash_before_the_commit_stores_nothing(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     from muster.api import idempotency
 
@@ -143,8 +172,6 @@ async def test_a_crash_before_the_commit_stores_nothing(here: Platform, monkeypa
 
 
 async def test_background_work_that_fails_shows_and_recovers(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    from muster.api import background
-
     real = here.services.relay.step
 
     async def broken() -> bool:

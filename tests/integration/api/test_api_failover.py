@@ -1,0 +1,106 @@
+"""PostgreSQL fails over under two API processes, by the address of docs/operations.md: they go on by themselves."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.integration.api.machines import machine_of
+from tests.integration.api.postgres import PostgresServer, postgres_server, standby_of
+from tests.integration.api.test_api_replicas import Load, assert_nothing_lost_or_doubled, replicas
+from tests.polling import eventually
+
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+TIMEOUT = {"MUSTER_API_DATABASE_TIMEOUT_SECONDS": "2"}
+
+
+def answer_only_what_the_standby_has(primary: PostgresServer, database: str) -> None:
+    primary.sql(f"ALTER DATABASE {database} SET synchronous_commit = on")
+    primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    primary.sql("SELECT pg_reload_conf()")
+    streams = "SELECT sync_state FROM pg_stat_replication"
+    eventually(lambda: primary.sql(streams) == "sync", "a synchronous standby")
+
+
+def promote(standby: PostgresServer) -> None:
+    command = [standby.bin / "pg_ctl", "promote", "-D", standby.folder / "data"]
+    subprocess.run(command, cwd=standby.folder, check=True, capture_output=True, **standby.identity)
+
+
+def documented(name: str, *ports: int) -> str:
+    """The address that the documentation gives, of servers at these ports."""
+    (query,) = re.findall(r"postgresql://\S+?/muster(\?host=\S+)", OPERATIONS.read_text())
+    for server, port in zip("ab", ports, strict=True):
+        query = query.replace(f"db-{server}:5432", f"127.0.0.1:{port}")
+    return f"postgresql://postgres@/{name}{query}"
+
+
+@pytest.mark.long
+@pytest.mark.postgres
+def test_replicas_go_on_at_the_standby_when_the_machine_of_the_primary_goes_dark(tmp_path: Path) -> None:
+    """Nothing of a machine without power closes a connection, and its address is the first of the two. Later it comes
+    back as a standby."""
+    with (
+        postgres_server() as primary, standby_of(primary) as standby,
+        machine_of(primary) as first, machine_of(standby) as second,
+    ):  # fmt: skip
+        name = primary.new_database()
+        answer_only_what_the_standby_has(primary, name)
+        url = documented(name, first.port, second.port)
+        with replicas(tmp_path / "state", url, 2, **TIMEOUT) as there:
+            load = Load(there)
+            threads = [threading.Thread(target=load.submit, args=(client,)) for client in range(3)]
+            operator = threading.Thread(target=load.operate)
+            for thread in (*threads, operator):
+                thread.start()
+
+            def more(jobs: int, where: str) -> None:
+                before = len(load.ids)
+                eventually(lambda: len(load.ids) >= before + jobs, f"more jobs {where}", 60.0)
+
+            def gap(number: int) -> dict[str, Any] | None:
+                reply = httpx2.get(f"{there.url(number)}/jobs", timeout=20)
+                ready = httpx2.get(there.url(number).replace("/api/v1", "/readyz"), timeout=20)
+                if reply.status_code == 503 and "retry-after" in reply.headers and ready.status_code == 503:
+                    assert not ready.json()["checks"]["database"]["ok"]
+                    return dict(reply.json())
+                return None
+
+            try:
+                more(10, "at the primary")
+                first.go_dark()
+                assert primary.process is not None
+                primary.process.kill()
+                for number in range(2):
+                    assert eventually(lambda: gap(number), "a refusal with its cause")["detail"]  # noqa: B023
+                promote(standby)
+                more(10, "at the standby")
+                eventually(lambda: all(map(there.answers, range(2))), "ready replicas")
+                (primary.folder / "data" / "standby.signal").touch()
+                eventually(lambda: started(primary), "the end of what the old primary left running")
+                first.come_back()
+                more(10, "with the old primary back as a standby")
+            finally:
+                load.stop.set()
+                for thread in threads:
+                    thread.join(60)
+            operator.join(60)
+            assert load.faults == []
+            assert load.dropped > 0, "no request was refused: the test tried nothing"
+            assert_nothing_lost_or_doubled(there, load)
+            logs = [(tmp_path / f"api-{port}.log").read_text() for port in there.ports]
+        assert [log.count("hears of other processes' news") >= 2 for log in logs] == [True, True], "LISTEN came back"
+        assert "Traceback" not in "".join(logs)
+
+
+def started(server: PostgresServer) -> bool:
+    try:
+        server.start()
+    except Exception:
+        return False
+    return True
