@@ -174,6 +174,21 @@ def test_the_whole_tree_is_found_whatever_its_sessions(state: State) -> None:
     assert top.pid == record.pid
 
 
+def test_the_launcher_is_the_oldest_also_when_numbers_of_processes_begin_anew() -> None:
+    class Started:
+        def __init__(self, pid: int, at: float) -> None:
+            self.pid, self.at = pid, at
+
+        def create_time(self) -> float:
+            return self.at
+
+        def ppid(self) -> int:
+            return 1
+
+    launcher, orphan = Started(32_766, 100.0), Started(303, 100.1)
+    assert processes.top_of([orphan, launcher]) is launcher  # type: ignore[comparison-overlap,list-item]
+
+
 def test_another_state_folder_is_none_of_our_business(state: State, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = State(tmp_path_factory.mktemp("other"))
     assert start(other) is not None

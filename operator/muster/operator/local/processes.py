@@ -157,7 +157,8 @@ def top_of(tree: Sequence[psutil.Process]) -> psutil.Process | None:
     """The launcher of a worker's tree: the oldest member whose parent is none of them."""
     pids = {process.pid for process in tree}
     tops = [process for process in tree if _parent(process) not in pids]
-    return min(tops, key=lambda process: process.pid, default=None)
+    # By the clock, for numbers of processes begin anew after pid_max; of one tick of it the lower number was first.
+    return min(tops, key=lambda process: (_began(process), process.pid), default=None)
 
 
 def marked(state: State, pid: int) -> WorkerKey | None:
@@ -333,6 +334,14 @@ def _parent(process: psutil.Process) -> int | None:
         return process.ppid()
     except psutil.Error:
         return None
+
+
+def _began(process: psutil.Process) -> float:
+    """When it began, in seconds since 1970; never for one that is gone."""
+    try:
+        return process.create_time()
+    except psutil.Error:
+        return float("inf")
 
 
 def _is_zombie(pid: int) -> bool:
