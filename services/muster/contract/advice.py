@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from muster.contract.gang import ranks_per_node
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause
 from muster.contract.status import Failure, JobStatus, Phase
@@ -150,7 +151,7 @@ def _out_of_memory(failure: Failure, spec: Mapping[str, Any]) -> list[str]:
         )
     parallel, nodes = training.get("parallel") or {}, gang.get("nodes", 1)
     least = nodes.get("min", 1) if isinstance(nodes, dict) else nodes
-    ranks = int(least) * int(gang.get("gpusPerNode") or gang.get("processesPerNode") or 1)
+    ranks = int(least) * ranks_per_node(spec)
     if ranks > 1 and parallel.get("shard", "auto") in ("ddp", "zero2"):
         found.append("Or set training.parallel.shard: fsdp, which divides weights and optimizer over the ranks.")
     if parallel.get("activationCheckpointing", "none") != "full":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -138,4 +139,14 @@ class Gang(Spec):
 
     @property
     def ranks_per_node(self) -> int:
-        return self.gpus_per_node or self.processes_per_node or 1
+        return _ranks(self.gpus_per_node, self.processes_per_node)
+
+
+def ranks_per_node(document: Mapping[str, Any]) -> int:
+    """Of a spec as a document, complete or as it was sent, for those who read many and parse none."""
+    gang = document.get("gang") or {}
+    return _ranks(int(gang.get("gpusPerNode") or 0), int(gang.get("processesPerNode") or 0))
+
+
+def _ranks(gpus: int, processes: int | None) -> int:
+    return gpus or processes or 1

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BeforeValidator, Field
 from starlette.concurrency import run_in_threadpool
 
+from muster.contract.gang import ranks_per_node
 from muster.web import api
 from muster.web.api import ApiError, JobRow, Logs, Services, ServicesDependency
 from muster.web.job import JobId, show
@@ -166,8 +167,7 @@ def _pieces(file: File) -> Iterator[bytes]:
 
 def ranks_of(row: JobRow, worker: int) -> range:
     """Those that write to the worker's log."""
-    gang = row.spec.get("gang") or {}
-    count = gang.get("gpusPerNode") or gang.get("processesPerNode") or 1
+    count = ranks_per_node(row.spec)
     return range(worker * count, (worker + 1) * count)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from muster.api.access import named
 from muster.api.auth import Principal
 from muster.contract.fleet import FleetReport, NodeReport
+from muster.contract.gang import ranks_per_node
 from muster.contract.times import epoch_seconds, rfc3339
 
 
@@ -39,8 +40,7 @@ class LiveJob:
     @property
     def processes(self) -> int:
         """Its ranks, on the nodes that it holds."""
-        per_node = self.gpus_per_node or int((self.spec.get("gang") or {}).get("processesPerNode") or 1)
-        return len(self.nodes) * per_node
+        return len(self.nodes) * ranks_per_node(self.spec)
 
     @property
     def nodes_min(self) -> int:

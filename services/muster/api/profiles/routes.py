@@ -26,6 +26,7 @@ from muster.api.services import Services, ServicesDependency
 from muster.api.tables import JobRow
 from muster.contract.address import Address
 from muster.contract.base import UserError, dump_json
+from muster.contract.gang import ranks_per_node
 from muster.contract.profiles import REQUEST_KEY, ProfileOrder, ProfileRequest, ProfilesReply
 from muster.contract.status import Phase
 from muster.contract.times import rfc3339
@@ -167,9 +168,8 @@ def _place(row: JobRow, order: ProfileOrder) -> tuple[Address, int]:
     if row.phase != Phase.RUNNING or folder is None or attempt == 0:
         detail = f"Job {row.name!r} is {row.phase}: {row.status.get('because') or 'it has not begun'}."
         raise ApiError("job_not_running", detail, extra={"jobId": row.id, "phase": row.phase})
-    gang = row.spec.get("gang") or {}
     nodes = (row.status.get("gang") or {}).get("wanted") or 1
-    ranks = nodes * int(gang.get("gpusPerNode") or gang.get("processesPerNode") or 1)
+    ranks = nodes * ranks_per_node(row.spec)
     if order.ranks[-1] >= ranks:
         raise invalid_parameter("ranks", f"there is no rank {order.ranks[-1]}: the gang has {ranks}, numbered from 0")
     return folder, attempt
