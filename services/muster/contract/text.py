@@ -21,9 +21,9 @@ def readable(value: object) -> str:
     return _STEERING.sub("·", _ORDERS.sub("", str(value)))
 
 
-def plural(count: float, noun: str) -> str:
-    """`1 worker`, `2,000 steps`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def plural(count: float, noun: str, many: str = "") -> str:
+    """`1 worker`, `2,000 steps`; `many` is the noun's plural where that is more than an s."""
+    return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
 
 
 def size(count: float) -> str:

@@ -34,7 +34,7 @@ class Amount:
 
 
 _NOTHING = Amount()
-_NOUNS = {"gpus": "GPU", "processes": "process"}
+_NOUNS = {"gpus": ("GPU", "GPUs"), "processes": ("process", "processes")}
 
 
 def _amount(job: JobSummary, nodes: int, gpus_per_node: int) -> Amount:
@@ -212,8 +212,8 @@ class Quotas:
     def _one(self, key: tuple[str, ...], make: Callable[[], _Limit]) -> _Limit | None:
         if key not in self._limits:
             made = make()
-            is_none = made.gpus is None and made.gangs is None and made.processes is None
-            self._limits[key] = None if is_none else made
+            is_unlimited = made.gpus is None and made.gangs is None and made.processes is None
+            self._limits[key] = None if is_unlimited else made
         return self._limits[key]
 
 
@@ -225,5 +225,4 @@ def _never(limit: _Limit, amount: Amount) -> str:
 
 
 def _counted(amount: Amount, kind: str) -> str:
-    count = getattr(amount, kind)
-    return f"{count:,} processes" if kind == "processes" and count != 1 else plural(count, _NOUNS[kind])
+    return plural(getattr(amount, kind), *_NOUNS[kind])
