@@ -84,7 +84,7 @@ def postgres_server(durable: bool = False, programs: Path | None = None) -> Iter
                 with _started(folder, identity, durable) as server:
                     yield server
                     return
-            except _CannotStart as error:
+            except CannotStart as error:
                 reasons.append(f"{folder} as {identity.get('user', 'myself')}: {error}")
     pytest.skip("no PostgreSQL server could be started: " + ("; ".join(reasons) or "none is installed"))
 
@@ -102,7 +102,7 @@ def standby_of(primary: PostgresServer) -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _CannotStart(Exception):
+class CannotStart(Exception):
     pass
 
 
@@ -174,9 +174,9 @@ def _initialise(bin_folder: Path, folder: Path, identity: dict[str, Any]) -> Non
     try:
         made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, **identity)
     except OSError as error:
-        raise _CannotStart(str(error)) from None
+        raise CannotStart(str(error)) from None
     if made.returncode:
-        raise _CannotStart(made.stderr.strip().splitlines()[-1] if made.stderr.strip() else f"exit {made.returncode}")
+        raise CannotStart(made.stderr.strip().splitlines()[-1] if made.stderr.strip() else f"exit {made.returncode}")
 
 
 def _start(bin_folder: Path, folder: Path, identity: dict[str, Any], durable: bool) -> subprocess.Popen[bytes]:
@@ -201,10 +201,10 @@ def _wait(server: PostgresServer, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _START_SECONDS_MAX
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise _CannotStart((server.folder / "log").read_text().strip().splitlines()[-1])
+            raise CannotStart((server.folder / "log").read_text().strip().splitlines()[-1])
         try:
             server.sql("SELECT 1")
             return
         except RuntimeError:
             time.sleep(0.05)
-    raise _CannotStart("it did not answer in time")
+    raise CannotStart("it did not answer in time")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import threading
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 from tests.integration.api.machines import machine_of
-from tests.integration.api.postgres import PostgresServer, postgres_server, standby_of
-from tests.integration.api.test_api_replicas import Load, assert_nothing_lost_or_doubled, replicas
+from tests.integration.api.postgres import CannotStart, PostgresServer, postgres_server, standby_of
+from tests.integration.api.test_api_replicas import Load, assert_nothing_lost_or_doubled, replicas, under_load
 from tests.polling import eventually
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -53,44 +51,20 @@ def test_replicas_go_on_at_the_standby_when_the_machine_of_the_primary_goes_dark
         answer_only_what_the_standby_has(primary, name)
         url = documented(name, first.port, second.port)
         with replicas(tmp_path / "state", url, 2, **TIMEOUT) as there:
-            load = Load(there)
-            threads = [threading.Thread(target=load.submit, args=(client,)) for client in range(3)]
-            operator = threading.Thread(target=load.operate)
-            for thread in (*threads, operator):
-                thread.start()
-
-            def more(jobs: int, where: str) -> None:
-                before = len(load.ids)
-                eventually(lambda: len(load.ids) >= before + jobs, f"more jobs {where}", 60.0)
-
-            def gap(number: int) -> dict[str, Any] | None:
-                reply = httpx2.get(f"{there.url(number)}/jobs", timeout=20)
-                ready = httpx2.get(there.url(number).replace("/api/v1", "/readyz"), timeout=20)
-                if reply.status_code == 503 and "retry-after" in reply.headers and ready.status_code == 503:
-                    assert not ready.json()["checks"]["database"]["ok"]
-                    return dict(reply.json())
-                return None
-
-            try:
-                more(10, "at the primary")
+            with under_load(there) as load:
+                more(load, 10, "at the primary")
                 first.go_dark()
                 assert primary.process is not None
                 primary.process.kill()
                 for number in range(2):
-                    assert eventually(lambda: gap(number), "a refusal with its cause")["detail"]  # noqa: B023
+                    assert eventually(lambda: refusal(there.url(number)), "a refusal with its cause")  # noqa: B023
                 promote(standby)
-                more(10, "at the standby")
+                more(load, 10, "at the standby")
                 eventually(lambda: all(map(there.answers, range(2))), "ready replicas")
                 (primary.folder / "data" / "standby.signal").touch()
                 eventually(lambda: started(primary), "the end of what the old primary left running")
                 first.come_back()
-                more(10, "with the old primary back as a standby")
-            finally:
-                load.stop.set()
-                for thread in threads:
-                    thread.join(60)
-            operator.join(60)
-            assert load.faults == []
+                more(load, 10, "with the old primary back as a standby")
             assert load.dropped > 0, "no request was refused: the test tried nothing"
             assert_nothing_lost_or_doubled(there, load)
             logs = [(tmp_path / f"api-{port}.log").read_text() for port in there.ports]
@@ -98,9 +72,24 @@ def test_replicas_go_on_at_the_standby_when_the_machine_of_the_primary_goes_dark
         assert "Traceback" not in "".join(logs)
 
 
+def more(load: Load, jobs: int, where: str) -> None:
+    before = len(load.ids)
+    eventually(lambda: len(load.ids) >= before + jobs, f"more jobs {where}", 60.0)
+
+
+def refusal(url: str) -> str | None:
+    """What a replica without a database says, once requests are refused with a time to retry and it is not ready."""
+    reply = httpx2.get(f"{url}/jobs", timeout=20)
+    ready = httpx2.get(url.replace("/api/v1", "/readyz"), timeout=20)
+    if (reply.status_code, ready.status_code) != (503, 503) or "retry-after" not in reply.headers:
+        return None
+    assert not ready.json()["checks"]["database"]["ok"]
+    return str(reply.json()["detail"])
+
+
 def started(server: PostgresServer) -> bool:
     try:
         server.start()
-    except Exception:
-        return False
+    except CannotStart as error:
+        raise AssertionError(f"it does not start: {error}") from error
     return True

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, event
 from tests.integration.api.platform import Platform, document, platform, until
 from tests.integration.api.postgres import PostgresServer
 
@@ -154,6 +155,30 @@ async def test_a_server_that_takes_no_writes_any_more_is_left(
         return postgres.sql(f"SELECT count(*) {old} AND query LIKE '%pg_notify%'") == "0"
 
     await until(left, "it to listen to the new one", seconds=30)
+
+
+@pytest.mark.postgres
+async def test_a_commit_that_is_not_answered_is_told_as_such(
+    on_postgres: tuple[Platform, str], postgres: PostgresServer
+) -> None:
+    """The connection ends as the server is asked to commit. Nobody knows if it did; nobody is told that it did not."""
+    here, _ = on_postgres
+
+    def lose(connection: Connection) -> None:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        postgres.sql(f"SELECT pg_terminate_backend({driver.get_server_pid()}, 10000)")
+
+    engine = here.services.database.engine.sync_engine
+    event.listen(engine, "commit", lose)
+    try:
+        reply = await here.client.post("/api/v1/jobs", json=document(), headers=KEY)
+    finally:
+        event.remove(engine, "commit", lose)
+    assert (reply.status_code, reply.json()["code"]) == (503, "database_unavailable"), reply.text
+    assert "before it said whether it keeps the change" in reply.json()["detail"]
+    assert "Idempotency-Key" in reply.json()["detail"]
+    await works_again(here)
 
 
 async def test_a_crash_before_the_commit_stores_nothing(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,23 @@ class Load:
                 time.sleep(0.05)  # not a wait: a reader pauses before it connects again
 
 
+@contextlib.contextmanager
+def under_load(there: Replicas) -> Iterator[Load]:
+    """Three clients and an operator until the end of the block; then until every job has ended."""
+    load = Load(there)
+    threads = [threading.Thread(target=load.submit, args=(client,)) for client in range(3)]
+    operator = threading.Thread(target=load.operate)
+    for thread in (*threads, operator):
+        thread.start()
+    try:
+        yield load
+    finally:
+        load.stop.set()
+        for thread in threads:
+            thread.join(60)
+    operator.join(120)
+
+
 def _followed(lines: Iterator[str], seen: list[int]) -> bool:
     """Add the ids of the stream's events; whether it came to the job's end."""
     frame: dict[str, str] = {}
@@ -200,12 +217,7 @@ def test_three_replicas_one_killed_every_five_seconds_lose_and_double_nothing(
     tmp_path: Path, postgres: PostgresServer, migrated: str
 ) -> None:
     with replicas(tmp_path / "state", postgres.url(postgres.new_database(migrated))) as there:
-        load = Load(there)
-        threads = [threading.Thread(target=load.submit, args=(client,)) for client in range(3)]
-        operator = threading.Thread(target=load.operate)
-        for thread in (*threads, operator):
-            thread.start()
-        try:
+        with under_load(there) as load:
             for kill in range(KILLS):
                 before = len(load.ids)
                 time.sleep(KILL_SECONDS)  # not a wait: how often one is killed
@@ -218,12 +230,6 @@ def test_three_replicas_one_killed_every_five_seconds_lose_and_double_nothing(
             for number in range(3):
                 there.replace(number)
             assert load.dropped == killed, "a request was dropped while replicas were replaced one after another"
-        finally:
-            load.stop.set()
-            for thread in threads:
-                thread.join(60)
-        operator.join(120)
-        assert load.faults == []
         assert_nothing_lost_or_doubled(there, load)
         assert load.dropped > 0, "no request was cut: the test tried nothing"
         assert load.reconnects > 0, "no stream was cut: the test tried nothing"
@@ -231,6 +237,7 @@ def test_three_replicas_one_killed_every_five_seconds_lose_and_double_nothing(
 
 def assert_nothing_lost_or_doubled(there: Replicas, load: Load) -> None:
     """Every job that was answered is there once, has every event once, and every stream told them all."""
+    assert load.faults == []
     url = there.url(0)
     listed = [job for page in _pages(url) for job in page]
     assert {job["name"]: job["id"] for job in listed} == load.ids
