@@ -16,7 +16,7 @@ class Quiet(WSGIRequestHandler):
         """Nothing: codes are in the addresses."""
 
 
-def settle() -> None:
+def prepare_database() -> None:
     from django.contrib.auth.models import Group, User
     from oauth2_provider.models import Application
 
@@ -37,5 +37,5 @@ def settle() -> None:
 
 if __name__ == "__main__":
     django.setup()
-    settle()
+    prepare_database()
     make_server("127.0.0.1", int(sys.argv[1]), get_wsgi_application(), handler_class=Quiet).serve_forever()

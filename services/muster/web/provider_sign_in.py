@@ -25,8 +25,8 @@ router = APIRouter(prefix="/sign-in", include_in_schema=False)
 _COOKIE = "muster_flow_"
 _COOKIES_MAX = 8  # a browser that begins again and again must not outgrow what servers read of a request's head
 _LANDING = "/sign-in/callback"
-# What is wrong with the question and not with the person who was sent (RFC 6749 §4.1.2.1).
-_OURS = ("invalid_request", "invalid_scope", "unauthorized_client", "unsupported_response_type")
+# What is wrong with the request and not with the person who was sent (RFC 6749 §4.1.2.1).
+_REQUEST_ERRORS = ("invalid_request", "invalid_scope", "unauthorized_client", "unsupported_response_type")
 _Text = Annotated[str, Query(max_length=4_096)]
 
 
@@ -116,7 +116,7 @@ def _refusal(services: Services, error: str, description: str, iss: str) -> str:
     why = f"{error[:60]}: {description[:200]}" if description else error[:60]
     next_step = (
         "Whoever runs Muster compares MUSTER_API_OIDC_CLIENT_ID and MUSTER_API_OIDC_SCOPES with its client there."
-        if error in _OURS
+        if error in _REQUEST_ERRORS
         else "Sign in again, or ask whoever runs the provider."
     )
     return f"{issuer} did not sign you in ({why}). {next_step}"

@@ -71,13 +71,13 @@ TASKS: dict[str, MakeJob] = {
 }
 
 
-# What differs between the forms of a task is in its loss: whole models are killed for each task once.
-FORMS = ("dpo-ipo", "dpo-length-normalized-with-sft", "grpo-reward-model")
+# What differs between the variants of a task is in its loss: whole models are killed for each task once.
+VARIANTS = ("dpo-ipo", "dpo-length-normalized-with-sft", "grpo-reward-model")
 CASES = [
     pytest.param(task, changes, id=f"{task}-{name}")
     for task in TASKS
     for name, changes in {"full": {}, "adapter": {"adapter": LORA}}.items()
-    if not (task in FORMS and name == "full")
+    if not (task in VARIANTS and name == "full")
     if (task, name) != ("sft", "adapter")  # which test_trainer_lora.py kills
 ]
 

@@ -35,7 +35,7 @@ class ProviderUnreachable(Exception):
     """The provider's keys can't be read now."""
 
 
-class OtherIssuer(ProviderUnreachable):
+class IssuerMismatch(ProviderUnreachable):
     """The provider calls itself otherwise than the settings do, by a slash at the end for example."""
 
 
@@ -66,7 +66,7 @@ class Provider:
         self._keys: dict[str, dict[str, Any]] = {}  # as they were published, by their id
         self._fetched_at: float | None = None  # or tried to
         self._kept_since: float | None = None
-        self._other_name: str | None = None  # by which it called itself when it was asked last
+        self._claimed_issuer: str | None = None  # by which it called itself when it was asked last
         self._turn = asyncio.Lock()
 
     async def endpoint(self, name: str) -> str:
@@ -170,20 +170,20 @@ class Provider:
         """Ask for the keys, unless that was done a moment ago. While there is no answer, known keys count."""
         recent = self._fetched_at is not None and self._ticks() - self._fetched_at < REFETCH_SECONDS
         if recent and not at_once:
-            if must and self._other_name is not None:
-                raise OtherIssuer(f"it calls itself {self._other_name!r}")
+            if must and self._claimed_issuer is not None:
+                raise IssuerMismatch(f"it calls itself {self._claimed_issuer!r}")
             if must and not self._keys:
                 raise ProviderUnreachable("its keys could not be read a moment ago")
             return
-        self._fetched_at, self._other_name = self._ticks(), None
+        self._fetched_at, self._claimed_issuer = self._ticks(), None
         try:
             async with ClientSession(timeout=ClientTimeout(total=ANSWER_SECONDS_MAX), trust_env=True) as session:
                 url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
                 async with session.get(url, raise_for_status=True) as reply:
                     about = await read_json(reply)
                 if about.get("issuer") != self.issuer:
-                    self._other_name = str(about.get("issuer"))[:200]
-                    raise OtherIssuer(f"it calls itself {self._other_name!r}")
+                    self._claimed_issuer = str(about.get("issuer"))[:200]
+                    raise IssuerMismatch(f"it calls itself {self._claimed_issuer!r}")
                 async with session.get(str(about.get("jwks_uri")), raise_for_status=True) as reply:
                     found = await read_json(reply)
         except (ClientError, TimeoutError, OSError, ValueError) as error:

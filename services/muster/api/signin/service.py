@@ -21,7 +21,7 @@ from muster.api.errors import ApiError
 from muster.api.people.service import identity_of
 from muster.api.settings import Settings
 from muster.api.signin.code_flow import Flow, authorization_address, redeem
-from muster.api.signin.provider import OtherIssuer, Provider, ProviderUnreachable, SignedIn, SignInRefused
+from muster.api.signin.provider import IssuerMismatch, Provider, ProviderUnreachable, SignedIn, SignInRefused
 from muster.api.tables import MemberRow, PersonRow
 from muster.contract.names import PERSON_NAME
 from muster.contract.projects import Role
@@ -71,7 +71,7 @@ class SignIn:
         except ProviderUnreachable as away:
             log.warning("the sign-in's provider can't be asked", issuer=self._provider.issuer, cause=str(away))
             detail = f"{self._provider.issuer} does not answer as it should, so nobody new can sign in. Tokens go on."
-            if isinstance(away, OtherIssuer):
+            if isinstance(away, IssuerMismatch):
                 detail = (
                     f"MUSTER_API_OIDC_ISSUER is {self._provider.issuer!r}, but {away}, so nobody new can sign in. "
                     "Whoever runs Muster sets it to exactly that. Tokens go on."

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     import psutil
 
 LOOK_SECONDS = 1.0
-LOOK_SHARE_MAX = (
-    0.1  # of a core, for looks: psutil takes 0.1 ms for each process of the machine (measured: 10 ms of 110)
-)
+# Of a core, for looks: psutil takes 0.1 ms for each process of the machine (measured: 10 ms of 110).
+LOOK_SHARE_MAX = 0.1
 
 # Processes of a worker. A rank has up to 32 that prepare its data (data/processes.py) and as many that compile its
 # kernels (torch's inductor); 512 are left for trackers, uploads, verifiers and what the job's own code starts.
