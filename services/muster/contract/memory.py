@@ -22,8 +22,10 @@ USABLE = 0.9
 # What a rank takes before it has a tensor. CPU: interpreter and torch. CUDA: the context, cuBLAS' and NCCL's buffers,
 # which torch's allocator does not count.
 FRAMEWORK_BYTES: dict[Device, int] = {"cpu": 600 * 2**20, "cuda": 1280 * 2**20}
-# Logits of one chunk, fp32: large enough to keep the matrix products busy, small beside the activations of a layer.
-LOGIT_CHUNK_BYTES = 64 * 2**20
+# Logits of one chunk, fp32: large enough to keep the matrix products busy, which on a GPU takes a thousand rows of a
+# large vocabulary (with fewer, reading the head's weight anew for each chunk takes longer than the product); small
+# beside the activations of a layer.
+LOGIT_CHUNK_BYTES: dict[Device, int] = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def _moments(
     held, one = _activations(size, training, width, device, casts_itself)
     shared = _mask(training, width, device) + 16 * 4 * _tokens(training)  # and the batch itself
     inputs = _layer_inputs(size, training, width)
-    head, head_grads = _head(size, training, width)
+    head, head_grads = _head(size, training, width, device)
     return (
         _Moment(early, held + shared, head, gathered),
         _Moment(early + head_grads, held + shared + one, 0, gathered + layer_gathered),
@@ -221,8 +223,9 @@ def _activations(
     normed = 4 if casts_itself else width
     kept_twice = size.learning == size.parameters and not (casts_itself and device == "cuda")
     norms = size.normed * (4 + (normed if kept_twice else 0))
-    # Packed rows have a mask, with which transformers repeats keys and values for each query.
-    attention = (2 * queries + 2 * (keys if casts_itself else queries)) * width
+    # Packed rows have a mask, with which transformers repeats keys and values for each query, if it is no block mask.
+    repeated = not casts_itself and not _by_blocks(width, device)
+    attention = (2 * queries + 2 * (queries if repeated else keys)) * width
     wide = (3 * size.ffn_dim + size.matmul_inputs) * width
     experts = 2 * size.experts_per_token * size.dim * width
     layer = norms + attention + wide + experts
@@ -248,18 +251,23 @@ def _layer_inputs(size: ModelSize, training: TrainingConfig, width: int) -> int:
 
 
 def _mask(training: TrainingConfig, width: int, device: Device) -> int:
-    """Of packed rows; on CUDA in half precision a block mask, which is next to nothing."""
-    if device == "cuda" and width == 2:
+    """Of packed rows; a block mask is next to nothing."""
+    if _by_blocks(width, device):
         return 0
     return training.batch.micro_batch * training.data.sequence_length**2 * width
 
 
-def _head(size: ModelSize, training: TrainingConfig, width: int) -> tuple[int, int]:
+def _by_blocks(width: int, device: Device) -> bool:
+    """Whether attention is flex_attention with a block mask."""
+    return device == "cuda" and width == 2
+
+
+def _head(size: ModelSize, training: TrainingConfig, width: int, device: Device) -> tuple[int, int]:
     """Bytes at the head: its most (a chunk of logits, which becomes its own derivative, beside the weight's gradient),
     and the weight's gradient, which it leaves."""
     tokens, table = _tokens(training), size.vocab_size * size.dim
     logits = 4 * tokens * size.vocab_size
-    chunk, several = min(LOGIT_CHUNK_BYTES, logits), logits > LOGIT_CHUNK_BYTES
+    chunk, several = min(LOGIT_CHUNK_BYTES[device], logits), logits > LOGIT_CHUNK_BYTES[device]
     learnt = 4 * table if size.learning == size.parameters else 0
     part = learnt * width // 4 if several or width == 2 else 0
     copies = chunk if width == 4 else chunk * 3 // 2  # in half precision the product, then the derivative

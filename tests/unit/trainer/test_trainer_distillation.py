@@ -18,7 +18,7 @@ from muster.contract import fitting
 from muster.contract.architecture import Architecture
 from muster.contract.base import InvalidDocument, parse
 from muster.contract.commits_read import TEACHER, commits_read, with_folder
-from muster.contract.memory import estimate
+from muster.contract.memory import LOGIT_CHUNK_BYTES, estimate
 from muster.contract.model_size import decoder_size
 from muster.contract.spec import Keep
 from muster.contract.training import TrainingConfig
@@ -89,7 +89,7 @@ def built(training: TrainingConfig) -> tuple[Origin, LoadedSecond]:
 def test_the_loss_and_its_gradients_are_autograds_of_the_formula(
     temperature: float, share: float, transform: LogitTransform, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.trainer.models.head.LOGIT_CHUNK_BYTES", 2 * 4 * 17 * 3)  # three rows at a time
+    monkeypatch.setitem(LOGIT_CHUNK_BYTES, "cpu", 2 * 4 * 17 * 3)  # three rows at a time
     torch.manual_seed(1)
     hidden, weight, bias = torch.randn(2, 5, 8), torch.randn(17, 8), torch.randn(17)
     labels = torch.randint(0, 13, (2, 5))

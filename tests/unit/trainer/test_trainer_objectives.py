@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from muster.contract.base import parse
 from muster.contract.data_formats import FORMATS
+from muster.contract.memory import LOGIT_CHUNK_BYTES
 from muster.contract.training import TrainingConfig
 from muster.trainer.data.batch import Batch
 from muster.trainer.data.packing import Sample
@@ -392,7 +393,7 @@ def test_a_value_of_nothing_is_left_out() -> None:
 def test_the_losses_of_tokens_and_their_gradients_are_autograds(
     transform: LogitTransform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.trainer.models.token_losses.LOGIT_CHUNK_BYTES", 4 * 17 * 3)  # three rows at a time
+    monkeypatch.setitem(LOGIT_CHUNK_BYTES, "cpu", 4 * 17 * 3)  # three rows at a time
     torch.manual_seed(1)
     hidden, weight, bias = torch.randn(2, 5, 8), torch.randn(17, 8), torch.randn(17)
     labels = torch.randint(0, 17, (2, 5))

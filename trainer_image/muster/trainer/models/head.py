@@ -142,7 +142,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         cast = weight.to(hidden.dtype)
         tables = 1 if teacher is None else 2
-        rows = max(1, LOGIT_CHUNK_BYTES // (tables * 4 * weight.shape[0]))
+        rows = rows_of_a_chunk(weight, tables)
         wants_grad = wants_hidden or wants_weight or wants_bias
         boost = HALF_BOOST if hidden.dtype == torch.float16 else 1.0
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -187,6 +187,11 @@ class _SummedCrossEntropy(torch.autograd.Function):
         if bias_grad is not None:
             bias_grad = bias_grad.mul_(scale).to(ctx.weight_dtype)
         return hidden_grad, weight_grad, bias_grad, None, None, None, None
+
+
+def rows_of_a_chunk(weight: Tensor, tables: int = 1) -> int:
+    """How many rows of so many tables of logits are made at a time, for a head's weight [vocab, dim]."""
+    return max(1, LOGIT_CHUNK_BYTES["cuda" if weight.is_cuda else "cpu"] // (tables * 4 * weight.shape[0]))
 
 
 def _chunk(

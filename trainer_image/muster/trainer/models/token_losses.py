@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muster.contract.memory import LOGIT_CHUNK_BYTES
-from muster.trainer.models.head import IGNORED, PLAIN, LogitTransform
+from muster.trainer.models.head import IGNORED, PLAIN, LogitTransform, rows_of_a_chunk
 
 
 def token_cross_entropies(
@@ -92,5 +91,5 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _chunks(labels: Tensor, weight: Tensor) -> list[slice]:
-    rows = max(1, LOGIT_CHUNK_BYTES // (4 * weight.shape[0]))
+    rows = rows_of_a_chunk(weight)
     return [slice(begin, begin + rows) for begin in range(0, len(labels), rows)]
