@@ -25,6 +25,7 @@ from muster.trainer.models import load_balancing
 from muster.trainer.models.definition import ModelDefinition
 from muster.trainer.models.embedding_noise import add_noise
 from muster.trainer.models.float8 import use_float8
+from muster.trainer.models.integer_shards import integers_expected
 from muster.trainer.models.shards import local
 
 # Long enough for a slow peer that prepares data or loads a commit; a dead one breaks the connection at once.
@@ -262,10 +263,11 @@ def shard(
             cast_forward_inputs=False,
         ),
     }
-    for group in (*definition.layers(model), *definition.lone_groups(model)):
-        fully_shard(group, **options)
-    # The backward pass begins where the forward pass ends: what the root holds would be gathered again at once.
-    fully_shard(model, **{**options, "reshard_after_forward": False})
+    with integers_expected():
+        for group in (*definition.layers(model), *definition.lone_groups(model)):
+            fully_shard(group, **options)
+        # The backward pass begins where the forward pass ends: what the root holds would be gathered again at once.
+        fully_shard(model, **{**options, "reshard_after_forward": False})
 
 
 def _replicate(model: nn.Module, device: torch.device, deterministic: bool) -> nn.Module:
