@@ -8,9 +8,9 @@ it stand `lora_A`, `lora_B` and, for DoRA, `lora_magnitude_vector`, as in `peft`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,7 +41,9 @@ def attach(model: nn.Module, adapter: Adapter, head: nn.Module | None = None) ->
             module.lora_A, module.lora_B = Linear(inputs, adapter.rank), Linear(adapter.rank, outputs)
             if adapter.kind == "dora":
                 module.lora_magnitude_vector = nn.Parameter(torch.empty(outputs))
-        module.forward = partial(_dora if adapter.kind == "dora" else _lora, module, module.forward, adapter)
+        module.adapter_scale, module.adapter_dropout = adapter.scale, adapter.dropout
+        kind: type[nn.Module] = type(module)
+        module.__class__ = _adapted(kind, adapter.kind == "dora")
     attach_to_parameters(model, adapter, {*saved.values()})
     for module in model.modules():
         if hasattr(module, "draws"):  # our own layers draw random numbers for the adapter alone
@@ -95,28 +97,49 @@ def set_magnitudes(model: nn.Module) -> None:
             local(magnitude).copy_(local(weight).float().norm(dim=1))
 
 
-def _lora(module: Any, plain: Callable[[Tensor], Tensor], adapter: Adapter, x: Tensor) -> Tensor:
-    """W x + b + scale × B A dropout(x)."""
-    if module.adapter_off:
-        return plain(x)
-    beside: Tensor = module.lora_B(module.lora_A(F.dropout(x, adapter.dropout, module.training)))
-    return plain(x) + adapter.scale * beside
+class _WithLora:
+    """W x + b + scale × B A dropout(x): the forward pass of a linear layer with an adapter beside it.
+
+    A class, and no function that is put on each layer: torch.compile compiles the layers of a model once where they
+    differ in their weights alone, and up to eight times, then no more, where each has a function of its own.
+    """
+
+    adapter_off: bool
+    adapter_scale: float
+    adapter_dropout: float
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        plain: Tensor = super().forward(x)  # type: ignore[misc]
+        if self.adapter_off:
+            return plain
+        beside: Tensor = self.lora_B(self.lora_A(F.dropout(x, self.adapter_dropout, self.training)))
+        out: Tensor = plain + self.adapter_scale * beside
+        return out
 
 
-def _dora(module: Any, plain: Callable[[Tensor], Tensor], adapter: Adapter, x: Tensor) -> Tensor:
+class _WithDora:
     """m / |W + scale × B A| × (W x + scale × B A dropout(x)) + b; the norm, of each row, is taken as a constant."""
-    if module.adapter_off:
-        return plain(x)
-    weight = module.weight.to(x.dtype)
-    product: Tensor = module.lora_B.weight.to(x.dtype) @ module.lora_A.weight.to(x.dtype)
-    norm = (weight + adapter.scale * product).detach().norm(dim=1)
-    ratio = module.lora_magnitude_vector.to(x.dtype) / norm
-    base: Tensor = plain(x)
-    dropped = F.dropout(x, adapter.dropout, module.training)
-    unbiased = F.linear(dropped, weight) if adapter.dropout and module.training else base - _bias(module, x)
-    beside: Tensor = module.lora_B(module.lora_A(dropped))
-    out: Tensor = base + (ratio - 1) * unbiased + ratio * adapter.scale * beside
-    return out
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        base: Tensor = super().forward(x)  # type: ignore[misc]
+        if self.adapter_off:
+            return base
+        weight = self.weight.to(x.dtype)
+        product: Tensor = self.lora_B.weight.to(x.dtype) @ self.lora_A.weight.to(x.dtype)
+        norm = (weight + self.adapter_scale * product).detach().norm(dim=1)
+        ratio = self.lora_magnitude_vector.to(x.dtype) / norm
+        dropped = F.dropout(x, self.adapter_dropout, self.training)
+        drops = self.adapter_dropout and self.training
+        unbiased = F.linear(dropped, weight) if drops else base - _bias(self, x)
+        beside: Tensor = self.lora_B(self.lora_A(dropped))
+        out: Tensor = base + (ratio - 1) * unbiased + ratio * self.adapter_scale * beside
+        return out
+
+
+@cache
+def _adapted(kind: type[nn.Module], dora: bool) -> type[nn.Module]:
+    """The class of a linear layer with an adapter."""
+    return type(f"{kind.__name__}With{'Dora' if dora else 'Lora'}", (_WithDora if dora else _WithLora, kind), {})
 
 
 def _bias(module: Any, x: Tensor) -> Tensor | float:
