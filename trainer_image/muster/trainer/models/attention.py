@@ -1,8 +1,8 @@
 """Grouped-query attention with rotary positions that never looks across documents packed into one row.
 
-On the CPU (and on CUDA in fp32) it is torch's scaled_dot_product_attention: causal where every row is one document,
-else with an additive mask made once per forward pass. On CUDA in half precision it is flex_attention, whose block mask
-skips the blocks between documents altogether.
+On the CPU (and on CUDA in fp32, or for short rows) it is torch's scaled_dot_product_attention: causal where every row
+is one document, else with an additive mask made once per forward pass. On CUDA in half precision it is flex_attention,
+whose block mask skips the blocks between documents altogether.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from muster.contract.architecture import Architecture, RopeScaling
 from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.layers import Linear
+
+BLOCK: Final = 128  # tokens of a block of a block mask
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,15 @@ def attention_context(
     cos, sin = rotary(architecture, positions)
     if cache is not None:
         return AttentionContext(cos, sin, _additive_mask(documents, dtype, cache.read(documents)), cache)
-    if positions.is_cuda and dtype != torch.float32:
+    if by_blocks(positions, dtype != torch.float32):
         return AttentionContext(cos, sin, _block_mask(documents))
     return AttentionContext(cos, sin, _additive_mask(documents, dtype))
+
+
+def by_blocks(tokens: Tensor, half: bool) -> bool:
+    """Whether rows [B, T] are attended to by flex_attention: on CUDA, in half precision. Rows shorter than a block
+    would go to its kernel for decoding, which refuses many shapes."""
+    return half and tokens.is_cuda and tokens.shape[1] >= BLOCK
 
 
 def rotary(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from muster.contract.adapter_config import SCORE
 from muster.trainer.models import load_balancing
+from muster.trainer.models.attention import by_blocks
 from muster.trainer.models.decoder import Recompute
 from muster.trainer.models.head import ByToken, LogitTransform, Reduction, cross_entropy
 from muster.trainer.models.key_value_cache import KeyValueCache
@@ -25,6 +26,7 @@ from muster.trainer.models.pooling import document_scores
 from muster.trainer.models.recompute import keep_expensive
 
 MaskStyle = Literal["positions", "by_layer_type"]
+FLEX: Final = "flex_attention"
 
 
 def build(
@@ -33,13 +35,14 @@ def build(
     masks: MaskStyle = "positions",
     draws: bool = False,
     scoring: bool = False,
+    half: bool = False,
 ) -> Any:
     """The model of a PretrainedConfig without values, with parameters on the meta device in fp32 and real buffers.
 
     `masks` says how packed documents are kept apart, either by positions alone, which transformers' own masks follow,
     or, for families that don't hand positions to them (gpt-oss), by a mask for each kind of layer. `draws` tells that
     an adapter that will be put beside the model draws random numbers, which a repeated pass must draw alike. `scoring`
-    makes a model that scores texts.
+    makes a model that scores texts. `half` tells that it computes in half precision.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -49,18 +52,22 @@ def build(
             config, dtype=torch.float32, attn_implementation=attention(config)
         )
     model.tie_weights()
-    return with_our_forward(model, recompute, masks, draws)
+    return with_our_forward(model, recompute, masks, draws, blocks=half and _takes_block_masks(model))
 
 
-def with_our_forward(model: Any, recompute: Recompute, masks: MaskStyle, draws: bool = False) -> Any:
+def with_our_forward(
+    model: Any, recompute: Recompute, masks: MaskStyle, draws: bool = False, blocks: bool = False
+) -> Any:
     """The same model with the forward pass that the loop calls, `_forward` or `_forward_scores`, and with recomputation
-    around its layers."""
+    around its layers. `blocks`: it may attend by block masks (attention.py), which skip what is masked, where the other
+    kernels of a packed row compute all of it."""
+    model.own_attention = model.config._attn_implementation
     if scores_texts(model):
-        model.forward = partial(_forward_scores, model, masks)
+        model.forward = partial(_forward_scores, model, masks, blocks)
     else:
         head = model.get_output_embeddings()
         head.forward = partial(_head, head, logit_transform(model.config))
-        model.forward = partial(_forward, model, masks)
+        model.forward = partial(_forward, model, masks, blocks)
     if recompute != "none":
         draws = draws or _drops(model)
         for layer in layers(model):
@@ -93,7 +100,7 @@ def scores_texts(model: Any) -> bool:
 
 def attention(config: Any) -> str | None:
     """The attention that transformers is told to use; None leaves the choice to the class (sdpa, or eager)."""
-    return "flex_attention" if torch.cuda.is_available() and not _takes_sdpa(config) else None
+    return FLEX if torch.cuda.is_available() and not _takes_sdpa(config) else None
 
 
 def logit_transform(config: Any) -> LogitTransform:
@@ -135,6 +142,7 @@ def materialize(model: Any, device: torch.device) -> None:
 def _forward(
     model: Any,
     masks: MaskStyle,
+    blocks: bool,
     tokens: Tensor,
     positions: Tensor,
     documents: Tensor,
@@ -156,7 +164,7 @@ def _forward(
         and load_balancing.weight_of(model) > 0
     )
     more = {"output_router_logits": True} if balances else {}
-    found = _backbone(model, masks, tokens, positions, **more)
+    found = _backbone(model, masks, blocks, tokens, positions, **more)
     out: Tensor = model.get_output_embeddings()(found.last_hidden_state, labels, smoothing, reduction)
     if balances and labels is not None:
         balance = load_balancing.weighted(model, found.router_logits, documents, labels)
@@ -165,14 +173,19 @@ def _forward(
     return out
 
 
-def _forward_scores(model: Any, masks: MaskStyle, tokens: Tensor, positions: Tensor, documents: Tensor) -> Tensor:
+def _forward_scores(
+    model: Any, masks: MaskStyle, blocks: bool, tokens: Tensor, positions: Tensor, documents: Tensor
+) -> Tensor:
     """The scores of each document, fp32 [B, T, scores]."""
-    hidden = _backbone(model, masks, tokens, positions).last_hidden_state
+    hidden = _backbone(model, masks, blocks, tokens, positions).last_hidden_state
     scores = nn.functional.linear(hidden, model.score.weight.to(hidden.dtype)).float()
     return document_scores(scores, tokens, documents, model.config.pad_token_id)
 
 
-def _backbone(model: Any, masks: MaskStyle, tokens: Tensor, positions: Tensor, **more: Any) -> Any:
+def _backbone(model: Any, masks: MaskStyle, blocks: bool, tokens: Tensor, positions: Tensor, **more: Any) -> Any:
+    if blocks:
+        # Not set back afterwards: layers that are recomputed in the backward pass ask again.
+        model.config._attn_implementation = FLEX if by_blocks(tokens, half=True) else model.own_attention
     # Never a 2-D mask and never a cache: with either, transformers does not look for packed documents.
     mask = None if masks == "positions" else _masks_by_layer_type(model, tokens, positions)
     return model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False, **more)
@@ -180,7 +193,8 @@ def _backbone(model: Any, masks: MaskStyle, tokens: Tensor, positions: Tensor, *
 
 def _next_logits(model: Any, tokens: Tensor, positions: Tensor, documents: Tensor, cache: KeyValueCache) -> Tensor:
     """The logits [B, 1, vocab] of the last tokens, as transformers' own `generate` has them computed: with the class's
-    own cache, and a 2-D mask for padding on the left."""
+    own cache, and a 2-D mask for padding on the left. Never by blocks, whose mask would be another for each token."""
+    model.config._attn_implementation = model.own_attention
     found = model.base_model(
         input_ids=tokens,
         attention_mask=(cache.read(documents) >= 0).long(),
@@ -241,6 +255,13 @@ def _drops(model: Any) -> bool:
     """Whether the model draws random numbers in functional dropout: of attention, for the most part."""
     document = model.config.to_dict()
     return any(bool(value) for name, value in document.items() if "dropout" in name or "jitter" in name)
+
+
+def _takes_block_masks(model: Any) -> bool:
+    """Whether its class knows flex_attention, which has no dropout, and its heads are wide enough for the kernel."""
+    config = model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return width >= 16 and bool(getattr(type(model), "_supports_flex_attn", False)) and not _drops(model)
 
 
 def _takes_sdpa(config: Any) -> bool:

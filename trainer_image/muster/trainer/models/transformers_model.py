@@ -85,7 +85,9 @@ class TransformersModel:
 
     def build(self, dtype: torch.dtype, recompute: Recompute) -> nn.Module:
         draws = self.adapter is not None and self.adapter.dropout > 0
-        model: Any = pretrained.build(self.config, recompute, self.findings.masks, draws, self.scores is not None)
+        model: Any = pretrained.build(
+            self.config, recompute, self.findings.masks, draws, self.scores is not None, half=dtype != torch.float32
+        )
         if self.adapter is not None:
             head = model.score if self.scores is not None else model.get_output_embeddings()
             if self.adapter.kind == "qlora":
