@@ -92,6 +92,8 @@ async def it_trains(page: Page) -> None:
     """Phase, steps and curve grow on the open page."""
     await expect(page).to_have_title("Running · sums · Muster", timeout=TRAINS_MILLISECONDS)
     await expect(page.locator("#curves canvas").first).to_be_visible(timeout=TRAINS_MILLISECONDS)
+    # The curves' points and the status come to the API on ways of their own, and either may be first.
+    await expect(page.locator(".progress-wide")).to_contain_text(STEP, timeout=TRAINS_MILLISECONDS)
     before = await steps(page)
     chart = page.locator("#curves .curve-plot").first
     drawn = await chart.get_attribute("aria-label")
