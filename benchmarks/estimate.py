@@ -1,12 +1,12 @@
 """How far the memory arithmetic (muster.contract.memory) is from what a rank takes: real steps, measured peaks.
 
-    python benchmarks/estimate.py [--only bf16] [--table] [--json FILE]
+    python benchmarks/estimate.py [--gpu] [--only bf16] [--table] [--json FILE]
 
 Each configuration trains a few steps in processes of its own: the trainer's own model, sharding, optimizer and step, on
 packed rows. Measured is the highest resident memory of rank 0 (VmHWM, reset where the model begins), less what the same
 process took after a step of a very small model: interpreter, libraries and threads are not the arithmetic's affair.
-malloc is told to give every large block back at once, so that what is counted are tensors and not fragments. Where
-there is a GPU, it is torch's own count (max_memory_allocated).
+malloc is told to give every large block back at once, so that what is counted are tensors and not fragments. With
+--gpu it is torch's own count (max_memory_allocated), of models of 1B and 3B parameters, as many at a time as fit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,27 @@ CASES = (
     Case("qwen3-moe", _family(256, 2, 512, 8_000, moe_intermediate_size=256, num_experts=8), "qwen3-moe", length=128),
 )
 
+# Of the size that a GPU is bought for: what a context, cuBLAS' workspaces and fragments take is little beside it.
+ONE_B = {"dim": 2048, "layers": 16, "heads": 32, "kvHeads": 8, "ffnDim": 8192, "vocabSize": 128_256}
+ONE_B |= {"maxPositions": 8192, "tiedHead": True}
+LLAMA_3B = _family(3072, 28, 8192, 128_256, num_attention_heads=24, num_key_value_heads=8, head_dim=128)
+
+
+def _on_gpu(name: str, model: dict[str, Any], family: str = "", **more: Any) -> Case:
+    return Case(name, model, family, precision="bf16", length=4096, micro_batch=1, stored="BF16", **more)
+
+
+GPU_CASES = (
+    _on_gpu("decoder of 1B", ONE_B),
+    _on_gpu("decoder of 1B, selective recompute", ONE_B, recompute="selective"),
+    _on_gpu("decoder of 1B, full recompute", ONE_B, recompute="full"),
+    _on_gpu("decoder of 1B, AdamW in eight bits", ONE_B, optimizer=EIGHT_BITS),
+    _on_gpu("decoder of 1B, state on the host", ONE_B, optimizer={"offload": True}),
+    _on_gpu("llama of 3B, LoRA of all", LLAMA_3B, "llama-2", adapter=ALL),
+    _on_gpu("llama of 3B, LoRA of all, full recompute", LLAMA_3B, "llama-2", adapter=ALL, recompute="full"),
+    _on_gpu("llama of 3B, QLoRA of all", LLAMA_3B, "llama-2", adapter=QLORA),
+)
+
 
 @dataclass
 class Outcome:
@@ -151,15 +173,19 @@ class Outcome:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="the configurations for a GPU, of 64 GiB or more")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--table", action="store_true", help="print the table of docs/estimate.md too")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    cases = GPU_CASES if given.gpu else CASES
     if given.rank is not None:
-        _rank(CASES[given.rank])
+        _rank(cases[given.rank])
         return 0
-    outcomes = [run(number, case) for number, case in enumerate(CASES) if given.only in case.name]
+    chosen = [case for case in cases if given.only in case.name]
+    with ThreadPoolExecutor(max_workers=_at_once() if given.gpu else 1) as pool:
+        outcomes = list(pool.map(run, chosen))
     errors = [abs(outcome.error) for outcome in outcomes]
     print(
         f"{len(outcomes)} configurations: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, "
@@ -172,6 +198,12 @@ def main() -> int:
     return 0
 
 
+def _at_once() -> int:
+    import torch
+
+    return max(1, int(torch.cuda.get_device_properties(0).total_memory) // (32 * 2**30))
+
+
 def _table(outcomes: list[Outcome]) -> str:
     """As Markdown, in MiB."""
     rows = ["| configuration | estimated, MiB | measured, MiB | error |", "|---|---:|---:|---:|"]
@@ -179,10 +211,10 @@ def _table(outcomes: list[Outcome]) -> str:
     return "\n".join(rows)
 
 
-def run(number: int, case: Case) -> Outcome:
+def run(case: Case) -> Outcome:
     """Train the case in processes of its own, print its line. Raises where one of them fails."""
     with tempfile.TemporaryDirectory(prefix="muster-estimate-") as folder:
-        _start(number, case, Path(folder))
+        _start(case, Path(folder))
         told = json.loads((Path(folder) / "outcome.json").read_text())
     outcome = Outcome(**told)
     parts = "  ".join(f"{name} {size / MIB:.0f}" for name, size in outcome.parts.items() if size)
@@ -194,7 +226,7 @@ def run(number: int, case: Case) -> Outcome:
     return outcome
 
 
-def _start(number: int, case: Case, folder: Path) -> None:
+def _start(case: Case, folder: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -212,7 +244,9 @@ def _start(number: int, case: Case, folder: Path) -> None:
             "MALLOC_TRIM_THRESHOLD_": "65536",
             "MALLOC_ARENA_MAX": "1",
         }
-        command = [sys.executable, __file__, "--rank", str(number)]
+        on_gpu = case in GPU_CASES
+        which = str((GPU_CASES if on_gpu else CASES).index(case))
+        command = [sys.executable, __file__, "--rank", which, *(["--gpu"] if on_gpu else [])]
         ranks.append(subprocess.Popen(command, env=environ, cwd=folder))
     codes = [rank.wait(600) for rank in ranks]
     if any(codes):
@@ -312,7 +346,8 @@ def _definition(case: Case, adapter: Any, small: bool) -> Any:
         return DecoderModel(parse(Architecture, shape if small else case.model), adapter)
     from tests.model_families import config_of
 
-    tiny = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 288}
+    tiny = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    tiny["vocab_size"] = 288
     changes = case.model | tiny if small else case.model
     config = config_of(case.family, **changes)
     model = TransformersModel(config, {}, examine(config), adapter, case.stored)
@@ -326,9 +361,10 @@ def _definition(case: Case, adapter: Any, small: bool) -> Any:
                     if parameter.is_floating_point():
                         parameter.normal_(0.0, 0.02)
                 for layer in (module for module in model.modules() if isinstance(module, NF4Linear)):
-                    rows = torch.randn(local(layer.weight_nf4).shape[0], layer.in_features).mul_(0.02)
-                    for held, made in zip((layer.weight_nf4, layer.weight_absmax), encode(rows), strict=True):
-                        local(held).copy_(made)
+                    held = local(layer.weight_nf4)
+                    rows = torch.randn(held.shape[0], layer.in_features, device=held.device).mul_(0.02)
+                    for kept, made in zip((layer.weight_nf4, layer.weight_absmax), encode(rows), strict=True):
+                        local(kept).copy_(made)
 
     return Random(**{name: getattr(model, name) for name in model.__dataclass_fields__})
 

@@ -20,18 +20,19 @@ from muster.trainer.models.init import initialize
 SHAPE = Architecture(
     dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=128, vocab_size=260, max_positions=256, tied_head=True
 )
-LENGTH = 96
+LENGTH = 160
 
 
 def _model(dtype: torch.dtype, device: str) -> Any:
+    """The same weights on every device, whose own generators draw others."""
     model = build(SHAPE, dtype)
-    model.to_empty(device=device)
+    model.to_empty(device="cpu")
     initialize(model, SHAPE, 3, lambda parameter: (parameter.data, 0))
-    return model
+    return model.to(device)
 
 
 def _rows(device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, positions and documents of two rows, each of two documents."""
+    """Tokens, positions and documents of two rows, each of three documents."""
     generator = torch.Generator("cpu").manual_seed(1)
     tokens = torch.randint(0, 256, (2, LENGTH), generator=generator).to(device)
     positions = torch.arange(LENGTH, device=device).expand(2, LENGTH)
@@ -84,6 +85,43 @@ def _flexible(device: str) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return flex_attention  # not compiled, it is its own reference implementation, on a CPU too
+
+
+def block_masks_of_other_models(device: str) -> str:
+    """Packed rows of transformers' models in half precision, which a GPU attends to by blocks: near fp32, and no
+    document sees another."""
+    from muster.trainer.models import pretrained
+    from muster.trainer.models.self_test import examine
+    from muster.trainer.models.transformers_model import TransformersModel
+    from tests.model_families import config_of
+
+    tokens, positions, documents = _rows(device)
+    other = tokens.clone()
+    other[:, 10] = (other[:, 10] + 1) % 256  # in the first document of each row
+    found = []
+    for family in ("llama-2", "gemma-2"):  # the second has soft caps, and a window in every other layer
+        config = config_of(family, hidden_size=64, head_dim=32)
+        definition, sides = TransformersModel(config, {}, examine(config)), []
+        for dtype in (torch.float32, torch.bfloat16):
+            model: Any = definition.build(dtype, "none")
+            pretrained.materialize(model, torch.device(device))
+            generator = torch.Generator("cpu").manual_seed(4)
+            for parameter in model.parameters():
+                parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.1 + (parameter.ndim == 1))
+            model.to(dtype)
+            loss = model(tokens, positions, documents, torch.roll(tokens, -1, dims=1))
+            loss.backward()
+            gradients = torch.cat([p.grad.float().flatten() for p in model.parameters()])
+            # With gradients, so that no kernels are compiled for going without.
+            seen = model(tokens, positions, documents)[:, 60:], model(other, positions, documents)[:, 60:]
+            assert torch.equal(*seen), f"{family}: the second document sees the first"
+            sides.append((float(loss.detach()), gradients))
+        (expected, reference), (loss, gradients) = sides
+        assert abs(loss / expected - 1) < 1e-2, (family, loss, expected)
+        cosine = float(torch.nn.functional.cosine_similarity(gradients, reference, dim=0))
+        assert cosine > 0.95, (family, cosine)
+        found.append(cosine)
+    return f"gradients' cosine to fp32's {min(found):.4f} or more, in {len(found)} families"
 
 
 def compiled_layers(device: str) -> str:
@@ -210,6 +248,7 @@ class NotHere(Exception):
 CHECKS: tuple[Callable[[str], str], ...] = (
     same_as_on_a_cpu,
     block_masked_attention,
+    block_masks_of_other_models,
     compiled_layers,
     half_precision,
     fused_update,

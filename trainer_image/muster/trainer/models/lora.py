@@ -42,8 +42,7 @@ def attach(model: nn.Module, adapter: Adapter, head: nn.Module | None = None) ->
             if adapter.kind == "dora":
                 module.lora_magnitude_vector = nn.Parameter(torch.empty(outputs))
         module.adapter_scale, module.adapter_dropout = adapter.scale, adapter.dropout
-        kind: type[nn.Module] = type(module)
-        module.__class__ = _adapted(kind, adapter.kind == "dora")
+        module.__class__ = _adapted(type(module), adapter.kind == "dora")  # type: ignore[arg-type]  # a class is hashable
     attach_to_parameters(model, adapter, {*saved.values()})
     for module in model.modules():
         if hasattr(module, "draws"):  # our own layers draw random numbers for the adapter alone
