@@ -22,6 +22,7 @@ from muster.api.background import Background, Work
 from muster.api.checkpoints import routes as checkpoints
 from muster.api.cluster import Cluster, Local
 from muster.api.data import routes as data
+from muster.api.data.inspections import Inspections
 from muster.api.db import Database
 from muster.api.errors import ACTIONS, COMMIT_ACTIONS, ApiError, job_not_found, problem_response
 from muster.api.estimates import routes as estimates
@@ -184,6 +185,7 @@ async def _opened(settings: Settings, cluster: Cluster | None, counted: Metrics,
                 await services.webhooks.deliveries.stop()
                 await services.chat.close()
                 await services.exports.stop()
+                await services.inspections.stop()
                 if services.files.arrivals is not None:
                     await services.files.arrivals.stop()
     finally:
@@ -282,6 +284,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         jobs=JobWriter(database),
         files=kept,
         exports=made,
+        inspections=Inspections(),
         rates=RateLimits(settings.requests_per_second, settings.requests_burst),
         callers=callers,
         projects=placed,

@@ -158,6 +158,7 @@ KINDS: dict[str, Kind] = {
     ),
     "no_space": Kind(507, "The disk of the files is full", "Free some space; what has arrived is kept."),
     "export_unavailable": Kind(424, "Models can't be made here", "The detail says why, and where they can."),
+    "inspection_unavailable": Kind(424, "The data can't be inspected here", "The detail says why, and where they can."),
     "files_unavailable": Kind(503, "Files can't be kept", "The detail says why and what to do; nothing was changed."),
     "database_unavailable": Kind(
         503,

@@ -28,6 +28,7 @@ from muster.storage.listing import CommitListing
 
 if TYPE_CHECKING:  # they stand on what stands on this
     from muster.api.auth import Principal
+    from muster.api.data.inspections import Inspections
     from muster.api.jobs.storing import JobWriter
     from muster.api.jobs.submission import Placed
     from muster.api.signin.service import SignIn
@@ -55,6 +56,7 @@ class Services:
     jobs: JobWriter
     files: Files
     exports: Exports
+    inspections: Inspections
     rates: RateLimits
     callers: Recent[Principal]  # by the hash of what they show
     projects: Recent[Placed]

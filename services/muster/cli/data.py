@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as documents
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +16,14 @@ from muster.cli.errors import CliError, Exit, usage
 from muster.cli.options import Json, Server, Settings, connect
 from muster.cli.output import answers, print_json
 from muster.cli.trainer_tool import run_tool
+from muster.contract.names import FILE_ID
 
 if TYPE_CHECKING:
     from muster.cli.job_file import JobFile
 
 app = typer.Typer(help="Look at training data as the model will see it.", no_args_is_help=True)
 
+READING_SECONDS = 1.0  # between two questions of how far the server is
 JOB_BYTES_MAX = 1 << 20  # of a .json that may be a job's document
 TOOL = "muster.trainer.train.inspection"
 
@@ -69,12 +73,15 @@ def inspect(
     """Show counts, lengths, what is left out and why, and samples as the model sees them.
 
     The data are prepared as a job would prepare them, with $MUSTER_CACHE_DIR to keep that, where it is set. In colour,
-    green is in the loss. Of a job, the report and the first samples are shown that its first rank wrote.
+    green is in the loss. Of a job, the report and the first samples are shown that its first rank wrote; of a job file
+    that names uploaded files, what the server finds.
     """
     if evaluation and (_is_job(target) or _is_job_file(target)):
         raise _beside_a_job()
     if _is_job(target):
         return _show_kept(target, server, json, samples, no_color)
+    if _is_job_file(target) and (file := _of_uploads(target, settings)) is not None:
+        return _ask(file, server, json, samples, no_color)
     more = ["--samples", str(samples), *(["--no-color"] if no_color else [])]
     named = _named(model, tokenizer, chat_template, chat_template_name, evaluation or [])
     _run(target, settings, more, [*named, *_read_as(sequence_length, format, field)])
@@ -171,11 +178,40 @@ def _training(file: JobFile) -> dict[str, Any]:
 
 
 def _show_kept(name: str, server: str | None, json: bool, samples: int, no_color: bool) -> None:
+    with connect(server) as client:
+        document = client.get(f"jobs/{client.job_id(name)}/data")
+    _show(document, json, samples, no_color)
+
+
+def _of_uploads(target: str, settings: list[str] | None) -> JobFile | None:
+    """The job's document, where it names uploaded files, which are the server's to read."""
+    from muster.cli import submit
+
+    file = submit.prepare(target, None, settings or [], local=True)
+    return file if any(FILE_ID.fullmatch(text) for text in _texts(file.data)) else None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
+
+
+def _ask(file: JobFile, server: str | None, json: bool, samples: int, no_color: bool) -> None:
+    from muster.cli.submit import placed
+
+    with connect(server) as client, placed(file):
+        while (answer := client.post("jobs:inspect", file.data))["state"] == "reading":
+            time.sleep(READING_SECONDS)
+    _show(answer["report"], json, samples, no_color)
+
+
+def _show(document: dict[str, Any], json: bool, samples: int, no_color: bool) -> None:
     from muster.contract.data_report import DataReport, report_lines
     from muster.contract.shown_samples import sample_text
 
-    with connect(server) as client:
-        document = client.get(f"jobs/{client.job_id(name)}/data")
     if json:
         return print_json(document)
     report = DataReport.model_validate(document)

@@ -15,6 +15,7 @@ from muster.client.errors import MusterError
 from muster.client.following import moments
 from muster.client.outgoing import Progress, nobody
 from muster.client.transfers import Transfers
+from muster.contract.data_report import DataReport
 from muster.contract.estimate import Estimate
 from muster.contract.profiles import ProfileRequest, ProfilesReply
 from muster.contract.replies import AttemptList, CheckpointList, Event, JobSummary, Plan, SamplesReply, Why
@@ -190,6 +191,15 @@ class Jobs:
         sent = job_document(job, local=self._connection.server.local)
         try:
             return parsed(Estimate, self._connection.run(operations.ask("POST", "jobs:estimate", sent.data)))
+        except MusterError as error:
+            raise sent.located(error) from None
+
+    def inspect(self, job: JobSource) -> DataReport:
+        """What the model would see of a job's data, uploaded or below the project's `dataPrefixes`: counts, lengths,
+        what is left out and why, the first samples. Nothing is stored."""
+        sent = job_document(job, local=self._connection.server.local)
+        try:
+            return parsed(DataReport, self._connection.run(operations.inspect(sent.data)))
         except MusterError as error:
             raise sent.located(error) from None
 

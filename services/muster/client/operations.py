@@ -48,6 +48,14 @@ def get(name: str) -> Steps[dict[str, Any]]:
     return (yield from _document("GET", f"jobs/{job_id}"))
 
 
+def inspect(document: Any) -> Steps[dict[str, Any]]:
+    """The report of the data of a job that is not submitted, once it is made."""
+    while (found := (yield from _document("POST", "jobs:inspect", document)))["state"] == "reading":
+        yield Pause(POLL_SECONDS_MAX)
+    report: dict[str, Any] = found["report"]
+    return report
+
+
 def pages(limit: int | None, filters: dict[str, Any], path: str = "jobs") -> Steps[None]:
     """The newest `limit` of a list or all, newest first: finds each page, a list of what the list shows."""
     cursor, left = None, limit if limit is not None else 1 << 62

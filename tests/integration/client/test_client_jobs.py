@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.integration.api.platform import Platform, document, platform, until
+from tests.integration.api.test_api_files import taken_in, upload
 from tests.integration.client.speaking import Speaker
 
 from muster.client import (
@@ -136,6 +137,16 @@ async def test_a_plan_and_an_estimate_store_nothing(speaker: Speaker) -> None:
     estimate = await speaker.do(speaker.client.jobs.estimate, document())
     assert (estimate.ranks, estimate.parameters) == (2, plan.parameters)
     assert await speaker.all(speaker.client.jobs.list) == []
+
+
+@pytest.mark.timeout(300)
+async def test_uploaded_data_are_inspected(speaker: Speaker, here: Platform) -> None:
+    file = await taken_in(here, (await upload(here, b'{"text": "a few words"}\n' * 40, name="words.jsonl"))["id"])
+    data = {"train": [{"source": file["id"]}], "sequenceLength": 16}
+    training = document()["spec"]["training"] | {"data": data, "batch": {"tokensPerStep": 16, "microBatch": 1}}
+    report = await speaker.do(speaker.client.jobs.inspect, document(training=training, gang={"nodes": 1}))
+    assert (report.sources[0].documents, report.sources[0].duplicates) == (40, 39)
+    assert "".join(stretch.text for stretch in report.shown[0].stretches).startswith("a few words")
 
 
 async def test_waiting_ends_with_the_job(speaker: Speaker, here: Platform) -> None:

@@ -100,3 +100,27 @@ def test_a_jobs_samples_are_shown_with_what_is_learnt(
     assert "sample 0: the first 14 of 21 tokens, 5 of them in the loss\n── document 0\n" in told
     assert "user: hi\n\\x1b[2J⟦hello⟧\n── 2 tokens of padding" in told, "nothing speaks to the terminal"
     assert "sample 1" not in told
+
+
+def test_a_job_file_of_uploaded_data_is_the_servers_to_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    report = {"sequenceLength": 16, "samplesPerEpoch": 4, "samplesPerStep": 2, "sources": [], "warnings": []}
+    sent: list[Any] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        assert request.url.path == "/api/v1/jobs:inspect"
+        sent.append(json.loads(request.content)["spec"]["training"]["data"]["train"][0]["source"])
+        return httpx2.Response(202, json={"state": "reading"}) if len(sent) == 1 else httpx2.Response(200, json=done)
+
+    done = {"state": "ready", "report": report}
+    server = Server("http://127.0.0.1:1", "test")
+    monkeypatch.setattr(data, "connect", lambda _: Connection(server, transport=httpx2.MockTransport(answer)))
+    monkeypatch.setattr(data, "READING_SECONDS", 0.0)
+    job = tmp_path / "job.yaml"
+    uploaded = "file-qf4ta3xvg2reekjd5awevr6g"
+    job.write_text((EXAMPLES / "sft-chat.yaml").read_text().replace("source: chat.jsonl", f"source: {uploaded}"))
+    assert CliRunner().invoke(data.app, ["inspect", str(job)], catch_exceptions=False).exit_code == 0
+    data.inspect(str(job), no_color=True)
+    assert sent == [uploaded] * 3
+    assert "4 samples of 16 tokens in an epoch, 2 in a step" in capsys.readouterr().out

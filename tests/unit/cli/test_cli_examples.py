@@ -3,6 +3,7 @@
 import json
 import runpy
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,10 @@ def test_the_demo_has_an_evaluation_and_commits_before_its_middle() -> None:
 @pytest.mark.parametrize(
     ("script", "name"), [("make_chat.py", "chat.jsonl"), ("make_preferences.py", "preferences.jsonl")]
 )
-def test_the_data_is_what_the_script_writes(tmp_path: Path, script: str, name: str) -> None:
+def test_the_data_is_what_the_script_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script])
     shutil.copy(EXAMPLES / "chat.jsonl", tmp_path)
     module = runpy.run_path(str(EXAMPLES / script))
     module["main"].__globals__["TARGET"] = tmp_path / name

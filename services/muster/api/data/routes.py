@@ -1,23 +1,27 @@
-"""`/jobs/{id}/data`: what became of the job's data, as its first rank found it when it prepared them."""
+"""`/jobs/{id}/data`: what became of the job's data, as its first rank found it when it prepared them; and
+`/jobs:inspect`: what would become of them, before anything is submitted."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from muster.api.auth import Caller
+from muster.api.auth import Caller, Scope, needs
+from muster.api.body import read_body
+from muster.api.data.inspections import Inspection, refuse_what_the_api_may_not_read
 from muster.api.errors import ApiError
 from muster.api.jobs import service
 from muster.api.jobs.routes import JobId, reads
-from muster.api.jobs.submission import folder_of
-from muster.api.openapi import problems, shown
+from muster.api.jobs.submission import draft, folder_of, invalid_job, parse_submission
+from muster.api.openapi import EXAMPLE_JOB, body, problems, shown
 from muster.api.services import ServicesDependency
 from muster.contract.address import Address
-from muster.contract.base import UserError
+from muster.contract.base import UserError, dump
 from muster.contract.data_report import DATA_REPORT_KEY, DataReport
+from muster.contract.files_named import with_addresses
 from muster.storage.errors import NotFound, StorageError
 from muster.storage.listing import CommitListing
 
@@ -70,6 +74,43 @@ async def get_data_report(services: ServicesDependency, caller: Caller, job_id: 
         return JSONResponse(await services.folders.run(folder, _read, services.commits, folder))
     except StorageError as error:
         raise ApiError("storage_unavailable", str(error), headers={"Retry-After": "5"}) from error
+
+
+@router.post(
+    ":inspect",
+    response_model=Inspection,
+    dependencies=[Depends(needs(Scope.WRITE))],
+    summary="Inspect the data of a job before it is submitted",
+    operation_id="inspect_job_data",
+    responses={
+        200: shown({"state": "ready", "report": _EXAMPLE}, "The report; nothing was stored"),
+        202: {**shown({"state": "reading"}, "They are being read: ask again"), "model": Inspection},
+        **problems(
+            "invalid_document",
+            "body_too_large",
+            "unsupported_media_type",
+            "invalid_job",
+            "project_not_found",
+            "inspection_unavailable",
+            "storage_unavailable",
+        ),
+    },
+    openapi_extra=body("JobDocument", EXAMPLE_JOB, note="The TrainingJob as it would be submitted."),
+)
+async def inspect_job_data(request: Request, services: ServicesDependency, caller: Caller) -> JSONResponse:
+    """The job's data are prepared as the job would prepare them, and its report is given: counts, lengths, what is left
+    out and why, and the first samples as the model will see them. Uploaded files and what lies under the project's
+    `dataPrefixes` are read; what takes longer than a request is answered 202, and asked for again."""
+    submission = await read_body(request, parse_submission)
+    drafted = await draft(services, caller, submission)
+    if drafted.faults:
+        raise invalid_job(drafted.faults)
+    await refuse_what_the_api_may_not_read(services, drafted)
+    spec = with_addresses(drafted.spec, drafted.files)
+    found = await services.inspections.look(drafted.project, dump(spec.training))
+    if found is None:
+        return JSONResponse({"state": "reading"}, status_code=202, headers={"Retry-After": "1"})
+    return JSONResponse({"state": "ready", "report": found})
 
 
 def _read(commits: CommitListing, folder: Address) -> Any:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +24,7 @@ from muster.api.errors import ApiError
 from muster.api.files import repository
 from muster.api.files.staging import Staging
 from muster.api.tables import FileRow, ProjectRow
+from muster.api.tool import run_module
 from muster.contract.address import Address
 from muster.contract.file_replies import Purpose, Status
 from muster.contract.projects import ProjectLimits
@@ -144,32 +142,13 @@ class Arrivals:
 
     async def _check(self, row: FileRow, key: str) -> Checked:
         """In a process of its own, for what is read was sent by somebody else."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "muster.storage.data_check",
-            self._contents.address(key),
-            "--name",
-            row.name,
-            "--memory-bytes",
-            str(memory_of_a_check()),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            said, complained = await process.communicate()
-        except asyncio.CancelledError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            raise
-        if process.returncode == 0:
-            return Checked(**json.loads(said))
-        words = complained.decode(errors="replace").strip()[-500:]
-        if process.returncode is not None and process.returncode < 0:  # by the kernel, most likely for its memory
-            return Checked(fault=f"{row.name}: the process that read it was ended by signal {-process.returncode}")
+        limit = ("--memory-bytes", str(memory_of_a_check()))
+        ended = await run_module("muster.storage.data_check", self._contents.address(key), "--name", row.name, *limit)
+        if ended.code == 0:
+            return Checked(**json.loads(ended.said))
+        words = ended.complained.decode(errors="replace").strip()[-500:]
+        if ended.code < 0:  # by the kernel, most likely for its memory
+            return Checked(fault=f"{row.name}: the process that read it was ended by signal {-ended.code}")
         raise StorageError(f"{row.id} can't be read through: {words}")
 
 

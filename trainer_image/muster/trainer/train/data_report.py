@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.contract.data_report import DATA_REPORT_KEY, SHOWN_SAMPLES
+from muster.contract.data_report import DATA_REPORT_KEY, SHOWN_SAMPLES, DataReport
 from muster.storage.store import open_store
 from muster.trainer.data import Data, Tokenizer
 from muster.trainer.data.report import data_report, first_samples, shown_sample
@@ -10,12 +10,16 @@ from muster.trainer.errors import StorageError
 from muster.trainer.train.records import say
 
 
-def keep_report(folder: str, data: Data, tokenizer: Tokenizer) -> None:
-    """Write the report, with the first samples as the model sees them, into the job's checkpoint folder. A store that
-    fails now does not stop the job: it has nothing to lose yet, and is asked again at the first commit."""
+def full_report(data: Data, tokenizer: Tokenizer) -> DataReport:
+    """With the first samples as the model sees them."""
     shown = tuple(map(shown_sample, first_samples(data, tokenizer, SHOWN_SAMPLES)))
-    report = data_report(data, tokenizer).model_copy(update={"shown": shown})
-    document = report.model_dump_json(by_alias=True, indent=1)
+    return data_report(data, tokenizer).model_copy(update={"shown": shown})
+
+
+def keep_report(folder: str, data: Data, tokenizer: Tokenizer) -> None:
+    """Write the report into the job's checkpoint folder. A store that fails now does not stop the job: it has nothing
+    to lose yet, and is asked again at the first commit."""
+    document = full_report(data, tokenizer).model_dump_json(by_alias=True, indent=1)
     try:
         open_store(folder).replace(DATA_REPORT_KEY, document.encode())
     except StorageError as error:

@@ -38,8 +38,9 @@ from muster.trainer.data.documents import RecordReader
 from muster.trainer.data.prepare import with_formats
 from muster.trainer.data.reading import Reading
 from muster.trainer.data.rendering import Rendered
-from muster.trainer.data.report import data_report, first_samples
+from muster.trainer.data.report import first_samples
 from muster.trainer.errors import StorageError, UserError, exit_code
+from muster.trainer.train.data_report import full_report
 from muster.trainer.train.origin import as_packable, fresh_origin
 from muster.trainer.verify.references import References, evaluated_sources
 
@@ -69,7 +70,7 @@ def inspect(config: TrainingConfig, tokenizer: Tokenizer, cache: Path, samples: 
             more = f"{len(faults)} faults" if len(faults) < FAULTS_MAX else f"the first {FAULTS_MAX} faults"
             raise UserError(f"{more}:\n" + "\n".join(f"  {fault}" for fault in faults)) from None
         raise error from None
-    return Inspected(data_report(data, tokenizer), tuple(first_samples(data, tokenizer, samples)))
+    return Inspected(full_report(data, tokenizer), tuple(first_samples(data, tokenizer, samples)))
 
 
 def _faults(config: TrainingConfig, tokenizer: Tokenizer) -> Iterator[str]:

@@ -1,0 +1,136 @@
+"""Data of jobs that nobody has submitted yet, looked at by the trainer's own tool, one job at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from muster.api.errors import ApiError
+from muster.api.exports.making import available
+from muster.api.jobs.submission import Draft, invalid_job
+from muster.api.reply import Reply
+from muster.api.tables import ProjectRow
+from muster.api.tool import Ended, run_module
+from muster.contract.base import Problem, dump
+from muster.contract.data_report import DataReport
+from muster.contract.projects import ProjectLimits, is_under, read_addresses
+
+if TYPE_CHECKING:  # it has an Inspections
+    from muster.api.services import Services
+
+TOOL = "muster.trainer.train.inspection"
+WAIT_SECONDS = 10.0  # that a request waits for a report before it is answered 202
+SECONDS_MAX = 300.0  # of one look
+KEPT_SECONDS = 600.0  # that a report is kept, and a refusal FAILURE_SECONDS
+FAILURE_SECONDS = 5.0
+KEPT_MAX = 64
+USERS_FAULTS = (2, 80)  # exit codes of the tool
+STORAGE_FAILS = 83
+
+
+class Inspection(Reply):
+    """`reading`: ask again. `ready`: what the trainer found, as `GET /jobs/{id}/data` tells it of a job."""
+
+    state: Literal["reading", "ready"]
+    report: DataReport | None = None
+
+
+@dataclass
+class _Look:
+    """One job's data. `task` returns the report, or raises ApiError."""
+
+    task: asyncio.Task[dict[str, Any]]
+    began_at: float = field(default_factory=time.monotonic)
+
+    def is_over(self, now: float) -> bool:
+        if not self.task.done():
+            return False
+        kept = FAILURE_SECONDS if self.task.cancelled() or self.task.exception() else KEPT_SECONDS
+        return now - self.began_at > kept
+
+
+class Inspections:
+    """What is being looked at by this process, and what was found lately."""
+
+    def __init__(self) -> None:
+        self._room = asyncio.Semaphore(1)  # a look takes several cores
+        self._looks: dict[str, _Look] = {}
+
+    async def look(self, project: str, training: dict[str, Any]) -> dict[str, Any] | None:
+        """The report of this training's data, None while it is being made. Raises ApiError invalid_job,
+        storage_unavailable and inspection_unavailable."""
+        if not available():
+            raise _unavailable("The API has no trainer beside it, which reads data as a job does")
+        now = time.monotonic()
+        self._looks = {key: each for key, each in self._looks.items() if not each.is_over(now)}
+        document = json.dumps(training, sort_keys=True)
+        key = hashlib.sha256(f"{project}\n{document}".encode()).hexdigest()
+        found = self._looks.get(key)
+        if found is None:
+            if len(self._looks) >= KEPT_MAX:
+                raise ApiError("rate_limited", "Too much data is being inspected.", headers={"Retry-After": "30"})
+            found = self._looks[key] = _Look(asyncio.create_task(self._report(document)))
+        done, _ = await asyncio.wait([found.task], timeout=WAIT_SECONDS)
+        return found.task.result() if done else None
+
+    async def stop(self) -> None:
+        for each in self._looks.values():
+            each.task.cancel()
+        await asyncio.gather(*(each.task for each in self._looks.values()), return_exceptions=True)
+
+    async def _report(self, training: str) -> dict[str, Any]:
+        # The tool needs what reaches storage, and nothing of the API's own: its database, its keys.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+        async with self._room:
+            try:
+                async with asyncio.timeout(SECONDS_MAX):
+                    ended = await run_module(TOOL, "--job", "--json", given=training.encode(), environment=environment)
+            except TimeoutError:
+                raise _unavailable(f"It takes longer than {SECONDS_MAX:g} s") from None
+        if ended.code == 0:
+            return dump(DataReport.model_validate_json(ended.said))
+        raise _refusal(ended)
+
+
+async def refuse_what_the_api_may_not_read(services: Services, drafted: Draft) -> None:
+    """The API has rights of its own, which reach further than a job's: on the caller's word it reads uploaded files,
+    whose project is known, and what an admin has said that the project's jobs may read. Raises ApiError."""
+    async with services.database.read() as session:
+        project = await session.get_one(ProjectRow, drafted.project)
+    allowed = ProjectLimits.model_validate(project.limits).data_prefixes or ()
+    if services.settings.cluster == "kubernetes":  # whose workers' disks are not the API's
+        allowed = tuple(prefix for prefix in allowed if not prefix.startswith("file:"))
+    outside = [
+        (path, address)
+        for path, address in read_addresses(drafted.spec)
+        if not any(is_under(address, prefix) for prefix in allowed)
+    ]
+    if outside:
+        named = ", ".join(f"{path} ({address[:200]})" for path, address in outside[:5])
+        raise _unavailable(
+            f"The API reads uploaded files and what lies under the dataPrefixes of project {drafted.project!r}, and "
+            f"not {named}; upload it"
+        )
+
+
+def _refusal(ended: Ended) -> ApiError:
+    words = ended.complained.decode(errors="replace").strip()
+    try:
+        said = str(json.loads(words.splitlines()[-1])["error"])
+    except (ValueError, IndexError, KeyError, TypeError):
+        said = ""
+    if ended.code in USERS_FAULTS and said:
+        return invalid_job((Problem("spec.training.data", said),))
+    if ended.code == STORAGE_FAILS and said:
+        return ApiError("storage_unavailable", said, headers={"Retry-After": "30"})
+    how = f"was ended by signal {-ended.code}" if ended.code < 0 else f"ended with code {ended.code}"
+    return _unavailable(f"The process that read the data {how}: {said or words[-300:]}")
+
+
+def _unavailable(why: str) -> ApiError:
+    return ApiError("inspection_unavailable", f"{why}; or run `muster data inspect` where the data and a trainer are.")
