@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import math
 import os
 import signal
 import socket
@@ -34,7 +35,6 @@ from muster.web.app import create_app
 
 EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 3
-_GRACE_SECONDS = 5
 _PARENT_POLL_SECONDS = 0.5
 
 
@@ -123,7 +123,7 @@ async def _serve(settings: Settings, listener: socket.socket, parent_pid: int | 
         log_config=None,
         access_log=False,
         lifespan="off",  # entered here, so that a failure to start is one clear line
-        timeout_graceful_shutdown=_GRACE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
         server_header=False,
     )
     server = Server(config, app.state.hub)

@@ -83,6 +83,8 @@ class Settings(BaseSettings):
     body_bytes_max: Annotated[int, Field(gt=0, le=BYTES_MAX)] = BYTES_MAX
     receive_seconds_max: Seconds = 20.0  # for a request's headers, and again for its body, to arrive
     send_seconds_max: Seconds = 60.0  # for a reader that is behind to take what is ready for it
+    # For requests under way when the process is told to end. Locally somebody waits before a terminal.
+    shutdown_seconds: Seconds = 5.0
     relay_seconds: Seconds = 1.0  # between looks for rows that another API process left
     mirror_seconds: Seconds = 0.2  # between looks at the cluster's version
     stream_ping_seconds: Seconds = 15.0

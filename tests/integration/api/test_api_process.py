@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,6 +169,37 @@ def test_a_request_whose_body_still_comes_is_answered_by_a_process_that_is_endin
 
     with api(tmp_path / "state") as process:
         assert [job["name"] for job in httpx2.get(f"{process.url}/api/v1/jobs").json()["items"]] == ["demo"]
+
+
+@pytest.mark.slow
+def test_an_upload_at_once_comes_to_its_end_while_the_process_waits_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a pod of the chart that is replaced: uvicorn was given five seconds, and what took longer was cut."""
+    monkeypatch.setenv("MUSTER_API_SHUTDOWN_SECONDS", "45")
+    line = b'{"text": "a few words"}\n'
+    told = threading.Event()
+
+    def slow() -> Iterator[bytes]:
+        yield line * 10
+        told.set()
+        ends = time.monotonic() + 8
+        while time.monotonic() < ends:
+            yield line
+            time.sleep(0.1)
+
+    with api(tmp_path / "state") as process, ThreadPoolExecutor(1) as pool:
+        place = f"{process.url}/api/v1/files?name=words.jsonl&purpose=fine-tune"
+        sending = pool.submit(lambda: httpx2.post(place, content=slow(), timeout=60))
+        assert told.wait(20)
+        httpx2.get(f"{process.url}/healthz")
+        assert process.end(signal.SIGTERM) == 0
+        answer = sending.result(20)
+    assert answer.status_code == 201, answer.text
+    with api(tmp_path / "state") as process:
+        (file,) = httpx2.get(f"{process.url}/api/v1/files").json()["items"]
+        assert file["id"] == answer.json()["id"]
+        assert file["bytes"] >= 10 * len(line)
 
 
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_the_api_reads_its_settings_as_meant(
         f"MUSTER_API_{name}" for name in
         (
             "CLUSTER", "STATE", "HOST", "PORT", "PUBLIC_URL", "CHECKPOINT_URI", "FILES_URI", "DATABASE_URL",
-            "BOOTSTRAP_TOKEN", "UPLOADS_BYTES_MAX",
+            "BOOTSTRAP_TOKEN", "UPLOADS_BYTES_MAX", "SHUTDOWN_SECONDS",
             "PRICES_FILE",
             "BASE_MODELS_FILE",
             "OIDC_ISSUER", "OIDC_CLIENT_ID", "OIDC_AUDIENCE", "OIDC_SCOPES", "OIDC_PERSON_CLAIM", "OIDC_GROUPS_CLAIM",
