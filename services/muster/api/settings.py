@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from functools import cached_property
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -152,7 +153,7 @@ class Settings(BaseSettings):
         )
         scheme, _, rest = url.partition("://")
         drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
-        return f"{drivers.get(scheme, scheme)}://{rest}"
+        return f"{drivers.get(scheme, scheme)}://{rest if scheme == 'sqlite' else _each_host_apart(rest)}"
 
     @property
     def files_place(self) -> Address | None:
@@ -169,6 +170,17 @@ class Settings(BaseSettings):
         if self.checkpoint_uri or self.cluster == "kubernetes":
             return self.checkpoint_uri
         return self.layout.checkpoints.resolve().as_uri()
+
+
+def _each_host_apart(rest: str) -> str:
+    """Several servers as libpq spells them (`user@a:5432,b/name`), as SQLAlchemy does (`user@/name?host=a:5432&…`)."""
+    authority, slash, place = rest.partition("/")
+    who, at, hosts = authority.rpartition("@")
+    if "," not in hosts:
+        return rest
+    name, _, query = place.partition("?")
+    named = [host if re.search(r":\d+$", host) else f"{host}:5432" for host in hosts.split(",")]
+    return f"{who}{at}{slash or '/'}{name}?{'&'.join([f'host={host}' for host in named] + ([query] if query else []))}"
 
 
 def is_loopback(host: str) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
+from sqlalchemy import make_url
 
 from muster.api.auth import ANONYMOUS, Principal, Scope, hash_of, is_acceptable, new_token
 from muster.api.errors import KINDS, ApiError, problem_body
@@ -213,3 +214,20 @@ def test_every_problem_reads_as_rfc_9457_and_as_openai() -> None:
             "id",
         )
         assert body["type"].endswith(code)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "host", "ports"),
+    [
+        ("postgresql://u:p%40s@a:5433,b/muster?target_session_attrs=read-write", ["a", "b"], [5433, 5432]),
+        ("postgresql://u:p@a,b:6000/muster", ["a", "b"], [5432, 6000]),
+        ("postgresql://u:p@a:5433/muster", "a", 5433),
+        ("postgresql://u:p@/muster?host=a:1&host=b:2", ["a", "b"], [1, 2]),
+    ],
+)
+def test_several_servers_of_a_database_are_spelled_in_two_ways(spelled: str, host: Any, ports: Any) -> None:
+    url = make_url(Settings(database_url=SecretStr(spelled)).database)
+    _, arguments = url.get_dialect()().create_connect_args(url)
+    assert (arguments["host"], arguments["port"], arguments["database"]) == (host, ports, "muster")
+    assert (url.username, url.password) == ("u", "p@s" if "%40" in spelled else "p")
+    assert ("target_session_attrs" in arguments) == ("target_session_attrs" in spelled)
