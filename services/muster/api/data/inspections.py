@@ -75,6 +75,7 @@ class Inspections:
             if len(self._looks) >= KEPT_MAX:
                 raise ApiError("rate_limited", "Too much data is being inspected.", headers={"Retry-After": "30"})
             found = self._looks[key] = _Look(asyncio.create_task(self._report(document)))
+            found.task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # if nobody asks again
         done, _ = await asyncio.wait([found.task], timeout=WAIT_SECONDS)
         return found.task.result() if done else None
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from muster.contract.architecture import Architecture, RopeScaling
+from muster.trainer.models.compiler import has_compiler
 from muster.trainer.models.key_value_cache import KeyValueCache
 from muster.trainer.models.layers import Linear
 
@@ -56,8 +57,8 @@ def attention_context(
 
 def by_blocks(tokens: Tensor, half: bool) -> bool:
     """Whether rows [B, T] are attended to by flex_attention: on CUDA, in half precision. Rows shorter than a block
-    would go to its kernel for decoding, which refuses many shapes."""
-    return half and tokens.is_cuda and tokens.shape[1] >= BLOCK
+    would go to its kernel for decoding, which refuses many shapes; without a compiler there is no kernel at all."""
+    return half and tokens.is_cuda and tokens.shape[1] >= BLOCK and has_compiler()
 
 
 def rotary(architecture: Architecture, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from muster.trainer.data.checks import must_be_alike, must_be_the_same_data, mus
 from muster.trainer.errors import NumericError, OutOfMemory, StaleAttempt, StorageError, UserError, is_out_of_memory
 from muster.trainer.launch.notices import seconds_left
 from muster.trainer.models import load_balancing, sharding
+from muster.trainer.models.compiler import ADVICE, has_compiler, must_have_compiler
 from muster.trainer.models.float8 import must_compute_float8
 from muster.trainer.train import assembly, randomness
 from muster.trainer.train.answering import must_be_able_to_verify
@@ -106,6 +107,7 @@ class Trainer:
         config = run.training
         self.run, self.ranks, self.rank_state, self.data, self.origin = run, ranks, rank_state, data, origin
         if config.parallel.compile:
+            must_have_compiler()
             rank_state.activity.deadlines.expect_compilation()
         self.progress = Progress(
             steps=total_steps(config, data.train.samples_per_epoch),
@@ -135,6 +137,8 @@ class Trainer:
                 f"{layout.shard} over {ranks.world} ranks on {device.type}, {config.precision}; "
                 f"about {gib(layout.need.total)} a rank"
             )
+            if device.type == "cuda" and config.precision != "fp32" and not has_compiler():
+                say(f"warning: attention computes what is masked, too, and takes more time and memory, for {ADVICE}")
 
     def close(self) -> None:
         """Write what is not written yet."""
