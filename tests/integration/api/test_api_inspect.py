@@ -54,6 +54,7 @@ async def test_uploaded_data_are_shown_before_a_job_is_submitted(here: Platform)
     found = await report_of(here, job(file["id"]))
     (source,) = found["sources"]
     assert (source["documents"], source["duplicates"], source["format"]) == (50, 49, "openai-chat")
+    assert source["source"] == file["id"]
     learnt = [each["text"] for each in found["shown"][0]["stretches"] if each["learnt"]]
     assert "hello" in learnt[0]
     assert "hi" not in learnt[0]
@@ -73,7 +74,7 @@ async def test_what_the_trainer_refuses_is_refused_with_its_words(here: Platform
     assert (reply.status_code, reply.json()["code"]) == (422, "invalid_job"), reply.text
     (fault, *_) = reply.json()["errors"]
     assert fault["path"] == "spec.training.data"
-    assert "line 1" in fault["message"], fault
+    assert f"{file['id']}, line 1" in fault["message"], fault
 
 
 async def test_the_api_reads_on_somebodys_word_only_what_is_known_to_be_theirs(here: Platform, tmp_path: Path) -> None:

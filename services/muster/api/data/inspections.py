@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from muster.api.errors import ApiError
@@ -117,6 +118,18 @@ async def refuse_what_the_api_may_not_read(services: Services, drafted: Draft) -
             f"The API reads uploaded files and what lies under the dataPrefixes of project {drafted.project!r}, and "
             f"not {named}; upload it"
         )
+
+
+def with_ids(refused: ApiError, ids: Mapping[str, str]) -> ApiError:
+    """The same in the words of who named uploaded files by their ids, and not by where they lie."""
+
+    def told(text: str) -> str:
+        for address, file_id in ids.items():
+            text = text.replace(address, file_id).replace(address.removeprefix("file://"), file_id)
+        return text
+
+    faults = tuple(Problem(fault.path, told(fault.message)) for fault in refused.errors)
+    return replace(refused, detail=told(refused.detail), errors=faults)
 
 
 def _refusal(ended: Ended) -> ApiError:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from muster.api.auth import Caller, Scope, needs
 from muster.api.body import read_body
-from muster.api.data.inspections import Inspection, refuse_what_the_api_may_not_read
+from muster.api.data.inspections import Inspection, refuse_what_the_api_may_not_read, with_ids
 from muster.api.errors import ApiError
 from muster.api.jobs import service
 from muster.api.jobs.routes import JobId, reads
@@ -107,10 +107,15 @@ async def inspect_job_data(request: Request, services: ServicesDependency, calle
         raise invalid_job(drafted.faults)
     await refuse_what_the_api_may_not_read(services, drafted)
     spec = with_addresses(drafted.spec, drafted.files)
-    found = await services.inspections.look(drafted.project, dump(spec.training))
+    ids = {address: file_id for file_id, address in drafted.files.items()}
+    try:
+        found = await services.inspections.look(drafted.project, dump(spec.training))
+    except ApiError as refused:
+        raise with_ids(refused, ids) from None
     if found is None:
         return JSONResponse({"state": "reading"}, status_code=202, headers={"Retry-After": "1"})
-    return JSONResponse({"state": "ready", "report": found})
+    sources = [{**each, "source": ids.get(each["source"], each["source"])} for each in found["sources"]]
+    return JSONResponse({"state": "ready", "report": {**found, "sources": sources}})
 
 
 def _read(commits: CommitListing, folder: Address) -> Any:
