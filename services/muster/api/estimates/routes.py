@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
@@ -30,9 +28,6 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 # A model's headers are some requests to its storage. A client waits 20 seconds for an answer.
 SECONDS_MAX = 15.0
-# A thread waits on after the client was answered. All other work of the API shares the event loop's own few threads,
-# which a storage that answers nobody would hold one by one.
-_threads = ThreadPoolExecutor(4, thread_name_prefix="estimate")
 _EXAMPLE = dump(estimate_with_storage(parse_job(EXAMPLE_JOB).spec, load_prices(), machine_bytes=16 * 2**30))
 
 
@@ -74,17 +69,15 @@ async def estimate(services: Services, caller: Principal, submission: Submission
         raise ApiError("model_unreadable", f"{source} lies on the workers' disks, which the API does not see.")
     records = await measured(services.database, caller)
     machine = _machine_bytes() if services.settings.cluster == "local" else None
+    spec = with_addresses(drafted.spec, drafted.files)
+    folder = parse_address(source or spec.training.data.train[0].source)
+    work = functools.partial(estimate_with_storage, spec, services.prices, records, machine)
     try:
-        async with asyncio.timeout(SECONDS_MAX):
-            spec = with_addresses(drafted.spec, drafted.files)
-            work = functools.partial(estimate_with_storage, spec, services.prices, records, machine)
-            return await asyncio.get_running_loop().run_in_executor(_threads, work)
+        return await services.folders.run(folder, work, seconds=SECONDS_MAX)
     except UserError as error:
         raise invalid_job((Problem(_place(drafted.spec), str(error)),)) from None
     except StorageError as error:
         raise ApiError("model_unreadable", f"{error}") from None
-    except TimeoutError:
-        raise ApiError("model_unreadable", f"Its storage did not answer within {SECONDS_MAX:g} s.") from None
 
 
 def _place(spec: JobSpec) -> str:
