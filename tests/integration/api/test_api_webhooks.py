@@ -31,9 +31,9 @@ HOOKS = "/api/v1/projects/default/webhooks"
 LOOPBACK = ["127.0.0.0/8"]
 
 
-@pytest.fixture(scope="module")
-def hears(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
-    with receiver(tmp_path_factory.mktemp("receiver")) as there:
+@pytest.fixture
+def hears(tmp_path: Path) -> Iterator[Receiver]:
+    with receiver(tmp_path / "receiver") as there:
         yield there
 
 
