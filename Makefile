@@ -41,11 +41,11 @@ up: venv-run ## the platform on this machine: API, operator and workers
 	$(BIN)/muster up $(ARGS)
 
 # In the order of the folders (long files first, the many quick ones fill up the end), not by the number of tests.
-test: venv ## the tests, at most a quarter of an hour on two cores; skipped ones are listed with their reasons
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" $(TESTS) $(ARGS)
+test: venv ## the tests, at most a quarter of an hour on two cores; the slowest, and skipped ones with their reasons, are listed
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long" --durations 25 $(TESTS) $(ARGS)
 
 test-long: venv ## the tests marked `long`, at most three quarters of an hour on two cores
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m long --durations 25 $(TESTS) $(ARGS)
 
 test-cluster: venv ## the operator on a real control plane, whose binaries KUBEBUILDER_ASSETS names
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m cluster tests/cluster $(ARGS)

@@ -183,7 +183,7 @@ def test_an_upload_at_once_comes_to_its_end_while_the_process_waits_to_end(
     def slow() -> Iterator[bytes]:
         yield line * 10
         told.set()
-        ends = time.monotonic() + 8
+        ends = time.monotonic() + 6
         while time.monotonic() < ends:
             yield line
             time.sleep(0.1)
