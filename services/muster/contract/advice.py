@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from muster.contract.gang import ranks_per_node
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause
-from muster.contract.status import Failure, JobStatus, Phase
+from muster.contract.status import Failure, JobStatus, Phase, Progress
+from muster.contract.verifiers import OUT_OF_MEMORY, OUT_OF_TIME
 
 _BY_CAUSE: Mapping[Cause, tuple[str, ...]] = {
     Cause.USER_ERROR: (
@@ -89,6 +90,10 @@ _BY_CONDITION: Mapping[str, str] = {
 }
 
 
+STOPPED_SHARE = 0.05  # of a verifier's programs, from which on it is worth a word
+_SETTINGS: Mapping[str, str] = {OUT_OF_TIME: "timeoutSeconds", OUT_OF_MEMORY: "memoryMegabytes"}
+
+
 def advice(
     status: JobStatus,
     *,
@@ -121,11 +126,23 @@ def advice(
         return ["Nothing: the job is done. `muster checkpoints ls` lists its commits."]
     if status.phase == Phase.CANCELLED:
         return ["Clone the job to run it again: POST /api/v1/jobs/{id}:clone (`muster clone`)."]
-    return [
+    found = [
         f"{condition.type}: {condition.message}. {_BY_CONDITION[condition.type]}"
         for condition in status.conditions
         if condition.type in _BY_CONDITION and condition.status == "True"
     ]
+    return [*found, *_stopped_programs(status.progress)]
+
+
+def _stopped_programs(progress: Progress | None) -> Iterator[str]:
+    """A model's programs that hung or took too much memory: their score of 0 alone does not tell."""
+    for name, share in {**progress.values, **progress.evaluation_values}.items() if progress else ():
+        called, _, limit = name.rpartition("/")
+        if limit in _SETTINGS and share >= STOPPED_SHARE:
+            yield (
+                f"Verifier {called}: {share:.0%} of the programs that it last ran were stopped at {_SETTINGS[limit]}, "
+                "and score 0. Raise it where good answers need more."
+            )
 
 
 def _by_failure(failure: Failure, spec: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from muster.api.settings import Settings, is_loopback
 from muster.contract.advice import advice
 from muster.contract.names import ExitCode
 from muster.contract.signals import Cause
-from muster.contract.status import Attempt, CheckpointStatus, Condition, Failure, JobStatus, Phase
+from muster.contract.status import Attempt, CheckpointStatus, Condition, Failure, JobStatus, Phase, Progress
 from muster.operator.core.conditions import TRAINING_CONDITIONS
 
 
@@ -130,6 +130,17 @@ def test_why_tells_of_what_was_found_in_a_gang_that_trains() -> None:
     for kind in TRAINING_CONDITIONS:
         one = running.model_copy(update={"conditions": (lost.model_copy(update={"type": kind}),)})
         assert len(advice(one, suspend=False, cancel=False, handed_over=True, ahead=0)) == 1, kind
+
+
+def test_why_tells_of_programs_that_a_verifier_stopped() -> None:
+    values = {"unit_tests/out_of_time": 0.4, "unit_tests/out_of_memory": 0.01, "unit_tests": 0.5}
+    progress = Progress(values=values, evaluation_values={"held/tests/out_of_memory": 1.0})
+    running = JobStatus(phase=Phase.RUNNING, progress=progress)
+    slow, large = advice(running, suspend=False, cancel=False, handed_over=True, ahead=0)
+    assert slow.startswith("Verifier unit_tests: 40% of the programs that it last ran were stopped at timeoutSeconds")
+    assert large.startswith(
+        "Verifier held/tests: 100% of the programs that it last ran were stopped at memoryMegabytes"
+    )
 
 
 def test_a_job_that_is_being_cancelled_needs_nothing() -> None:
