@@ -132,13 +132,7 @@ class Trainer:
         self.evaluator = assembly.evaluator(run, origin, ranks, data, self.step)
         self.samples = assembly.sample_maker(run, origin, ranks, self.step)
         if ranks.rank == 0:
-            say(
-                f"model of {origin.model.size().parameters:,} parameters{_beside(run, origin)}, "
-                f"{layout.shard} over {ranks.world} ranks on {device.type}, {config.precision}; "
-                f"about {gib(layout.need.total)} a rank"
-            )
-            if device.type == "cuda" and config.precision != "fp32" and not has_compiler():
-                say(f"warning: attention computes what is masked, too, and takes more time and memory, for {ADVICE}")
+            _say_what_is_trained(run, origin, layout, ranks, device)
 
     def close(self) -> None:
         """Write what is not written yet."""
@@ -343,6 +337,18 @@ class Trainer:
             early = f": the held-out {self.best.metric} stopped improving" if self.best.stop else ""
             say(f"done after step {self.progress.step}{early}")
         return ExitCode.DONE
+
+
+def _say_what_is_trained(run: Run, origin: Origin, layout: sharding.Layout, ranks: Ranks, device: torch.device) -> None:
+    """What is going to be trained, and what is not as it should be."""
+    precision = run.training.precision
+    say(
+        f"model of {origin.model.size().parameters:,} parameters{_beside(run, origin)}, "
+        f"{layout.shard} over {ranks.world} ranks on {device.type}, {precision}; "
+        f"about {gib(layout.need.total)} a rank"
+    )
+    if device.type == "cuda" and precision != "fp32" and not has_compiler():
+        say(f"warning: attention computes what is masked, too, and takes more time and memory, for {ADVICE}")
 
 
 def _beside(run: Run, origin: Origin) -> str:
