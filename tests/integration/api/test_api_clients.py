@@ -163,6 +163,7 @@ def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Pat
             waiting += node
     verbs = {
         "submit",
+        "inspect",
         "list",
         "get",
         "cancel",
