@@ -77,16 +77,28 @@ async def test_what_the_trainer_refuses_is_refused_with_its_words(here: Platform
     assert f"{file['id']}, line 1" in fault["message"], fault
 
 
-async def test_the_api_reads_on_somebodys_word_only_what_is_known_to_be_theirs(here: Platform, tmp_path: Path) -> None:
-    lies = tmp_path / "shared" / "chat.jsonl"
-    lies.parent.mkdir()
-    lies.write_text(f"{SAID}\n" * 20)
-    reply = await here.client.post(PATH, json=job(f"file://{lies}"))
-    assert (reply.status_code, reply.json()["code"]) == (424, "inspection_unavailable")
-    assert "training.data.train[0].source" in reply.json()["detail"]
-    limits = {"limits": {"dataPrefixes": [f"file://{lies.parent}"]}}
+async def test_the_api_reads_on_somebodys_word_only_what_is_known_to_be_theirs(
+    here: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link in a folder that a project may read would show the platform's own token as a sample."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    (folder / "words.txt").symlink_to(here.state.admin_token)
+    limits = {"limits": {"dataPrefixes": [f"file://{folder}", "s3://data/nlp"]}}
     assert (await here.client.put("/api/v1/projects/default", json=limits)).status_code == 200
-    assert (await report_of(here, job(f"file://{lies}")))["sources"][0]["documents"] == 20
+
+    async def away(*_: Any, **__: Any) -> Ended:
+        return Ended(83, b"", b'{"error": "s3://data is away"}')
+
+    monkeypatch.setattr(inspections, "run_module", away)
+    for source, code in (
+        (f"file://{folder}/*.txt", "inspection_unavailable"),
+        ("s3://data/nlp/chat.jsonl", "storage_unavailable"),  # it was asked
+        ("s3://data/cv/chat.jsonl", "invalid_job"),
+    ):
+        reply = await here.client.post(PATH, json=job(source))
+        assert reply.json()["code"] == code, reply.text
+        assert code != "inspection_unavailable" or "training.data.train[0].source" in reply.json()["detail"]
 
 
 async def test_who_can_not_look_says_why(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:

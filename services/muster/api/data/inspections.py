@@ -104,19 +104,20 @@ async def refuse_what_the_api_may_not_read(services: Services, drafted: Draft) -
     whose project is known, and what an admin has said that the project's jobs may read. Raises ApiError."""
     async with services.database.read() as session:
         project = await session.get_one(ProjectRow, drafted.project)
-    allowed = ProjectLimits.model_validate(project.limits).data_prefixes or ()
-    if services.settings.cluster == "kubernetes":  # whose workers' disks are not the API's
-        allowed = tuple(prefix for prefix in allowed if not prefix.startswith("file:"))
+    named = ProjectLimits.model_validate(project.limits).data_prefixes or ()
+    # No folders: in a cluster they are on the workers' disks, and on one machine a link that somebody puts there would
+    # lead the API, which no sandbox holds, to its own files.
+    allowed = [prefix for prefix in named if not prefix.startswith("file:")]
     outside = [
         (path, address)
         for path, address in read_addresses(drafted.spec)
         if not any(is_under(address, prefix) for prefix in allowed)
     ]
     if outside:
-        named = ", ".join(f"{path} ({address[:200]})" for path, address in outside[:5])
+        places = ", ".join(f"{path} ({address[:200]})" for path, address in outside[:5])
         raise _unavailable(
-            f"The API reads uploaded files and what lies under the dataPrefixes of project {drafted.project!r}, and "
-            f"not {named}; upload it"
+            f"The API reads uploaded files and what lies in storage under the dataPrefixes of project "
+            f"{drafted.project!r}, and not {places}; upload it"
         )
 
 
