@@ -95,6 +95,7 @@ async def test_the_api_reads_on_somebodys_word_only_what_is_known_to_be_theirs(
         (f"file://{folder}/*.txt", "inspection_unavailable"),
         ("s3://data/nlp/chat.jsonl", "storage_unavailable"),  # it was asked
         ("s3://data/cv/chat.jsonl", "invalid_job"),
+        ("https://internal.example/chat.jsonl", "invalid_job"),
     ):
         reply = await here.client.post(PATH, json=job(source))
         assert reply.json()["code"] == code, reply.text
@@ -138,6 +139,7 @@ async def test_who_can_not_look_says_why(here: Platform, monkeypatch: pytest.Mon
 
 async def test_the_tool_does_not_know_what_is_the_apis_own(here: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_DATABASE", "postgresql://secret")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     seen: dict[str, str] = {}
 
     async def told(*_: Any, environment: dict[str, str], **__: Any) -> Ended:
@@ -145,6 +147,8 @@ async def test_the_tool_does_not_know_what_is_the_apis_own(here: Platform, monke
         return Ended(-9, b"", b"")
 
     monkeypatch.setattr(inspections, "run_module", told)
-    assert (await here.client.post(PATH, json=document("a"))).status_code == 424
+    of_the_hub = document("a")
+    of_the_hub["spec"]["training"]["model"] = {"source": "hf://org/name@main"}
+    assert (await here.client.post(PATH, json=of_the_hub)).status_code == 424
     assert "PATH" in seen
-    assert not [name for name in seen if name.startswith("MUSTER_")]
+    assert not [name for name in seen if name.startswith(("MUSTER_", "HF_TOKEN"))]

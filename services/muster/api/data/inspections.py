@@ -30,6 +30,7 @@ SECONDS_MAX = 300.0  # of one look
 KEPT_SECONDS = 600.0  # that a report is kept, and a refusal FAILURE_SECONDS
 FAILURE_SECONDS = 5.0
 KEPT_MAX = 64
+OWN_SETTINGS = ("MUSTER_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 USERS_FAULTS = (2, 80)  # exit codes of the tool
 STORAGE_FAILS = 83
 
@@ -86,8 +87,8 @@ class Inspections:
         await asyncio.gather(*(each.task for each in self._looks.values()), return_exceptions=True)
 
     async def _report(self, training: str) -> dict[str, Any]:
-        # The tool needs what reaches storage, and nothing of the API's own: its database, its keys.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+        # The tool needs what reaches storage, and nothing of the API's own: database, keys, name at the hub.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OWN_SETTINGS)}
         async with self._room:
             try:
                 async with asyncio.timeout(SECONDS_MAX):
@@ -108,16 +109,17 @@ async def refuse_what_the_api_may_not_read(services: Services, drafted: Draft) -
     # No folders: in a cluster they are on the workers' disks, and on one machine a link that somebody puts there would
     # lead the API, which no sandbox holds, to its own files.
     allowed = [prefix for prefix in named if not prefix.startswith("file:")]
+    public = ("hf://",)  # asked without a token
     outside = [
         (path, address)
         for path, address in read_addresses(drafted.spec)
-        if not any(is_under(address, prefix) for prefix in allowed)
+        if not address.startswith(public) and not any(is_under(address, prefix) for prefix in allowed)
     ]
     if outside:
         places = ", ".join(f"{path} ({address[:200]})" for path, address in outside[:5])
         raise _unavailable(
-            f"The API reads uploaded files and what lies in storage under the dataPrefixes of project "
-            f"{drafted.project!r}, and not {places}; upload it"
+            f"The API reads uploaded files, what is public at the hub, and what lies in storage under the dataPrefixes "
+            f"of project {drafted.project!r}, and not {places}; upload it"
         )
 
 
