@@ -250,7 +250,11 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         Work("housekeeping", lambda: _clean_up(settings, database, uses, kept, made), HOUSEKEEPING_SECONDS),
         *([kept.arrivals.work] if kept.arrivals is not None else []),
     ]
-    accounting = Accounting(database, prices, counted, lambda: works[0].healthy and mirror.caught_up.is_set())
+
+    async def current() -> bool:
+        return works[0].healthy and await mirror.caught_up()
+
+    accounting = Accounting(database, prices, counted, current)
     quotas = QuotaWriter(database, cluster, lambda: spent_of(accounting.counted), settings.files_place)
     sealing, reach = sealing_of(settings), Reach(settings.webhook_networks)
     told = Webhooks(Deliveries(database, sealing, reach, counted.webhooks), sealing, reach)

@@ -34,6 +34,7 @@ from muster.local.cluster import RawChange
 log = structlog.get_logger("muster.api.mirror")
 
 BATCH = 500
+CAUGHT_UP_SECONDS = 1.0
 
 
 class Mirror:
@@ -41,7 +42,16 @@ class Mirror:
         self._database, self._cluster, self._hub, self._metrics = database, cluster, hub, metrics
         self._cursor: int | None = None
         self._seen_version = -1
-        self.caught_up = asyncio.Event()
+        self._caught_up = asyncio.Event()
+
+    async def caught_up(self) -> bool:
+        """Whether all that the cluster had was read; a second's patience spares who begins with it a whole round."""
+        try:
+            async with asyncio.timeout(CAUGHT_UP_SECONDS):
+                await self._caught_up.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def step(self) -> bool:
         """Take over one batch of changes; True when there may be more."""
@@ -54,7 +64,7 @@ class Mirror:
         self._metrics.mirror_lag.set(max(0, version - self._cursor) if changes else 0)
         if not changes:
             self._seen_version = version
-            self.caught_up.set()
+            self._caught_up.set()
             return False
         unknown = await self._unknown_jobs(changes)
         try:

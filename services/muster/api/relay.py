@@ -6,9 +6,8 @@ relay starts, so a row knows whether its job has been there, whatever crashed in
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from sqlalchemy import bindparam, select, update
@@ -33,7 +32,6 @@ from muster.contract.times import rfc3339
 log = structlog.get_logger("muster.api.relay")
 
 BATCH = 100
-CAUGHT_UP_SECONDS = 1.0
 BACKOFF_SECONDS = 0.2
 BACKOFF_SECONDS_MAX = 30.0
 
@@ -42,17 +40,19 @@ class Relay:
     """Hands rows over to the cluster once the mirror has `caught_up`, that is, has read all that the cluster has."""
 
     def __init__(
-        self, database: Database, cluster: Cluster, hub: Hub, metrics: Metrics, caught_up: asyncio.Event
+        self,
+        database: Database,
+        cluster: Cluster,
+        hub: Hub,
+        metrics: Metrics,
+        caught_up: Callable[[], Awaitable[bool]],
     ) -> None:
         self._database, self._cluster, self._hub, self._metrics = database, cluster, hub, metrics
         self._caught_up = caught_up
 
     async def step(self) -> bool:
         """Hand over one batch; True when there may be more."""
-        try:
-            async with asyncio.timeout(CAUGHT_UP_SECONDS):
-                await self._caught_up.wait()
-        except TimeoutError:
+        if not await self._caught_up():
             return False
         rows = await self._waiting()
         self._metrics.relay_waiting.set(len(rows))

@@ -51,6 +51,15 @@ async def hours(here: Platform, expected: float) -> Any:
     return await until(ask, f"{expected} GPU-hours")
 
 
+async def test_what_was_used_is_counted_as_soon_as_the_rows_are_up_to_date(used: Platform) -> None:
+    """Within the patience of `until`: the round after the first would be a minute later."""
+
+    async def shown() -> bool:
+        return 'muster_api_project_gpu_hours{project="default"} 0.0' in (await used.client.get("/metrics")).text
+
+    assert await until(shown, "the first count")
+
+
 async def test_attempts_sizes_and_a_deleted_job(used: Platform) -> None:
     """3 h on two nodes (a third of it lost), then 2 h on one: 64 GPU-hours, 8 node-hours at 10 instead of 40."""
     uid = (await used.submit("sft"))["id"]
@@ -146,7 +155,12 @@ async def test_a_range_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 async def test_a_budget_goes_to_the_operator_with_what_was_used_and_nobody_else_says_that(used: Platform) -> None:
     services, now = used.services, time.time()
-    current, told = [False], Accounting(services.database, services.prices, services.metrics, lambda: current[0])
+    current = [False]
+
+    async def is_current() -> bool:
+        return current[0]
+
+    told = Accounting(services.database, services.prices, services.metrics, is_current)
     writer = QuotaWriter(services.database, used.services.cluster, lambda: spent_of(told.counted))
 
     def kept() -> ProjectQuota | None:
