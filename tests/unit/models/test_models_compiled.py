@@ -23,11 +23,22 @@ LAYERS = 12  # more than the eight ways in which torch compiles one function bef
     [("", "none", 1), ("", "selective", 1), ("lora", "none", 2), ("lora", "full", 2), ("dora", "none", 2)],
 )
 def test_all_layers_are_compiled(kind: str, recompute: Recompute, graphs: int) -> None:
-    torch._dynamo.reset()
-    counters.clear()
     adapter = parse(Adapter, {"kind": kind, "rank": 4, "targets": ["q_proj", "v_proj"]}) if kind else None
     config = config_of("llama-3.1", num_hidden_layers=LAYERS)
     definition = TransformersModel(config, {}, examine(config), adapter)
+    _expect_one_compilation(definition, recompute, graphs)
+
+
+def test_adapters_of_experts_that_are_held_together_are_compiled_once() -> None:
+    document = {"rank": 4, "targets": ["q_proj"], "targetParameters": ["gate_up_proj"]}
+    config = config_of("qwen3-moe", num_hidden_layers=LAYERS)
+    definition = TransformersModel(config, {}, examine(config), parse(Adapter, document))
+    _expect_one_compilation(definition, "none", 2)
+
+
+def _expect_one_compilation(definition: TransformersModel, recompute: Recompute, graphs: int) -> None:
+    torch._dynamo.reset()
+    counters.clear()
     model = definition.build(torch.float32, recompute)
     pretrained.materialize(model, torch.device("cpu"))
     for parameter in model.parameters():

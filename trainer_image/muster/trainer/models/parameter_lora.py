@@ -10,9 +10,8 @@ expert counts fastest. Their product is added to the whole weight in each pass, 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,7 +35,8 @@ def attach_to_parameters(model: nn.Module, adapter: Adapter, left_out: set[nn.Mo
             with torch.device(weight.device):
                 module.lora_A[name] = nn.Parameter(torch.empty(experts * adapter.rank, inputs))
                 module.lora_B[name] = nn.Parameter(torch.empty(outputs, adapter.rank * experts))
-        module.forward = partial(_forward, module, type(module).forward, adapter, tuple(names))
+        module.adapter_scale, module.adapted_weights = adapter.scale, tuple(names)
+        module.__class__ = _adapted(type(module))  # type: ignore[arg-type]  # a class is hashable
 
 
 def is_transposed(module: Any) -> bool:
@@ -71,29 +71,31 @@ def of_experts(a: Tensor, b: Tensor, rank: int, held: slice) -> tuple[Tensor, Te
     return a[held.start * rank : held.stop * rank], some.reshape(len(b), -1)
 
 
-@dataclass(frozen=True, eq=False)
 class _WithWeights:
     """A module as its own forward pass is to see it: some of its weights are others."""
 
-    module: nn.Module
-    weights: Mapping[str, Tensor]
+    def __init__(self, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        self._seen_module, self._seen_weights = module, weights
 
     def __getattr__(self, name: str) -> Any:
-        weights: Mapping[str, Tensor] = object.__getattribute__(self, "weights")
-        return weights[name] if name in weights else getattr(object.__getattribute__(self, "module"), name)
+        return self._seen_weights[name] if name in self._seen_weights else getattr(self._seen_module, name)
 
 
-def _forward(
-    module: Any, plain: Callable[..., Any], adapter: Adapter, names: tuple[str, ...], *args: Any, **kwargs: Any
-) -> Any:
-    if module.adapter_off:
-        return plain(module, *args, **kwargs)
-    transposed = is_transposed(module)
-    weights = {
-        name: added_to(getattr(module, name), module.lora_A[name], module.lora_B[name], adapter.scale, transposed)
-        for name in names
-    }
-    return plain(_WithWeights(module, weights), *args, **kwargs)
+@cache
+def _adapted(plain: type[nn.Module]) -> type[nn.Module]:
+    """The class of a module of that kind with an adapter: a class, for the reason that lora.py gives."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.adapter_off:
+            return plain.forward(self, *args, **kwargs)
+        transposed = is_transposed(self)
+        weights = {
+            name: added_to(getattr(self, name), self.lora_A[name], self.lora_B[name], self.adapter_scale, transposed)
+            for name in self.adapted_weights
+        }
+        return plain.forward(_WithWeights(self, weights), *args, **kwargs)
+
+    return type(f"{plain.__name__}WithLora", (plain,), {"forward": forward})
 
 
 def _targets(model: nn.Module, adapter: Adapter, left_out: set[nn.Module]) -> dict[Any, list[str]]:
