@@ -1,12 +1,14 @@
 """What preemption costs, and whether shares are kept, on a fleet that is asked for more than it has.
 
     python benchmarks/fairness.py [--trace FILE] [--jobs 400] [--nodes 32] [--loads 0.8 1.0 1.2] [--seeds 1]
+                                  [--commit-minutes 30 ...] [--restart-seconds 180 ...]
 
 Replays a trace through the production admission (`core/admit.py`), event by event: one that is drawn, whose shape
 follows what is published of Acme and Helios (most jobs are small and short, a few large ones take most GPU time), or
 jobs of a public trace (benchmarks/traces.py), whose times of arrival are stretched to the load. A seventh is urgent.
-Traces record no commits; here a gang commits every 30 minutes, and takes three minutes to its first step. Three
-projects have the weights 1, 1 and 2. A gang that was made smaller does not grow again.
+Traces record neither commits nor restarts: how often a gang commits and how long it takes to its first step are
+assumed, and where several values are given, each is tried with each. Three projects have the weights 1, 1 and 2. A gang
+that was made smaller does not grow again.
 
 Three ways to choose whom to put out: `muster` (the cheapest set, asked to commit), `newest` (those that began last,
 until there is room, ended without a commit, as schedulers do that know of none), and `newest, asked` (the same, asked
@@ -46,12 +48,21 @@ from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.observed import Reservation
 
 NOW = 1_700_000_000.0
-COMMIT_SECONDS, RESTART_SECONDS = 1800.0, 180.0
 ASKED_SECONDS, ENDED_SECONDS = 30.0, 5.0  # until a gang that is asked to commit, or is ended at once, is gone
 COMMIT_FAILS = 0.03
 WEIGHTS = {"vision": 1.0, "speech": 1.0, "text": 2.0}
 LIMITS = {"lost": 0.2, "wait": 1.05, "put out": 1.25, "fairness": 2.0}
 ORIGINAL_SET = preemption.cheapest_set
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What traces do not record."""
+
+    commit_seconds: float = 1800.0
+    """Between two commits of a gang."""
+    restart_seconds: float = 180.0
+    """Until its first step."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,7 @@ class Job:
     arrives: float
     work: float
     """Node-seconds that are left."""
+    assumed: Assumed = Assumed()
     reservation: int = 0
     nodes: tuple[str, ...] = ()
     began: float = 0.0
@@ -88,11 +100,11 @@ class Job:
 
     def trained(self, now: float) -> float:
         """Seconds of this attempt in which it trained."""
-        return max(0.0, now - self.began - RESTART_SECONDS)
+        return max(0.0, now - self.began - self.assumed.restart_seconds)
 
     def committed(self, now: float) -> float:
         """Those of them that are committed."""
-        return self.trained(now) // COMMIT_SECONDS * COMMIT_SECONDS
+        return self.trained(now) // self.assumed.commit_seconds * self.assumed.commit_seconds
 
     def summary(self, now: float) -> JobSummary:
         status = JobStatus.model_construct(
@@ -104,7 +116,9 @@ class Job:
             )
             first = (
                 Attempt.model_construct(
-                    number=1, created_at=NOW + self.began, first_step_at=NOW + self.began + RESTART_SECONDS
+                    number=1,
+                    created_at=NOW + self.began,
+                    first_step_at=NOW + self.began + self.assumed.restart_seconds,
                 ),
             )
             gang = GangStatus.model_construct(
@@ -136,7 +150,9 @@ def gang_spec(nodes: int, priority: int, gpus: int = GPUS) -> JobSpec:
     return parse_job({"metadata": {"name": "job"}, "spec": document}).spec
 
 
-def trace(jobs: int, nodes: int, load: float, seed: int, file: Path | None = None) -> list[Job]:
+def trace(
+    jobs: int, nodes: int, load: float, seed: int, file: Path | None = None, assumed: Assumed = Assumed()
+) -> list[Job]:
     """Jobs whose arrivals are stretched so that together they ask for `load` times what the fleet has meanwhile."""
     dice = random.Random(seed)
     asked = traces.read(file, jobs, nodes // 2, dice, WEIGHTS) if file else traces.drawn(jobs, dice, list(WEIGHTS))
@@ -148,7 +164,7 @@ def trace(jobs: int, nodes: int, load: float, seed: int, file: Path | None = Non
     found = []
     for i, each in enumerate(asked):
         spec, at = specs[each.nodes, each.gpus, each.urgent], (each.at - first) * stretch
-        found.append(Job(f"job{i:05d}", each.project, spec, at, each.nodes * each.seconds, queued=at))
+        found.append(Job(f"job{i:05d}", each.project, spec, at, each.nodes * each.seconds, assumed, queued=at))
     return found
 
 
@@ -160,7 +176,8 @@ class Replay:
         self.entries: tuple[Reservation, ...] = ()
         self.outcome = Outcome(jobs=jobs)
         self.there: set[str] = set()
-        self.told: set[tuple[str, int]] = set()
+        self.gone_at: dict[tuple[str, int], float] = {}
+        """Of each gang that is asked to make room, by its uid and reservation."""
         self.events: list[tuple[float, int, str, str, int]] = []
         self.order = 0
         for job in jobs:
@@ -203,9 +220,7 @@ class Replay:
 
     def stop(self, job: Job, now: float) -> bool:
         """It is gone from its nodes, unless the order was taken back."""
-        if not any(
-            entry.uid == job.uid and entry.number == job.reservation and entry.yields_to for entry in self.entries
-        ):
+        if now < self.gone_at.get((job.uid, job.reservation), float("inf")):
             return False
         saved = self.policy.asks and self.dice.random() >= COMMIT_FAILS
         kept = job.trained(now) if saved else job.committed(now)
@@ -234,12 +249,16 @@ class Replay:
             if entry.number == job.reservation and not job.nodes:
                 job.nodes, job.began = entry.nodes, now
                 job.waited += now - job.queued
-                self.at(now + RESTART_SECONDS + job.work / len(job.nodes), "finish", job)
-                self.look(job, now + preemption.RESTARTS_BEFORE * RESTART_SECONDS)
+                restart = job.assumed.restart_seconds
+                self.at(now + restart + job.work / len(job.nodes), "finish", job)
+                self.look(job, now + preemption.RESTARTS_BEFORE * restart)
                 began_any = True
-            elif entry.yields_to and (entry.uid, entry.number) not in self.told:
-                self.told.add((entry.uid, entry.number))
-                self.at(now + (ASKED_SECONDS if self.policy.asks else ENDED_SECONDS), "stop", job)
+        asked = {(entry.uid, entry.number): self.jobs[entry.uid] for entry in plan.entries if entry.yields_to}
+        for key in self.gone_at.keys() - asked.keys():  # the order was taken back
+            del self.gone_at[key]
+        for key in sorted(asked.keys() - self.gone_at.keys()):
+            self.gone_at[key] = now + (ASKED_SECONDS if self.policy.asks else ENDED_SECONDS)
+            self.at(self.gone_at[key], "stop", asked[key])
         return began_any
 
 
@@ -272,7 +291,7 @@ def alone(jobs: list[Job], nodes: int, seed: int) -> dict[str, float]:
             found[job.uid] = job.finished - job.arrives
         for job in mine:
             if job.spec.gang.nodes.min > share:  # by itself it would never begin: as if it had the whole fleet
-                found[job.uid] = RESTART_SECONDS + job.work / job.spec.gang.nodes.max
+                found[job.uid] = job.assumed.restart_seconds + job.work / job.spec.gang.nodes.max
     return found
 
 
@@ -286,8 +305,10 @@ class Setting:
     by_itself: dict[str, float]
 
 
-def setting(jobs: int, nodes: int, load: float, seed: int, file: Path | None = None) -> Setting:
-    drawn = trace(jobs, nodes, load, seed, file)
+def setting(
+    jobs: int, nodes: int, load: float, seed: int, file: Path | None = None, assumed: Assumed = Assumed()
+) -> Setting:
+    drawn = trace(jobs, nodes, load, seed, file, assumed)
     return Setting(drawn, nodes, seed, alone(drawn, nodes, seed))
 
 
@@ -307,7 +328,7 @@ def measure(settings: list[Setting], policy: Policy) -> dict[str, float]:
     return {
         "preemptions": preemptions,
         "lost_gpu_hours": round(lost / 3600, 1),
-        "floor_gpu_hours": round(asked * RESTART_SECONDS / 3600, 1),
+        "floor_gpu_hours": round(asked * settings[0].jobs[0].assumed.restart_seconds / 3600, 1),
         "urgent_wait_p99_s": round(_percentile(sorted(waits), 0.99), 1),
         "put_out_per_asked": round(put_out / max(1, asked), 3),
         "fairness_median": round(statistics.median(fairness), 3),
@@ -328,29 +349,39 @@ def main() -> int:
     parser.add_argument("--loads", type=float, nargs="+", default=[0.8, 1.0, 1.2])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1, help="how many traces are drawn, or places in the file")
+    parser.add_argument("--commit-minutes", type=float, nargs="+", default=[30.0])
+    parser.add_argument("--restart-seconds", type=float, nargs="+", default=[180.0])
     parser.add_argument("--trace", type=Path, help="a public trace, as benchmarks/traces.py describes it")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows: dict[str, Any] = {}
-    seeds = range(arguments.seed, arguments.seed + arguments.seeds)
-    for load in arguments.loads:
-        settings = [setting(arguments.jobs, arguments.nodes, load, seed, arguments.trace) for seed in seeds]
+    cases = [
+        (
+            f"commits every {minutes:g} min, restarts of {seconds:g} s, load {load:.0%}",
+            Assumed(60 * minutes, seconds),
+            load,
+        )
+        for minutes in arguments.commit_minutes
+        for seconds in arguments.restart_seconds
+        for load in arguments.loads
+    ]
+    for case, assumed, load in cases:
+        print(case)
+        seeds = range(arguments.seed, arguments.seed + arguments.seeds)
+        settings = [setting(arguments.jobs, arguments.nodes, load, seed, arguments.trace, assumed) for seed in seeds]
         for policy in POLICIES:
-            row = rows[f"{load:.0%}/{policy.name}"] = measure(settings, policy)
-            print(
-                f"load {load:4.0%}  {policy.name:14}  " + "  ".join(f"{key} {value:g}" for key, value in row.items()),
-                flush=True,
-            )
+            row = rows[f"{case}/{policy.name}"] = measure(settings, policy)
+            print(f"  {policy.name:14}  " + "  ".join(f"{key} {value:g}" for key, value in row.items()), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))
-    missed = [words for load in arguments.loads for words in _missed(rows, f"{load:.0%}")]
-    print("\n".join(f"MISSED: {words}" for words in missed) or "holds: all limits at every load")
+    missed = [words for case, _, _ in cases for words in _missed(rows, case)]
+    print("\n".join(f"MISSED: {words}" for words in missed) or "holds: all limits in every case")
     return 1 if missed else 0
 
 
-def _missed(rows: dict[str, Any], load: str) -> Iterator[str]:
+def _missed(rows: dict[str, Any], case: str) -> Iterator[str]:
     """The wait is compared with those who ask for a commit too: to end gangs at once is always faster."""
-    mine, newest, asked = (rows[f"{load}/{policy.name}"] for policy in POLICIES)
+    mine, newest, asked = (rows[f"{case}/{policy.name}"] for policy in POLICIES)
     checks = (
         (mine["lost_gpu_hours"], LIMITS["lost"] * newest["lost_gpu_hours"], "GPU-hours lost"),
         (mine["urgent_wait_p99_s"], LIMITS["wait"] * asked["urgent_wait_p99_s"], "s of wait (p99)"),
@@ -359,7 +390,7 @@ def _missed(rows: dict[str, Any], load: str) -> Iterator[str]:
     )
     for value, limit, what in checks:
         if value > limit:
-            yield f"load {load}: {what}: {value:g} > {limit:g}"
+            yield f"{case}: {what}: {value:g} > {limit:g}"
 
 
 if __name__ == "__main__":
