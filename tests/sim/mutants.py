@@ -406,7 +406,10 @@ MUTANTS = (
         "what others lose of their shares does not count", patch(preemption.Preemptor, _fair=judged_by_what_it_gains)
     ),
     Mutant("whoever is put out comes first again", patch(preemption.Preemptor, _fair=before_whoever_waits)),
-    Mutant("much more is put out than is asked for", patch(preemption, EVICTED_PER_REQUESTED_MAX=100.0)),
+    Mutant(
+        "much more is put out than is asked for",
+        patch(preemption, EVICTED_PER_REQUESTED_MAX=100.0, EVICTED_PER_URGENT_REQUESTED_MAX=100.0),
+    ),
     Mutant("nodes are not kept for whom others are put out", patch(placement.Space, keep=lambda self, names: None)),
     Mutant("whoever makes room has no time to commit", lambda: shutdown._GRACE.update({Code.EVICTED: 5.0})),
     Mutant("to be put out is a fault", patch(gang_rules, diagnose_preemption=a_fault_of_the_platform)),

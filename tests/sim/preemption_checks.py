@@ -31,6 +31,7 @@ class PreemptionChecks:
         known = {(entry.uid, entry.number) for entry in before if entry.yields_to}
         kept = {(entry.uid, entry.number - 1): len(entry.nodes) for entry in after}
         freed: dict[str, int] = {}
+        of_equals: set[str] = set()
         for entry in after:
             if not entry.yields_to or (entry.uid, entry.number) in known:
                 continue
@@ -39,6 +40,8 @@ class PreemptionChecks:
             self._will_make_room(victim, entry)
             nodes = len(entry.nodes) - kept.get((entry.uid, entry.number), 0)
             freed[job.uid] = freed.get(job.uid, 0) + nodes * entry.gpus
+            if "priority" not in job.requested | victim.requested and job.spec.priority == victim.spec.priority:
+                of_equals.add(job.uid)
             if self._world.t < self._world.quotas_changed_at + QUOTA_SEEN_SECONDS:
                 continue
             quota, what = self._world.quotas.get(job.project, ProjectQuota()), f"{victim.name} for {job.name}"
@@ -50,7 +53,8 @@ class PreemptionChecks:
         for uid, gpus in freed.items():
             gang = self._world.jobs[uid].spec.gang
             asked = gang.nodes.min * gang.gpus_per_node
-            self._require(gpus <= 2 * asked, "not much more is put out than is asked for", f"{gpus} for {asked}")
+            most = 2 if uid in of_equals else 4
+            self._require(gpus <= most * asked, "not much more is put out than is asked for", f"{gpus} for {asked}")
 
     def weather_cleared(self) -> None:
         self._fair = True

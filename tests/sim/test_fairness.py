@@ -7,9 +7,9 @@ from benchmarks.fairness import POLICIES, measure, setting, trace
 
 
 def test_the_cheapest_set_loses_less_than_the_newest_and_everybody_gets_on() -> None:
-    settings = [setting(100, 8, 1.0, seed=3)]
+    settings = [setting(100, 8, 1.0, seed) for seed in (3, 4, 5, 6)]
     mine, newest, _ = (measure(settings, policy) for policy in POLICIES)
-    assert mine["preemptions"] > 5
+    assert mine["preemptions"] > 20
     assert mine["lost_gpu_hours"] < newest["lost_gpu_hours"] / 2
     assert mine["put_out_per_asked"] <= 1.25
     assert mine["fairness_max"] < float("inf"), "somebody never ended"

@@ -93,7 +93,9 @@ def walk(seed: int) -> Walk:
                 evictions += len(preemption.evictions)
                 put_out = sum(eviction.gpus for eviction in preemption.evictions)
                 gang = preemption.job.spec.gang
-                if put_out > 2 * gang.nodes.min * gang.gpus_per_node:
+                priorities = {eviction.job.spec.priority for eviction in preemption.evictions}
+                most = 2 if preemption.job.spec.priority in priorities else 4
+                if put_out > most * gang.nodes.min * gang.gpus_per_node:
                     return Walk(states, evictions, f"seed {seed}: {put_out} GPUs are put out for {preemption.job.uid}")
             if plan.entries == entries:
                 if hoping := [uid for uid, wait in plan.waits.items() if wait.code == Code.AWAITING_PREEMPTION]:

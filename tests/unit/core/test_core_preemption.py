@@ -118,13 +118,23 @@ def test_the_cheapest_set_is_chosen_by_uncommitted_work_and_restart_cost() -> No
     assert cost(fresh, NOW) == 8 * (10 + RESTART_SECONDS + REQUEUE_SECONDS)
 
 
-def test_no_more_is_put_out_than_twice_what_is_asked_for() -> None:
-    pair, four_, urgent = runs("pair", "a", "b"), runs("four", "c", "d", "e", "f"), summary("u", gang(1, 5))
+def test_no_more_is_put_out_than_twice_what_is_asked_for_where_that_will_do() -> None:
+    pair, four_ = runs("pair", "a", "b"), runs("four", "c", "d", "e", "f", ago=0)
     nodes = [node(name) for name in "abcdef"]
-    assert yielding(admit(seen(four_, urgent, nodes=nodes[2:]), held(four_))) == {}
     for size, out in ((1, {"pair"}), (2, {"pair"}), (3, {"four"}), (4, {"four"}), (6, {"pair", "four"})):
         jobs = (pair, four_, summary("u", gang(size, 5)))
         assert yielding(admit(seen(*jobs, nodes=nodes), held(pair, four_))).keys() == out
+
+
+def test_a_gang_of_a_higher_priority_has_up_to_four_times_as_much_put_out_where_nothing_less_would_do() -> None:
+    large = runs("large", "a", "b", "c", "d")
+    assert yielding(admit(seen(large, summary("u", gang(1, 5))), held(large))) == {"large": "u"}
+    five = [node(name) for name in "abcde"]
+    larger = runs("larger", "a", "b", "c", "d", "e")
+    assert yielding(admit(seen(larger, summary("u", gang(1, 5)), nodes=five), held(larger))) == {}
+    borrowed = runs("borrowed", "a", "b", "c", "d", project="cv", ago=9000)
+    equal = summary("equal", gang(1), project="nlp")
+    assert yielding(admit(seen(borrowed, equal, quotas=shared(cv=1, nlp=9)), held(borrowed))) == {}
 
 
 def test_what_is_free_counts() -> None:

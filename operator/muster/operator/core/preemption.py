@@ -33,6 +33,9 @@ from muster.operator.core.visibility import describe_job, describe_jobs
 # without a limit a request for 48 GPUs once put out 376 (KAI, PR 1565). Over many requests it is about one for one, for
 # the cheapest set is nearly always the smallest (benchmarks/fairness.py).
 EVICTED_PER_REQUESTED_MAX = 2.0
+# The same where all of them are of a lower priority, and nothing less would do: else an urgent gang of one node waits
+# for as long as only gangs of four nodes run.
+EVICTED_PER_URGENT_REQUESTED_MAX = 4.0
 # A gang has so many times its restart's cost before one of its own priority may put it out; else two thrash.
 RESTARTS_BEFORE = 3.0
 # In one pass so many gangs have others put out, and of so many it is tried. The first in line suffices for progress.
@@ -122,8 +125,9 @@ class Preemptor:
         if not mine and key in self._failed:
             return None
         self._tries += not mine
-        for allowed in (lower | equal, lower) if equal else (lower,):
-            found = self._cheapest_of_all(job, ask, allowed, mine)
+        tries = [(lower, EVICTED_PER_REQUESTED_MAX), (lower, EVICTED_PER_URGENT_REQUESTED_MAX)]
+        for allowed, most in [(lower | equal, EVICTED_PER_REQUESTED_MAX), *tries] if equal else tries:
+            found = self._cheapest_of_all(job, ask, allowed, mine, most)
             if found is not None and self._fair(job, ask, found.evictions):
                 self._keep(found, ask)
                 return found
@@ -212,11 +216,13 @@ class Preemptor:
         first = all(turn < shares.turn(name, priority, -less) for name, less in taken.items())
         return first and gain > loss + 1e-9
 
-    def _cheapest_of_all(self, job: JobSummary, ask: Ask, allowed: set[str], mine: set[str]) -> Preemption | None:
-        """The cheapest over all pools (and topology domains)."""
+    def _cheapest_of_all(
+        self, job: JobSummary, ask: Ask, allowed: set[str], mine: set[str], most: float
+    ) -> Preemption | None:
+        """The cheapest over all pools (and topology domains), of at most `most` GPUs for each that is asked for."""
         size = ask.sizes[-1]
         already = sum(shape.gpus for held in self._on.values() for uid in held.keys() & mine for shape in held[uid])
-        gpus_max = int(EVICTED_PER_REQUESTED_MAX * size * ask.shape.gpus) - already
+        gpus_max = int(most * size * ask.shape.gpus) - already
         gone = mine | {other.uid for other in self._fleet.jobs if _is_leaving(other)}
         best: Preemption | None = None
         for rooms in self._space.groups(ask).values():
