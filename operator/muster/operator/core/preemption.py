@@ -171,11 +171,10 @@ class Preemptor:
         self._space.keep(found.nodes)
         reasons = tuple(self._why(job, eviction.job, job) for eviction in found.evictions)
         for eviction in found.evictions:
-            uid = eviction.job.uid
-            self._victims.pop(uid)
-            self.yielding[uid] = job.uid
             victim = eviction.job
-            self._told[uid] = f"preempted by {describe_job(victim, job)}, {self._why(job, victim, victim)}"
+            self._victims.pop(victim.uid)
+            self.yielding[victim.uid] = job.uid
+            self._told[victim.uid] = f"preempted by {describe_job(victim, job)}, {self._why(job, victim, victim)}"
         for eviction in found.evictions:
             shares.hold(eviction.job, -eviction.gpus)
         shares.hold(job, ask.sizes[-1] * ask.shape.gpus)
