@@ -163,7 +163,7 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc", f"--service-cluster-ip-range={SERVICES}.0/24",
             "--authorization-mode=Node,RBAC", "--endpoint-reconciler-type=none", *extra,
         )  # fmt: skip
-        eventually(self._is_ready, f"an API server (its log: {self.folder / 'kube-apiserver.log'})", 90)
+        eventually(self._is_ready, f"an API server (its log: {self.folder / 'kube-apiserver.log'})")
 
     def _is_ready(self) -> bool:
         tls = ssl.create_default_context(cafile=str(self.ca))

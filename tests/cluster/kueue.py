@@ -58,7 +58,7 @@ class Kueue:
                 env=os.environ | {"KUBECONFIG": str(self.house.plane.kubeconfig)}, stdout=log, stderr=log,
             )  # fmt: skip
         flavor = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "any"}}
-        eventually(lambda: self._takes(flavor), f"Kueue to answer; its log: {self.folder / 'log'}", 60)
+        eventually(lambda: self._takes(flavor), f"Kueue to answer; its log: {self.folder / 'log'}")
 
     def stop(self) -> None:
         """Its webhooks go first: without it they would refuse every pod of the tests that follow."""

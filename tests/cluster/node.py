@@ -49,7 +49,7 @@ class Node:
         for archive in archives:
             self.ctr("images", "import", str(archive))
         self._start_kubelet()
-        eventually(self._is_ready, f"a ready node; its log: {self.folder / 'kubelet.log'}", 120)
+        eventually(self._is_ready, f"a ready node; its log: {self.folder / 'kubelet.log'}")
 
     def ctr(self, *words: str, check: bool = True) -> str:
         command = ["ctr", "--address", str(self._socket), "--namespace", "k8s.io", *words]
@@ -62,7 +62,7 @@ class Node:
         self._kubectl("cordon", self.name)
         self._kubectl("delete", "pods", "--all", "-A", "--force", "--grace-period=0", "--wait=false")
         with contextlib.suppress(AssertionError):
-            eventually(lambda: not self.ctr("tasks", "list", "-q", check=False).split(), "containers to end", 60)
+            eventually(lambda: not self.ctr("tasks", "list", "-q", check=False).split(), "containers to end")
         for process in reversed(self._running):
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -94,7 +94,7 @@ state = "{self.folder}/state"
 """
         )
         self._run("containerd", "--config", config)
-        eventually(lambda: bool(self.ctr("version", check=False)), "containerd", 60)
+        eventually(lambda: bool(self.ctr("version", check=False)), "containerd")
 
     def _start_kubelet(self) -> None:
         port = free_port()

@@ -196,7 +196,7 @@ def test_the_policy_in_the_documents_confines_it_to_its_own_node(house: House, a
         return True
 
     try:
-        eventually(lambda: not may_write("other"), "the policy to hold", 60)
+        eventually(lambda: not may_write("other"), "the policy to hold")
         assert may_write("own")
     finally:
         house.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "muster-agent")

@@ -123,7 +123,7 @@ def test_the_operator_leads_with_the_charts_account_and_environment(cluster: Clu
             env=os.environ | environment, stdout=out, stderr=out,
         )  # fmt: skip
     try:
-        eventually(lambda: "operator leads" in log.read_text(), f"a leader\n{log.read_text()}", 60)
+        eventually(lambda: "operator leads" in log.read_text(), f"a leader\n{log.read_text()}")
         told = smoke(cluster, tmp_path, patience=60)
         assert (told.returncode, told.stdout.split()) == (0, ["ok", "definition_is_served", "ok", "operator_leads"])
         assert "forbidden" not in log.read_text().lower()

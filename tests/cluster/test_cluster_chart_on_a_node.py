@@ -167,7 +167,7 @@ def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall
     with house.rest(SYSTEM, TOKEN) as rest:
         made = rest("POST", "/jobs", job("first", 1_000_000))
         eventually(lambda: house.step("first", TEAM) > 0, "the job to train", 240)
-        eventually(lambda: rest("GET", f"/jobs/{made['id']}")["status"]["phase"] == "Running", "the API to tell", 60)
+        eventually(lambda: rest("GET", f"/jobs/{made['id']}")["status"]["phase"] == "Running", "the API to tell")
     (worker,) = house.ready_pods(TEAM)
     uid = house.get("pod", worker, "-n", TEAM)["metadata"]["uid"]
     first = house.revision(SYSTEM)
@@ -176,7 +176,7 @@ def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall
     def trains_on() -> None:
         """The same pod, in its first attempt, some steps further."""
         before = house.step("first", TEAM)
-        eventually(lambda: house.step("first", TEAM) > before, "more steps", 120)
+        eventually(lambda: house.step("first", TEAM) > before, "more steps")
         status = house.get("tj", "first", "-n", TEAM)["status"]
         assert (status["attempt"], status["phase"]) == (1, "Running")
         assert house.get("pod", worker, "-n", TEAM)["metadata"]["uid"] == uid
@@ -195,7 +195,7 @@ def test_a_job_goes_in_by_rest_and_trains_through_upgrade_rollback_and_uninstall
     told = house.helm("uninstall", "muster", "--namespace", SYSTEM, "--wait")
     assert "trainingjobs.muster.dev" in told
     assert "muster-worker" in told, "without that role no worker may ask whether its attempt is current"
-    eventually(lambda: set(house.names("pods", SYSTEM)) <= {"muster-test"}, "the release's pods to go", 90)
+    eventually(lambda: set(house.names("pods", SYSTEM)) <= {"muster-test"}, "the release's pods to go")
     assert house.get("pod", worker, "-n", TEAM)["metadata"]["uid"] == uid
     before = _newest_commit(world)
     eventually(lambda: _newest_commit(world) > before, "a commit that no operator watched over", 180)

@@ -51,7 +51,7 @@ def test_who_holds_the_nodes_commits_makes_room_and_goes_on_afterwards(contended
     contended.steps("holds-all", 5)
     urgent = contended.submit(of("speech", "entitled", steps=10, priority=5))
     assert contended.reaches("entitled", "Succeeded", 120)["attempt"] == 1
-    eventually(lambda: contended.status("holds-all").get("attempt") == 2, "the first gang to go on", 60)
+    eventually(lambda: contended.status("holds-all").get("attempt") == 2, "the first gang to go on")
     put_out, again = contended.status("holds-all")["attempts"]
     assert put_out["cause"] == "eviction"
     told = "preempted by a gang of another project, which has priority 5 where this job has 0"

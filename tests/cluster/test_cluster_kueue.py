@@ -63,7 +63,7 @@ def test_a_gang_waits_for_quota_and_then_runs(cluster: House) -> None:
     assert "narrow" in row
     cluster.change("quota-first", {"cancel": True})
     cluster.reaches("quota-second", "Succeeded", 90)
-    eventually(lambda: not cluster.pods("quota-first"), "the first one's pods to be gone", 60)
+    eventually(lambda: not cluster.pods("quota-first"), "the first one's pods to be gone")
     assert workload(cluster, "quota-first-r0") is None
 
 
@@ -72,7 +72,7 @@ def test_a_suspended_gang_gives_its_quota_back(cluster: House) -> None:
     cluster.steps("pauses", 6)
     cluster.change("pauses", {"suspend": True})
     cluster.reaches("pauses", "Suspended")
-    eventually(lambda: workload(cluster, "pauses-r0") is None, "its Workload to be gone", 60)
+    eventually(lambda: workload(cluster, "pauses-r0") is None, "its Workload to be gone")
     cluster.submit(job("meanwhile", "narrow", steps=5))
     cluster.reaches("meanwhile", "Succeeded", 60)
     cluster.change("pauses", {"suspend": False})
@@ -116,7 +116,7 @@ def test_a_failed_node(cluster: House) -> None:
         p["spec"]["nodeName"] for p in cluster.pods("failed-node") if p["metadata"]["name"] == "failed-node-1-1"
     )
     cluster.do(cluster.kubelets.darken(dark))
-    eventually(lambda: cluster.status("failed-node")["attempt"] == 2, f"the next attempt\n{cluster.tail()}", 60)
+    eventually(lambda: cluster.status("failed-node")["attempt"] == 2, f"the next attempt\n{cluster.tail()}")
     cluster.reaches("failed-node", "Running", 60)
     assert dark not in {pod["spec"].get("nodeName") for pod in cluster.pods("failed-node")}
     assert cluster.status("failed-node")["lastFailure"]["node"] == dark

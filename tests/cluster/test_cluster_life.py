@@ -76,7 +76,7 @@ def test_a_gang_that_may_not_exist_whole_holds_nothing(life: House) -> None:
         told = "exceeded quota" in status.get("because", "")
         return told and status["phase"] == "Queued" and not status["gang"].get("nodes")
 
-    eventually(given_back, "the quota to be named and the nodes to be given back", 60)
+    eventually(given_back, "the quota to be named and the nodes to be given back")
     eventually(lambda: not life.pods("whole", "tight"), "the one pod to be gone")
     more = {"spec": {"hard": {"pods": "2"}}}
     life.client.patch(paths.core("tight", "resourcequotas", "two"), more)

@@ -85,9 +85,9 @@ def test_an_operator_killed_while_a_quota_holds_half_of_a_gang(house: House, pro
     house.submit(document)
     for expected in (1, 0):
         if not expected:
-            eventually(lambda: is_held(house, name, namespace), "the one pod to wait behind its gate", 60)
+            eventually(lambda: is_held(house, name, namespace), "the one pod to wait behind its gate")
             house.client.patch(f"{quotas}/one", {"spec": {"hard": {"pods": "2"}}})
-        eventually(killed.is_set, f"a death; not met yet: {set(left)}\n{house.tail()}", 90)
+        eventually(killed.is_set, f"a death; not met yet: {set(left)}\n{house.tail()}")
         assert len(left) == expected
         killed.clear()
         operators[-1].wait()
@@ -108,7 +108,7 @@ def test_an_operator_killed_at_every_kind_of_write_costs_the_job_nothing(house: 
     name = f"killed-{when}"
     uid = house.submit(quick_job(name, steps=25, gang=OPS))
     while left or killed.is_set():  # two writes at the same moment make one death
-        eventually(killed.is_set, f"a death; not met yet: {set(left)}\n{house.tail()}", 60)
+        eventually(killed.is_set, f"a death; not met yet: {set(left)}\n{house.tail()}")
         operators[-1].wait()
         killed.clear()
         operators.append(house.start_operator(server=proxy.server))

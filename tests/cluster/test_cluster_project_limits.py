@@ -58,7 +58,7 @@ def limits(house: House) -> Iterator[None]:
         house.kubectl("delete", "tj", "-n", "limited", "early", "--wait=false")
         return False
 
-    eventually(refused, "the limits to hold", 60)
+    eventually(refused, "the limits to hold")
     yield
     for document in documents:
         house.kubectl("delete", document["kind"], document["metadata"]["name"])

@@ -15,7 +15,6 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
 def test_what_torch_can_do_on_a_cpu(check: Callable[[str], str]) -> None:
     try:

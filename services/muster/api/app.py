@@ -235,7 +235,7 @@ async def _renew_webhooks(services: Services) -> None:
 
 def _assemble(settings: Settings, database: Database, cluster: Cluster, counted: Metrics, hub: Hub) -> Services:
     mirror = Mirror(database, cluster, hub, counted)
-    relay = Relay(database, cluster, hub, counted, mirror.caught_up)
+    relay = Relay(database, cluster, hub, counted, lambda: mirror.caught_up)
     uses: dict[str, float] = {}
     pool = WorkerPool(settings.chat_workers)
     callers, placed = Recent[Principal](TokenRow, PersonRow, MemberRow), Recent[Placed](ProjectRow)
@@ -250,11 +250,9 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         Work("housekeeping", lambda: _clean_up(settings, database, uses, kept, made), HOUSEKEEPING_SECONDS),
         *([kept.arrivals.work] if kept.arrivals is not None else []),
     ]
-
-    async def current() -> bool:
-        return works[0].healthy and await mirror.caught_up()
-
-    accounting = Accounting(database, prices, counted, current)
+    accounting = Accounting(database, prices, counted, lambda: works[0].healthy and mirror.caught_up)
+    counting = Work("accounting", accounting.step, ACCOUNTING_SECONDS)
+    mirror.waiting += [works[1].wake, counting.wake]
     quotas = QuotaWriter(database, cluster, lambda: spent_of(accounting.counted), settings.files_place)
     sealing, reach = sealing_of(settings), Reach(settings.webhook_networks)
     told = Webhooks(Deliveries(database, sealing, reach, counted.webhooks), sealing, reach)
@@ -262,7 +260,7 @@ def _assemble(settings: Settings, database: Database, cluster: Cluster, counted:
         Work("webhooks", told.deliveries.step, DELIVERY_SECONDS, wake=told.deliveries.freed),
         Work("webhooks waiting", told.deliveries.measure, MEASURE_SECONDS),
         Work("waits", lambda: notify_of_waits(database), WAIT_SECONDS),
-        Work("accounting", accounting.step, ACCOUNTING_SECONDS),
+        counting,
         Work("quotas", quotas.step, QUOTA_SECONDS),
         Work("chat", pool.reap, REAP_SECONDS),
         Work("sweeps", lambda: sweep_controller.step(services), sweep_controller.SWEEP_SECONDS),

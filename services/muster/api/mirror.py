@@ -34,24 +34,17 @@ from muster.local.cluster import RawChange
 log = structlog.get_logger("muster.api.mirror")
 
 BATCH = 500
-CAUGHT_UP_SECONDS = 1.0
 
 
 class Mirror:
+    """`caught_up` says whether all that the cluster had was read; when it comes about, those of `waiting` are woken."""
+
     def __init__(self, database: Database, cluster: Cluster, hub: Hub, metrics: Metrics) -> None:
         self._database, self._cluster, self._hub, self._metrics = database, cluster, hub, metrics
         self._cursor: int | None = None
         self._seen_version = -1
-        self._caught_up = asyncio.Event()
-
-    async def caught_up(self) -> bool:
-        """Whether all that the cluster had was read; a second's patience spares who begins with it a whole round."""
-        try:
-            async with asyncio.timeout(CAUGHT_UP_SECONDS):
-                await self._caught_up.wait()
-        except TimeoutError:
-            return False
-        return True
+        self.caught_up = False
+        self.waiting: list[asyncio.Event] = []
 
     async def step(self) -> bool:
         """Take over one batch of changes; True when there may be more."""
@@ -64,7 +57,7 @@ class Mirror:
         self._metrics.mirror_lag.set(max(0, version - self._cursor) if changes else 0)
         if not changes:
             self._seen_version = version
-            self._caught_up.set()
+            self._note_caught_up()
             return False
         unknown = await self._unknown_jobs(changes)
         try:
@@ -78,6 +71,13 @@ class Mirror:
         for job_id in told or ():
             self._hub.tell(job_id)
         return True
+
+    def _note_caught_up(self) -> None:
+        if self.caught_up:
+            return
+        self.caught_up = True
+        for event in self.waiting:
+            event.set()
 
     async def _stored_cursor(self) -> int:
         async with self._database.read() as session:

@@ -7,7 +7,7 @@ relay starts, so a row knows whether its job has been there, whatever crashed in
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from sqlalchemy import bindparam, select, update
@@ -45,14 +45,14 @@ class Relay:
         cluster: Cluster,
         hub: Hub,
         metrics: Metrics,
-        caught_up: Callable[[], Awaitable[bool]],
+        caught_up: Callable[[], bool],
     ) -> None:
         self._database, self._cluster, self._hub, self._metrics = database, cluster, hub, metrics
         self._caught_up = caught_up
 
     async def step(self) -> bool:
         """Hand over one batch; True when there may be more."""
-        if not await self._caught_up():
+        if not self._caught_up():
             return False
         rows = await self._waiting()
         self._metrics.relay_waiting.set(len(rows))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import httpx2
 import uvicorn
 from fastapi import FastAPI
+from tests.polling import INTERVAL_SECONDS, WAIT_SECONDS_MAX
 
 from muster.api.__main__ import Server
 from muster.api.app import create_app
@@ -43,7 +44,10 @@ def document(name: str = "demo", **spec: Any) -> dict[str, Any]:
 
 
 async def until(
-    question: Callable[[], Awaitable[Answer]], what: str, seconds: float = 20.0, every: float = 0.02
+    question: Callable[[], Awaitable[Answer]],
+    what: str,
+    seconds: float = WAIT_SECONDS_MAX,
+    every: float = INTERVAL_SECONDS,
 ) -> Answer:
     """The first truthy answer. The time-out bounds broken code and decides no passing test."""
     deadline = time.monotonic() + seconds

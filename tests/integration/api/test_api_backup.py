@@ -185,7 +185,7 @@ async def survived(state: Path, url: str, outages: list[Callable[[], Awaitable[N
                         client.result()
                 return len(made) > than
 
-            await until(there, "more jobs", seconds=90)
+            await until(there, "more jobs")
 
         watched = (await here.submit("watched"))["id"]
         heard: list[int] = []
@@ -201,7 +201,7 @@ async def survived(state: Path, url: str, outages: list[Callable[[], Awaitable[N
         async def recovered() -> bool:
             return all(work.failing_since is None for work in here.services.background.works)
 
-        await until(recovered, "the work beside the requests to go on", seconds=90)
+        await until(recovered, "the work beside the requests to go on")
         await here.finish(watched)
         async with asyncio.timeout(60):
             await following
@@ -211,7 +211,7 @@ async def survived(state: Path, url: str, outages: list[Callable[[], Awaitable[N
         async def handed_over() -> bool:
             return {job.metadata.uid for job in here.cluster.jobs()} == set(listed.values())
 
-        await until(handed_over, "the hand-over of all", seconds=60)
+        await until(handed_over, "the hand-over of all")
         numbers = [event["id"] for event in (await here.get(f"/jobs/{watched}/events"))["items"]]
         assert heard == numbers == list(range(1, len(numbers) + 1))
         for uid in made.values():

@@ -74,7 +74,7 @@ def test_replicas_go_on_at_the_standby_when_the_machine_of_the_primary_goes_dark
 
 def more(load: Load, jobs: int, where: str) -> None:
     before = len(load.ids)
-    eventually(lambda: len(load.ids) >= before + jobs, f"more jobs {where}", 60.0)
+    eventually(lambda: len(load.ids) >= before + jobs, f"more jobs {where}")
 
 
 def refusal(url: str) -> str | None:

@@ -167,9 +167,9 @@ def test_a_reader_that_takes_nothing_is_given_up(impatient: Process, tmp_path: P
             text = httpx2.get(f"{impatient.url}/metrics").text
             return float(text.partition("\nmuster_api_streams ")[2].split()[0])
 
-        eventually(lambda: streams() == 20, "all to be served", 30)
+        eventually(lambda: streams() == 20, "all to be served")
         assert httpx2.get(f"{impatient.url}/api/v1/jobs", timeout=5).status_code == 200
-        eventually(lambda: streams() == 0, "all to be given up", 30)
+        eventually(lambda: streams() == 0, "all to be given up")
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -18,8 +18,6 @@ from muster.api.tool import Ended
 PATH = "/api/v1/jobs:inspect"
 SAID = json.dumps({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]})
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 async def here(tmp_path: Path) -> AsyncIterator[Platform]:

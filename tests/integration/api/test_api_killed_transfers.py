@@ -27,7 +27,7 @@ from muster.contract.spec import Keep
 from muster.trainer.checkpoint import Saver
 from muster.trainer.models.decoder import Decoder, build
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.long
 STEPS = (5, 6, 7)
 
 
@@ -76,7 +76,7 @@ def test_a_model_that_was_being_made_when_its_api_was_killed_is_made_by_the_next
     with api(folder.root) as process:
         for step in STEPS:
             url = f"{process.url}/api/v1/jobs/{uid}/checkpoints/{step}:export"
-            archive = eventually(lambda url=url: fetched(url), "the model", 120.0)
+            archive = eventually(lambda url=url: fetched(url), "the model")
             with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
                 files = {each.name.partition("/")[2]: tar.extractfile(each) for each in tar if each.isfile()}
                 weights = load(files["model.safetensors"].read())  # type: ignore[union-attr]

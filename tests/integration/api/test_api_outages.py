@@ -154,7 +154,7 @@ async def test_a_server_that_takes_no_writes_any_more_is_left(
         await here.get("/jobs")
         return postgres.sql(f"SELECT count(*) {old} AND query LIKE '%pg_notify%'") == "0"
 
-    await until(left, "it to listen to the new one", seconds=30)
+    await until(left, "it to listen to the new one")
 
 
 @pytest.mark.postgres

@@ -243,7 +243,7 @@ def assert_nothing_lost_or_doubled(there: Replicas, load: Load) -> None:
     assert {job["name"]: job["id"] for job in listed} == load.ids
     assert len(listed) == len(load.ids)
     told = {uid: _numbers(url, uid) for uid in load.ids.values()}
-    eventually(lambda: all(seen and seen[-1] == -1 for seen in load.heard.values()), "the end of all streams", 90.0)
+    eventually(lambda: all(seen and seen[-1] == -1 for seen in load.heard.values()), "the end of all streams")
     for uid, (numbers, types) in told.items():
         assert numbers == list(range(1, len(numbers) + 1)), uid
         assert (types.count("job.created"), types.count("job.succeeded")) == (1, 1), types
@@ -256,7 +256,7 @@ def _numbers(url: str, uid: str) -> tuple[list[int], list[str]]:
         items = list(httpx2.get(f"{url}/jobs/{uid}/events", timeout=20).json()["items"])
         return items if any(item["type"] == "job.succeeded" for item in items) else []
 
-    items = eventually(ended, f"the end of {uid}", 60.0)
+    items = eventually(ended, f"the end of {uid}")
     return [item["id"] for item in items], [item["type"] for item in items]
 
 

@@ -58,7 +58,6 @@ async def walk(here: Platform, **filters: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.long
 async def test_ten_thousand_jobs(tmp_path: Path) -> None:
     async with platform(tmp_path / "state", database_timeout_seconds=30.0, mirror_seconds=0.2) as here:

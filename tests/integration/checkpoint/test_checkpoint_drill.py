@@ -27,7 +27,7 @@ def test_a_drill_that_is_ended_leaves_no_process_and_no_file(tmp_path: Path, num
             _name(process) == "muster-upload" for process in seen
         )
 
-    eventually(uploads, "a nursery, two ranks and an upload process", 60)
+    eventually(uploads, "a nursery, two ranks and an upload process")
     drill.send_signal(number)
     assert drill.wait(30) == 128 + number
     left = [process for process in seen if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -135,7 +135,7 @@ class House:
     def wait_for_step(self, name: str, step: int) -> None:
         """Until some rank's heartbeat has reached that step."""
         uid = self.ask("get", name)["id"]
-        eventually(lambda: any(beat.step >= step for beat in self.beats(uid)), f"step {step} of {name}", 90)
+        eventually(lambda: any(beat.step >= step for beat in self.beats(uid)), f"step {step} of {name}")
 
     def beats(self, uid: str) -> list[Heartbeat]:
         """The last heartbeat of every rank of every attempt."""

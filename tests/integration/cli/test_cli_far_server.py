@@ -15,7 +15,7 @@ import yaml
 from tests.integration.cli.house import House
 from transformers import AutoModelForCausalLM
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.long
 FORM = {"format": "transformers", "dtype": "keep"}
 
 

@@ -14,8 +14,6 @@ from tests.integration.cli.house import MUSTER, House
 from tests.polling import eventually
 from tests.small_disk import Missing, SmallDisk, child_of, fill, free
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class SmallHouse(House):
     """Its state folder is a small disk, which only the platform sees; commands come from outside, by its address."""
@@ -78,9 +76,9 @@ def test_a_disk_that_gets_full_is_said_and_passes(small: SmallHouse) -> None:
     assert httpx2.get(f"{small.url}/healthz", timeout=30).status_code == 200
 
     free(here)
-    eventually(lambda: small.ready()[0] == 200, "it to be ready again", 60)
+    eventually(lambda: small.ready()[0] == 200, "it to be ready again")
     small.muster("submit", file, "--name", "third", "--set", "suspend=true")
-    eventually(lambda: small.phase("third") == "Suspended", "the operator to go on", 60)
+    eventually(lambda: small.phase("third") == "Suspended", "the operator to go on")
     fill(here)
     logs = "".join(log.read_text() for log in (here / "logs").glob("*.log"))
     assert small.process is not None

@@ -14,7 +14,6 @@ from muster.local.sandbox import available
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(not available(), reason="this kernel has no Landlock"),
 ]
 

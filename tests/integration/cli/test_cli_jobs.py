@@ -10,8 +10,6 @@ import yaml
 from tests.integration.cli.house import House
 from tests.polling import eventually
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture(scope="module")
 def finished(platform: House) -> str:
@@ -156,7 +154,7 @@ def test_a_long_job_watched_left_suspended_resumed_and_cancelled(platform: House
     """Ctrl-C leaves it alone; suspend commits; resume goes on from there; cancel ends it and says so to a watcher."""
     file = platform.job_file("long", length={"steps": 100_000}, evaluation=None)
     with platform.start("submit", str(file), "--yes", "--follow") as watcher:
-        eventually(lambda: [job for job in platform.ask("ls")["items"] if job["name"] == "long"], "the job", 60)
+        eventually(lambda: [job for job in platform.ask("ls")["items"] if job["name"] == "long"], "the job")
         platform.wait_for_step("long", 5)
         watcher.send_signal(signal.SIGINT)
         _, errors = watcher.communicate(timeout=30)

@@ -8,8 +8,6 @@ import pytest
 from tests.integration.cli.house import House
 from tests.polling import eventually
 
-pytestmark = pytest.mark.timeout(240)
-
 STEPS = 140
 
 
@@ -73,7 +71,7 @@ def test_a_gang_that_ended_with_its_platform_is_followed_by_one_other(house: Hou
     eventually(lambda: not house.processes(), "the last process to be gone")
 
     house.up()
-    eventually(lambda: any(beat.attempt == 2 and beat.step >= 60 for beat in house.beats(uid)), "attempt 2", 90)
+    eventually(lambda: any(beat.attempt == 2 and beat.step >= 60 for beat in house.beats(uid)), "attempt 2")
     everything = house.processes()
     house.kill()
     for process in everything:

@@ -139,7 +139,6 @@ async def test_a_plan_and_an_estimate_store_nothing(speaker: Speaker) -> None:
     assert await speaker.all(speaker.client.jobs.list) == []
 
 
-@pytest.mark.timeout(300)
 async def test_uploaded_data_are_inspected(speaker: Speaker, here: Platform) -> None:
     file = await taken_in(here, (await upload(here, b'{"text": "a few words"}\n' * 40, name="words.jsonl"))["id"])
     data = {"train": [{"source": file["id"]}], "sequenceLength": 16}

@@ -138,7 +138,6 @@ def _said(connection: Connection) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_preparation_that_is_killed_at_fifty_moments_ends_with_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,6 @@ from tests.polling import eventually
 
 from muster.cli.demo_checks import CHECKS
 
-pytestmark = pytest.mark.timeout(300)
-
 ARCHITECTURE = {"dim": 64, "layers": 2, "heads": 2, "kvHeads": 1, "ffnDim": 128, "vocabSize": 260, "maxPositions": 128}
 
 
@@ -75,7 +73,7 @@ def demos() -> Iterator[list[Demo]]:
         if demo.process.poll() is None:
             demo.process.kill()
             demo.process.communicate()
-        eventually(lambda demo=demo: not demo.left(), "the demo's processes to be gone", 60)  # type: ignore[misc]
+        eventually(lambda demo=demo: not demo.left(), "the demo's processes to be gone")  # type: ignore[misc]
 
 
 def test_the_demo_keeps_every_promise(tmp_path: Path, demos: list[Demo]) -> None:
@@ -120,10 +118,10 @@ def test_a_job_that_can_not_keep_the_promises_fails_the_demo(tmp_path: Path, dem
 def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, demos: list[Demo], number: signal.Signals) -> None:
     demo = Demo(tmp_path, job(tmp_path, steps=100_000))
     demos.append(demo)
-    eventually(lambda: any("muster.trainer" in line for line in demo.left()), "workers", 60)
+    eventually(lambda: any("muster.trainer" in line for line in demo.left()), "workers")
     demo.process.send_signal(number)
     code, _, errors = demo.end()
     assert code == (-9 if number == signal.SIGKILL else 130), errors
     if number == signal.SIGKILL:  # then it is `muster up` that notices, and takes everything with it
-        eventually(lambda: not demo.left(), "everything to end", 60)
+        eventually(lambda: not demo.left(), "everything to end")
     assert demo.left() == []

@@ -138,7 +138,7 @@ class House:
         def there() -> bool:
             return self.newest_step(uid) >= step
 
-        eventually(there, f"step {step} of {uid}", 60)
+        eventually(there, f"step {step} of {uid}")
 
     def stands_at(self, uid: str, step: int) -> None:
         """Wait until the whole fake gang has come to FAKE_HOLD_AT, where it stands until `goes_on`."""
@@ -146,7 +146,7 @@ class House:
         def there() -> bool:
             return [noted["step"] for noted in self.steps(uid)].count(step) == 2
 
-        eventually(there, f"both ranks of {uid} to be at step {step}", 60)
+        eventually(there, f"both ranks of {uid} to be at step {step}")
 
     def goes_on(self, uid: str) -> None:
         (self.job_folder(uid) / "go").touch()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.integration.local.house import FAKE, House
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.contract.status import JobStatus, Phase
 from muster.local.cluster import LocalCluster
@@ -49,7 +50,7 @@ async def operator(house: House, clock: Callable[[], float] = time.time) -> Asyn
         world.close()
 
 
-async def until(question: Callable[[], Any], what: str, seconds: float = 60) -> None:
+async def until(question: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS_MAX) -> None:
     deadline = time.monotonic() + seconds
     while not question():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"

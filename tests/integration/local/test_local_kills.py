@@ -114,8 +114,8 @@ def test_the_deaf_and_the_strays_are_ended_whole(house: House) -> None:
     trees = house.trees(uid)
     assert all(len(tree) >= 4 for tree in trees.values()), "launcher, rank, shell, sleeper"
     trees[1, 0][0].kill()
-    eventually(lambda: {attempt for attempt, _ in house.trees(uid)} == {2}, "the second attempt to be alone", 60)
-    eventually(lambda: {n["rank"] for n in house.steps(uid) if n["attempt"] == 2} == {0, 1}, "its ranks to train", 60)
+    eventually(lambda: {attempt for attempt, _ in house.trees(uid)} == {2}, "the second attempt to be alone")
+    eventually(lambda: {n["rank"] for n in house.steps(uid) if n["attempt"] == 2} == {0, 1}, "its ranks to train")
     assert house.never_two(uid)
     house.set_spec(uid, cancel=True)
     house.becomes(uid, Phase.STOPPING)

@@ -26,7 +26,7 @@ def running(house: House, uid: str, attempt: int) -> JobStatus:
         status = house.status(uid)
         return status if (status.attempt, status.phase) == (attempt, Phase.RUNNING) else None
 
-    return eventually(there, f"attempt {attempt} to run; {house.status(uid).because}", 60)
+    return eventually(there, f"attempt {attempt} to run; {house.status(uid).because}")
 
 
 def begin(house: House, **options: object) -> tuple[str, JobStatus]:

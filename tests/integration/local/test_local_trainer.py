@@ -17,7 +17,7 @@ from muster.contract.signals import StepRecord
 from muster.contract.status import Phase
 from muster.operator.local import processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 STEPS = 60
 
 

@@ -48,7 +48,7 @@ class Server:
         words = [word for word in command if word]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=log, cwd=self.folder)
-        eventually(self.ready, f"{self.name} to be ready; its log is in {self.folder}", 60)
+        eventually(self.ready, f"{self.name} to be ready; its log is in {self.folder}")
 
     def ready(self) -> bool:
         assert self.process is not None

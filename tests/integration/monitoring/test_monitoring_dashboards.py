@@ -71,8 +71,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         house.wait_for_step("hurt", 10)
         uid = house.ask("get", "hurt")["id"]
         psutil.Process(house.beats(uid)[0].pid).send_signal(signal.SIGKILL)
-        eventually(lambda: house.ask("get", "hurt")["status"]["attempt"] == 2, "the second attempt", 90)
-        eventually(lambda: any(b.attempt == 2 and b.step >= 20 for b in house.beats(uid)), "it to train on", 120)
+        eventually(lambda: house.ask("get", "hurt")["status"]["attempt"] == 2, "the second attempt")
+        eventually(lambda: any(b.attempt == 2 and b.step >= 20 for b in house.beats(uid)), "it to train on")
         yield Watched(house, prometheus, operator, uid)
     finally:
         prometheus.kill()
@@ -96,7 +96,7 @@ def test_every_panel_has_data_or_a_reason_to_have_none(watched: Watched) -> None
             watched.ask(query)  # it must be well-formed all the same
             continue
         try:
-            eventually(lambda query=query: watched.ask(query), place, 45)  # type: ignore[misc]
+            eventually(lambda query=query: watched.ask(query), place)  # type: ignore[misc]
         except AssertionError:
             silent[place] = query
     assert not silent
@@ -121,11 +121,11 @@ def test_every_rule_is_well_in_prometheus_and_no_alert_fires(watched: Watched) -
         assert all(rule["health"] == "ok" for rule in rules), [rule for rule in rules if rule["health"] != "ok"]
         return rules
 
-    rules = eventually(evaluated, "all rules to have been evaluated", 60)
+    rules = eventually(evaluated, "all rules to have been evaluated")
     groups = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
     assert len(rules) == sum(len(group["rules"]) for group in groups)
     assert watched.ask('ALERTS{alertstate="firing"}') == []
-    eventually(lambda: watched.ask("muster:job_idle_seconds"), "a gang at its steps", 45)
+    eventually(lambda: watched.ask("muster:job_idle_seconds"), "a gang at its steps")
     assert watched.ask("muster:job_goodput_ratio")
 
 

@@ -16,7 +16,7 @@ from tests.polling import eventually
 
 from muster.contract.status import Phase
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 HOLDS_AT = 8  # attempt 1 stands still there, and only there
 STALLED = {
@@ -102,17 +102,17 @@ def test_a_job_survives_prometheus_being_killed_for_the_whole_recovery(house: Ho
     prometheus.run(targets(house))
     uid = house.submit(env={"FAKE_HOLD_AT": str(HOLDS_AT)})
     house.stands_at(uid, HOLDS_AT)
-    eventually(lambda: counted(house, answered), "Prometheus to have been asked", 60)
+    eventually(lambda: counted(house, answered), "Prometheus to have been asked")
     prometheus.kill()
     gone_at = counted(house, failed)
     (launcher, *ranks) = house.trees(uid)[1, 1]
     ranks[0].send_signal(signal.SIGKILL)
     status = house.becomes(uid, Phase.SUCCEEDED)
     assert (status.attempt, status.restarts.total) == (2, 1), launcher
-    eventually(lambda: counted(house, failed) > gone_at, "the operator to notice that nobody answers", 60)
+    eventually(lambda: counted(house, failed) > gone_at, "the operator to notice that nobody answers")
     before = counted(house, answered)
     prometheus.run(targets(house))
-    eventually(lambda: counted(house, answered) > before, "Prometheus to be asked again", 60)
+    eventually(lambda: counted(house, answered) > before, "Prometheus to be asked again")
 
 
 @pytest.mark.long

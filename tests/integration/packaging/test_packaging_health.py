@@ -57,7 +57,7 @@ def test_the_api(tmp_path: Path) -> None:
     assert not healthy("api", port, python=sys.executable)
     state = {"MUSTER_API_STATE": str(tmp_path), "MUSTER_API_HOST": "0.0.0.0", "MUSTER_API_PORT": str(port)}
     with running(sys.executable, "-m", "muster.api", **state) as api:
-        eventually(lambda: healthy("api", port, python=sys.executable), "a healthy API", 60)
+        eventually(lambda: healthy("api", port, python=sys.executable), "a healthy API")
         api.send_signal(signal.SIGSTOP)
         assert not healthy("api", port, python=sys.executable)
 
@@ -69,7 +69,7 @@ def test_the_operator(tmp_path: Path) -> None:
     given = [{"/state": str(tmp_path), "8080": str(port)}.get(word, word) for word in words]
     assert not healthy("operator", port, python=sys.executable)
     with running(Path(sys.executable).with_name(own), *given) as operator:
-        eventually(lambda: healthy("operator", port, python=sys.executable), "a healthy operator", 60)
+        eventually(lambda: healthy("operator", port, python=sys.executable), "a healthy operator")
         operator.send_signal(signal.SIGSTOP)
         assert not healthy("operator", port, python=sys.executable)
 
@@ -92,7 +92,7 @@ def test_prometheus(tmp_path: Path) -> None:
     assert not healthy("prometheus", port)
     options = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
     with running(PROMETHEUS, *options, f"--web.listen-address=127.0.0.1:{port}"):
-        eventually(lambda: healthy("prometheus", port), "a ready Prometheus", 60)
+        eventually(lambda: healthy("prometheus", port), "a ready Prometheus")
 
 
 @pytest.mark.long
@@ -117,7 +117,7 @@ def test_the_object_store(tmp_path: Path) -> None:
     words += [f"-s3.port.grpc={free_port()}", "-s3.port.iceberg=0"]
     assert not healthy("object-store", port)
     with running(program, *words) as server:
-        eventually(lambda: healthy("object-store", port), "a healthy SeaweedFS", 60)
+        eventually(lambda: healthy("object-store", port), "a healthy SeaweedFS")
         given = SERVICES["operator"]["environment"] | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
         make_bucket(given)
         store = boto3.client(

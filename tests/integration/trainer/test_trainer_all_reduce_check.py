@@ -22,7 +22,6 @@ def begin(node: int, nodes: int, port: int, **more: str) -> "subprocess.Popen[st
     )  # fmt: skip
 
 
-@pytest.mark.timeout(120)
 def test_a_gang_adds_up_before_it_trains() -> None:
     port = free_port()
     nodes = [begin(index, 2, port) for index in range(2)]
@@ -31,13 +30,11 @@ def test_a_gang_adds_up_before_it_trains() -> None:
     assert "4 ranks added up over gloo" in said[0][0]
 
 
-@pytest.mark.timeout(60)
 def test_one_node_has_nobody_to_add_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NNODES", "1")
     assert all_reduce_check.check_all_reduce() is None
 
 
-@pytest.mark.timeout(120)
 def test_others_that_do_not_come_are_no_fault_of_this_node(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,4 +50,4 @@ def test_rank_0_dies_then_a_whole_worker(tmp_path: Path) -> None:
     gang.launchers[1].kill()
     gang.ends()
     assert job.commits() == [step], gang.log()
-    eventually(lambda: not of_job(job), "no process is left", 30)
+    eventually(lambda: not of_job(job), "no process is left")

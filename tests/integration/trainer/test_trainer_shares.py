@@ -10,8 +10,6 @@ import pytest
 from tests.integration.trainer.shares import DIVISIONS, STEPS
 from tests.ports import free_port
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:

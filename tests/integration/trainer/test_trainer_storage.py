@@ -13,8 +13,6 @@ from tests.s3_servers import KEYS, S3Server, moto_server
 
 from muster.contract.names import Env, ExitCode
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class BucketJob(Job):
     """Commits in a bucket."""

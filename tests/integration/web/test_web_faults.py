@@ -88,7 +88,7 @@ async def test_an_api_that_restarts_is_said_and_nothing_is_missed(tmp_path: Path
             status = job.status.model_copy(update={"phase": Phase.RESTARTING, "since": time.time()})
             cluster.write_status(uid, status, job.metadata.resource_version)
             async with served(state, make=create_app, port=port):
-                await expect(page).to_have_title("Restarting · llama-sft · Muster", timeout=20_000)
+                await expect(page).to_have_title("Restarting · llama-sft · Muster")
                 await expect(page.locator("#stale")).to_be_hidden()
                 assert await page.evaluate("window.kept"), "it was not loaded anew"
                 await page.get_by_role("button", name="Suspend").click()
@@ -115,7 +115,7 @@ async def test_a_page_that_was_missed_asks_whether_its_session_is_over(tmp_path:
                 gone = await elsewhere.client.delete(f"/api/v1/tokens/{made['id']}", headers=people.admin)
                 assert gone.status_code == 204
             async with served(state, make=create_app, auth=True, port=port):
-                await expect(page.locator("#ended")).to_be_visible(timeout=20_000)
+                await expect(page.locator("#ended")).to_be_visible()
                 await expect(page.locator("#stale")).to_be_hidden()
 
 

@@ -17,7 +17,6 @@ from tests.polling import eventually
 
 pytestmark = IN_CHROMIUM
 
-TRAINS_MILLISECONDS = 60_000  # until ranks that share two cores with a browser have done what is waited for
 STEP = re.compile(r"([\d,]+) / ")
 
 
@@ -50,7 +49,7 @@ async def test_a_jobs_life_on_pages_that_are_not_loaded_anew(house: House) -> No
             await page.goto(address)
             await page.get_by_role("button", name="Cancel").click()
             await expect(page.locator(".notice")).to_contain_text("Cancellation was asked for")
-            await expect(page).to_have_title(re.compile("^Cancelled · "), timeout=TRAINS_MILLISECONDS)
+            await expect(page).to_have_title(re.compile("^Cancelled · "))
 
 
 async def sign_in(page: Page, house: House) -> None:
@@ -71,7 +70,7 @@ async def dropped_texts(page: Page) -> str:
         document.querySelector(".drop").dispatchEvent(drop); }"""
     await page.get_by_label("Pretrain a new one").check()
     await page.evaluate(drop, texts)
-    await expect(page.locator("#uploads")).to_contain_text("80 samples", timeout=TRAINS_MILLISECONDS)
+    await expect(page.locator("#uploads")).to_contain_text("80 samples")
     return await page.locator("#data").input_value()
 
 
@@ -90,17 +89,17 @@ async def submit_by_the_form(page: Page, file: str) -> None:
 
 async def it_trains(page: Page) -> None:
     """Phase, steps and curve grow on the open page."""
-    await expect(page).to_have_title("Running · sums · Muster", timeout=TRAINS_MILLISECONDS)
-    await expect(page.locator("#curves canvas").first).to_be_visible(timeout=TRAINS_MILLISECONDS)
+    await expect(page).to_have_title("Running · sums · Muster")
+    await expect(page.locator("#curves canvas").first).to_be_visible()
     # The curves' points and the status come to the API on ways of their own, and either may be first.
-    await expect(page.locator(".progress-wide")).to_contain_text(STEP, timeout=TRAINS_MILLISECONDS)
+    await expect(page.locator(".progress-wide")).to_contain_text(STEP)
     before = await steps(page)
     chart = page.locator("#curves .curve-plot").first
     drawn = await chart.get_attribute("aria-label")
     assert drawn is not None
-    await expect(page.locator(".progress-wide")).not_to_contain_text(f"{before:,} / ", timeout=TRAINS_MILLISECONDS)
+    await expect(page.locator(".progress-wide")).not_to_contain_text(f"{before:,} / ")
     assert await steps(page) > before
-    await expect(chart).not_to_have_attribute("aria-label", drawn, timeout=TRAINS_MILLISECONDS)
+    await expect(chart).not_to_have_attribute("aria-label", drawn)
     await expect(page.locator("#now-title + .progress-wide + .facts")).to_contain_text(re.compile(r"Loss\s*\d\.\d"))
 
 
@@ -111,12 +110,12 @@ async def steps(page: Page) -> int:
 
 
 async def a_killed_rank_is_recovered_from(page: Page, house: House, uid: str) -> None:
-    await expect(page.locator("#attempt-1 .lane .commit").first).to_be_attached(timeout=TRAINS_MILLISECONDS)
+    await expect(page.locator("#attempt-1 .lane .commit").first).to_be_attached()
     rank = eventually(lambda: [beat for beat in house.beats(uid) if beat.rank == 1], "a heartbeat of rank 1")[0]
     os.kill(rank.pid, signal.SIGKILL)
-    await expect(page.locator("#attempt-1 .outcome")).to_have_text("infrastructure", timeout=TRAINS_MILLISECONDS)
+    await expect(page.locator("#attempt-1 .outcome")).to_have_text("infrastructure")
     await expect(page.locator("#attempt-1 .evidence")).to_contain_text("rank 1 was killed by SIGKILL")
-    await expect(page.locator("#attempt-2 .state-training")).to_be_attached(timeout=TRAINS_MILLISECONDS)
+    await expect(page.locator("#attempt-2 .state-training")).to_be_attached()
     await expect(page).to_have_title("Running · sums · Muster")
 
 
@@ -125,7 +124,7 @@ async def its_log_is_followed(page: Page) -> None:
     log = page.locator("#log")
     before = await log.inner_text()
     assert "step" in before
-    await expect(log).not_to_have_text(before, timeout=TRAINS_MILLISECONDS)
+    await expect(log).not_to_have_text(before)
     assert (await log.inner_text()).startswith(before[:200]), "what was there stays"
 
 
@@ -148,8 +147,8 @@ async def its_clone_is_submitted(page: Page) -> str:
     await page.locator("#document").fill(text)
     await expect(page.locator("#plan h2")).to_have_text("It would start now")
     await page.get_by_role("button", name="Submit", exact=True).click()
-    await expect(page).to_have_title(re.compile("^Running · "), timeout=TRAINS_MILLISECONDS)
-    await expect(page.locator(".progress-wide")).to_contain_text(STEP, timeout=TRAINS_MILLISECONDS)
+    await expect(page).to_have_title(re.compile("^Running · "))
+    await expect(page.locator(".progress-wide")).to_contain_text(STEP)
     return page.url
 
 

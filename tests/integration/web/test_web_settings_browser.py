@@ -15,7 +15,6 @@ from muster.web.app import create_app
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
-    pytest.mark.timeout(300),
 ]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
 
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 from tests.integration.api.people import settle
 from tests.integration.api.platform import served
 from tests.integration.web.watching import IN_CHROMIUM, chromium, looking, must_look_well
@@ -112,6 +113,41 @@ async def test_a_file_is_uploaded_and_named_and_a_session_may_end(tmp_path: Path
             await page.locator("#check").click()
             await expect(page.locator("#plan")).to_contain_text("sft hf://org/name")
             watched.faults[:] = [fault for fault in watched.faults if "401" not in fault]  # the session's end
+
+
+async def test_what_is_filled_in_before_the_script_has_come_counts(tmp_path: Path) -> None:
+    """By a slow line: neither what was kept before nor the script's late start costs what was typed meanwhile."""
+    data = tmp_path / "texts.jsonl"
+    data.write_text(json.dumps({"text": "It was a bright cold day."}) + "\n")
+    arrives = asyncio.Event()
+
+    async def late(route: Route) -> None:
+        await arrives.wait()
+        await route.continue_()
+
+    async with (
+        served(tmp_path / "state", make=create_app) as (here, _),
+        chromium() as browser,
+        looking(browser, here) as watched,
+    ):
+        page = watched.page
+        await page.goto("/submit")
+        await page.locator("#name").fill("before")
+        await page.locator("#model").fill("hf://org/kept")
+        await expect(page.locator("#document")).to_have_value(holding("name: before"))
+        await page.route("**/submit.js*", late)
+        await page.goto("/submit", wait_until="commit")
+        await page.locator("#name").fill("typed-early")
+        await page.locator("#kind-pretrain").check()
+        await page.locator("#preset").select_option("muster-1m")
+        await page.locator("#file").set_input_files(data)
+        arrives.set()
+        await expect(page.locator("#uploads")).to_contain_text("1 samples")
+        await expect(page.locator("#document")).to_have_value(holding("name: typed-early"))
+        await expect(page.locator("#document")).to_have_value(holding("preset: muster-1m"))
+        await expect(page.locator("#document")).to_have_value(holding("source: file-"))
+        await expect(page.locator("#model")).to_have_value("hf://org/kept")
+        await expect(page.locator("#plan h2")).to_have_text("It would be queued")
 
 
 async def test_keys_and_values_are_completed_under_the_caret(tmp_path: Path) -> None:

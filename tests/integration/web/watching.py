@@ -13,14 +13,15 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
 from tests.integration.api.platform import Platform
+from tests.polling import WAIT_SECONDS_MAX
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 IN_CHROMIUM = [
     pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
-    pytest.mark.timeout(300),
 ]
-expect.set_options(timeout=20_000)  # five seconds, Playwright's own, are few on two cores that run other tests
+WAIT_MILLISECONDS_MAX = int(WAIT_SECONDS_MAX * 1_000)
+expect.set_options(timeout=WAIT_MILLISECONDS_MAX)
 
 
 @dataclass
@@ -65,6 +66,7 @@ async def looking(
     """A fresh browser's page on that platform, or at that address; `options` are Playwright's for a context."""
     url = here if isinstance(here, str) else str(here.client.base_url)
     context = await browser.new_context(base_url=url, **options)
+    context.set_default_timeout(WAIT_MILLISECONDS_MAX)
     page = await context.new_page()
     watched = Watched(page, (urlsplit(url).netloc, "", *hosts), forgiven)
     watched.watch(page)

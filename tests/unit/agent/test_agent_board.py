@@ -137,7 +137,7 @@ def test_a_full_disk_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFix
     try:
         eventually(lambda: "can't write" in caplog.text, "the trouble to be told")
         blocked.unlink()
-        eventually((blocked / "n.json").exists, "the file", 10)
+        eventually((blocked / "n.json").exists, "the file")
     finally:
         stop.set()
         keeper.join()

@@ -203,7 +203,7 @@ def test_close_does_not_wait_for_steps_that_have_not_begun() -> None:
     try:
         eventually(lambda: dataset.asked, "the thread to begin")
         closing.start()
-        eventually(lambda: loader._waiting[-1].cancelled(), "the steps that wait to be dropped", timeout_seconds=10)
+        eventually(lambda: loader._waiting[-1].cancelled(), "the steps that wait to be dropped")
     finally:
         gate.set()
         closing.join(60)

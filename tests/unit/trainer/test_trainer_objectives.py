@@ -33,8 +33,6 @@ from muster.trainer.train.tasks.answers import answers
 from muster.trainer.train.tasks.choice import objective_of
 from muster.trainer.train.tasks.objective import Losses, Totals, means
 
-pytestmark = pytest.mark.timeout(300)
-
 VOCABULARY, PAD = 259, 256
 # Token ids of (prompt, chosen, rejected), of different lengths.
 PAIRS = [

@@ -179,7 +179,6 @@ def test_mlflow_goes_on_with_the_jobs_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 def test_wandb_keeps_an_offline_run_beside_the_commits(tmp_path: Path) -> None:
     """By the tracker's own process, as a job starts it."""
     messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")  # made at import: nobody can type it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -37,15 +37,13 @@ class Accounting:
     is the operator's to add. `counted` is None before the first count.
     """
 
-    def __init__(
-        self, database: Database, prices: Prices, metrics: Metrics, current: Callable[[], Awaitable[bool]]
-    ) -> None:
+    def __init__(self, database: Database, prices: Prices, metrics: Metrics, current: Callable[[], bool]) -> None:
         self._database, self._prices, self._metrics, self._current = database, prices, metrics, current
         self.counted: dict[str, Counted] | None = None
 
     async def step(self) -> bool:
         """Count anew; False: there is no more to do."""
-        if not await self._current():
+        if not self._current():
             return False
         now = time.time()
         begins, ends = month_range(month_of(now))

@@ -32,16 +32,30 @@ function kept() {
   try { return JSON.parse(sessionStorage.getItem(KEPT)); } catch { return null; } // nothing, or nothing of ours
 }
 
-// The key too: the same text is the same job, also by the browser's Back.
-function restore({ values, byHand: changed }) {
+// Of a select, a group of radio buttons or a field: it is not as the server sent it.
+function changed(field) {
+  if (field instanceof RadioNodeList) return [...field].some((each) => each.checked !== each.defaultChecked);
+  if (field.options) return field.selectedIndex !== Math.max(0, [...field.options].findIndex((each) => each.defaultSelected));
+  return field.value !== field.defaultValue;
+}
+
+// The key too: the same text is the same job, also by the browser's Back. What was typed while this script was still on
+// its way, or put back by the browser, stays.
+function restore({ values, byHand: changedByHand }) {
   const fresh = values.document !== text.value;
   for (const [name, value] of Object.entries(values)) {
     const field = form.elements[name];
-    if (field) field.value = value; // of radio buttons it ticks the one with this value
+    if (field && !changed(field)) field.value = value; // of radio buttons it ticks the one with this value
   }
-  byHand = changed;
+  byHand = changedByHand;
   document.getElementById("kept").hidden = !fresh;
   if (fresh) ask("check");
+}
+
+// Names of fields that were filled in before this script listened to them.
+function typedEarly(values) {
+  const names = new Set([...form.elements].map((each) => each.name).filter((name) => name && name !== "verb"));
+  return [...names].filter((name) => changed(form.elements[name]) && form.elements[name].value !== values[name]);
 }
 
 function startAfresh() {
@@ -268,7 +282,8 @@ document.getElementById("plan").addEventListener("click", (event) => {
 });
 
 const file = document.getElementById("file");
-file?.addEventListener("change", () => { for (const each of file.files) upload(each); file.value = ""; });
+const uploadChosen = () => { for (const each of file.files) upload(each); file.value = ""; };
+file?.addEventListener("change", uploadChosen);
 if (fields) {
   const holds = (event) => event.dataTransfer?.types.includes("Files");
   document.addEventListener("dragover", (event) => { if (holds(event)) { event.preventDefault(); fields.open = true; form.classList.add("dropping"); } });
@@ -288,7 +303,14 @@ form.addEventListener("submit", () => {
 window.addEventListener("pageshow", () => document.getElementById("submit").removeAttribute("aria-busy"));
 
 const before = kept();
+const early = typedEarly(before?.values ?? {});
 byHand = before?.byHand ?? (text.value !== "" && !text.hasAttribute("data-by-form"));
 if (text.hasAttribute("data-sent") || !before?.values) keep();
 else restore(before);
+if (early.length) {
+  byHand ||= early.includes("document");
+  keep();
+  ask(byHand ? "check" : "write");
+}
+if (file) uploadChosen();
 show();
