@@ -1,4 +1,7 @@
-"""Figures that only a GPU can give: tokens per second and MFU of real shapes, seconds blocked by commits, NVML."""
+"""Figures that only a GPU can give: tokens per second and MFU of real shapes, seconds blocked by commits, NVML.
+
+On a CPU the same functions run shapes of a toy's size: what they say there means nothing, but that they run.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,19 @@ SPEEDS = (
 )
 
 
-def speed_of(name: str) -> str:
+TOY = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 260,
+    "max_position_embeddings": 512,
+}
+
+
+def speed_of(name: str, device: str = "cuda") -> str:
     """Tokens per second, MFU and peak memory of a few real steps, beside what the arithmetic says of the memory."""
     from benchmarks.estimate import Case, train_steps
 
@@ -69,12 +84,15 @@ def speed_of(name: str) -> str:
             parse(Adapter, adapter)
         except InvalidDocument:
             raise NotHere(f"this Muster has no {case.kind}") from None
+    toy = device == "cpu"
+    preset = "muster-1m" if toy else case.preset
+    length = 128 if toy else 4096
     plain = Case(
         name,
-        dump(PRESETS[case.preset]) if case.preset else LLAMA_8B,
+        dump(PRESETS[preset]) if case.preset else TOY if toy else LLAMA_8B,
         "" if case.preset else "llama-2",
         precision="bf16",
-        length=4096,
+        length=length,
         micro_batch=case.micro_batch,
         accumulation=case.accumulation,
         recompute=case.recompute,
@@ -85,9 +103,11 @@ def speed_of(name: str) -> str:
     )
     ran = train_steps(plain, WARM_UP + STEPS)
     seconds = statistics.median(ran.seconds[WARM_UP:])
-    speed = 4096 * case.micro_batch * case.accumulation / seconds
+    speed = length * case.micro_batch * case.accumulation / seconds
+    if toy:
+        return f"{speed:,.0f} tokens/s of a toy"
     peak = flops.peak(torch.cuda.get_device_name(), "bf16")
-    mfu = flops.utilisation(flops.per_token(ran.size, 4096), speed, peak, 1)
+    mfu = flops.utilisation(flops.per_token(ran.size, length), speed, peak, 1)
     share = "MFU unknown" if mfu is None else f"{mfu:.1%} MFU"
     estimated = ran.need.total - ran.need.framework
     measured = torch.cuda.max_memory_allocated()
@@ -97,23 +117,24 @@ def speed_of(name: str) -> str:
     )
 
 
-def blocked_by_commits() -> str:
+def blocked_by_commits(device: str = "cuda") -> str:
     """Whole runs of the trainer with and without commits, to a folder: seconds blocked, and throughput lost."""
     from tests.integration.trainer.gangs import Job, Part, train_many, training, write_corpus
 
     with tempfile.TemporaryDirectory(prefix="muster-rehearsal-") as folder:
         root = Path(folder)
         source = write_corpus(root / "corpus", documents=2000)
+        preset, length = ("muster-1m", 64) if device == "cpu" else ("llama-1b", 1024)
         document = training(
             source,
-            model={"preset": "llama-1b"},
-            data={"train": [{"source": source}], "sequenceLength": 1024},
-            batch={"tokensPerStep": 16_384, "microBatch": 16},
+            model={"preset": preset},
+            data={"train": [{"source": source}], "sequenceLength": length},
+            batch={"tokensPerStep": 16 * length, "microBatch": 16},
             precision="bf16",
             length={"steps": 31},
         )
-        calm = Job(root / "calm", document, uid="calm", device="cuda")
-        saving = Job(root / "saving", document, {"every": 10, "keep": {"last": 1}}, uid="saving", device="cuda")
+        calm = Job(root / "calm", document, uid="calm", device=device)
+        saving = Job(root / "saving", document, {"every": 10, "keep": {"last": 1}}, uid="saving", device=device)
         for job in (calm, saving):
             assert train_many(root, 1, [Part(job)]) == [0]
             shutil.rmtree(job.folder)  # 15 GB a commit

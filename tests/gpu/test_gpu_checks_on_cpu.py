@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import time
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from tests.gpu import checks
+from tests.gpu import checks, measure, rehearsal
+from tests.gpu.rehearsal import Item, Limits
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +32,24 @@ def test_a_block_mask_that_leaks_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(checks.attention, "_block_mask", lambda documents: right(torch.zeros_like(documents)))
     with pytest.raises(AssertionError):
         checks.block_masked_attention("cpu")
+
+
+def line(*words: str) -> rehearsal.Line:
+    """A line of the table, made as `make test-gpu` makes it: by a process of its own."""
+    command = (sys.executable, "-m", "tests.gpu.rehearsal_item", *words, "cpu")
+    return rehearsal._run(Item("of a toy", command, seconds_max=300), Limits(time.monotonic() + 300, logs=None))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", measure.SPEEDS, ids=lambda case: case.name)
+def test_what_is_timed_on_a_gpu_runs(case: measure.SpeedCase) -> None:
+    told = line("speed_of", case.name)
+    assert told.outcome == "ok", told.seen
+    assert re.fullmatch(r"[\d,]+ tokens/s of a toy", told.seen)
+
+
+@pytest.mark.long
+def test_seconds_blocked_by_commits_are_measured() -> None:
+    told = line("blocked_by_commits")
+    assert told.outcome == "ok", told.seen
+    assert re.fullmatch(r"[\d.]+ s a commit, [\d.]+% of the throughput", told.seen)

@@ -1,5 +1,6 @@
 """Real gangs for tests: a launcher as the operator starts it, or many short runs in one set of ranks."""
 
+import contextlib
 import json
 import os
 import random
@@ -211,11 +212,17 @@ def train_many(root: Path, ranks: int, parts: list[Part]) -> list[int]:
         )
         for rank in range(ranks)
     ]
+
+    def over() -> bool:
+        codes = [process.poll() for process in processes]
+        return None not in codes or any(codes)  # without one that failed the others would wait for it
+
     try:
-        codes = [process.wait(500) for process in processes]
-    except subprocess.TimeoutExpired:
+        with contextlib.suppress(AssertionError):
+            eventually(over, "the ranks to end", 500)
         for process in processes:
-            process.send_signal(signal.SIGABRT)  # each writes down where it stands
+            if process.poll() is None:
+                process.send_signal(signal.SIGABRT)  # it writes down where it stands
         codes = [process.wait(20) for process in processes]
     finally:
         for process in processes:
