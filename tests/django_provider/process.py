@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.django_provider.__main__ import PASSWORD
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 from tests.ports import free_port
 
 CLIENT = "muster"
@@ -109,7 +109,7 @@ class Person:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.browser = httpx2.AsyncClient(follow_redirects=True, timeout=30)
+        self.browser = httpx2.AsyncClient(follow_redirects=True, timeout=WAIT_SECONDS_MAX)
 
     async def submit(self, page: httpx2.Response, **filled: str) -> httpx2.Response:
         form = Form(page)

@@ -152,7 +152,7 @@ async def platform(
     app = make(settings, cluster)
     async with app.router.lifespan_context(app):
         transport = httpx2.ASGITransport(app=app)
-        async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=30) as client:
+        async with httpx2.AsyncClient(transport=transport, base_url=BASE, timeout=WAIT_SECONDS_MAX) as client:
             yield Platform(settings, app, client)
 
 
@@ -170,7 +170,10 @@ async def served(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=grace_seconds)
         server = Server(config, app.state.hub)
-        async with app.router.lifespan_context(app), httpx2.AsyncClient(base_url=url, timeout=30) as client:
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(base_url=url, timeout=WAIT_SECONDS_MAX) as client,
+        ):
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 yield Platform(settings, app, client), server
