@@ -17,6 +17,7 @@ from sqlalchemy import text
 from tests.integration.api.people import settle
 from tests.integration.api.platform import Platform, document, frames, platform, served, until
 from tests.integration.api.postgres import PostgresServer, postgres_server, standby_of
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.db import Database
 from muster.api.errors import ApiError
@@ -203,7 +204,7 @@ async def survived(state: Path, url: str, outages: list[Callable[[], Awaitable[N
 
         await until(recovered, "the work beside the requests to go on")
         await here.finish(watched)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
             await following
         listed = {job["name"]: job["id"] for job in (await here.get("/jobs", limit=500))["items"]}
         assert listed == made | {"watched": watched}

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 from tests.integration.api.platform import Frame, Platform, frames, served, until
 from tests.integration.api.postgres import PostgresServer
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api import hub
 from muster.contract.status import Phase
@@ -53,7 +54,7 @@ async def followed(replica: Platform, uid: str) -> AsyncIterator[AsyncIterator[F
 
 
 async def event(stream: AsyncIterator[Frame], kind: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
         assert (await anext(stream)).event == kind
 
 

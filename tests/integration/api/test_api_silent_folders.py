@@ -32,7 +32,7 @@ async def test_storage_of_one_job_that_answers_nobody_holds_up_no_other(
             f"/api/v1/jobs/{silent}/{what}" for what in ("checkpoints", "checkpoints/last", "data", "profiles") * 4
         ]
         answers = await asyncio.gather(*map(here.client.get, asked))
-        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 2) == "free"
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 20) == "free"
         told = (await here.client.get(f"/api/v1/jobs/{other}/checkpoints")).json()
         assert (told["items"], told["reason"]) == ([], None)
     for path, answer in zip(asked, answers, strict=True):

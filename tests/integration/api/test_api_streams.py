@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.api.platform import Frame, Platform, document, frames, served, until
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.__main__ import Server
 from muster.contract.status import Phase
@@ -42,7 +43,7 @@ async def test_events_come_as_they_happen_and_end_with_the_job(live: Platform) -
     stream = asyncio.create_task(collect(live, f"/jobs/{uid}/events"))
     live.operate(uid, phase=Phase.RUNNING, code="Training", because="trains")
     await live.finish(uid)
-    found = await asyncio.wait_for(stream, 20)
+    found = await asyncio.wait_for(stream, WAIT_SECONDS_MAX)
     assert [frame.event for frame in found] == ["job.created", "job.running", "job.succeeded", "end"]
     assert [frame.id for frame in found[:3]] == ["1", "2", "3"]
     assert found[1].data["message"] == "trains"
@@ -153,7 +154,7 @@ async def test_fifty_streams_leave_the_pool_to_others(live: Platform) -> None:
     await open_streams(live, 50)
     await asyncio.gather(*(live.submit(f"other-{n}") for n in range(20)))
     await live.finish(uid)
-    ends = await asyncio.wait_for(asyncio.gather(*streams), 30)
+    ends = await asyncio.wait_for(asyncio.gather(*streams), WAIT_SECONDS_MAX)
     assert {found[-1].event for found in ends} == {"end"}
 
 
@@ -163,7 +164,7 @@ async def test_streams_end_when_the_process_is_asked_to(tmp_path: Path) -> None:
         stream = asyncio.create_task(collect(here, f"/jobs/{uid}/events"))
         await open_streams(here, 1)
         server.end()
-        found = await asyncio.wait_for(stream, 60)  # not only when the grace is over
+        found = await asyncio.wait_for(stream, WAIT_SECONDS_MAX)  # not only when the grace is over
         assert "end" not in {frame.event for frame in found}, "the job goes on: the reader is to come again"
 
 
@@ -190,7 +191,7 @@ async def test_a_stream_outlives_an_outage_of_the_database(tmp_path: Path) -> No
         assert (await here.client.get("/readyz")).status_code == 503
         aside.rename(here.state.database)
         await here.finish(uid)
-        found = await asyncio.wait_for(stream, 60)  # not only when the grace is over
+        found = await asyncio.wait_for(stream, WAIT_SECONDS_MAX)  # not only when the grace is over
         assert [frame.event for frame in found] == ["job.created", "job.succeeded", "end"]
 
 

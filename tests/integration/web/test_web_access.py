@@ -36,6 +36,7 @@ from tests.integration.api.rights import (
     person_of,
 )
 from tests.integration.web.pages import Browser, notes, write_log
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.settings import Settings
 from muster.web import live
@@ -252,7 +253,7 @@ async def test_an_open_page_hears_no_more_of_a_job_that_its_reader_may_not_see(t
         people = await settle(here, tmp_path / "state")
         job = people.jobs["nlp"]
         await Browser(here.client).sign_in(token_of(people, "nlp-viewer"))
-        async with here.client.stream("GET", "/live", params={"job": job}) as reply, asyncio.timeout(20):
+        async with here.client.stream("GET", "/live", params={"job": job}) as reply, asyncio.timeout(WAIT_SECONDS_MAX):
             told = frames(reply)
             assert (await anext(told)).event == "changed"
             await people.ask("admin", "DELETE", "/projects/nlp/members/nlp-viewer")

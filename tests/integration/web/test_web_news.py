@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.api.platform import Platform, platform
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.api.hub import Hub
 from muster.web import api
@@ -91,7 +92,7 @@ async def test_all_who_wait_for_a_job_are_woken_by_its_news(here: Platform) -> N
     waiting = [asyncio.create_task(news.wait(services, job)) for job in ("one", "one", ANY_JOB, "two")]
     await asyncio.sleep(0)
     waiting[1].cancel()  # a page that is closed takes nobody's news away
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
         while not (waiting[0].done() and waiting[2].done()):
             services.hub.tell("one")  # again until they listen
             await asyncio.sleep(0)
@@ -100,4 +101,4 @@ async def test_all_who_wait_for_a_job_are_woken_by_its_news(here: Platform) -> N
     assert not waiting[3].done()
     assert not again.done(), "news wake once"
     services.hub.close()
-    await asyncio.wait_for(asyncio.gather(waiting[3], again), 20)
+    await asyncio.wait_for(asyncio.gather(waiting[3], again), WAIT_SECONDS_MAX)

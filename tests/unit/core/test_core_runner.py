@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.core.seen import (
     UID,
     crew,
@@ -254,7 +255,7 @@ def test_a_job_that_is_gone_is_believed_only_freshly() -> None:
 async def test_serve_runs_until_it_is_cancelled() -> None:
     world, _, runner = make(observed())
     task = asyncio.create_task(serve(runner, workers=3))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
         await world.applied.wait()
     assert world.seen is not None
     assert world.seen.status.phase is Phase.STARTING

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any, cast
 
+from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.core.seen import observed
 from tests.unit.kubernetes.making import JOB_UID, job_item
 
@@ -34,7 +35,7 @@ def job(number: int) -> Observed:
 
 async def told_by(teller: Events, server: Server) -> None:
     task = asyncio.create_task(teller.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
         await server.told.wait()
     task.cancel()
 

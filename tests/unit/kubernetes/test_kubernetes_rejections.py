@@ -4,6 +4,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from tests.polling import WAIT_SECONDS_MAX
 from tests.unit.kubernetes.making import JOB_UID, job_item
 
 from muster.contract.status import Phase
@@ -84,7 +85,7 @@ def test_the_core_is_told_since_when_and_why(error: ApiError, kind: Rejection) -
         )  # fmt: skip
         for index in range(2):
             creator.order(JOB_UID, CreateWorker(1, index, f"node-{index}", ("node-0", "node-1"), 0))
-        await asyncio.wait_for(asked.wait(), 10.0)
+        await asyncio.wait_for(asked.wait(), WAIT_SECONDS_MAX)
         seen = observe.workers(job, (), creator.rejected(JOB_UID), lambda name: None, lambda pod: ())
         assert [(worker.state, worker.rejection) for worker in seen] == [(WorkerState.STARTING, kind)] * 2
         assert all(error.message in worker.reason and worker.since > 0 for worker in seen)

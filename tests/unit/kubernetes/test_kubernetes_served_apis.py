@@ -4,6 +4,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.kube.client import Client
 from muster.operator.kubernetes.gangs import choice
@@ -37,7 +38,7 @@ def test_what_is_installed_later_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
         assert not await gangs.detect()
         follows = asyncio.create_task(gangs.follow_apis(changed.set))
         server.down = True
-        await asyncio.wait_for(failed.wait(), 10.0)
+        await asyncio.wait_for(failed.wait(), WAIT_SECONDS_MAX)
         assert not changed.is_set()
         server.groups = [
             {"name": "kueue.x-k8s.io", "versions": [{"version": "v1beta2"}]},
@@ -45,7 +46,7 @@ def test_what_is_installed_later_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
             {"name": "resource.k8s.io", "versions": [{"version": "v1"}]},
         ]
         server.down = False
-        await asyncio.wait_for(changed.wait(), 10.0)
+        await asyncio.wait_for(changed.wait(), WAIT_SECONDS_MAX)
         kueue, workload = gangs._gangs["kueue"], gangs._gangs["workload"]
         assert isinstance(kueue, Kueue)
         assert isinstance(workload, WorkloadGang)

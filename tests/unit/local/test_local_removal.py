@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.polling import WAIT_SECONDS_MAX
 
 from muster.contract.layout import State
 from muster.operator.local import processes, removal
@@ -65,7 +66,7 @@ async def test_who_is_asked_may_finish_first(state: State) -> None:
     removals = Removals(state, gone.add)
     removals.remove(KEY, NEVER)
     assert removals.under_way() == {KEY}
-    await asyncio.wait_for(removals.finish(), 20)
+    await asyncio.wait_for(removals.finish(), WAIT_SECONDS_MAX)
     assert (KEY.folder(state) / "log").read_text() == "bye\n"
     assert gone == [KEY]
     assert removals.under_way() == frozenset()
@@ -78,7 +79,7 @@ async def test_who_is_deaf_is_killed_whole_when_the_grace_is_over(state: State) 
     removals = Removals(state, gone.add)
     before = time.monotonic()
     removals.remove(KEY, 0.3)
-    await asyncio.wait_for(removals.finish(), 20)
+    await asyncio.wait_for(removals.finish(), WAIT_SECONDS_MAX)
     assert time.monotonic() - before >= 0.3
     assert processes.members(processes.scan(state), KEY) == []
     assert gone == [KEY]
@@ -92,7 +93,7 @@ async def test_asked_again_the_earlier_deadline_holds(state: State) -> None:
     await asyncio.sleep(0)
     removals.remove(KEY, SOON)
     removals.remove(KEY, NEVER)
-    await asyncio.wait_for(removals.finish(), 20)
+    await asyncio.wait_for(removals.finish(), WAIT_SECONDS_MAX)
     assert processes.members(processes.scan(state), KEY) == []
 
 
@@ -104,7 +105,7 @@ async def test_what_a_dead_launcher_leaves_behind_is_swept_and_others_are_not(st
     await size_becomes(state, KEY, 2)
     removals = Removals(state, lambda key: None)
     removals.remove(KEY, SOON)
-    await asyncio.wait_for(removals.finish(), 20)
+    await asyncio.wait_for(removals.finish(), WAIT_SECONDS_MAX)
     assert processes.members(processes.scan(state), KEY) == []
     assert processes.alive(state, newer)
 
@@ -113,7 +114,7 @@ async def test_removing_what_is_not_there_is_done_at_once(state: State) -> None:
     gone = Gone()
     removals = Removals(state, gone.add)
     removals.remove(KEY, NEVER)
-    await asyncio.wait_for(removals.finish(), 20)
+    await asyncio.wait_for(removals.finish(), WAIT_SECONDS_MAX)
     assert gone == [KEY]
 
 
@@ -128,7 +129,7 @@ async def test_a_removal_abandoned_by_one_operator_is_finished_by_the_next(state
     await size_becomes(state, KEY, 3)
     second = Removals(state, lambda key: None)
     second.remove(KEY, SOON)
-    await asyncio.wait_for(second.finish(), 20)
+    await asyncio.wait_for(second.finish(), WAIT_SECONDS_MAX)
     assert processes.members(processes.scan(state), KEY) == []
 
 
@@ -146,5 +147,5 @@ async def test_an_error_while_looking_is_tried_again(state: State, monkeypatch: 
     monkeypatch.setattr(removal.processes, "scan", scan)
     gone = Gone()
     Removals(state, gone.add).remove(KEY, SOON)
-    await asyncio.wait_for(gone.news.wait(), 20)
+    await asyncio.wait_for(gone.news.wait(), WAIT_SECONDS_MAX)
     assert not processes.alive(state, record)

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.polling import eventually
+from tests.polling import WAIT_SECONDS_MAX, eventually
 
 from muster.contract.base import dump_json
 from muster.contract.names import Env
@@ -314,7 +314,7 @@ async def test_news_comes_of_jobs_deaths_and_phases_but_not_of_steps(house: Hous
     assert not await beat("step", 2)
     assert await beat("step", 3, lastCommitStep=3)
     psutil.Process(house.pid()).kill()
-    assert await asyncio.wait_for(news.get(), 20) == house.uid
+    assert await asyncio.wait_for(news.get(), WAIT_SECONDS_MAX) == house.uid
     listening.cancel()
 
 

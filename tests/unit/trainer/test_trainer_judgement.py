@@ -169,7 +169,7 @@ def test_own_work_leaves_the_waits_out() -> None:
             return x
 
     def gather(*_: object) -> None:
-        time.sleep(0.3)  # not a wait: stands in for the peers' delay
+        time.sleep(1.0)  # not a wait: stands in for the peers' delay
 
     model = Model()
     for layer in model.layers:
@@ -179,7 +179,7 @@ def test_own_work_leaves_the_waits_out() -> None:
         time.sleep(0.01)  # not a wait: is the work outside the layers
         model(torch.zeros(1))
     model(torch.zeros(1))  # a recomputation, or an evaluation
-    assert 0.05 <= timer.seconds() < 0.3
+    assert 0.05 <= timer.seconds() < 1.0
     assert timer.seconds() == 0.0
 
 

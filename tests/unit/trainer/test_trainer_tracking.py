@@ -242,7 +242,7 @@ time.sleep(600)
     child = eventually(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text().strip(), "a child")
     began = time.monotonic()
     trackers.finish()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 120
     assert trackers.faults == ("wandb is left out from here on: it did not end with the run, and was killed",)
     assert (tmp_path / FAULTS).read_text() == trackers.faults[0]
     eventually(lambda: not Path(f"/proc/{child}").exists(), "the end of what it started")
