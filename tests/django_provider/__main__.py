@@ -1,4 +1,4 @@
-"""Serve the provider on a port of this machine; at the first start with a client, a public one, and two people."""
+"""Serve the provider on a port of this machine; at the first start with two clients, public ones, and two people."""
 
 import sys
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -26,12 +26,15 @@ def prepare_database() -> None:
     for name, group in PEOPLE.items():
         person = User.objects.create_user(name, f"{name}@example.com", PASSWORD)
         person.groups.add(Group.objects.create(name=group))
+    public = {"client_type": Application.CLIENT_PUBLIC, "algorithm": Application.RS256_ALGORITHM}
     Application.objects.create(
         client_id="muster",
-        client_type=Application.CLIENT_PUBLIC,
         authorization_grant_type=Application.GRANT_AUTHORIZATION_CODE,
-        algorithm=Application.RS256_ALGORITHM,
         redirect_uris="http://127.0.0.1/ http://127.0.0.1/sign-in/callback",  # of any port (RFC 8252 §7.3)
+        **public,
+    )
+    Application.objects.create(
+        client_id="muster-login", authorization_grant_type=Application.GRANT_DEVICE_CODE, **public
     )
 
 

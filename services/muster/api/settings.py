@@ -51,10 +51,12 @@ class Settings(BaseSettings):
     # The key of AWS KMS by which that file's key is encrypted when it is made; who opens secrets asks KMS, too.
     secret_kms_key_id: str | None = None
     # Sign-in by OpenID Connect: the provider's address as it calls itself, and the public client there that
-    # `muster login` is; None: tokens alone.
+    # the pages and `muster login` are; None: tokens alone.
     oidc_issuer: str | None = None
     oidc_client_id: str | None = None
-    oidc_audience: str | None = None  # for whom tokens must be; None: the client
+    # The client that `muster login` is, where the provider wants one of another kind for it; None: the same.
+    oidc_login_client_id: str | None = None
+    oidc_audience: str | None = None  # for whom tokens must be; None: the clients
     oidc_scopes: tuple[str, ...] = ("openid", "profile", "email", "offline_access")
     oidc_person_claim: str = "preferred_username"  # of an address the part before the @
     oidc_groups_claim: str = "groups"  # or a path: `realm_access.roles`
@@ -135,6 +137,8 @@ class Settings(BaseSettings):
     def _sign_in_is_whole(self) -> Self:
         if (self.oidc_issuer is None) != (self.oidc_client_id is None):
             raise ValueError("sign-in needs both the issuer and the client: set oidc_issuer and oidc_client_id")
+        if self.oidc_login_client_id is not None and self.oidc_client_id is None:
+            raise ValueError("oidc_login_client_id is a second client: set oidc_issuer and oidc_client_id, too")
         parts = urlsplit(self.oidc_issuer or "https://none")
         if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname or "")):
             words = f"the issuer must be an https:// address, not {self.oidc_issuer!r}"

@@ -162,6 +162,19 @@ async def test_while_the_provider_is_away_known_keys_count() -> None:
             await nobody.verify(token)
 
 
+async def test_muster_login_may_be_a_client_of_its_own(provider: Provider) -> None:
+    verifier = Keys(Settings(**settings(provider, oidc_login_client_id="muster-login")))
+    for taken in (
+        provider.token(),
+        provider.token(aud="muster-login"),
+        provider.token(aud=["muster-login", "x"], azp="muster-login"),
+    ):
+        assert (await verifier.verify(taken)).subject == "s-1"
+    for refused in (provider.token(aud="grafana"), provider.token(aud=["muster-login", "grafana"], azp="grafana")):
+        with pytest.raises(SignInRefused):
+            await verifier.verify(refused)
+
+
 async def test_a_provider_that_calls_itself_otherwise_is_none(provider: Provider) -> None:
     wrong = Settings(**settings(provider, oidc_issuer=provider.issuer.replace("127.0.0.1", "localhost")))
     with pytest.raises(ProviderUnreachable, match="calls itself"):
@@ -173,6 +186,7 @@ async def test_a_provider_that_calls_itself_otherwise_is_none(provider: Provider
     [
         {"oidc_issuer": "http://id.example.com", "oidc_client_id": "muster"},
         {"oidc_issuer": "https://id.example.com"},
+        {"oidc_login_client_id": "muster-login"},
         {"oidc_roles": {"ml": {"nlp": "admin"}}},
     ],
 )

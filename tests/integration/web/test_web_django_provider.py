@@ -115,6 +115,18 @@ async def test_muster_login_by_a_code_that_is_entered_at_its_page(tmp_path: Path
         assert json.loads(shown)["metadata"]["name"] == "ours"
 
 
+async def test_pages_and_muster_login_may_be_two_clients(tmp_path: Path, provider: DjangoProvider) -> None:
+    """As where a client has one grant: the one of `muster login` has the code for devices, and no redirect."""
+    async with muster(tmp_path / "state", provider, oidc_login_client_id="muster-login") as here:
+        terminal = Terminal(tmp_path / "home", address(here))
+        code, said = await terminal.login(Person("ann"))
+        assert (code, "as ann: member of nlp" in said) == (0, True), said
+        me = (await here.client.get("/api/v1/me", headers=bearer(terminal.id_token()))).json()
+        landed = await Person("ann").sign_in(address(here))
+        assert (landed.url.path, '>ann<span class="visually-hidden">' in landed.text) == ("/jobs", True), fault(landed)
+        assert me["person"] == "ann"
+
+
 async def test_its_key_rotates_while_muster_runs(tmp_path: Path, provider: DjangoProvider) -> None:
     async with muster(tmp_path / "state", provider) as here:
         terminal = Terminal(tmp_path / "home", address(here))

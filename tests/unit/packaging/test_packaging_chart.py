@@ -260,8 +260,9 @@ def test_the_api_reads_its_settings_as_meant(
             "BOOTSTRAP_TOKEN", "UPLOADS_BYTES_MAX", "SHUTDOWN_SECONDS",
             "PRICES_FILE",
             "BASE_MODELS_FILE",
-            "OIDC_ISSUER", "OIDC_CLIENT_ID", "OIDC_AUDIENCE", "OIDC_SCOPES", "OIDC_PERSON_CLAIM", "OIDC_GROUPS_CLAIM",
-            "OIDC_ROLES", "OPERATOR_URL", "OPERATOR_TOKEN_FILE", "SECRET_KEY_FILE",
+            "OIDC_ISSUER", "OIDC_CLIENT_ID", "OIDC_LOGIN_CLIENT_ID", "OIDC_AUDIENCE", "OIDC_SCOPES",
+            "OIDC_PERSON_CLAIM", "OIDC_GROUPS_CLAIM", "OIDC_ROLES",
+            "OPERATOR_URL", "OPERATOR_TOKEN_FILE", "SECRET_KEY_FILE",
         )
     }  # fmt: skip
     for name, value in environment(container).items():

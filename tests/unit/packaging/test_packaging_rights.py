@@ -120,8 +120,8 @@ def test_the_settings_of_the_sign_in_are_those_that_the_api_reads(
         if name.startswith(("MUSTER_API_OIDC_", "MUSTER_API_PUBLIC_URL")):
             monkeypatch.setenv(name, value)
     found = Settings()
-    assert (found.oidc_issuer, found.oidc_client_id, found.oidc_audience) == (
-        "https://id.example.com", "muster", "muster-api",
+    assert (found.oidc_issuer, found.oidc_client_id, found.oidc_login_client_id, found.oidc_audience) == (
+        "https://id.example.com", "muster", "muster-login", "muster-api",
     )  # fmt: skip
     assert (found.oidc_scopes, found.oidc_person_claim, found.oidc_groups_claim) == (
         ("openid", "groups"), "email", "realm_access.roles",

@@ -47,6 +47,7 @@ EVERYTHING: dict[str, Any] = MONITORED | {
         "oidc": {
             "issuer": "https://id.example.com",
             "clientId": "muster",
+            "loginClientId": "muster-login",
             "audience": "muster-api",
             "scopes": ["openid", "groups"],
             "personClaim": "email",
@@ -203,6 +204,7 @@ CHANGES: dict[str, Any] = {
     "api.secrets.namespaces": [],
     "api.oidc.issuer": "",
     "api.oidc.clientId": "other",
+    "api.oidc.loginClientId": "",
     "api.oidc.audience": "",
     "api.oidc.scopes": ["openid"],
     "api.oidc.personClaim": "",

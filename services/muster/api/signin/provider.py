@@ -58,8 +58,9 @@ class Provider:
         assert settings.oidc_issuer is not None
         assert settings.oidc_client_id is not None
         self.issuer, self.client = settings.oidc_issuer, settings.oidc_client_id
+        self._clients = {self.client, settings.oidc_login_client_id or self.client}
         self.scopes = settings.oidc_scopes
-        self._audience = settings.oidc_audience or self.client
+        self._audiences = {settings.oidc_audience} if settings.oidc_audience else self._clients
         self._person_claim, self._groups_claim = settings.oidc_person_claim, settings.oidc_groups_claim
         self._clock, self._ticks = clock, ticks
         self._about: dict[str, Any] = {}  # its discovery document
@@ -112,7 +113,7 @@ class Provider:
                 jwt.PyJWK(key, algorithm),
                 [algorithm],
                 options=options,
-                audience=self._audience,
+                audience=self._audiences,
                 issuer=self.issuer,
             )
         except jwt.InvalidAudienceError:
@@ -123,7 +124,7 @@ class Provider:
             raise SignInRefused(f"it does not say its {error.claim}") from None
         except jwt.PyJWTError:
             raise SignInRefused("its signature is not the provider's") from None
-        if isinstance(claims["aud"], list) and len(claims["aud"]) > 1 and claims.get("azp") != self.client:
+        if isinstance(claims["aud"], list) and len(claims["aud"]) > 1 and claims.get("azp") not in self._clients:
             raise SignInRefused("it is for several, and was not given to us (azp)")
         self._refuse_other_times(claims)
         return claims

@@ -39,5 +39,5 @@ async def get_sign_in(services: ServicesDependency) -> JSONResponse:
     settings = services.settings
     if settings.oidc_issuer is None or settings.oidc_client_id is None:
         raise ApiError("not_found", "Here one signs in by tokens alone; an admin makes one: `muster tokens create`.")
-    document = {"issuer": settings.oidc_issuer, "clientId": settings.oidc_client_id, "scopes": settings.oidc_scopes}
-    return JSONResponse(document)
+    client = settings.oidc_login_client_id or settings.oidc_client_id
+    return JSONResponse({"issuer": settings.oidc_issuer, "clientId": client, "scopes": settings.oidc_scopes})
