@@ -5,17 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from playwright.async_api import Page, Route, expect
 from tests.integration.api.people import settle
 from tests.integration.api.platform import served
-from tests.integration.web.watching import IN_CHROMIUM, chromium, looking, must_look_well
+from tests.integration.web.watching import IN_CHROMIUM, Watched, chromium, looking, must_look_well
 
 from muster.web.app import create_app
 
 pytestmark = IN_CHROMIUM
 VALUE = "document.getElementById('document').value"
+
+
+@asynccontextmanager
+async def submitting(tmp_path: Path) -> AsyncIterator[Watched]:
+    """The page, on a platform and in a browser of its own."""
+    async with (
+        served(tmp_path / "state", make=create_app) as (here, _),
+        chromium() as browser,
+        looking(browser, here) as watched,
+    ):
+        await watched.page.goto("/submit")
+        yield watched
 
 
 def holding(words: str) -> re.Pattern[str]:
@@ -125,13 +139,8 @@ async def test_what_is_filled_in_before_the_script_has_come_counts(tmp_path: Pat
         await arrives.wait()
         await route.continue_()
 
-    async with (
-        served(tmp_path / "state", make=create_app) as (here, _),
-        chromium() as browser,
-        looking(browser, here) as watched,
-    ):
+    async with submitting(tmp_path) as watched:
         page = watched.page
-        await page.goto("/submit")
         await page.locator("#name").fill("before")
         await page.locator("#model").fill("hf://org/kept")
         await expect(page.locator("#document")).to_have_value(holding("name: before"))
@@ -151,13 +160,8 @@ async def test_what_is_filled_in_before_the_script_has_come_counts(tmp_path: Pat
 
 
 async def test_keys_and_values_are_completed_under_the_caret(tmp_path: Path) -> None:
-    async with (
-        served(tmp_path / "state", make=create_app) as (here, _),
-        chromium() as browser,
-        looking(browser, here) as watched,
-    ):
+    async with submitting(tmp_path) as watched:
         page = watched.page
-        await page.goto("/submit")
         text, listed = page.locator("#document"), page.locator("#completions")
         await text.focus()
         await page.keyboard.press("Control+Space")

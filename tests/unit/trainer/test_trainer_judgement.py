@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from muster.storage.small_files import write_whole
 from muster.trainer.errors import NumericError
 from muster.trainer.launch.stack_dumps import DUMP_SIGNAL, STACKS, dump
 from muster.trainer.launch.verdict import hung_ranks
+from muster.trainer.train import straggler_timer
 from muster.trainer.train.deadlines import Deadlines
 from muster.trainer.train.loss_spike_guard import KNOWN_MIN, SKIPPED_IN_A_ROW_MAX, LossSpikeGuard
 from muster.trainer.train.rank_state import RankState
@@ -150,12 +152,14 @@ def test_a_step_of_which_not_all_is_known_counts_for_nothing() -> None:
     assert stragglers.slow == ()
 
 
-def test_own_work_leaves_the_waits_out() -> None:
-    """As FSDP does it: a hook of the layer waits for weights before its forward pass."""
+def test_own_work_leaves_the_waits_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FSDP does it: a hook of the layer waits for weights before its forward pass. The clock is the test's."""
+    now = [100.0]
+    monkeypatch.setattr(straggler_timer, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Layer(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(0.02)  # not a wait: is the layer's work
+            now[0] += 0.02
             return x
 
     class Model(nn.Module):
@@ -169,17 +173,17 @@ def test_own_work_leaves_the_waits_out() -> None:
             return x
 
     def gather(*_: object) -> None:
-        time.sleep(1.0)  # not a wait: stands in for the peers' delay
+        now[0] += 0.3  # the peers' delay
 
     model = Model()
     for layer in model.layers:
         layer.register_forward_pre_hook(gather, prepend=True)
     timer = StragglerTimer(torch.device("cpu"), model, list(model.layers))
     with timer.working():
-        time.sleep(0.01)  # not a wait: is the work outside the layers
+        now[0] += 0.01  # the work outside the layers
         model(torch.zeros(1))
     model(torch.zeros(1))  # a recomputation, or an evaluation
-    assert 0.05 <= timer.seconds() < 1.0
+    assert timer.seconds() == pytest.approx(0.01 + 2 * 0.02)
     assert timer.seconds() == 0.0
 
 
