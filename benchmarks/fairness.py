@@ -40,8 +40,8 @@ from benchmarks.traces import GPUS
 
 from muster.contract.quotas import ProjectQuota
 from muster.contract.spec import JobSpec, parse_job
-from muster.contract.status import Attempt, CheckpointStatus, GangStatus, JobStatus, Phase
-from muster.operator.core import preemption
+from muster.contract.status import Attempt, CheckpointStatus, GangStatus, GoodputAccount, JobStatus, Phase
+from muster.operator.core import preemption, victims
 from muster.operator.core.admit import BACKFILL_SECONDS, admit
 from muster.operator.core.evictions import Option, began
 from muster.operator.core.fleet import Fleet, JobSummary, Node
@@ -91,7 +91,12 @@ class Job:
     began: float = 0.0
     queued: float = 0.0
     waited: float = 0.0
+    served: float = 0.0
+    """Seconds on nodes, in attempts that have ended."""
     finished: float | None = None
+    code: str = "Created"
+    """What it waits for, as it was last told."""
+    _summary: tuple[object, JobSummary] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def gpus(self) -> int:
@@ -107,26 +112,44 @@ class Job:
         return self.trained(now) // self.assumed.commit_seconds * self.assumed.commit_seconds
 
     def summary(self, now: float) -> JobSummary:
+        key = (self.reservation, self.nodes, self.code, self.committed(now))
+        if self._summary is None or self._summary[0] != key:
+            self._summary = key, self._summarize(now)
+        return self._summary[1]
+
+    def _summarize(self, now: float) -> JobSummary:
         status = JobStatus.model_construct(
-            reservation=self.reservation, queued_at=NOW + self.queued, since=NOW + self.began
+            code=self.code,
+            reservation=self.reservation,
+            ledger=self._account(),
+            queued_at=NOW + self.queued,
+            since=NOW + self.began,
         )
         if self.nodes:
             kept = CheckpointStatus.model_construct(
                 step=1, committed_at=NOW + self.began + self.committed(now), uri="", best_step=None
             )
-            first = (
-                Attempt.model_construct(
-                    number=1,
-                    created_at=NOW + self.began,
-                    first_step_at=NOW + self.began + self.assumed.restart_seconds,
-                ),
+            before = Attempt.model_construct(number=1, outcome="preempted", created_at=0.0, first_step_at=None)
+            newest = Attempt.model_construct(
+                number=1, created_at=NOW + self.began, first_step_at=NOW + self.began + self.assumed.restart_seconds
             )
             gang = GangStatus.model_construct(
                 wanted=len(self.nodes), nodes=self.nodes, pool="pool", capacity="on-demand"
             )
-            update = {"phase": Phase.RUNNING, "gang": gang, "checkpoint": kept, "attempts": first}
+            update = {
+                "phase": Phase.RUNNING,
+                "gang": gang,
+                "checkpoint": kept,
+                "attempts": (*[before] * self.reservation, newest),
+            }
             status = status.model_copy(update=update)
         return JobSummary(self.uid, "team", self.uid, NOW + self.arrives, False, self.spec, status, self.project)
+
+    def _account(self) -> GoodputAccount:
+        """Where it has nodes, it has had them since it began."""
+        return GoodputAccount.model_construct(
+            seconds={"productive": self.served}, since=NOW + (self.began if self.nodes else self.queued)
+        )
 
 
 @dataclass
@@ -139,10 +162,11 @@ class Outcome:
 
 
 def gang_spec(nodes: int, priority: int, gpus: int = GPUS) -> JobSpec:
+    """From eight nodes on it goes on with half of them; its batch can be divided over both."""
     training = {
         "model": {"preset": "llama-8b"},
         "data": {"train": [{"source": "s3://data"}], "sequenceLength": 16},
-        "batch": {"tokensPerStep": 16 * GPUS * 16},
+        "batch": {"tokensPerStep": 16 * gpus * nodes * max(1, nodes // 2)},
         "length": {"steps": 1000},
     }
     gang = {"nodes": {"min": nodes // 2, "max": nodes} if nodes >= 8 else nodes, "gpusPerNode": gpus}
@@ -227,6 +251,7 @@ class Replay:
         spent = now - job.began
         self.outcome.lost_gpu_seconds += (spent - kept) * len(job.nodes) * job.gpus
         job.work -= kept * len(job.nodes)
+        job.served += spent
         job.nodes, job.reservation, job.queued = (), job.reservation + 1, now
         self.look(job, now + BACKFILL_SECONDS)
         return True
@@ -242,16 +267,19 @@ class Replay:
             self.outcome.preemptions += 1
             self.outcome.put_out_gpus += sum(eviction.gpus for eviction in made.evictions)
             self.outcome.asked_gpus += made.job.spec.gang.nodes.min * made.job.spec.gang.gpus_per_node
+        for uid, wait in plan.waits.items():
+            self.jobs[uid].code = wait.code
         self.entries = plan.entries
         began_any = False
         for entry in plan.entries:
             job = self.jobs[entry.uid]
             if entry.number == job.reservation and not job.nodes:
-                job.nodes, job.began = entry.nodes, now
+                job.nodes, job.began, job.code = entry.nodes, now, "Training"
                 job.waited += now - job.queued
                 restart = job.assumed.restart_seconds
                 self.at(now + restart + job.work / len(job.nodes), "finish", job)
-                self.look(job, now + preemption.RESTARTS_BEFORE * restart)
+                self.look(job, now + victims.RESTARTS_BEFORE * restart)
+                self.look(job, now + victims.FIRST_SECONDS - job.served)
                 began_any = True
         asked = {(entry.uid, entry.number): self.jobs[entry.uid] for entry in plan.entries if entry.yields_to}
         for key in self.gone_at.keys() - asked.keys():  # the order was taken back

@@ -2,8 +2,9 @@
 
 A trace is a table with a header, a line for each job: when it was submitted, how long it ran, on how many GPUs, and for
 whom. Read are the names that public traces have: Philly's (`timestamp, duration, num_gpus, cluster`, as artifacts of
-papers keep it), Helios' (`submit_time, duration, gpu_num, vc`) and Acme's (`submit_time, duration, gpu_num, user`).
-None of them is part of this repository, and none says priorities or commits.
+papers keep it), Helios' (`submit_time, duration, gpu_num, vc`; of its cluster Venus as an artifact keeps it
+`arrival_s, service_sec, gpu_count`) and Acme's (`submit_time, duration, gpu_num, user`). None of them is part of this
+repository, and none says priorities or commits.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ GPUS = 8
 URGENT = 0.15
 SIZES = ((1, 0.58), (2, 0.16), (4, 0.13), (8, 0.09), (16, 0.04))
 SUBMITTED, SECONDS, ASKED, WHOSE = (
-    ("submit_time", "timestamp"),
-    ("duration",),
-    ("gpu_num", "num_gpus"),
+    ("submit_time", "timestamp", "arrival_s"),
+    ("duration", "service_sec"),
+    ("gpu_num", "num_gpus", "gpu_count"),
     ("vc", "cluster", "user"),
 )
 
@@ -52,16 +53,25 @@ def drawn(jobs: int, dice: random.Random, projects: list[str]) -> list[Submissio
 
 def read(path: Path, jobs: int, nodes_max: int, dice: random.Random, weights: Mapping[str, float]) -> list[Submission]:
     """So many consecutive jobs of the trace, from a place that the dice choose. Left out are jobs without GPUs, without
-    a duration, and larger than `nodes_max` nodes; groups of people are put together to one project for each weight.
+    a duration, and larger than `nodes_max` nodes. Groups of people are put together to one project for each weight;
+    where the trace names nobody, the dice deal the jobs to the projects, by their weights.
     """
     rows = sorted(_rows(path, nodes_max), key=lambda row: row[0])
     if len(rows) < jobs:
         raise SystemExit(f"{path}: has {len(rows)} jobs that can be replayed, and {jobs} are asked for: use --jobs")
     first = dice.randrange(len(rows) - jobs + 1)
     chosen = rows[first : first + jobs]
-    projects = _projects(chosen, weights)
+    names, shares = list(weights), list(weights.values())
+    projects = _projects([row for row in chosen if row[3]], weights)
     return [
-        Submission(at, seconds, -(-gpus // GPUS), min(gpus, GPUS), projects[whose], _urgent(dice, gpus))
+        Submission(
+            at,
+            seconds,
+            -(-gpus // GPUS),
+            min(gpus, GPUS),
+            projects[whose] if whose else dice.choices(names, shares)[0],
+            _urgent(dice, gpus),
+        )
         for at, seconds, gpus, whose in chosen
     ]
 
@@ -71,14 +81,15 @@ def _rows(path: Path, nodes_max: int) -> list[tuple[float, float, int, str]]:
     with path.open(newline="") as file:
         table = csv.DictReader(file)
         names = table.fieldnames or []
-        at, seconds, gpus, whose = (_column(path, names, known) for known in (SUBMITTED, SECONDS, ASKED, WHOSE))
+        at, seconds, gpus = (_column(path, names, known) for known in (SUBMITTED, SECONDS, ASKED))
+        whose = next((name for name in WHOSE if name in names), "")
         for row in table:
             try:
                 asked, lasted, submitted = int(float(row[gpus])), float(row[seconds]), _time(row[at])
             except ValueError:  # such as a job that never began and has no duration
                 continue
             if asked > 0 and lasted > 0 and -(-asked // GPUS) <= nodes_max:
-                found.append((submitted, lasted, asked, row[whose]))
+                found.append((submitted, lasted, asked, row[whose] if whose else ""))
     return found
 
 

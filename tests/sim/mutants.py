@@ -36,6 +36,7 @@ from muster.operator.core import (
     shutdown,
     stalls,
     transitions,
+    victims,
     work_queue,
 )
 from muster.operator.core.codes import Code
@@ -292,8 +293,8 @@ def believed_at_once(seen: Observed, evidence: Any, progressed_at: float) -> Any
     return replace(ORIGINAL_WEIGH(seen, evidence, progressed_at), confirmed=True)
 
 
-def any_equal(self: preemption.Preemptor, job: Any, victim: Any, priority: int) -> bool:
-    return self._fleet.priority(victim) == priority and victim.uid != job.uid
+def any_equal(self: victims.Victims, job: Any, priority: int) -> set[str]:
+    return {uid for uid, victim in self.all.items() if self._fleet.priority(victim) == priority and uid != job.uid}
 
 
 def judged_by_what_it_gains(self: preemption.Preemptor, job: Any, ask: Any, evictions: Any) -> bool:
@@ -313,6 +314,11 @@ def before_whoever_waits(self: preemption.Preemptor, job: Any, ask: Any, evictio
         return ORIGINAL_FAIR(self, job, ask, evictions)
     finally:
         self._shares.turn = turn  # type: ignore[method-assign]
+
+
+def only_while_it_waits(job: Any, now: float) -> float:
+    """Who waits has its first minutes again."""
+    return float("inf") if job.status.gang.nodes else 0.0
 
 
 def a_fault_of_the_platform(summary: WorkerSummary, granted: Any) -> Any:
@@ -400,12 +406,18 @@ MUTANTS = (
     Mutant("anybody may preempt", patch(preemption, may_preempt=lambda fleet, job: job.spec.gang.gpus_per_node > 0)),
     Mutant(
         "equals are put out whatever the shares",
-        lambda: patch(preemption.Preemptor, _may_reclaim=any_equal, _fair=lambda *args: True)(),
+        lambda: (
+            patch(victims.Victims, beyond_their_share=any_equal)(),
+            patch(preemption.Preemptor, _fair=lambda *args: True)(),
+        ),
     ),
     Mutant(
         "what others lose of their shares does not count", patch(preemption.Preemptor, _fair=judged_by_what_it_gains)
     ),
     Mutant("whoever is put out comes first again", patch(preemption.Preemptor, _fair=before_whoever_waits)),
+    Mutant("a gang has first minutes whenever it waits", patch(victims, served_seconds=only_while_it_waits)),
+    Mutant("a gang is put out by an equal in its first minutes", patch(victims, FIRST_SECONDS=0.0)),
+    Mutant("what is freed goes to whoever is first in line", patch(admit, _served=lambda queue, preemptor: ())),
     Mutant(
         "much more is put out than is asked for",
         patch(preemption, EVICTED_PER_REQUESTED_MAX=100.0, EVICTED_PER_URGENT_REQUESTED_MAX=100.0),

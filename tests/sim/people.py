@@ -155,6 +155,18 @@ def settle_jobs(world: SimWorld) -> None:
     if any(quota.preempts for quota in world.quotas.values()):  # rare where few contend
         for index in range(rng.randint(2, 6)):
             world.at(rng.uniform(0.0, world.weather.seconds), functools.partial(submit, world, f"rival{index}"))
+        if has_long_jobs(world):  # which others of their project want to follow
+            for index in range(rng.randint(2, 5)):
+                at = world.weather.seconds + rng.uniform(0.0, 900.0)
+                world.at(at, functools.partial(submit, world, f"late{index}"))
+
+
+def has_long_jobs(world: SimWorld) -> bool:
+    """Those that come first run for longer than the minutes in which no equal puts them out; the last are of the same
+    project.
+    """
+    may = any(quota.preempts for quota in world.quotas.values())
+    return may and random.Random(repr(world.weather) + "long").random() < 0.5
 
 
 def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
@@ -198,7 +210,10 @@ def submit(world: SimWorld, name: str, kind: str = "") -> SimJob:
     )
     dice = random.Random(uid + repr(world.weather))
     job.project, job.owner = dice.choice((*PROJECTS, PROJECTS[0], "default")), dice.choice(PEOPLE)
-    if not kind and world.quotas.get(job.project, ProjectQuota()).has_month_budget:
+    if not kind and has_long_jobs(world) and name.startswith(("job", "late")):
+        job.project = PROJECTS[0]
+        job.steps *= 3 if name.startswith("job") else 1
+    elif not kind and world.quotas.get(job.project, ProjectQuota()).has_month_budget:
         job.steps *= 4  # long enough to run into it
     if kind and any(quota.preempts for quota in world.quotas.values()):  # of two projects that contend
         job.project = PROJECTS[kind == "small"]

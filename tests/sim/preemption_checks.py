@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ALIVE = (Phase.STARTING, Phase.RUNNING)
 QUOTA_SEEN_SECONDS = 60.0  # after a quota was changed: a pass may have begun before
+FIRST_SECONDS = 600.0  # for which no equal puts a gang out
+SEEN_SECONDS = 60.0  # by which what a pass saw may be older
 ROOM_SECONDS_MAX = 120.0  # within which a gang that is asked to make room begins to stop, in fair weather
 
 
@@ -48,8 +50,12 @@ class PreemptionChecks:
             self._require(quota.preempts, "only who may preempt does", what)
             if "priority" not in job.requested | victim.requested:
                 higher = job.spec.priority > victim.spec.priority
-                shared = job.spec.priority == victim.spec.priority and job.project != victim.project
-                self._require(higher or (shared and self._shares()), "nobody is put out by their equal", what)
+                equal = job.spec.priority == victim.spec.priority
+                spared = self._served(victim) < FIRST_SECONDS - SEEN_SECONDS - self._world.set_back
+                self._require(higher or not spared, "nobody is put out by an equal in its first minutes", what)
+                own = job.project == victim.project and self._served(job) < FIRST_SECONDS
+                others = job.project != victim.project and self._shares()
+                self._require(higher or (equal and (own or others)), "nobody is put out by their equal", what)
         for uid, gpus in freed.items():
             gang = self._world.jobs[uid].spec.gang
             asked = gang.nodes.min * gang.gpus_per_node
@@ -78,6 +84,13 @@ class PreemptionChecks:
         preempted = failure is not None and failure.message.startswith("preempted by")
         if preempted and job.status.code == Code.EVICTED:
             self._require(grace >= 60.0, "whoever makes room may commit", f"{job.name} has {grace} s")
+
+    def _served(self, job: SimJob) -> float:
+        """Seconds for which it has had nodes."""
+        account = job.status.ledger
+        away = account.seconds.get("queue", 0.0) + account.seconds.get("suspended", 0.0)
+        now = self._world.wall - account.since if job.status.gang.nodes else 0.0
+        return sum(account.seconds.values()) - away + now
 
     def _shares(self) -> bool:
         quotas = self._world.quotas.values()

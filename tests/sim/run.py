@@ -23,7 +23,7 @@ from tests.sim.swarm import RunResult, run_seed
 SEEDS = Path(__file__).with_name("seeds.txt")
 HISTORY_LINES = 45
 FAILURES_SHOWN = 3
-JOB = re.compile(r"\b(?:job|rival|small|large)\d*")
+JOB = re.compile(r"\b(?:job|rival|late|small|large)\d*")
 
 
 def kept_seeds() -> list[int]:

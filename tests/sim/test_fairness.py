@@ -24,13 +24,19 @@ def test_a_public_trace_is_replayed_by_its_own_columns(tmp_path: Path) -> None:
         path.write_text("\n".join([columns, *(",".join(map(str, row)) for row in rows)]))
         read.append(trace(30, 8, 1.0, 1, path))
     assert read[0] == read[1]
+    path.write_text(
+        "\n".join(["job_id,arrival_s,service_sec,gpu_count", *(f"{i},{60 * i},{600 + i},8" for i in range(60))])
+    )
+    nameless = trace(60, 8, 1.0, 1, path)
+    assert {job.project for job in nameless} == {"vision", "speech", "text"}, "dealt by the dice"
+    assert [job.work for job in nameless] == [600 + i for i in range(60)]
     assert [job.arrives for job in read[0]] == sorted(job.arrives for job in read[0]), "in the trace's order"
     assert {(job.spec.gang.nodes.max, job.gpus) for job in read[0]} == {(1, 1), (1, 4), (2, 8)}
     assert {job.project for job in read[0]} == {"vision", "speech", "text"}
     gpu_seconds = sum(job.work * job.gpus for job in read[0])
     assert read[0][-1].arrives == pytest.approx(gpu_seconds / 64), "as much as the fleet has until the last arrives"
-    with pytest.raises(SystemExit, match="has 30 jobs that can be replayed, and 31 are asked for"):
-        trace(31, 8, 1.0, 1, path)
+    with pytest.raises(SystemExit, match="has 60 jobs that can be replayed, and 61 are asked for"):
+        trace(61, 8, 1.0, 1, path)
     path.write_text("timestamp,gpus\n")
-    with pytest.raises(SystemExit, match="has no column duration; it has timestamp, gpus"):
+    with pytest.raises(SystemExit, match="has no column duration or service_sec; it has timestamp, gpus"):
         trace(1, 8, 1.0, 1, path)

@@ -1,7 +1,8 @@
 """Random fleets whose jobs all want in: whatever admission decides happens at once, until it decides nothing more.
 
-Nobody submits, nobody ends, time stands still (so no gang is spared for being young): if preemption could go round in
-a circle, it would here, for ever. Every state on the way is checked.
+Nobody submits, nobody ends, time stands still (so no gang is spared for having just begun, and whoever is in its first
+minutes stays there): if preemption could go round in a circle, it would here, for ever. Every state on the way is
+checked.
 
     python tests/sim/walks.py --states 1000000 [--first 0] [--processes 2]
 """
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from muster.contract.quotas import ProjectQuota
 from muster.contract.signals import WorkerExit
-from muster.contract.status import Attempt, CheckpointStatus, GangStatus, JobStatus, Phase
+from muster.contract.status import Attempt, CheckpointStatus, GangStatus, GoodputAccount, JobStatus, Phase
 from muster.operator.core.admit import Plan, admit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
@@ -70,6 +71,8 @@ def draw(dice: random.Random) -> Fleet:
         status = JobStatus(queued_at=NOW - index, since=NOW - 10_000, checkpoint=dice.choice((None, committed)))
         uid = f"job{index:02d}"
         jobs.append(JobSummary(uid, "team", uid, NOW - dice.randint(0, 5), False, spec, status, dice.choice(PROJECTS)))
+    served = [GoodputAccount(seconds={"productive": dice.choice((0.0, 300.0, 9000.0))}, since=NOW) for _ in jobs]
+    jobs = [replace(j, status=j.status.model_copy(update={"ledger": s})) for j, s in zip(jobs, served, strict=True)]
     return Fleet(NOW, True, nodes, tuple(jobs), quotas=quotas)
 
 
@@ -103,7 +106,7 @@ def walk(seed: int) -> Walk:
                 break
             if fault := _outlived(fleet, plan.entries):
                 return Walk(states, evictions, f"seed {seed}: {fault}")
-            fleet, entries = _happen(fleet, plan.entries)
+            fleet, entries = _happen(fleet, plan)
         else:
             return Walk(states, evictions, f"seed {seed}: still preempting after {PASSES_MAX} passes")
     return Walk(states, evictions, "")
@@ -166,13 +169,24 @@ def _may_yield(fleet: Fleet, entry: Reservation) -> bool:
     job, victim = jobs[entry.yields_to], jobs[entry.uid]
     if not fleet.quotas[job.project].preempts or job.spec.priority < victim.spec.priority:
         return False
+    if job.spec.priority > victim.spec.priority:
+        return True
+    if job.project == victim.project:
+        return _is_new(job) and not _is_new(victim)
     shared = any(quota.weight is not None or quota.guaranteed_gpus is not None for quota in fleet.quotas.values())
-    return job.spec.priority > victim.spec.priority or (shared and job.project != victim.project)
+    return shared and not _is_new(victim)
 
 
-def _happen(fleet: Fleet, entries: tuple[Reservation, ...]) -> tuple[Fleet, tuple[Reservation, ...]]:
-    """Whoever was given nodes runs; whoever yields is gone from its nodes, and is in the queue or goes on smaller."""
-    jobs = []
+def _is_new(job: JobSummary) -> bool:
+    """It has had nodes for less than ten minutes."""
+    return job.status.ledger.seconds["productive"] < 600.0
+
+
+def _happen(fleet: Fleet, plan: Plan) -> tuple[Fleet, tuple[Reservation, ...]]:
+    """Whoever was given nodes runs; whoever yields is gone from its nodes, and is in the queue or goes on smaller; and
+    whoever waits says for what.
+    """
+    jobs, entries = [], plan.entries
     for job in fleet.jobs:
         mine = [entry for entry in entries if entry.uid == job.uid]
         status = job.status
@@ -180,11 +194,19 @@ def _happen(fleet: Fleet, entries: tuple[Reservation, ...]) -> tuple[Fleet, tupl
         granted = next((entry for entry in mine if entry.number == number), None)
         if granted is None:
             status = JobStatus(
-                reservation=number, queued_at=status.queued_at, since=status.since, checkpoint=status.checkpoint
+                reservation=number,
+                queued_at=status.queued_at,
+                since=status.since,
+                checkpoint=status.checkpoint,
+                ledger=status.ledger,
             )
         elif status.gang.nodes != granted.nodes or status.reservation != number:
             gang = GangStatus(wanted=len(granted.nodes), nodes=granted.nodes, pool=granted.pool, capacity="on-demand")
-            status = status.model_copy(update={"phase": Phase.RUNNING, "gang": gang, "reservation": number})
+            status = status.model_copy(
+                update={"phase": Phase.RUNNING, "code": "Running", "gang": gang, "reservation": number}
+            )
+        if job.uid in plan.waits:
+            status = status.model_copy(update={"code": plan.waits[job.uid].code})
         jobs.append(replace(job, status=status))
     numbers = {job.uid: job.status.reservation for job in jobs}
     return replace(fleet, jobs=tuple(jobs)), tuple(e for e in entries if e.number >= numbers[e.uid])

@@ -64,8 +64,8 @@ class ProjectQuota(Quota):
     guaranteed_gpus: Count | None = None
     """Accelerators that are its share before the rest is divided by weight; others may borrow them while they idle."""
     preempts: bool = False
-    """Its jobs may have running gangs of a lower priority, and those that others hold beyond their share, commit and
-    make room."""
+    """Its jobs may have running gangs commit and make room: those of a lower priority, those that others hold beyond
+    their share and, for a job that has not had nodes for ten minutes yet, its own."""
     person: Quota = Quota()
     """What the jobs of any one person may hold of it."""
     spent: MonthSpent | None = None

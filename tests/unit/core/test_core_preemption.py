@@ -13,13 +13,13 @@ from tests.unit.core.test_core_admit import entry, four, holding
 from muster.contract.quotas import ProjectQuota
 from muster.contract.signals import Cause
 from muster.contract.spec import JobSpec
-from muster.contract.status import Attempt, CheckpointStatus, Phase
+from muster.contract.status import Attempt, CheckpointStatus, GoodputAccount, JobStatus, Phase
 from muster.operator.core.admit import Plan, admit
 from muster.operator.core.audit import audit
 from muster.operator.core.codes import Code
 from muster.operator.core.decide import decide
 from muster.operator.core.decision import RemoveWorker
-from muster.operator.core.evictions import REQUEUE_SECONDS, RESTART_SECONDS, cost
+from muster.operator.core.evictions import REQUEUE_SECONDS, RESTART_SECONDS, cost, served_seconds
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation
 
@@ -32,6 +32,14 @@ def gang(nodes: Any = 1, priority: int = 0, **top: Any) -> JobSpec:
 
 def committed(seconds_ago: float) -> dict[str, Any]:
     return {"checkpoint": CheckpointStatus(step=1, committed_at=NOW - seconds_ago, uri="s3://ckpt")}
+
+
+def served(seconds: float) -> dict[str, Any]:
+    return {"ledger": GoodputAccount(seconds={"productive": seconds, "queue": 9000.0, "suspended": 9.0}, since=NOW)}
+
+
+def waiting(uid: str, age: float = 0.0, **status: Any) -> JobSummary:
+    return summary(uid, gang(1), age, JobStatus(queued_at=NOW - age, since=NOW - age, **status))
 
 
 def runs(uid: str, *nodes: str, priority: int = 0, ago: float = 10.0, **changes: Any) -> JobSummary:
@@ -73,7 +81,8 @@ def test_a_gang_of_a_lower_priority_makes_room_and_both_are_told_so() -> None:
         (runs("low", "a"), summary("new", gang(1, 5)), {}),
         (runs("low", "a"), summary("new", gang(1, 5)), {"default": ProjectQuota(gpus=64)}),
         (runs("low", "a"), summary("new", gang(1, 5), project="other"), MAY),
-        (runs("low", "a"), summary("new", gang(1, 0)), MAY),
+        (runs("low", "a", update=served(599)), summary("new", gang(1, 0)), MAY),
+        (runs("low", "a"), waiting("old", **served(600)), MAY),
         (runs("low", "a", priority=6), summary("new", gang(1, 5)), MAY),
         (runs("low", "a", spec_=gang(1, recovery={"dryRun": True})), summary("new", gang(1, 5)), MAY),
         (runs("low", "a", spec_=gang(1, cancel=True)), summary("new", gang(1, 5)), MAY),
@@ -85,7 +94,8 @@ def test_a_gang_of_a_lower_priority_makes_room_and_both_are_told_so() -> None:
         "nobody may",
         "quota alone",
         "other project",
-        "equal",
+        "in its first minutes",
+        "both have had them",
         "higher",
         "dry run",
         "ends",
@@ -187,6 +197,47 @@ def test_an_order_is_taken_back_also_where_nobody_waits_any_more() -> None:
     assert admit(seen(low), told).entries == held(low)
 
 
+def test_a_new_job_does_not_wait_for_as_long_as_another_of_its_project_runs() -> None:
+    old, new = runs("old", "a", update=served(600)), summary("new", gang(1))
+    fleet_ = seen(old, new, nodes=[node("a")])
+    plan = admit(fleet_, held(old))
+    assert yielding(plan) == {"old": "new"}
+    assert plan.entries[0].yields_because == (
+        "preempted by team/new, so that each job of project default soon has its first 10 minutes"
+    )
+    assert plan.preemptions[0].reasons == ("so that each job of project default soon has its first 10 minutes",)
+    # Once it is gone, it is older and in the queue as well. What it freed is for whom it was freed all the same.
+    gone_ = waiting("old", age=900, reservation=1, **served(600))
+    waits = waiting("new", code=plan.waits["new"].code)
+    (granted,) = admit(seen(gone_, waits, nodes=[node("a")]), ()).entries
+    assert granted.uid == "new"
+    begun = runs("new", "a", update={"ledger": GoodputAccount(since=NOW)})
+    assert yielding(admit(seen(gone_, begun, nodes=[node("a")]), held(begun))) == {}, "it does not come back at once"
+
+
+def test_a_large_gang_is_not_made_smaller_for_a_new_small_one_of_its_project() -> None:
+    elastic = gang({"min": 1, "max": 4})
+    large = runs("large", "a", "b", "c", "d", spec_=elastic, update=served(9000))
+    assert yielding(admit(seen(large, summary("new", gang(1))), held(large))) == {}
+    assert yielding(admit(seen(large, summary("new", gang(2))), held(large))) == {"large": "new"}
+
+
+def test_first_minutes_are_those_on_nodes_over_all_attempts() -> None:
+    waits = waiting("waits", **served(100))
+    there = runs("there", "a", update={"ledger": GoodputAccount(seconds={"loading": 100.0}, since=NOW - 50)})
+    assert (served_seconds(waits, NOW), served_seconds(there, NOW)) == (100, 150)
+
+
+def test_whoever_made_room_before_is_chosen_after_whoever_did_not() -> None:
+    began = {"created_at": NOW - 9000, "first_step_at": NOW - 9000 + RESTART_SECONDS}
+    before = Attempt(number=1, created_at=NOW - 20_000, outcome="preempted")
+    again = runs("again", "a", update={"attempts": (before, Attempt(number=2, **began))})
+    never = runs("never", "b", update={"attempts": (Attempt(number=1, **began),)}, ago=300)
+    nodes = [node("a"), node("b")]
+    plan = admit(seen(again, never, summary("u", gang(1, 5)), nodes=nodes), held(again, never))
+    assert yielding(plan) == {"never": "u"}
+
+
 def shared(**weights: float) -> dict[str, ProjectQuota]:
     return {project: ProjectQuota(weight=weight, preempts=True) for project, weight in weights.items()}
 
@@ -226,8 +277,8 @@ def test_the_share_of_the_set_that_is_put_out_counts_as_in_kueue_14543() -> None
     """
     mine = runs("mine", "a", "b", project="nlp", ago=3000)
     theirs = runs("theirs", "c", "d", project="cv", ago=10)
-    waiting = summary("next", gang(2), project="nlp")
-    assert yielding(admit(seen(mine, theirs, waiting, quotas=shared(cv=1, nlp=1)), held(mine, theirs))) == {}
+    next_ = summary("next", gang(2), status=JobStatus(queued_at=NOW, since=NOW, **served(600)), project="nlp")
+    assert yielding(admit(seen(mine, theirs, next_, quotas=shared(cv=1, nlp=1)), held(mine, theirs))) == {}
     urgent = summary("next", gang(2, 1), project="nlp")
     plan = admit(seen(mine, theirs, urgent, quotas=shared(cv=1, nlp=1)), held(mine, theirs))
     assert yielding(plan) == {"theirs": "next"}, "a lower priority yields whatever the shares"

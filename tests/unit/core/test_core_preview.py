@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.core.seen import NOW, summary
 from tests.unit.core.test_core_admit import four
-from tests.unit.core.test_core_preemption import gang, held, runs, seen, shared
+from tests.unit.core.test_core_preemption import gang, held, runs, seen, served, shared
 
 from muster.contract.preview import Preview, PreviewedEviction
 from muster.operator.core.admit import admit
@@ -42,7 +42,7 @@ def test_a_smaller_gang_goes_on() -> None:
 def test_a_job_that_starts_or_waits_says_so() -> None:
     low = runs("low", "a")
     assert preview(seen(low), held(low), summary("new", gang(1))).nodes == ("b",)
-    full = runs("full", "a", "b", "c", "d")
+    full = runs("full", "a", "b", "c", "d", update=served(60))
     waits = preview(seen(full), held(full), summary("same", gang(4)))
     assert (waits.nodes, waits.code, waits.evictions) == ((), Code.AWAITING_CAPACITY, ())
     assert waits.because.endswith("held by team/full 4 nodes (32 GPUs)")

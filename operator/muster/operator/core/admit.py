@@ -77,7 +77,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     waits: dict[str, Wait] = {}
     starving: list[Ask] = []
     explained, claims = _Explained(fleet, entries), 0
-    for job in quotas.shares.in_turn(queue):
+    for job in quotas.shares.in_turn(queue, _served(queue, preemptor)):
         if job.status.phase is Phase.RESTARTING:
             if (place := _replacement(fleet, job, space, quotas)) is not None:
                 entries.append(_reservation(fleet, job, place, job.status.reservation + 1))
@@ -105,7 +105,8 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
             continue
         # What no waiting helps comes first: room that is kept for a gang that can never begin is kept for nothing.
         wait = _impossible(ask, explained) or quotas.wait(job, ask) or _wait(job, ask, allowed, space, explained)
-        paid = wait.code == Code.AWAITING_CAPACITY and months.short(job, ask.sizes[-1], "", "on-demand") is None
+        lacks_room = wait.code in (Code.AWAITING_CAPACITY, Code.BEHIND_EARLIER_GANG)
+        paid = lacks_room and months.short(job, ask.sizes[-1], "", "on-demand") is None
         if paid and preemptor.plan(job, allowed) is not None:
             wait = Wait(Code.AWAITING_PREEMPTION, preemptor.words(job, ask))
         elif wait.code == Code.AWAITING_CAPACITY and (share := quotas.shares.words(job.project, job)):
@@ -184,6 +185,12 @@ def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
         and not remaining_backoff_seconds(job.spec.recovery, job.status.retry_at, fleet.now)
     ]
     return sorted((*asking, *leaving), key=fleet.line)
+
+
+def _served(queue: list[JobSummary], preemptor: Preemptor) -> set[str]:
+    """For whom others make room, or have just made it: until a gang begins, its status says that it waits for that."""
+    freed = {job.uid for job in queue if job.status.code == Code.AWAITING_PREEMPTION}
+    return freed | set(preemptor.yielding.values())
 
 
 def _must_leave(job: JobSummary, ready: dict[str, Node], granted: set[tuple[str, int]]) -> bool:

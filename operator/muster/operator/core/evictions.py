@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from muster.contract.status import GoodputState
 from muster.operator.core.fleet import JobSummary
 
 # From the start of an attempt to its first step, where the last one did not say.
 RESTART_SECONDS = 120.0
-# What a stopped gang loses besides: its place. It waits again, for nobody knows how long. So a smaller gang costs less.
+# What a stopped gang loses besides: its place. It waits again, for nobody knows how long. So a smaller gang costs less;
+# and as much again for each time that it had to make room before, so that it is not always the same one.
 REQUEUE_SECONDS = 600.0
 # Work that is not committed for longer protects nobody: else whoever never commits would never be put out.
 UNCOMMITTED_SECONDS_MAX = 3600.0
+
+# What does not count as a gang's time on its nodes.
+_AWAY = (GoodputState.QUEUE, GoodputState.SUSPENDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +105,21 @@ def cost(job: JobSummary, now: float, requeued: bool = True) -> float:
     """
     work = min(UNCOMMITTED_SECONDS_MAX, uncommitted_seconds(job, now))
     gpus = len(job.status.gang.nodes) * job.spec.gang.gpus_per_node
-    return gpus * (work + restart_seconds(job) + (REQUEUE_SECONDS if requeued else 0.0))
+    before = sum(attempt.outcome == "preempted" for attempt in job.status.attempts)
+    return gpus * (work + restart_seconds(job) + (REQUEUE_SECONDS * (1 + before) if requeued else 0.0))
 
 
 def uncommitted_seconds(job: JobSummary, now: float) -> float:
     """Since its last commit, or since it began where that is later."""
     commit = job.status.checkpoint
     return max(0.0, now - max(commit.committed_at if commit else 0.0, began(job)))
+
+
+def served_seconds(job: JobSummary, now: float) -> float:
+    """How long it has had nodes in all; it never falls."""
+    account = job.status.ledger
+    before = sum(seconds for state, seconds in account.seconds.items() if state not in _AWAY)
+    return before + (max(0.0, now - account.since) if job.status.gang.nodes else 0.0)
 
 
 def began(job: JobSummary) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -94,14 +94,16 @@ class Shares:
             return False, held / guaranteed
         return True, (held - guaranteed) / weight
 
-    def in_turn(self, queue: list[JobSummary]) -> Iterator[JobSummary]:
-        """The queue (by priority, then age) so that among jobs of one priority the projects take turns. What `hold` is
-        told of one job counts for whose turn is next.
+    def in_turn(self, queue: list[JobSummary], served: Container[str]) -> Iterator[JobSummary]:
+        """The queue (by priority, then age) so that among jobs of one priority those come first for whom others make
+        room already (their uids are `served`), and then the projects take turns. What `hold` is told of one job counts
+        for whose turn is next.
         """
+        queue = sorted(queue, key=lambda job: (-self._fleet.priority(job), job.uid not in served))
         if not self.active:
             yield from queue
             return
-        for priority, level in groupby(queue, key=self._fleet.priority):
+        for (priority, _), level in groupby(queue, key=lambda job: (self._fleet.priority(job), job.uid in served)):
             waiting: dict[str, deque[JobSummary]] = defaultdict(deque)
             for job in level:
                 waiting[job.project].append(job)

@@ -1,17 +1,22 @@
 """Whom a gang that finds no room may put out: the cheapest set of gangs whose nodes it could go on with.
 
-A gang may put out others if its project's quota says so (`preempts`): gangs of a lower priority; and, where projects
-have shares, gangs of the same priority that others hold beyond theirs. Whoever is put out is asked to commit, pays with
+A gang may put out others if its project's quota says so (`preempts`): gangs of a lower priority; where projects have
+shares, gangs of the same priority that others hold beyond theirs; and in its first minutes gangs of its own project and
+priority that have had theirs, so that a short job does not wait for as long as large ones run (Tiresias' least attained
+service, NSDI '19, with one threshold). Whoever is put out is asked to commit, pays with
 no restart budget, and goes back into the queue; its nodes are kept for the gang that it made room for. An elastic gang
 may be made smaller instead.
 
-**No cycle.** Let U(p) be the GPUs that projects hold by gangs of priority p or higher as far as they are entitled to
-them, and H(p) all GPUs held by such gangs. Compare states by (U(p), H(p)), from the highest p down. Giving idle nodes
-to a gang of priority p lowers nothing and raises H(p). Putting out gangs of lower priorities for it changes nothing
-above p, and raises H(p). Putting out others of its own priority is done only if it raises U(p) (`_fair`), judged for
-the set that is truly put out (what Kueue #14543 does for another set). Each step goes up, and there are finitely many
-states; so while nobody submits, ends or changes a quota, preemption comes to an end. It also asks that the gang then
-stands in line before whoever was put out for it, which else would take the nodes again.
+**No cycle.** Let F(p) be how many gangs of priority p or higher have nodes in their first minutes, U(p) the GPUs that
+projects hold by gangs of priority p or higher as far as they are entitled to them, and H(p) all GPUs held by such
+gangs. Compare states by (F(p), U(p), H(p)), from the highest p down. Giving idle nodes to a gang of priority p lowers
+nothing and raises H(p). Putting out gangs of lower priorities for it changes nothing above p, lowers nothing at p, and
+raises H(p). No gang in its first minutes is put out for an equal: so putting out its own project's gangs for it raises
+F(p), and putting out other projects' lowers no F; that is done only if it raises U(p) (`_fair`), judged for the set
+that is truly put out (what Kueue #14543 does for another set). Each step goes up, and there are finitely many states;
+so while nobody submits, ends, has had its first minutes or changes a quota, preemption comes to an end. What is freed
+goes to nobody else: a gang for which others make room comes first in line among its equals. It also asks that the gang
+would stand in line before whoever was put out for it, which else would take the nodes again.
 """
 
 from __future__ import annotations
@@ -20,13 +25,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from muster.contract.status import STATUS_VERSION, Phase
-from muster.operator.core.evictions import Eviction, Option, began, cheapest_set, cost, restart_seconds
+from muster.operator.core.evictions import Eviction, Option, cheapest_set, cost
 from muster.operator.core.explain_wait import need
 from muster.operator.core.fair_share import Shares, gpus_by_project
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation
 from muster.operator.core.placement import Ask, NodeSpace, Shape, Space, needs_by_node
+from muster.operator.core.victims import FIRST_SECONDS, Victims, is_leaving
 from muster.operator.core.visibility import describe_job, describe_jobs
 
 # GPUs put out for each that is asked for, at most. With less, a gang of one node waits where only gangs of two run;
@@ -36,8 +41,6 @@ EVICTED_PER_REQUESTED_MAX = 2.0
 # The same where all of them are of a lower priority, and nothing less would do: else an urgent gang of one node waits
 # for as long as only gangs of four nodes run.
 EVICTED_PER_URGENT_REQUESTED_MAX = 4.0
-# A gang has so many times its restart's cost before one of its own priority may put it out; else two thrash.
-RESTARTS_BEFORE = 3.0
 # In one pass so many gangs have others put out, and of so many it is tried. The first in line suffices for progress.
 PREEMPTIONS_MAX, TRIES_MAX = 4, 8
 
@@ -76,6 +79,7 @@ class Preemptor:
         for holders in self._on.values() if self.yielding else ():
             for uid in holders.keys() & self.yielding.keys():
                 shares.hold(self._jobs[uid], -sum(shape.gpus for shape in holders[uid]))
+        self._victims = Victims(fleet, entries, shares, self.yielding)
         self._costs: dict[str, float] = {}
         self._told: dict[str, str] = {}
         self._failed: set[tuple[object, ...]] = set()
@@ -98,17 +102,6 @@ class Preemptor:
                     found.setdefault(name, {}).setdefault(uid, []).append(shape)
         return found
 
-    @cached_property
-    def _victims(self) -> dict[str, JobSummary]:
-        newest: dict[str, int] = {}
-        for entry in self._entries:
-            newest[entry.uid] = max(newest.get(entry.uid, 0), entry.number)
-        return {
-            job.uid: job
-            for job in self._fleet.jobs
-            if job.uid not in self.yielding and newest.get(job.uid) == job.status.reservation and _may_be_put_out(job)
-        }
-
     def plan(self, job: JobSummary, ask: Ask) -> Preemption | None:
         """What to put out so that the smallest gang of the ask finds room; no evictions where what already yields to it
         will do. None if nothing helps.
@@ -119,14 +112,18 @@ class Preemptor:
         priority = self._fleet.priority(job)
         if not mine and (self._tries >= TRIES_MAX or len(self.made) >= PREEMPTIONS_MAX):
             return None
-        lower = {uid for uid, victim in self._victims.items() if self._fleet.priority(victim) < priority}
-        equal = {uid for uid, victim in self._victims.items() if self._may_reclaim(job, victim, priority)}
-        key = (ask.shape, ask.sizes[-1], priority, job.project if equal else "", ask.avoid, ask.required)
+        victims = self._victims
+        lower, equal = victims.lower(priority), victims.beyond_their_share(job, priority)
+        own = victims.of_its_project(job, priority, EVICTED_PER_REQUESTED_MAX * ask.sizes[-1] * ask.shape.gpus)
+        whose = (job.project, bool(own)) if equal or own else ()
+        key = (ask.shape, ask.sizes[-1], priority, whose, ask.avoid, ask.required)
         if not mine and key in self._failed:
             return None
         self._tries += not mine
-        tries = [(lower, EVICTED_PER_REQUESTED_MAX), (lower, EVICTED_PER_URGENT_REQUESTED_MAX)]
-        for allowed, most in [(lower | equal, EVICTED_PER_REQUESTED_MAX), *tries] if equal else tries:
+        tries = [(lower | equal, EVICTED_PER_REQUESTED_MAX)] if equal else []
+        tries += [(lower, EVICTED_PER_REQUESTED_MAX), (lower, EVICTED_PER_URGENT_REQUESTED_MAX)]
+        tries += [(lower | own, EVICTED_PER_REQUESTED_MAX)] if own else []
+        for allowed, most in tries:
             found = self._cheapest_of_all(job, ask, allowed, mine, most)
             if found is not None and self._fair(job, ask, found.evictions):
                 self._keep(found, ask)
@@ -162,7 +159,7 @@ class Preemptor:
 
     def _cost(self, uid: str) -> float:
         if uid not in self._costs:
-            self._costs[uid] = cost(self._victims[uid], self._fleet.now)
+            self._costs[uid] = cost(self._victims.all[uid], self._fleet.now)
         return self._costs[uid]
 
     def _keep(self, found: Preemption, ask: Ask) -> None:
@@ -172,7 +169,7 @@ class Preemptor:
         reasons = tuple(self._why(job, eviction.job, job) for eviction in found.evictions)
         for eviction in found.evictions:
             victim = eviction.job
-            self._victims.pop(victim.uid)
+            self._victims.all.pop(victim.uid)
             self.yielding[victim.uid] = job.uid
             self._told[victim.uid] = f"preempted by {describe_job(victim, job)}, {self._why(job, victim, victim)}"
         for eviction in found.evictions:
@@ -187,24 +184,16 @@ class Preemptor:
         mine, theirs = self._fleet.priority(reader), self._fleet.priority(other)
         if mine != theirs:
             return f"which has priority {theirs} where this job has {mine}"
+        if job.project == victim.project:
+            return f"so that each job of project {job.project} soon has its first {FIRST_SECONDS / 60:g} minutes"
         words = self._shares.words
         return f"for {words(job.project, reader)}, and {words(victim.project, reader)}"
-
-    def _may_reclaim(self, job: JobSummary, victim: JobSummary, priority: int) -> bool:
-        """Another project holds it beyond its share, and it has run for long enough."""
-        shares, project = self._shares, victim.project
-        return (
-            shares.active
-            and self._fleet.priority(victim) == priority
-            and project != job.project
-            and shares.held(project) > shares.entitled.get(project, 0.0)
-            and self._fleet.now - began(victim) >= RESTARTS_BEFORE * restart_seconds(victim)
-        )
 
     def _fair(self, job: JobSummary, ask: Ask, evictions: tuple[Eviction, ...]) -> bool:
         """See `No cycle` above."""
         priority, shares = self._fleet.priority(job), self._shares
-        equals = [(e.job, e.gpus) for e in evictions if self._fleet.priority(e.job) == priority]
+        others = (e for e in evictions if e.job.project != job.project)
+        equals = [(e.job, e.gpus) for e in others if self._fleet.priority(e.job) == priority]
         if not equals:
             return True
         taken = gpus_by_project(equals)
@@ -222,7 +211,7 @@ class Preemptor:
         size = ask.sizes[-1]
         already = sum(shape.gpus for held in self._on.values() for uid in held.keys() & mine for shape in held[uid])
         gpus_max = int(most * size * ask.shape.gpus) - already
-        gone = mine | {other.uid for other in self._fleet.jobs if _is_leaving(other)}
+        gone = mine | {other.uid for other in self._fleet.jobs if is_leaving(other)}
         best: Preemption | None = None
         for rooms in self._space.groups(ask).values():
             if sum(ask.shape.carried_by(room.node) for room in rooms) < size:
@@ -291,7 +280,7 @@ class Preemptor:
         return {min(unit.uids): unit for unit in units.values() if unit.gains}.values()
 
     def _options(self, unit: _Unit, missing: int) -> Iterator[Option]:
-        jobs = [self._victims[uid] for uid in sorted(unit.uids)]
+        jobs = [self._victims.all[uid] for uid in sorted(unit.uids)]
         stopped = tuple(Eviction(job, job.status.gang.nodes, (), self._cost(job.uid)) for job in jobs)
         workers = sum(unit.gains.values())
         yield Option(stopped, workers, sum(e.cost for e in stopped), sum(e.gpus for e in stopped))
@@ -321,26 +310,6 @@ class Preemptor:
 def may_preempt(fleet: Fleet, job: JobSummary) -> bool:
     quota = fleet.quotas.get(job.project)
     return quota is not None and quota.preempts and job.spec.gang.gpus_per_node > 0
-
-
-def _may_be_put_out(job: JobSummary) -> bool:
-    status, spec = job.status, job.spec
-    return (
-        status.phase in (Phase.STARTING, Phase.RUNNING)
-        and bool(status.gang.nodes)
-        and spec.gang.gpus_per_node > 0
-        and spec.gang.scheduler.kind == "builtin"
-        and not spec.recovery.dry_run
-        and status.schema_version <= STATUS_VERSION
-        and not _is_leaving(job)
-    )
-
-
-def _is_leaving(job: JobSummary) -> bool:
-    """It gives its nodes back by itself."""
-    return bool(job.status.gang.nodes) and (
-        job.status.phase is Phase.STOPPING or job.deleting or job.spec.cancel or job.spec.suspend
-    )
 
 
 def _enough(counts: Mapping[str, int], size: int) -> Iterator[str]:
