@@ -417,7 +417,7 @@ MUTANTS = (
     Mutant("whoever is put out comes first again", patch(preemption.Preemptor, _fair=before_whoever_waits)),
     Mutant("a gang has first minutes whenever it waits", patch(victims, served_seconds=only_while_it_waits)),
     Mutant("a gang is put out by an equal in its first minutes", patch(victims, FIRST_SECONDS=0.0)),
-    Mutant("what is freed goes to whoever is first in line", patch(admit, _served=lambda queue, preemptor: ())),
+    Mutant("what is freed goes to whoever is first in line", patch(admit, _made_room_for=lambda queue, preemptor: ())),
     Mutant(
         "much more is put out than is asked for",
         patch(preemption, EVICTED_PER_REQUESTED_MAX=100.0, EVICTED_PER_URGENT_REQUESTED_MAX=100.0),

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.fairness import POLICIES, measure, setting, trace
+from benchmarks.fairness import measure, setting
+from benchmarks.fleet_replay import POLICIES, trace
 
 
 def test_the_cheapest_set_loses_less_than_the_newest_and_everybody_gets_on() -> None:

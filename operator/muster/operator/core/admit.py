@@ -77,7 +77,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     waits: dict[str, Wait] = {}
     starving: list[Ask] = []
     explained, claims = _Explained(fleet, entries), 0
-    for job in quotas.shares.in_turn(queue, _served(queue, preemptor)):
+    for job in quotas.shares.in_turn(queue, _made_room_for(queue, preemptor)):
         if job.status.phase is Phase.RESTARTING:
             if (place := _replacement(fleet, job, space, quotas)) is not None:
                 entries.append(_reservation(fleet, job, place, job.status.reservation + 1))
@@ -187,7 +187,7 @@ def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
     return sorted((*asking, *leaving), key=fleet.line)
 
 
-def _served(queue: list[JobSummary], preemptor: Preemptor) -> set[str]:
+def _made_room_for(queue: list[JobSummary], preemptor: Preemptor) -> set[str]:
     """For whom others make room, or have just made it: until a gang begins, its status says that it waits for that."""
     freed = {job.uid for job in queue if job.status.code == Code.AWAITING_PREEMPTION}
     return freed | set(preemptor.yielding.values())

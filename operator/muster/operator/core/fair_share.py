@@ -94,16 +94,16 @@ class Shares:
             return False, held / guaranteed
         return True, (held - guaranteed) / weight
 
-    def in_turn(self, queue: list[JobSummary], served: Container[str]) -> Iterator[JobSummary]:
-        """The queue (by priority, then age) so that among jobs of one priority those come first for whom others make
-        room already (their uids are `served`), and then the projects take turns. What `hold` is told of one job counts
+    def in_turn(self, queue: list[JobSummary], first: Container[str]) -> Iterator[JobSummary]:
+        """The queue (by priority, then age) so that among jobs of one priority those come first whose uids are in
+        `first`, as others make room for them, and then the projects take turns. What `hold` is told of one job counts
         for whose turn is next.
         """
-        queue = sorted(queue, key=lambda job: (-self._fleet.priority(job), job.uid not in served))
+        queue = sorted(queue, key=lambda job: (-self._fleet.priority(job), job.uid not in first))
         if not self.active:
             yield from queue
             return
-        for (priority, _), level in groupby(queue, key=lambda job: (self._fleet.priority(job), job.uid in served)):
+        for (priority, _), level in groupby(queue, key=lambda job: (self._fleet.priority(job), job.uid in first)):
             waiting: dict[str, deque[JobSummary]] = defaultdict(deque)
             for job in level:
                 waiting[job.project].append(job)
