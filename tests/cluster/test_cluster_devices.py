@@ -74,5 +74,4 @@ def test_a_class_that_is_not_there_is_named(cluster: House) -> None:
     words = "spec.gang.deviceClasses.gpus: this cluster has no DeviceClass named tpu.example"
     eventually(lambda: words in cluster.status("classless", SPACE).get("because", ""), "the class to be named")
     assert cluster.pods("classless", SPACE) == []
-    cluster.change("classless", {"cancel": True}, SPACE)
-    cluster.reaches("classless", "Cancelled", namespace=SPACE)
+    cluster.reaches("classless", "Failed", namespace=SPACE)
