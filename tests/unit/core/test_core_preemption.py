@@ -319,6 +319,10 @@ def test_preemption_goes_round_in_no_circle_whatever_the_fleet() -> None:
     assert put_out > 200
 
 
+def test_no_gang_is_offered_more_nodes_in_the_pass_that_puts_it_out() -> None:
+    assert walk(397543).fault == ""
+
+
 @pytest.mark.parametrize("seed", [41777, 105795, 109818])
 def test_what_was_freed_for_a_gang_does_not_go_back_when_lower_ones_are_put_out(seed: int) -> None:
     """Fleets that went round for ever: a project's turn came sooner as its gangs of lower priority were put out, and

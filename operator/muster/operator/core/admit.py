@@ -122,7 +122,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
             if starves and claims < CLAIMS_MAX:
                 space.set_aside(allowed)
                 claims += 1
-    elastic = [job for job in elastic if months.wait(job) is None]
+    elastic = [job for job in elastic if months.wait(job) is None and job.uid not in preemptor.yielding]
     entries += _growth(fleet, elastic, space, quotas, months, starving)
     waiting = {uid for uid, wait in waits.items() if wait.code == Code.AWAITING_PREEMPTION}
     held = preemptor.put_out(entries, waiting)
