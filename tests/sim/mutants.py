@@ -306,16 +306,6 @@ def judged_by_what_it_gains(self: preemption.Preemptor, job: Any, ask: Any, evic
     return within(job.project, priority, gpus) > within(job.project, priority)
 
 
-def before_whoever_waits(self: preemption.Preemptor, job: Any, ask: Any, evictions: Any) -> bool:
-    """Whoever is put out may come before the gang that it was put out for: as in Kueue #14543."""
-    turn = self._shares.turn
-    self._shares.turn = lambda project, priority, change=0: (project != job.project, 0.0)  # type: ignore[method-assign]
-    try:
-        return ORIGINAL_FAIR(self, job, ask, evictions)
-    finally:
-        self._shares.turn = turn  # type: ignore[method-assign]
-
-
 def only_while_it_waits(job: Any, now: float) -> float:
     """Who waits has its first minutes again."""
     return float("inf") if job.status.gang.nodes else 0.0
@@ -331,7 +321,6 @@ def shrunk_to_all_it_had(self: preemption.Preemptor, entries: Any, waiting: Any)
     return tuple(replace(entry, nodes=had[entry.uid]) for entry in ORIGINAL_PUT_OUT(self, entries, waiting))
 
 
-ORIGINAL_FAIR = preemption.Preemptor._fair
 ORIGINAL_PREEMPTED = gang_rules.diagnose_preemption
 ORIGINAL_PUT_OUT = preemption.Preemptor.put_out
 
@@ -414,7 +403,6 @@ MUTANTS = (
     Mutant(
         "what others lose of their shares does not count", patch(preemption.Preemptor, _fair=judged_by_what_it_gains)
     ),
-    Mutant("whoever is put out comes first again", patch(preemption.Preemptor, _fair=before_whoever_waits)),
     Mutant("a gang has first minutes whenever it waits", patch(victims, served_seconds=only_while_it_waits)),
     Mutant("a gang is put out by an equal in its first minutes", patch(victims, FIRST_SECONDS=0.0)),
     Mutant("what is freed goes to whoever is first in line", patch(admit, _made_room_for=lambda queue, preemptor: ())),
