@@ -67,8 +67,6 @@ class Job:
     served: float = 0.0
     """Seconds on nodes, in attempts that have ended."""
     finished: float | None = None
-    code: str = "Created"
-    """What it waits for, as it was last told."""
     _summary: tuple[object, JobSummary] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -85,14 +83,13 @@ class Job:
         return self.trained(now) // self.assumed.commit_seconds * self.assumed.commit_seconds
 
     def summary(self, now: float) -> JobSummary:
-        key = (self.reservation, self.nodes, self.code, self.committed(now))
+        key = (self.reservation, self.nodes, self.committed(now))
         if self._summary is None or self._summary[0] != key:
             self._summary = key, self._summarize(now)
         return self._summary[1]
 
     def _summarize(self, now: float) -> JobSummary:
         status = JobStatus.model_construct(
-            code=self.code,
             reservation=self.reservation,
             ledger=self._account(),
             queued_at=NOW + self.queued,
@@ -240,14 +237,12 @@ class Replay:
             self.outcome.preemptions += 1
             self.outcome.put_out_gpus += sum(eviction.gpus for eviction in made.evictions)
             self.outcome.asked_gpus += made.job.spec.gang.nodes.min * made.job.spec.gang.gpus_per_node
-        for uid, wait in plan.waits.items():
-            self.jobs[uid].code = wait.code
         self.entries = plan.entries
         began_any = False
-        for entry in plan.entries:
+        for entry in plan.held:
             job = self.jobs[entry.uid]
             if entry.number == job.reservation and not job.nodes:
-                job.nodes, job.began, job.code = entry.nodes, now, "Training"
+                job.nodes, job.began = entry.nodes, now
                 job.waited += now - job.queued
                 restart = job.assumed.restart_seconds
                 self.at(now + restart + job.work / len(job.nodes), "finish", job)

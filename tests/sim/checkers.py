@@ -273,6 +273,8 @@ class Checkers:
         return not (self.jumped or self.lags or self.slow or job.muffled)
 
     def reservations_written(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+        self.preemption.kept(before, after)
+        before, after = (tuple(entry for entry in entries if not entry.nominated) for entries in (before, after))
         held: dict[str, set[str]] = {}
         gpus: dict[str, int] = {}
         by_namespace: dict[str, int] = {}
@@ -346,7 +348,7 @@ class Checkers:
                     ahead
                     and (other.project == job.project or not self._shares())
                     and self._could_take(other, entry)
-                    and not any(e.uid == other.uid for e in self.world.reservations)
+                    and not any(e.uid == other.uid and not e.nominated for e in self.world.reservations)
                 ):
                     self.require(False, "the first in line is served first", f"{job.name} before {other.name}")
 

@@ -139,7 +139,8 @@ class MonthChecks:
     def _is_short(self, job: SimJob, seconds: float) -> bool:
         """Some budget is too short for the gang and all that may run beside it for so long."""
         mates = [mate for mate in self._world.jobs.values() if mate.project == job.project]
-        held = sum(len(e.nodes) * e.gpus for e in self._world.reservations if e.uid in {mate.uid for mate in mates})
+        own = {mate.uid for mate in mates}
+        held = sum(len(e.nodes) * e.gpus for e in self._world.reservations if e.uid in own and not e.nominated)
         asked = max(job.spec.gang.nodes.max * job.spec.gang.gpus_per_node, 1)
         soon = (held + asked) * seconds / 3600.0
         wall = self._world.wall

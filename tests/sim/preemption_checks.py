@@ -62,6 +62,20 @@ class PreemptionChecks:
             most = 2 if uid in of_equals else 4
             self._require(gpus <= most * asked, "not much more is put out than is asked for", f"{gpus} for {asked}")
 
+    def kept(self, before: tuple[Reservation, ...], after: tuple[Reservation, ...]) -> None:
+        """What is kept for a gang while others make room for it, goes to none of its priority or a lower one."""
+        nominated = [{(name, e.uid) for e in entries if e.nominated for name in e.nodes} for entries in (before, after)]
+        kept = dict(nominated[0] & nominated[1])
+        had = {(entry.uid, name) for entry in before for name in entry.nodes}
+        for entry in after:
+            for name in entry.nodes if not entry.nominated else ():
+                if (entry.uid, name) in had or name not in kept:
+                    continue
+                job, other = self._world.jobs[entry.uid], self._world.jobs[kept[name]]
+                if "priority" not in job.requested | other.requested:
+                    higher = job.spec.priority > other.spec.priority
+                    self._require(higher, "what is kept goes to nobody else", f"{name} of {other.name} to {job.name}")
+
     def weather_cleared(self) -> None:
         self._fair = True
         for entry in self._world.reservations:

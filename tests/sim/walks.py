@@ -1,4 +1,5 @@
-"""Random fleets whose jobs all want in: whatever admission decides happens at once, until it decides nothing more.
+"""Random fleets whose jobs all want in: whatever admission decides happens, until it decides nothing more. Gangs begin
+at once; of those that make room some are gone at the next pass, others later.
 
 Nobody submits, nobody ends, time stands still (so no gang is spared for having just begun, and whoever is in its first
 minutes stays there): if preemption could go round in a circle, it would here, for ever. Every state on the way is
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from muster.contract.quotas import ProjectQuota
 from muster.contract.signals import WorkerExit
+from muster.contract.spec import JobSpec
 from muster.contract.status import Attempt, CheckpointStatus, GangStatus, GoodputAccount, JobStatus, Phase
 from muster.operator.core.admit import Plan, admit
 from muster.operator.core.codes import Code
@@ -33,6 +35,7 @@ from tests.sim.people import make_spec
 NOW = 1_700_000_000.0
 GPUS = 4
 PASSES_MAX = 200  # a fleet of 12 nodes and 14 jobs is at rest after a dozen
+TYPES = ("old", "new")
 PROJECTS = ("vision", "speech", "text")
 
 
@@ -73,7 +76,14 @@ def draw(dice: random.Random) -> Fleet:
         jobs.append(JobSummary(uid, "team", uid, NOW - dice.randint(0, 5), False, spec, status, dice.choice(PROJECTS)))
     served = [GoodputAccount(seconds={"productive": dice.choice((0.0, 300.0, 9000.0))}, since=NOW) for _ in jobs]
     jobs = [replace(j, status=j.status.model_copy(update={"ledger": s})) for j, s in zip(jobs, served, strict=True)]
+    # Some ask for one type: what is freed for one gang is then no use to every other.
+    nodes = tuple(replace(node, instance_type=dice.choice(TYPES)) for node in nodes)
+    jobs = [replace(job, spec=_of_type(job.spec, dice.choice(TYPES))) if dice.random() < 0.3 else job for job in jobs]
     return Fleet(NOW, True, nodes, tuple(jobs), quotas=quotas)
+
+
+def _of_type(spec: JobSpec, instance_type: str) -> JobSpec:
+    return spec.model_copy(update={"gang": spec.gang.model_copy(update={"instance_types": (instance_type,)})})
 
 
 def walk(seed: int) -> Walk:
@@ -88,7 +98,7 @@ def walk(seed: int) -> Walk:
         for _ in range(PASSES_MAX):
             plan = admit(fleet, entries)
             states += 1
-            if fault := _fault(fleet, plan.entries):
+            if fault := _fault(fleet, plan.held) or _taken_away(fleet, entries, plan):
                 return Walk(states, evictions, f"seed {seed}: {fault}")
             if fault := _betrayed(fleet, plan):
                 return Walk(states, evictions, f"seed {seed}: {fault}")
@@ -100,13 +110,13 @@ def walk(seed: int) -> Walk:
                 most = 2 if preemption.job.spec.priority in priorities else 4
                 if put_out > most * gang.nodes.min * gang.gpus_per_node:
                     return Walk(states, evictions, f"seed {seed}: {put_out} GPUs are put out for {preemption.job.uid}")
-            if plan.entries == entries:
+            if plan.entries == entries and not any(entry.yields_to for entry in entries):
                 if hoping := [uid for uid, wait in plan.waits.items() if wait.code == Code.AWAITING_PREEMPTION]:
                     return Walk(states, evictions, f"seed {seed}: nobody makes room for {hoping}")
                 break
-            if fault := _outlived(fleet, plan.entries):
+            if fault := _outlived(fleet, plan.held):
                 return Walk(states, evictions, f"seed {seed}: {fault}")
-            fleet, entries = _happen(fleet, plan)
+            fleet, entries = _happen(fleet, plan, dice), plan.entries
         else:
             return Walk(states, evictions, f"seed {seed}: still preempting after {PASSES_MAX} passes")
     return Walk(states, evictions, "")
@@ -122,6 +132,23 @@ def _fault(fleet: Fleet, entries: tuple[Reservation, ...]) -> str:
     if over:
         return f"{over} hold more than they have"
     return next((f"{entry.uid} yields to {entry.yields_to}" for entry in entries if not _may_yield(fleet, entry)), "")
+
+
+def _taken_away(fleet: Fleet, before: tuple[Reservation, ...], plan: Plan) -> str:
+    """Nodes that were kept for a gang while others made room for it are kept until it begins: none of its priority or a
+    lower one is given them, and it has no more put out, unless one of a higher priority took some of them.
+    """
+    priority = {job.uid: job.spec.priority for job in fleet.jobs}
+    had = {(entry.uid, name) for entry in before if not entry.nominated for name in entry.nodes}
+    new = {(entry.uid, name) for entry in plan.entries for name in entry.nodes} - had
+    more = {made.job.uid for made in plan.preemptions if made.evictions}
+    for entry in before:
+        if not entry.nominated or entry.uid not in plan.waits:
+            continue
+        others = {uid for uid, name in new if name in entry.nodes} - {entry.uid}
+        if (others or entry.uid in more) and not any(priority[uid] > priority[entry.uid] for uid in others):
+            return f"{entry.nodes}, kept for {entry.uid}, went to {others}; more put out: {entry.uid in more}"
+    return ""
 
 
 def _betrayed(fleet: Fleet, plan: Plan) -> str:
@@ -182,15 +209,15 @@ def _is_new(job: JobSummary) -> bool:
     return job.status.ledger.seconds["productive"] < 600.0
 
 
-def _happen(fleet: Fleet, plan: Plan) -> tuple[Fleet, tuple[Reservation, ...]]:
-    """Whoever was given nodes runs; whoever yields is gone from its nodes, and is in the queue or goes on smaller; and
-    whoever waits says for what.
+def _happen(fleet: Fleet, plan: Plan, dice: random.Random) -> Fleet:
+    """Whoever was given nodes runs; whoever yields is gone from its nodes, now or later, and is in the queue or goes on
+    smaller.
     """
-    jobs, entries = [], plan.entries
+    jobs = []
     for job in fleet.jobs:
-        mine = [entry for entry in entries if entry.uid == job.uid]
+        mine = [entry for entry in plan.held if entry.uid == job.uid]
         status = job.status
-        number = status.reservation + any(entry.yields_to for entry in mine)
+        number = status.reservation + (any(entry.yields_to for entry in mine) and dice.random() < 0.7)
         granted = next((entry for entry in mine if entry.number == number), None)
         if granted is None:
             status = JobStatus(
@@ -205,11 +232,8 @@ def _happen(fleet: Fleet, plan: Plan) -> tuple[Fleet, tuple[Reservation, ...]]:
             status = status.model_copy(
                 update={"phase": Phase.RUNNING, "code": "Running", "gang": gang, "reservation": number}
             )
-        if job.uid in plan.waits:
-            status = status.model_copy(update={"code": plan.waits[job.uid].code})
         jobs.append(replace(job, status=status))
-    numbers = {job.uid: job.status.reservation for job in jobs}
-    return replace(fleet, jobs=tuple(jobs)), tuple(e for e in entries if e.number >= numbers[e.uid])
+    return replace(fleet, jobs=tuple(jobs))
 
 
 def main() -> int:

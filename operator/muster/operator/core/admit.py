@@ -9,7 +9,7 @@ does not fit, but only for BACKFILL_SECONDS: from then on every node that the wa
 it becomes free, so no stream of small jobs starves a large gang.
 
 A gang whose project may preempt has others put out for it (preemption.py). Whoever is put out is told so by its own
-reservation, which says whom it yields to; the nodes are kept for that gang from then on.
+reservation, which says whom it yields to; nodes are kept for that gang from then on (nominations.py).
 
 What a namespace, a project or a person may hold is kept here as well (quotas.py).
 
@@ -30,6 +30,7 @@ from muster.operator.core.codes import Code
 from muster.operator.core.explain_wait import Holders, limits_hit, need
 from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.month_budgets import MonthBudgets
+from muster.operator.core.nominations import Nominations
 from muster.operator.core.observed import Reservation, Wait
 from muster.operator.core.placement import Ask, Place, Shape, Space, largest_possible, shape_of
 from muster.operator.core.preemption import Preemption, Preemptor
@@ -64,6 +65,11 @@ class Plan:
     preemptions: tuple[Preemption, ...] = ()
     """What is put out from now on."""
 
+    @property
+    def held(self) -> tuple[Reservation, ...]:
+        """The reservations without those that only keep nodes while others make room."""
+        return tuple(entry for entry in self.entries if not entry.nominated)
+
 
 def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     entries = list(_still_held(fleet, reservations))
@@ -73,11 +79,13 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
         return Plan(tuple(entries), {}, budgets=months.told(), look_after=_look_after(fleet, months))
     space = Space(fleet.nodes, (*_ours(fleet, entries), *fleet.others))
     quotas = Quotas(fleet, entries)
-    preemptor = Preemptor(fleet, entries, space, quotas.shares)
+    nominations = Nominations(fleet, reservations, queue)
+    preemptor = Preemptor(fleet, entries, space, quotas.shares, nominations)
     waits: dict[str, Wait] = {}
     starving: list[Ask] = []
     explained, claims = _Explained(fleet, entries), 0
-    for job in quotas.shares.in_turn(queue, _made_room_for(queue, preemptor)):
+    for job in quotas.shares.in_turn(queue, nominations):
+        nominations.turn(job, space)
         if job.status.phase is Phase.RESTARTING:
             if (place := _replacement(fleet, job, space, quotas)) is not None:
                 entries.append(_reservation(fleet, job, place, job.status.reservation + 1))
@@ -125,7 +133,7 @@ def admit(fleet: Fleet, reservations: tuple[Reservation, ...]) -> Plan:
     elastic = [job for job in elastic if months.wait(job) is None and job.uid not in preemptor.yielding]
     entries += _growth(fleet, elastic, space, quotas, months, starving)
     waiting = {uid for uid, wait in waits.items() if wait.code == Code.AWAITING_PREEMPTION}
-    held = preemptor.put_out(entries, waiting)
+    held = preemptor.put_out(entries, waiting) + nominations.entries(preemptor.kept, waiting)
     return Plan(held, waits, months.told(), _look_after(fleet, months), tuple(preemptor.made))
 
 
@@ -137,7 +145,7 @@ def _still_held(fleet: Fleet, reservations: tuple[Reservation, ...]) -> tuple[Re
     kept = [
         entry
         for entry in reservations
-        if (job := jobs.get(entry.uid)) is not None and entry.number >= job.status.reservation
+        if (job := jobs.get(entry.uid)) is not None and entry.number >= job.status.reservation and not entry.nominated
     ]
     known = {(entry.uid, entry.number) for entry in kept}
     for job in fleet.jobs:
@@ -185,12 +193,6 @@ def _queue(fleet: Fleet, entries: list[Reservation]) -> list[JobSummary]:
         and not remaining_backoff_seconds(job.spec.recovery, job.status.retry_at, fleet.now)
     ]
     return sorted((*asking, *leaving), key=fleet.line)
-
-
-def _made_room_for(queue: list[JobSummary], preemptor: Preemptor) -> set[str]:
-    """For whom others make room, or have just made it: until a gang begins, its status says that it waits for that."""
-    freed = {job.uid for job in queue if job.status.code == Code.AWAITING_PREEMPTION}
-    return freed | set(preemptor.yielding.values())
 
 
 def _must_leave(job: JobSummary, ready: dict[str, Node], granted: set[tuple[str, int]]) -> bool:

@@ -90,6 +90,8 @@ class Reservation:
     """The uid of the job that it makes room for: it is asked to commit and to stop. Empty for nobody."""
     yields_because: str = ""
     """Whom it makes room for and why, in words."""
+    nominated: bool = False
+    """The nodes are not held, but kept for the job while others make room for it."""
 
 
 @dataclass(frozen=True, slots=True)

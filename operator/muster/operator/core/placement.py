@@ -152,7 +152,7 @@ class Space:
         key = (ask.shape, ask.capacity_order, ask.avoid, ask.required)
         for size in ask.sizes:
             if size >= self._hopeless.get(key, size + 1):
-                continue  # space only shrinks within a pass, so what failed once fails again
+                continue  # space only shrinks until nodes are released, so what failed once fails again
             if (place := self._place(ask, size)) is not None:
                 return place
             self._hopeless[key] = min(size, self._hopeless.get(key, size))
@@ -194,14 +194,29 @@ class Space:
                 found.setdefault((node.pool, node.capacity, domain), []).append(room)
         return found
 
-    def keep(self, names: Iterable[str]) -> None:
-        """Give these nodes to nobody who comes after."""
+    def keep(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Give these nodes to nobody who comes after, until they are released. Those that were not kept before."""
         self._kept.clear()
-        for name in names:
+        new = tuple(name for name in names if name in self._rooms and name not in self._set_aside)
+        self._set_aside.update(new)
+        for name in new:
             room = self._rooms[name]
-            self._set_aside.add(name)
             for pools in self._fitting.values():
                 pools.get(_pool(room.node), {}).get(room.gpus, {}).pop(name, None)
+        return new
+
+    def release(self, names: tuple[str, ...]) -> None:
+        """These nodes are to be had again."""
+        if not names:
+            return
+        self._kept.clear()
+        self._hopeless.clear()
+        self._set_aside.difference_update(names)
+        for name in names:
+            room = self._rooms[name]
+            for shape, pools in self._fitting.items():
+                if count := room.carries(shape):
+                    pools.setdefault(_pool(room.node), {}).setdefault(room.gpus, {})[name] = count
 
     def free(self, ask: Ask) -> tuple[int, str]:
         """The most nodes that any one pool has free for it, and that pool's name."""

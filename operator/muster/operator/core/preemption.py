@@ -7,16 +7,19 @@ service, NSDI '19, with one threshold). Whoever is put out is asked to commit, p
 no restart budget, and goes back into the queue; its nodes are kept for the gang that it made room for. An elastic gang
 may be made smaller instead.
 
-**No cycle.** Let F(p) be how many gangs of priority p or higher have nodes in their first minutes, U(p) the GPUs that
+**No cycle.** Count a gang as having its nodes from the moment at which others are asked to make room for it, and those
+others as gone. Let F(p) be how many gangs of priority p or higher have nodes in their first minutes, U(p) the GPUs that
 projects hold by gangs of priority p or higher as far as they are entitled to them, and H(p) all GPUs held by such
 gangs. Compare states by (F(p), U(p), H(p)), from the highest p down. Giving idle nodes to a gang of priority p lowers
 nothing and raises H(p). Putting out gangs of lower priorities for it changes nothing above p, lowers nothing at p, and
 raises H(p). No gang in its first minutes is put out for an equal: so putting out its own project's gangs for it raises
 F(p), and putting out other projects' lowers no F; that is done only if it raises U(p) (`_fair`), judged for the set
-that is truly put out (what Kueue #14543 does for another set). Each step goes up, and there are finitely many states;
-so while nobody submits, ends, has had its first minutes or changes a quota, preemption comes to an end. What is freed
-goes to nobody else: a gang for which others make room comes first in line among its equals. It also asks that the gang
-would stand in line before whoever was put out for it, which else would take the nodes again.
+that is truly put out (what Kueue #14543 does for another set). A gang that begins where others made room was counted
+before. It finds that room, however many gangs wait at once and whichever of the others is gone first: from the order
+on, its nodes are given to none of its priority or a lower one (nominations.py). One of a higher priority that takes
+them raises what is compared before. Each step goes up, and there are finitely many states; so while nobody submits,
+ends, has had its first minutes or changes a quota, and no node fails, preemption comes to an end. A gang with others
+put out for it also comes first in line among its equals, and must stand in line before whoever was put out.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from muster.operator.core.evictions import Eviction, Option, cheapest_set, cost
 from muster.operator.core.explain_wait import need
 from muster.operator.core.fair_share import Shares, gpus_by_project
 from muster.operator.core.fleet import Fleet, JobSummary
+from muster.operator.core.nominations import Nominations
 from muster.operator.core.observed import Reservation
 from muster.operator.core.placement import Ask, NodeSpace, Shape, Space, needs_by_node
 from muster.operator.core.victims import FIRST_SECONDS, Victims, is_leaving
@@ -72,8 +76,11 @@ class _Unit:
 class Preemptor:
     """Plans preemptions over one pass of admission. `entries` is its list of reservations, `space` what is free."""
 
-    def __init__(self, fleet: Fleet, entries: list[Reservation], space: Space, shares: Shares) -> None:
+    def __init__(
+        self, fleet: Fleet, entries: list[Reservation], space: Space, shares: Shares, nominations: Nominations
+    ) -> None:
         self._fleet, self._entries, self._space, self._shares = fleet, entries, space, shares
+        self._nominations = nominations
         self._jobs = {job.uid: job for job in fleet.jobs}
         self.yielding: dict[str, str] = {entry.uid: entry.yields_to for entry in entries if entry.yields_to}
         for holders in self._on.values() if self.yielding else ():
@@ -85,6 +92,8 @@ class Preemptor:
         self._failed: set[tuple[object, ...]] = set()
         self._tries = 0
         self.made: list[Preemption] = []
+        self.kept: dict[str, tuple[str, ...]] = {}
+        """The nodes that are kept for a gang while others make room for it, by its uid."""
 
     @cached_property
     def _on(self) -> dict[str, dict[str, list[Shape]]]:
@@ -109,17 +118,18 @@ class Preemptor:
         if not may_preempt(self._fleet, job):
             return None
         mine = {uid for uid, other in self.yielding.items() if other == job.uid}
+        goes_on = bool(mine) or job.uid in self._nominations
         priority = self._fleet.priority(job)
-        if not mine and (self._tries >= TRIES_MAX or len(self.made) >= PREEMPTIONS_MAX):
+        if not goes_on and (self._tries >= TRIES_MAX or len(self.made) >= PREEMPTIONS_MAX):
             return None
         victims = self._victims
         lower, equal = victims.lower(priority), victims.beyond_their_share(job, priority)
         own = victims.of_its_project(job, priority, EVICTED_PER_REQUESTED_MAX * ask.sizes[-1] * ask.shape.gpus)
         whose = (job.project, bool(own)) if equal or own else ()
         key = (ask.shape, ask.sizes[-1], priority, whose, ask.avoid, ask.required)
-        if not mine and key in self._failed:
+        if not goes_on and key in self._failed:
             return None
-        self._tries += not mine
+        self._tries += not goes_on
         tries = [(lower | equal, EVICTED_PER_REQUESTED_MAX)] if equal else []
         tries += [(lower, EVICTED_PER_REQUESTED_MAX), (lower, EVICTED_PER_URGENT_REQUESTED_MAX)]
         tries += [(lower | own, EVICTED_PER_REQUESTED_MAX)] if own else []
@@ -166,6 +176,7 @@ class Preemptor:
         """From here on the nodes count as the gang's: for whose turn it is, and for what is fair."""
         job, shares = found.job, self._shares
         self._space.keep(found.nodes)
+        self.kept[job.uid] = found.nodes
         reasons = tuple(self._why(job, eviction.job, job) for eviction in found.evictions)
         for eviction in found.evictions:
             victim = eviction.job
@@ -238,8 +249,10 @@ class Preemptor:
         for eviction in chosen:
             for name in eviction.freed:
                 freed.setdefault(name, set()).add(eviction.job.uid)
+        nominated = self._nominations.nodes(job.uid)  # they come first, so that they stay the same from pass to pass
         useful = sorted(
-            (r for r in rooms if there[r.node.name] or r.node.name in freed), key=lambda r: r.freedom(shape)
+            (r for r in rooms if there[r.node.name] or r.node.name in freed),
+            key=lambda r: (r.node.name not in nominated, r.freedom(shape)),
         )
         counts = {r.node.name: self._carries(r, shape, gone | freed.get(r.node.name, set())) for r in useful}
         return Preemption(job, chosen, tuple(_enough(counts, size))) if sum(counts.values()) >= size else None

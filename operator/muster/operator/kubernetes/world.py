@@ -221,7 +221,7 @@ class KubernetesWorld:
         gang, env = job.spec.gang, job.spec.runtime.env
         if not gang.gpus_per_node or job.status.phase not in (Phase.QUEUED, Phase.RESTARTING):
             return ()
-        places = next((entry.nodes for entry in self._reservations.of(job.uid)), job.status.gang.nodes)
+        places = next((e.nodes for e in self._reservations.of(job.uid) if not e.nominated), job.status.gang.nodes)
         kind = next((kind for node in places[:1] if (kind := self._instance_type(node))), "")
         net = plan(kind or (gang.instance_types or ("",))[0], gang, {item.name: item.value for item in env})
         return tuple(f"by your settings {words}" for words in net.overrides)

@@ -1,0 +1,61 @@
+"""Nodes that are kept for a gang while others make room for it, as kube-scheduler nominates a node for a pod that
+preempts: from the order to make room until the gang begins. No gang of its priority or a lower one is given them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+
+from muster.operator.core.fleet import Fleet, JobSummary
+from muster.operator.core.observed import Reservation
+from muster.operator.core.placement import Space
+
+
+class Nominations:
+    """What is nominated, over one pass of admission, in which `turn` is told of each job of the queue."""
+
+    def __init__(self, fleet: Fleet, reservations: Iterable[Reservation], queue: Iterable[JobSummary]) -> None:
+        waiting = {job.uid: fleet.priority(job) for job in queue}
+        self._fleet = fleet
+        self._known = {entry.uid: entry for entry in reservations if entry.nominated and entry.uid in waiting}
+        self._by_priority: dict[int, list[Reservation]] = {}
+        self._kept: dict[str, tuple[str, ...]] = {}
+        for entry in self._known.values():
+            self._by_priority.setdefault(waiting[entry.uid], []).append(entry)
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._known
+
+    def nodes(self, uid: str) -> tuple[str, ...]:
+        """Those of the gang, as they were when the pass began."""
+        return self._known[uid].nodes if uid in self._known else ()
+
+    def turn(self, job: JobSummary, space: Space) -> None:
+        """The job is next: it may have its own, and not those of its equals. Jobs come by priority: gangs of a higher
+        one could take them before.
+        """
+        for entry in self._by_priority.pop(self._fleet.priority(job), ()):
+            self._kept[entry.uid] = space.keep(entry.nodes)
+        space.release(self._kept.pop(job.uid, ()))
+
+    def entries(self, kept: Mapping[str, tuple[str, ...]], waiting: Container[str]) -> tuple[Reservation, ...]:
+        """The reservations that say so for the next pass, of the gangs that are `waiting` for others to make room;
+        `kept` are the nodes of each."""
+        jobs = {job.uid: job for job in self._fleet.jobs}
+        return tuple(
+            known
+            if (known := self._known.get(uid)) is not None and known.nodes == nodes
+            # Of a number that is not the job's any more, so that nobody takes it for nodes that the job was given.
+            else Reservation(
+                uid,
+                jobs[uid].status.reservation - 1,
+                jobs[uid].namespace,
+                nodes,
+                "",
+                "",
+                at=self._fleet.now,
+                nominated=True,
+            )
+            for uid, nodes in kept.items()
+            if uid in waiting
+        )
