@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from muster.trainer.errors import UserError
 from muster.trainer.models.nf4_format import ABSMAX_BYTES, BLOCK
@@ -47,8 +47,24 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        packed, absmax = ctx.saved_tensors
-        return grad @ decode(packed, absmax, grad.dtype), None, None
+        return input_gradient(grad, *ctx.saved_tensors), None, None
+
+
+@library.custom_op(
+    "muster::nf4_input_gradient", mutates_args=(), schema="(Tensor grad, Tensor packed, Tensor absmax) -> Tensor"
+)
+def input_gradient(grad: Tensor, packed: Tensor, absmax: Tensor) -> Tensor:
+    """Multiply grad [..., rows] by the decoded weight [rows, inputs]; contiguous [..., inputs] in grad's dtype.
+
+    An operator of its own, because torch.compile sees the forward and the backward pass in one graph: it would find
+    the weight decoded twice, decode it once, and keep it decoded from the one pass to the other.
+    """
+    return (grad @ decode(packed, absmax, grad.dtype)).contiguous()
+
+
+@input_gradient.register_fake
+def _(grad: Tensor, packed: Tensor, absmax: Tensor) -> Tensor:
+    return grad.new_empty(*grad.shape[:-1], 2 * packed.shape[1])
 
 
 def decode(packed: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor:
