@@ -228,7 +228,7 @@ def _activations(
     attention = (2 * queries + 2 * (queries if repeated else keys)) * width
     wide = (3 * size.ffn_dim + size.matmul_inputs) * width
     experts = 2 * size.experts_per_token * size.dim * width
-    layer = norms + attention + wide + experts
+    layer = norms + attention + wide + experts - _computed_again(size, training, width)
     summed = size.summed * width  # per layer, however many tokens
     kept = {
         "none": layer,
@@ -243,6 +243,21 @@ def _activations(
     cast = (tokens * (size.dim + size.ffn_dim) + size.dim * size.ffn_dim) if training.precision == "fp8" else 0
     # The derivative of a sum is as large as the sum.
     return held, (again + 2 * (size.ffn_dim + size.dim) * width) * tokens + summed * (2 if repeats else 1) + cast
+
+
+def _computed_again(size: ModelSize, training: TrainingConfig, width: int) -> int:
+    """Bytes per token of what an eager layer keeps and a compiled one does not. torch.compile computes the activation
+    function again in the backward pass, and in half precision keeps the inputs of both norms as they came, not in fp32.
+    Beside adapters of all matrices it keeps one tensor of the residual stream that the eager layer does not; it is
+    counted for every model. tests/unit/models/test_models_compiled.py compares, docs/gpu.md has the peaks of three
+    models on a GPU. How experts and float8 are compiled was not looked at, so nothing is taken off for them."""
+    parallel = training.parallel
+    if not parallel.compile or parallel.activation_checkpointing != "none":
+        return 0  # where a layer computes all of it anew, all of it is there at once
+    if size.experts_per_token or training.precision == "fp8":
+        return 0
+    norms = 2 * size.dim if width == 2 else 0
+    return (size.ffn_dim - size.dim + norms) * width
 
 
 def _layer_inputs(size: ModelSize, training: TrainingConfig, width: int) -> int:

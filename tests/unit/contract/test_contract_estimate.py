@@ -160,6 +160,30 @@ def test_what_the_optimizer_keeps_is_counted() -> None:
     assert (at_home.optimizer, at_home.host) == (8 * n, 0)
 
 
+@pytest.mark.parametrize(
+    ("precision", "recompute", "experts", "less"),
+    [
+        ("bf16", "none", 0, (14_336 + 4096) * 2),
+        ("fp32", "none", 0, (14_336 - 4096) * 4),
+        ("bf16", "selective", 0, 0),
+        ("bf16", "full", 0, 0),
+        ("fp8", "none", 0, 0),
+        ("bf16", "none", 2, 0),
+    ],
+)
+def test_compiled_layers_keep_less(precision: str, recompute: str, experts: int, less: int) -> None:
+    """`less` is in bytes per token and layer."""
+    size = replace(EIGHT_B, experts_per_token=experts)
+
+    def activations(compiled: bool) -> int:
+        parallel = {"activationCheckpointing": recompute, "compile": compiled}
+        batch = {"tokensPerStep": 2**20, "microBatch": 16}  # enough for the end of the forward pass to be the peak
+        training = spec({"gpusPerNode": 8}, precision=precision, parallel=parallel, batch=batch).training
+        return estimate(size, training, "fsdp", 8, 1, "cuda").activations
+
+    assert activations(False) - activations(True) == less * 32 * 16 * 4096
+
+
 def test_the_automatic_interval_follows_from_what_is_published() -> None:
     """3 failures in 1,000 node-days, and eight requests of 85 MB/s a rank: 96 GB over 8 ranks are under way 17.7 s."""
     found = estimate_job(spec({"gpusPerNode": 8, "instanceTypes": ["p5.48xlarge"]}, precision="bf16"), known()).commits
