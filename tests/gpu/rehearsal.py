@@ -25,8 +25,9 @@ from tests.gpu import checks, measure
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_GPU = "no GPU was there"
-# Of a check. On a CPU, which others may use too, compiling alone takes most of it.
-CHECK_SECONDS_MAX = {"cuda": 120.0, "cpu": 300.0}
+# Of a check; compiling alone takes most of it. On an H100 the block masks of two families took longer than 120 s beside
+# eleven others, and 176 s beside one. The estimate, under way meanwhile, takes 210 s: which adds 30 s at most.
+CHECK_SECONDS_MAX = {"cuda": 240.0, "cpu": 300.0}
 TOGETHER = {"cuda": 12, "cpu": 1}  # processes that check at one time
 
 
@@ -104,6 +105,13 @@ def _items(device: str) -> Iterator[Item]:
 def _on_cuda_alone() -> Iterator[Item]:
     """The longest first among those that run side by side, the most telling first among those that run alone: the ten
     minutes may not suffice for the last."""
+    yield Item(
+        "the estimate against the real peak",
+        (sys.executable, "benchmarks/estimate.py", "--gpu"),
+        240,
+        "aim: within 10 %",
+        75 * 2**30,
+    )
     for what, name in (
         ("NCCL, FSDP on one device, every precision", "every_precision"),
         ("kill and resume bit for bit", "bit_for_bit"),
@@ -112,16 +120,9 @@ def _on_cuda_alone() -> Iterator[Item]:
         tests = ("-p", "no:cacheprovider", "tests/integration/trainer/test_trainer_cuda.py", "-k", name)
         yield Item(what, (sys.executable, "-m", "pytest", "-q", *tests), 240)
     yield Item("the agent against the real NVML", _measured("agent_sees"), 60)
+    yield Item("training blocked by a commit of 1B", _measured("blocked_by_commits"), 150, "", 40 * 2**30, alone=True)
     for case in measure.SPEEDS:
         yield Item(case.name, _measured("speed_of", case.name), 150, case.published, case.needs, alone=True)
-    yield Item("a commit of 1B with Adam, every 10 steps", _measured("blocked_by_commits"), 150, "", 40 * 2**30, True)
-    yield Item(
-        "the estimate against the real peak",
-        (sys.executable, "benchmarks/estimate.py", "--gpu"),
-        150,
-        "aim: within 10 %",
-        75 * 2**30,
-    )
 
 
 def _measured(function: str, *words: str) -> tuple[str, ...]:

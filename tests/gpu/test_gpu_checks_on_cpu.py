@@ -52,4 +52,4 @@ def test_what_is_timed_on_a_gpu_runs(case: measure.SpeedCase) -> None:
 def test_seconds_blocked_by_commits_are_measured() -> None:
     told = line("blocked_by_commits")
     assert told.outcome == "ok", told.seen
-    assert re.fullmatch(r"[\d.]+ s a commit, [\d.]+% of the throughput", told.seen)
+    assert re.fullmatch(r"-?[\d.]+ s for [\d.]+ GB; steps of [\d.]+ s before it, [\d.]+ s beside its upload", told.seen)
