@@ -17,7 +17,7 @@ from muster.contract.spec import JobSpec, parse_job
 from muster.contract.status import Attempt, CheckpointStatus, GangStatus, GoodputAccount, JobStatus, Phase
 from muster.operator.core import preemption, victims
 from muster.operator.core.admit import BACKFILL_SECONDS, admit
-from muster.operator.core.evictions import Option, began
+from muster.operator.core.evictions import FIRST_SECONDS, Option, began
 from muster.operator.core.fleet import Fleet, JobSummary, Node
 from muster.operator.core.observed import Reservation
 
@@ -247,7 +247,7 @@ class Replay:
                 restart = job.assumed.restart_seconds
                 self.at(now + restart + job.work / len(job.nodes), "finish", job)
                 self.look(job, now + victims.RESTARTS_BEFORE * restart)
-                self.look(job, now + victims.FIRST_SECONDS - job.served)
+                self.look(job, now + FIRST_SECONDS - job.served)
                 began_any = True
         asked = {(entry.uid, entry.number): self.jobs[entry.uid] for entry in plan.entries if entry.yields_to}
         for key in self.gone_at.keys() - asked.keys():  # the order was taken back

@@ -248,6 +248,13 @@ def test_first_minutes_are_those_on_nodes_over_all_attempts() -> None:
     assert (served_seconds(waits, NOW), served_seconds(there, NOW)) == (100, 150)
 
 
+def test_a_gang_in_its_first_minutes_is_chosen_after_one_that_has_had_them() -> None:
+    young, old = runs("young", "a", update=served(100)), runs("old", "b", ago=300, update=served(600))
+    nodes = [node("a"), node("b")]
+    assert yielding(admit(seen(young, old, summary("u", gang(1, 5)), nodes=nodes), held(young, old))) == {"old": "u"}
+    assert yielding(admit(seen(young, summary("u", gang(1, 5)), nodes=nodes[:1]), held(young))) == {"young": "u"}
+
+
 def test_whoever_made_room_before_is_chosen_after_whoever_did_not() -> None:
     began = {"created_at": NOW - 9000, "first_step_at": NOW - 9000 + RESTART_SECONDS}
     before = Attempt(number=1, created_at=NOW - 20_000, outcome="preempted")

@@ -13,6 +13,9 @@ RESTART_SECONDS = 120.0
 # What a stopped gang loses besides: its place. It waits again, for nobody knows how long. So a smaller gang costs less;
 # and as much again for each time that it had to make room before, so that it is not always the same one.
 REQUEUE_SECONDS = 600.0
+# A gang's first minutes on its nodes, over all its attempts: none of its own priority puts it out. Most short jobs end
+# within them, so they are neither kept waiting by longer ones of their project nor stopped (benchmarks/fairness.py).
+FIRST_SECONDS = 600.0
 # Work that is not committed for longer protects nobody: else whoever never commits would never be put out.
 UNCOMMITTED_SECONDS_MAX = 3600.0
 
@@ -101,11 +104,13 @@ def _worth_trying(
 
 def cost(job: JobSummary, now: float, requeued: bool = True) -> float:
     """GPU-seconds that putting it out is expected to lose: its work since its last commit, should the one that it is
-    asked for fail, its restart, and its place.
+    asked for fail, its restart, and its place. In its first minutes it may be about to end, and counts as one that made
+    room before.
     """
     work = min(UNCOMMITTED_SECONDS_MAX, uncommitted_seconds(job, now))
     gpus = len(job.status.gang.nodes) * job.spec.gang.gpus_per_node
     before = sum(attempt.outcome == "preempted" for attempt in job.status.attempts)
+    before += served_seconds(job, now) < FIRST_SECONDS
     return gpus * (work + restart_seconds(job) + (REQUEUE_SECONDS * (1 + before) if requeued else 0.0))
 
 

@@ -45,17 +45,8 @@ class Nominations:
         return tuple(
             known
             if (known := self._known.get(uid)) is not None and known.nodes == nodes
-            # Of a number that is not the job's any more, so that nobody takes it for nodes that the job was given.
-            else Reservation(
-                uid,
-                jobs[uid].status.reservation - 1,
-                jobs[uid].namespace,
-                nodes,
-                "",
-                "",
-                at=self._fleet.now,
-                nominated=True,
-            )
+            # Of a number that no job asks by, so that nobody takes it for nodes that the job was given.
+            else Reservation(uid, -1, jobs[uid].namespace, nodes, "", "", at=self._fleet.now, nominated=True)
             for uid, nodes in kept.items()
             if uid in waiting
         )

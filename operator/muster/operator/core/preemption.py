@@ -28,14 +28,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from muster.operator.core.evictions import Eviction, Option, cheapest_set, cost
+from muster.operator.core.evictions import FIRST_SECONDS, Eviction, Option, cheapest_set, cost
 from muster.operator.core.explain_wait import need
 from muster.operator.core.fair_share import Shares, gpus_by_project
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.nominations import Nominations
 from muster.operator.core.observed import Reservation
 from muster.operator.core.placement import Ask, NodeSpace, Shape, Space, needs_by_node
-from muster.operator.core.victims import FIRST_SECONDS, Victims, is_leaving
+from muster.operator.core.victims import Victims, is_leaving
 from muster.operator.core.visibility import describe_job, describe_jobs
 
 # GPUs put out for each that is asked for, at most. With less, a gang of one node waits where only gangs of two run;

@@ -6,14 +6,11 @@ from collections.abc import Container, Iterable
 from functools import cached_property
 
 from muster.contract.status import STATUS_VERSION, Phase
-from muster.operator.core.evictions import began, restart_seconds, served_seconds
+from muster.operator.core.evictions import FIRST_SECONDS, began, restart_seconds, served_seconds
 from muster.operator.core.fair_share import Shares
 from muster.operator.core.fleet import Fleet, JobSummary
 from muster.operator.core.observed import Reservation
 
-# A gang's first minutes on its nodes, over all its attempts: none of its own priority puts it out. Most short jobs end
-# within them, so they are neither kept waiting by longer ones of their project nor stopped (benchmarks/fairness.py).
-FIRST_SECONDS = 600.0
 # Each time it starts it has so many times its restart's cost besides; else two thrash.
 RESTARTS_BEFORE = 3.0
 
