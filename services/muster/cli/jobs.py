@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from muster.cli.errors import Exit, cli_error
+from muster.cli.errors import Exit, cli_error, usage
 from muster.cli.options import Job, Jobs, Json, Project, Server, Settings, connect
 from muster.cli.output import json_wanted, print_json, say
 from muster.client.errors import MusterError, Unavailable
@@ -196,7 +196,7 @@ def cancel(
     json: Json = False,
 ) -> None:
     """Stop jobs for good. Their records, logs and checkpoints stay."""
-    _act(jobs, "cancel", "is being cancelled", wait, server, lambda status: status["phase"] in _ENDED)
+    _act(jobs, "cancel", "is being cancelled", wait, server, _ENDED)
 
 
 def suspend(
@@ -206,7 +206,7 @@ def suspend(
     json: Json = False,
 ) -> None:
     """Stop jobs after a commit and keep them; `resume` lets them go on from there."""
-    _act(jobs, "suspend", "is being suspended", wait, server, lambda status: status["phase"] in (*_ENDED, "Suspended"))
+    _act(jobs, "suspend", "is being suspended", wait, server, (*_ENDED, "Suspended"))
 
 
 def resume(
@@ -216,7 +216,7 @@ def resume(
     json: Json = False,
 ) -> None:
     """Resume suspended jobs from their last commit."""
-    _act(jobs, "resume", "goes on", wait, server, lambda status: status["phase"] in (*_ENDED, "Running"))
+    _act(jobs, "resume", "is being resumed", wait, server, (*_ENDED, "Running"))
 
 
 def clone(
@@ -251,17 +251,26 @@ def rm(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Delete jobs that have ended: records and logs. Commits stay without --checkpoints.
+    """Delete jobs that have ended: records and logs. Checkpoints stay without --checkpoints.
+
+    On a terminal it asks first. Without one, --checkpoints needs --yes.
 
     Refused while a job has not ended, or where its commits are to go and one is pinned or another job needs them.
     """
-    from muster.cli.submit import confirmed
+    from muster.cli.submit import confirmed, on_terminal
 
-    if checkpoints and not (
-        yes or json or confirmed(f"Delete {', '.join(jobs)} with all that they committed?", by_default=False)
-    ):
-        say("Nothing was deleted.")
-        raise typer.Exit(Exit.FAILED)
+    extent = "records, logs and every checkpoint" if checkpoints else "records and logs"
+    if not yes:
+        if checkpoints and (json or not on_terminal()):
+            raise usage(
+                f"nothing was deleted: the checkpoints of {', '.join(jobs)} can't be brought back, and there is no "
+                "terminal to confirm it on",
+                "add --yes, or leave out --checkpoints to keep them",
+                "not-confirmed",
+            )
+        if not (json or confirmed(f"Delete {', '.join(jobs)}: {extent}?", by_default=False)):
+            say("Nothing was deleted.")
+            raise typer.Exit(Exit.FAILED)
     gone, errors = [], []
     with connect(server) as client:
         for name in jobs:
@@ -287,17 +296,21 @@ WAIT_POLL_SECONDS = 0.3
 
 
 def _act(
-    names: list[str], action: str, words: str, wait: bool, server: str | None, done: Callable[[dict[str, Any]], bool]
+    names: list[str], action: str, words: str, wait: bool, server: str | None, final_phases: tuple[str, ...]
 ) -> None:
-    """The action on each job; one that fails does not keep the others from theirs."""
+    """Send the action to each job; one that fails does not keep the others from theirs.
+
+    The action is complete in one of the `final_phases`. Until then the job's phase is the one from before, so the
+    answer says what is being done: a job that was just resumed is still `Suspended`.
+    """
     answered, errors = [], []
     with connect(server) as client:
         for name in names:
             try:
                 job = client.post(f"jobs/{client.job_id(name)}:{action}")
-                job = _until(client, job, done) if wait else job
+                job = _until(client, job, final_phases) if wait else job
                 answered.append(job)
-                say(f"{job['metadata']['name']} {_now(job, words)}")
+                say(f"{job['metadata']['name']} {_progress(job, words, final_phases)}")
             except MusterError as raised:
                 error = cli_error(raised)
                 if error.exit_code == Exit.UNREACHABLE or len(names) == 1:
@@ -311,16 +324,16 @@ def _act(
         raise typer.Exit(max(error.exit_code for _, error in errors))
 
 
-def _until(client: JobsClient, job: dict[str, Any], done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    while not done(job["status"]):
+def _until(client: JobsClient, job: dict[str, Any], final_phases: tuple[str, ...]) -> dict[str, Any]:
+    while job["status"]["phase"] not in final_phases:
         time.sleep(WAIT_POLL_SECONDS)
         job = client.get(f"jobs/{job['id']}")
     return job
 
 
-def _now(job: dict[str, Any], words: str) -> str:
-    phase = job["status"]["phase"]
-    return f"is {phase}" if phase in (*_ENDED, "Suspended") else f"{words} ({phase}: {job['status']['because']})"
+def _progress(job: dict[str, Any], words: str, final_phases: tuple[str, ...]) -> str:
+    phase, because = job["status"]["phase"], job["status"]["because"]
+    return f"is {phase}" if phase in final_phases else f"{words} (now {phase}: {because})"
 
 
 def _print_spec(job: dict[str, Any]) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import time
 from dataclasses import asdict
 
 from muster.cli.errors import CliError, usage
+from muster.client.address import state_folder
 from muster.client.running import Running, read_running, who
 from muster.contract.layout import State
 from muster.local.private import make_private_folder
 
-__all__ = ["Lock", "Running", "already_running", "who"]
+__all__ = ["Lock", "Running", "already_running", "stop_command", "who"]
 
 
 class Lock:
@@ -47,9 +49,15 @@ def already_running(state: State, other: Running | None) -> CliError:
     where = f" (pid {other.pid}{f', {other.url}' if other.url else ''})" if other else ""
     return usage(
         f"a `muster up` runs on {state.root} already{where}",
-        "use it as it is, stop it with `muster down`, or start another with --state FOLDER --port PORT",
+        f"use it as it is, stop it with `{stop_command(state)}`, or start another with --state FOLDER --port PORT",
         "already-running",
     )
+
+
+def stop_command(state: State) -> str:
+    """Return the command that stops the platform of this state folder, and no other one of this machine."""
+    named = "" if state.root == state_folder(None).root else f" --state {shlex.quote(str(state.root))}"
+    return f"muster down{named}"
 
 
 def _open(state: State) -> int:

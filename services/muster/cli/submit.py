@@ -110,9 +110,14 @@ def show_plan(plan: dict[str, Any]) -> None:
         say(f"warning: {warning['path']}: {warning['message']}", "yellow")
 
 
+def on_terminal() -> bool:
+    """Return whether somebody can be asked: both the question and the answer go through a terminal."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def confirmed(question: str = "Submit?", by_default: bool = True) -> bool:
     """Ask on a terminal; anything else has already said what it wants by calling us. Enter means `by_default`."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not on_terminal():
         return True
     say(f"{question} {'[Y/n]' if by_default else '[y/N]'} ", "bold", end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes", *([""] if by_default else []))

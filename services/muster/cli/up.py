@@ -295,7 +295,7 @@ def detach(options: PlatformOptions) -> None:
     if json_wanted():
         print_json_line({"url": here.url, "pid": here.pid, "state": str(options.state.root)})
     say(f"Muster is up at {here.url} (pid {here.pid}, log: {log})", "bold green")
-    say("  muster down    stops it")
+    say(f"  {running.stop_command(options.state)}    stops it")
 
 
 def _wait_for_url(state: State, process: subprocess.Popen[bytes], log: Path) -> running.Running:

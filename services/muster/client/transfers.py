@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from muster.client.answers import parsed
 from muster.client.errors import BUSY, InvalidRequest, MusterError, NotFound, Unreachable, refusal
 from muster.client.outgoing import BLOCK_BYTES, Progress, Source, nobody, opened
-from muster.contract.file_replies import File, Status
+from muster.contract.file_replies import File, FileStatus
 
 if TYPE_CHECKING:
     import httpx2
@@ -293,7 +293,7 @@ def take_in(
     """The file once it is sent and read through. Raises InvalidRequest where nothing can be learnt from it."""
     made = transfers.upload(path, purpose, project, name, lifetime_seconds, progress)
     found = parsed(File, transfers.until_checked(str(made["id"])))
-    if found.status == Status.FAILED:
+    if found.status == FileStatus.FAILED:
         what = f"{path}: nothing can be learnt from it: {found.fault}"
         raise InvalidRequest(
             what, "file-failed", next_step="mend the file and upload it again", details={"id": found.id}

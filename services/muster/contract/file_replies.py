@@ -22,7 +22,7 @@ class Purpose(StrEnum):
         return self != Purpose.USER_DATA
 
 
-class Status(StrEnum):
+class FileStatus(StrEnum):
     """Where a file stands."""
 
     UPLOADING = "uploading"  # bytes are still to come
@@ -42,7 +42,7 @@ class File(Reply):
     owner: str
     name: str
     purpose: Purpose
-    status: Status
+    status: FileStatus
     bytes: int
     received: int
     sha256: str | None = Field(description="In hex; null before the last byte has arrived.")

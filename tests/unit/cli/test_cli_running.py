@@ -93,3 +93,15 @@ def test_nonsense_in_the_file_is_nobody(tmp_path: Path, text: str) -> None:
     lock = running.Lock(State(tmp_path))
     assert not lock.crashed_before
     lock.release()
+
+
+def test_the_stop_command_stops_this_platform_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_STATE", str(tmp_path / "usual"))
+    assert running.stop_command(State(tmp_path / "usual")) == "muster down"
+    other = State(tmp_path / "an other")
+    assert running.stop_command(other) == f"muster down --state '{other.root}'"
+    lock = running.Lock(other)
+    with pytest.raises(CliError) as raised:
+        running.Lock(other)
+    lock.release()
+    assert f"`muster down --state '{other.root}'`" in str(raised.value.next_step)

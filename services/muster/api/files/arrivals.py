@@ -26,7 +26,7 @@ from muster.api.files.staging import Staging
 from muster.api.tables import FileRow, ProjectRow
 from muster.api.tool import run_module
 from muster.contract.address import Address
-from muster.contract.file_replies import Purpose, Status
+from muster.contract.file_replies import FileStatus, Purpose
 from muster.contract.projects import ProjectLimits
 from muster.storage.contents import Contents
 from muster.storage.data_check import MEMORY_BYTES_MAX, Checked
@@ -56,7 +56,7 @@ class Arrivals:
         """Begin with what waits, as far as there is room; False, for each that ends calls for the next round."""
         self._tasks = {file_id: task for file_id, task in self._tasks.items() if not task.done()}
         async with self._database.read() as session:
-            query = select(FileRow.id).where(FileRow.status == Status.CHECKING).order_by(FileRow.seq)
+            query = select(FileRow.id).where(FileRow.status == FileStatus.CHECKING).order_by(FileRow.seq)
             waiting = list((await session.scalars(query)).all())
         now = time.monotonic()
         self._not_before = {one: at for one, at in self._not_before.items() if one in waiting and at > now}
@@ -76,7 +76,7 @@ class Arrivals:
         try:
             async with self._database.read() as session:
                 row = await repository.get(session, file_id)
-            if row is not None and row.status == Status.CHECKING:
+            if row is not None and row.status == FileStatus.CHECKING:
                 await self._put_away(row)
         except (ApiError, StorageError, OSError) as error:  # the world's fault: it will be done later
             self._not_before[file_id] = time.monotonic() + RETRY_SECONDS
@@ -90,7 +90,7 @@ class Arrivals:
             found = self._staging.digest(row.id) or await asyncio.to_thread(self._staging.read_digest, row.id)
             if row.sha256 not in (None, found):
                 fault = f"what arrived has the SHA-256 {found}, and {row.sha256} was announced; upload it again"
-                await self._finish(row, Status.FAILED, fault=fault)
+                await self._finish(row, FileStatus.FAILED, fault=fault)
                 self._staging.remove(row.id)
                 return
             row.key, row.sha256 = self._contents.key(row.project, str(found), row.name), str(found)
@@ -105,7 +105,7 @@ class Arrivals:
         self._staging.remove(row.id)
         checked = await self._check(row, key) if Purpose(row.purpose).is_data else None
         fault = checked.fault if checked is not None else ""
-        await self._finish(row, Status.FAILED if fault else Status.READY, checked, fault)
+        await self._finish(row, FileStatus.FAILED if fault else FileStatus.READY, checked, fault)
 
     async def _give_up_what_is_gone(self, row: FileRow) -> None:
         """Bytes that are not here lie on another replica's disk; after a while they went with it."""
@@ -113,7 +113,7 @@ class Arrivals:
             waited = await clock(session) - row.created_at
         if waited > ELSEWHERE_SECONDS:
             gone = "its bytes are gone from the folder of uploads; upload it again"
-            await self._finish(row, Status.FAILED, fault=gone)
+            await self._finish(row, FileStatus.FAILED, fault=gone)
 
     async def _kms_key_of(self, project: str) -> str | None:
         """The key that the project's limits name, which its commits are encrypted by, too."""
@@ -130,7 +130,7 @@ class Arrivals:
                 raise ApiError("file_not_found", f"{row.id} was deleted while it was taken in.")
             now.key, now.sha256 = row.key, row.sha256
 
-    async def _finish(self, row: FileRow, status: Status, checked: Checked | None = None, fault: str = "") -> None:
+    async def _finish(self, row: FileRow, status: FileStatus, checked: Checked | None = None, fault: str = "") -> None:
         async with self._database.write() as session:
             now = await repository.get(session, row.id, lock=True)
             if now is None:

@@ -13,7 +13,7 @@ from muster.api.files import service
 from muster.api.files.service import Chunks, NewFile
 from muster.api.services import Services
 from muster.api.tables import FileRow
-from muster.contract.file_replies import Status
+from muster.contract.file_replies import FileStatus
 
 # A part may come again whose reply was lost, as often as OpenAI's client tries: what comes more often fills the disk.
 TRIES: Final = 3
@@ -30,7 +30,7 @@ async def add(services: Services, caller: Principal, file_id: str, chunks: Chunk
     """Keep a part of an upload, in no order as yet; returns what it is called. Raises ApiError file_not_found,
     forbidden, upload_conflict, file_too_large, no_space."""
     row = await service.find(services, caller, file_id, act=True)
-    if row.status != Status.UPLOADING:
+    if row.status != FileStatus.UPLOADING:
         raise ApiError("upload_conflict", f"All of {row.id} has arrived.")
     staging, part = services.files.staging, secrets.token_hex(12)
     there = await asyncio.to_thread(staging.parts, row.id)
@@ -51,7 +51,7 @@ async def join(services: Services, caller: Principal, file_id: str, parts: Seque
     be repeated. Raises ApiError file_not_found, forbidden, checksum_mismatch, no_space, and invalid_parameter for
     `parts` that are none of this upload or do not add up to what was announced."""
     row = await service.find(services, caller, file_id, act=True)
-    if row.status != Status.UPLOADING:
+    if row.status != FileStatus.UPLOADING:
         return row
     staging, spool = services.files.staging, service.new_spool()
     names = [staging.part(row.id, part) for part in parts]
@@ -63,7 +63,7 @@ async def join(services: Services, caller: Principal, file_id: str, parts: Seque
         row = await service.arrived(services, caller, row.id, spool=spool)
     except ApiError:
         again = await service.find(services, caller, file_id, act=True)
-        if again.status != Status.UPLOADING:
+        if again.status != FileStatus.UPLOADING:
             return again  # another request has joined them meanwhile
         raise
     finally:

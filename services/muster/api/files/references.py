@@ -11,13 +11,13 @@ from muster.api.errors import ApiError
 from muster.api.services import Services
 from muster.api.tables import FileRow, JobFileRow
 from muster.contract.base import Problem
-from muster.contract.file_replies import Status
+from muster.contract.file_replies import FileStatus
 from muster.contract.files_named import files_named
 from muster.contract.spec import JobSpec
 
 _WAITS = {
-    Status.UPLOADING: "has not arrived: send the rest of it",
-    Status.CHECKING: "is being read through: submit the job when its status is ready",
+    FileStatus.UPLOADING: "has not arrived: send the rest of it",
+    FileStatus.CHECKING: "is being read through: submit the job when its status is ready",
 }
 
 
@@ -33,7 +33,7 @@ async def resolve(services: Services, project: str, spec: JobSpec) -> tuple[dict
     addresses, faults = dict[str, str](), list[Problem]()
     for path, file_id in named:
         row = rows.get(file_id)
-        if row is not None and row.status == Status.READY and row.key and services.files.contents is not None:
+        if row is not None and row.status == FileStatus.READY and row.key and services.files.contents is not None:
             addresses[file_id] = services.files.contents.address(row.key)
         else:
             faults.append(Problem(path, _why_not(file_id, row, project)))
@@ -43,9 +43,9 @@ async def resolve(services: Services, project: str, spec: JobSpec) -> tuple[dict
 def _why_not(file_id: str, row: FileRow | None, project: str) -> str:
     if row is None:
         return f"there is no file {file_id} in project {project!r}; `muster files ls` lists them"
-    if row.status == Status.FAILED:
+    if row.status == FileStatus.FAILED:
         return f"nothing can be learnt from file {file_id}: {row.fault}"
-    return f"file {file_id} {_WAITS.get(Status(row.status), 'can not be read')}"
+    return f"file {file_id} {_WAITS.get(FileStatus(row.status), 'can not be read')}"
 
 
 async def refer(session: AsyncSession, job_id: str, addresses: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from muster.api.errors import ApiError
 from muster.api.tables import FileRow, JobFileRow, JobRow, ProjectRow
-from muster.contract.file_replies import Status
+from muster.contract.file_replies import FileStatus
 from muster.storage.contents import Contents
 from muster.storage.errors import StorageError
 
@@ -58,7 +58,7 @@ async def page(
         if value is not None:
             query = query.where(column == value)
     if wanted.arrived:
-        query = query.where(FileRow.status != Status.UPLOADING)
+        query = query.where(FileRow.status != FileStatus.UPLOADING)
     if wanted.visible is not None:
         query = query.where(FileRow.project.in_(wanted.visible))
     if past_seq is not None:
@@ -75,7 +75,7 @@ async def newest_like(session: AsyncSession, owner: str, like: Like, since: floa
         FileRow.purpose == like.purpose,
         FileRow.bytes == like.bytes,
         FileRow.created_at >= since,
-        FileRow.status == Status.UPLOADING if like.sha256 is None else FileRow.sha256 == like.sha256,
+        FileRow.status == FileStatus.UPLOADING if like.sha256 is None else FileRow.sha256 == like.sha256,
     )
     return (await session.scalars(query.order_by(FileRow.seq.desc()).limit(1))).one_or_none()
 
@@ -93,7 +93,7 @@ async def bytes_of(session: AsyncSession, project: str) -> int:
 
 async def on_their_way(session: AsyncSession) -> dict[str, int]:
     """The size of each file that is not whole, by its id."""
-    query = select(FileRow.id, FileRow.bytes).where(FileRow.status == Status.UPLOADING)
+    query = select(FileRow.id, FileRow.bytes).where(FileRow.status == FileStatus.UPLOADING)
     return {row.id: row.bytes for row in await session.execute(query)}
 
 

@@ -21,7 +21,7 @@ from muster.api.openapi import problems, shown
 from muster.api.paging import cursor_of, seq_of
 from muster.api.ranges import ranged
 from muster.api.services import ServicesDependency
-from muster.contract.file_replies import File, FileList, Purpose, Status
+from muster.contract.file_replies import File, FileList, FileStatus, Purpose
 from muster.contract.projects import Role
 from muster.contract.times import rfc3339
 
@@ -166,7 +166,7 @@ async def list_files(
     cursor: Annotated[str | None, Query(max_length=200, description="`nextCursor` of the page before.")] = None,
     project: Annotated[str | None, Query(max_length=64, pattern=NO_NUL, description="Only of this project.")] = None,
     purpose: Annotated[Purpose | None, Query(description="Only for this.")] = None,
-    status: Annotated[Status | None, Query(description="Only in this state.")] = None,
+    status: Annotated[FileStatus | None, Query(description="Only in this state.")] = None,
     name: Annotated[str | None, Query(max_length=255, pattern=NO_NUL, description="Exactly this name.")] = None,
 ) -> JSONResponse:
     """Files of the projects that the caller may see, newest first, those on their way too."""

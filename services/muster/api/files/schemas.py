@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from muster.api.tables import FileRow
-from muster.contract.file_replies import Status
+from muster.contract.file_replies import FileStatus
 from muster.contract.times import rfc3339
 
 
 def file_document(row: FileRow, received: int | None = None) -> dict[str, Any]:
     """`received` is None where all has arrived, or this machine has nothing of it."""
     checked = row.checked or {}
-    uploading = row.status == Status.UPLOADING
+    uploading = row.status == FileStatus.UPLOADING
     return {
         "id": row.id,
         "project": row.project,

@@ -28,7 +28,7 @@ from muster.api.files.repository import Filter, Like
 from muster.api.files.staging import Checksum
 from muster.api.services import Services
 from muster.api.tables import FileRow, ProjectRow
-from muster.contract.file_replies import Purpose, Status
+from muster.contract.file_replies import FileStatus, Purpose
 from muster.contract.projects import ProjectLimits, Role
 from muster.contract.text import nearest
 from muster.contract.text import size as text_size
@@ -79,7 +79,7 @@ async def append(
     file_not_found, forbidden, upload_conflict, upload_busy, checksum_mismatch, file_too_large, no_space.
     """
     row = await find(services, caller, file_id, act=True)
-    if row.status != Status.UPLOADING:
+    if row.status != FileStatus.UPLOADING:
         raise ApiError("upload_conflict", f"All {row.bytes} bytes of {row.id} have arrived.")
     have = await services.files.staging.write(row.id, offset, chunks, row.bytes, checksum)
     return await arrived(services, caller, row.id) if have == row.bytes else row
@@ -172,13 +172,13 @@ async def page(
 
 def received(services: Services, row: FileRow) -> int | None:
     """How many bytes have arrived for certain; None where this machine has nothing of the upload."""
-    return services.files.staging.size(row.id) if row.status == Status.UPLOADING else row.bytes
+    return services.files.staging.size(row.id) if row.status == FileStatus.UPLOADING else row.bytes
 
 
 async def content(services: Services, row: FileRow, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
     """Bytes [start, stop) of a file. Raises ApiError file_unfit at once, and StorageError while it is read."""
     contents = contents_of(services)
-    if row.key is None or row.status not in (Status.READY, Status.FAILED):
+    if row.key is None or row.status not in (FileStatus.READY, FileStatus.FAILED):
         raise ApiError("file_unfit", f"File {row.id} is {row.status}: it can be read when it is ready.")
     key, end = row.key, row.bytes if stop is None else min(stop, row.bytes)
     try:
@@ -239,7 +239,7 @@ async def begin(
         owner=caller.person,
         name=wanted.name,
         purpose=wanted.purpose,
-        status=Status.UPLOADING,
+        status=FileStatus.UPLOADING,
         bytes=total,
         sha256=wanted.sha256,
         key=None,
@@ -323,7 +323,7 @@ async def arrived(
     found = staging.digest(spool or file_id)
     async with services.database.write() as session:
         row = _checked(caller, await repository.get(session, file_id, lock=True), file_id, act=True)
-        if row.status != Status.UPLOADING:
+        if row.status != FileStatus.UPLOADING:
             return row
         if found is not None and row.sha256 not in (None, found):
             detail = f"What has arrived has the SHA-256 {found}, and {row.sha256} was announced. Upload it again."
@@ -333,7 +333,7 @@ async def arrived(
             wrong = None
             if spool is not None:
                 staging.rename(spool, file_id)
-            row.status, row.expires_at = Status.CHECKING, None
+            row.status, row.expires_at = FileStatus.CHECKING, None
             row.bytes = row.bytes if total is None else total
             row.sha256 = found or row.sha256
             after: dict[str, Any] = {"name": row.name, "bytes": row.bytes, "purpose": row.purpose}
@@ -349,7 +349,7 @@ async def arrived(
 async def _forget(services: Services, file_id: str) -> None:
     """Drop an upload that its sender can't go on with; one that is whole stays."""
     async with services.database.write() as session:
-        gone = delete(FileRow).where(FileRow.id == file_id, FileRow.status == Status.UPLOADING)
+        gone = delete(FileRow).where(FileRow.id == file_id, FileRow.status == FileStatus.UPLOADING)
         if (await session.execute(gone.returning(FileRow.id))).scalar_one_or_none() is None:
             return
     services.files.staging.remove(file_id)

@@ -14,7 +14,7 @@ from muster.api.services import Services
 from muster.api.tables import FileRow
 from muster.contract.address import AddressError, data_address
 from muster.contract.data_formats import FORMATS, fits_task, wrong_format
-from muster.contract.file_replies import Purpose, Status
+from muster.contract.file_replies import FileStatus, Purpose
 from muster.contract.names import FILE_ID
 from muster.contract.objectives import Task
 
@@ -63,12 +63,12 @@ async def _read_through(services: Services, caller: Principal, named: str, param
             row = await repository.get(session, named)
         if row is None or caller.role_in(row.project) is None:
             raise refused(param, f"there is no file {named}; upload it first")
-        if row.status == Status.FAILED:
+        if row.status == FileStatus.FAILED:
             raise refused(param, f"nothing can be learnt from {named}: {row.fault}")
-        if row.status == Status.READY:
+        if row.status == FileStatus.READY:
             break
-        if row.status == Status.UPLOADING or time.monotonic() > deadline:
-            words = "has not arrived" if row.status == Status.UPLOADING else "is still read through"
+        if row.status == FileStatus.UPLOADING or time.monotonic() > deadline:
+            words = "has not arrived" if row.status == FileStatus.UPLOADING else "is still read through"
             raise refused(param, f"{named} {words}: create the job when the file's status is processed")
         await asyncio.sleep(LOOK_SECONDS)
     if not Purpose(row.purpose).is_data:

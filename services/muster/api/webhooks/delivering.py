@@ -23,7 +23,7 @@ from muster.api.errors import ApiError
 from muster.api.observability import WebhookMetrics
 from muster.api.tables import WebhookDeliveryRow, WebhookRow
 from muster.api.webhooks.reach import Reach
-from muster.api.webhooks.schemas import DeliveryAttempt, Status
+from muster.api.webhooks.schemas import DeliveryAttempt, DeliveryStatus
 from muster.api.webhooks.sealing import Sealing
 from muster.api.webhooks.sending import SEND_SECONDS_MAX, Result, Sendable, send
 from muster.secrets.box import SecretsLocked
@@ -37,7 +37,11 @@ SENDING_MAX = 64  # messages at a time in this process,
 SENDING_PER_WEBHOOK_MAX = 4  # and to one receiver: one that never answers holds up nobody else
 BACKOFF_SECONDS, BACKOFF_FACTOR, BACKOFF_SECONDS_MAX = 5.0, 3.0, 7_200.0  # some 18 attempts in a day
 ATTEMPTS_KEPT = 50
-_OUTCOMES = {Status.DELIVERED: "delivered", Status.WAITING: "retried", Status.FAILED: "given_up"}
+_OUTCOMES = {
+    DeliveryStatus.DELIVERED: "delivered",
+    DeliveryStatus.WAITING: "retried",
+    DeliveryStatus.FAILED: "given_up",
+}
 KEPT_SECONDS = 30 * 86_400.0  # the history of what was delivered or given up
 
 
@@ -73,7 +77,7 @@ class Deliveries:
         waiting = select(func.count(), func.min(WebhookDeliveryRow.created_at)).join(
             WebhookRow, WebhookRow.id == WebhookDeliveryRow.webhook_id
         )
-        waiting = waiting.where(WebhookDeliveryRow.status == Status.WAITING, WebhookRow.enabled.is_(True))
+        waiting = waiting.where(WebhookDeliveryRow.status == DeliveryStatus.WAITING, WebhookRow.enabled.is_(True))
         async with self._database.read() as session:
             now = await clock(session)
             count, oldest = (await session.execute(waiting)).one()
@@ -150,9 +154,9 @@ class Deliveries:
             row = await session.get(WebhookDeliveryRow, claimed.seq, with_for_update=True)
             counts = row is not None and (result.error is None or row.tries == claimed.tries)
             outcome = None
-            if row is not None and counts and row.status == Status.WAITING:
+            if row is not None and counts and row.status == DeliveryStatus.WAITING:
                 _note(row, result, now)
-                outcome = _OUTCOMES[Status(row.status)]
+                outcome = _OUTCOMES[DeliveryStatus(row.status)]
         if outcome is not None:  # after the commit: what is not written is sent and counted again
             self._metrics.attempts.labels(outcome).inc()
             self._metrics.seconds.observe(result.seconds)
@@ -168,14 +172,14 @@ def pause_seconds(tries: int) -> float:
 
 async def forget_old(session: AsyncSession, now: float) -> None:
     """Drop the history of long ago."""
-    old = (WebhookDeliveryRow.created_at < now - KEPT_SECONDS, WebhookDeliveryRow.status != Status.WAITING)
+    old = (WebhookDeliveryRow.created_at < now - KEPT_SECONDS, WebhookDeliveryRow.status != DeliveryStatus.WAITING)
     await session.execute(delete(WebhookDeliveryRow).where(*old))
 
 
 async def replay(session: AsyncSession, row: WebhookDeliveryRow, give_up_seconds: float) -> None:
     """Send it again, whatever came of it before: at once, and until it is given up anew."""
     now = await clock(session)
-    values = {"status": Status.WAITING, "next_at": 0.0, "give_up_at": now + give_up_seconds}
+    values = {"status": DeliveryStatus.WAITING, "next_at": 0.0, "give_up_at": now + give_up_seconds}
     await session.execute(update(WebhookDeliveryRow).where(WebhookDeliveryRow.seq == row.seq).values(values))
     await session.refresh(row)
 
@@ -186,7 +190,9 @@ def _rows() -> Select[tuple[WebhookDeliveryRow, WebhookRow]]:
 
 def _due(now: float, busy: Sequence[str]) -> Select[tuple[WebhookDeliveryRow, WebhookRow]]:
     query = _rows().where(
-        WebhookDeliveryRow.status == Status.WAITING, WebhookDeliveryRow.next_at <= now, WebhookRow.enabled.is_(True)
+        WebhookDeliveryRow.status == DeliveryStatus.WAITING,
+        WebhookDeliveryRow.next_at <= now,
+        WebhookRow.enabled.is_(True),
     )
     return query.where(WebhookRow.id.not_in(busy)) if busy else query
 
@@ -196,8 +202,8 @@ def _note(row: WebhookDeliveryRow, result: Result, now: float) -> None:
     earlier = row.attempts["attempts"][1 - ATTEMPTS_KEPT :]
     row.attempts = {"attempts": [*earlier, attempt.model_dump(mode="json", by_alias=True)]}
     if result.error is None:
-        row.status, row.delivered_at = Status.DELIVERED, now
+        row.status, row.delivered_at = DeliveryStatus.DELIVERED, now
     elif now >= row.give_up_at:
-        row.status = Status.FAILED
+        row.status = DeliveryStatus.FAILED
     else:  # the last attempt is when the time is over, and not before
         row.next_at = min(now + max(pause_seconds(row.tries), result.retry_after), row.give_up_at)

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from muster.api.db import Database
 from muster.api.tables import FineTuneRow, WebhookDeliveryRow, WebhookRow
 from muster.api.webhooks.messages import Message, NamedJob, body_of, of_event
-from muster.api.webhooks.schemas import Status
+from muster.api.webhooks.schemas import DeliveryStatus
 from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
 _BATCH = 500  # messages looked up and written at a time: a database takes some 30,000 parameters
@@ -86,7 +86,7 @@ def delivery(webhook: WebhookRow, message: Message) -> dict[str, Any] | None:
         "kind": message.kind,
         "body": body,
         "created_at": now,
-        "status": Status.WAITING,
+        "status": DeliveryStatus.WAITING,
         "tries": 0,
         "next_at": 0.0,
         "give_up_at": now + GIVE_UP_SECONDS,

@@ -22,8 +22,8 @@ from muster.api.webhooks import delivering, outbox, service
 from muster.api.webhooks.schemas import (
     Delivery,
     DeliveryPage,
+    DeliveryStatus,
     NewWebhook,
-    Status,
     Webhook,
     WebhookList,
     delivery_of,
@@ -257,7 +257,7 @@ async def list_deliveries(
     caller: Caller,
     project: ProjectName,
     name: WebhookName,
-    status: Annotated[Status | None, Query(description="Only messages that stand so.")] = None,
+    status: Annotated[DeliveryStatus | None, Query(description="Only messages that stand so.")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=100, pattern=NO_NUL)] = None,
 ) -> JSONResponse:

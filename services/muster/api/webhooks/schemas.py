@@ -10,7 +10,7 @@ from muster.contract.base import Time
 from muster.contract.webhook_kinds import WebhookKind, WebhookPreset
 
 
-class Status(StrEnum):
+class DeliveryStatus(StrEnum):
     """Where a message stands."""
 
     WAITING = "waiting"  # it is still to be sent, or sent again
@@ -59,7 +59,7 @@ class Delivery(Reply):
 
     id: str
     kind: WebhookKind
-    status: Status
+    status: DeliveryStatus
     created_at: Time
     next_at: Time | None
     delivered_at: Time | None
@@ -93,9 +93,9 @@ def delivery_of(row: WebhookDeliveryRow) -> Delivery:
     return Delivery(
         id=row.id,
         kind=WebhookKind(row.kind),
-        status=Status(row.status),
+        status=DeliveryStatus(row.status),
         created_at=row.created_at,
-        next_at=max(row.next_at, row.created_at) if row.status == Status.WAITING else None,
+        next_at=max(row.next_at, row.created_at) if row.status == DeliveryStatus.WAITING else None,
         delivered_at=row.delivered_at,
         attempts=row.attempts["attempts"],
         body=row.body,

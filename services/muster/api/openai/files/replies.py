@@ -7,14 +7,14 @@ from typing import Final, Literal
 from pydantic import BaseModel
 
 from muster.api.tables import FileRow
-from muster.contract.file_replies import Status
+from muster.contract.file_replies import FileStatus
 
 FILE_PREFIX: Final = "file-"
 UPLOAD_PREFIX: Final = "upload_"
 PART_PREFIX: Final = "part_"
 _STATUSES: Final[dict[str, Literal["uploaded", "processed", "error"]]] = {
-    Status.READY: "processed",
-    Status.FAILED: "error",
+    FileStatus.READY: "processed",
+    FileStatus.FAILED: "error",
 }
 
 
@@ -92,7 +92,7 @@ def file_reply(row: FileRow) -> FileObject:
 
 
 def upload_reply(row: FileRow, expires_at: float, cancelled: bool = False) -> Upload:
-    completed = row.status != Status.UPLOADING
+    completed = row.status != FileStatus.UPLOADING
     return Upload(
         id=UPLOAD_PREFIX + row.id.removeprefix(FILE_PREFIX),
         bytes=row.bytes,

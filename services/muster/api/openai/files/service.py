@@ -20,7 +20,7 @@ from muster.api.openai.requests import invalid_request
 from muster.api.services import Services
 from muster.api.tables import FileRow
 from muster.contract.base import InvalidDocument, Problem, parse
-from muster.contract.file_replies import Purpose, Status
+from muster.contract.file_replies import FileStatus, Purpose
 from muster.storage.contents import ending_of
 
 FORM_BYTES: Final = 20_000  # that a form may have beside its file: boundaries, headers, fields
@@ -128,7 +128,7 @@ async def complete(services: Services, caller: Principal, upload_id: str, wanted
 async def cancel(services: Services, caller: Principal, upload_id: str) -> FileRow:
     """The upload as it was. Raises ApiError upload_conflict for one that is a file already."""
     row = await service.find(services, caller, _file_of(upload_id), act=True)
-    if row.status != Status.UPLOADING:
+    if row.status != FileStatus.UPLOADING:
         raise ApiError("upload_conflict", f"{upload_id} is complete: it is {row.id}, which can be deleted.")
     await service.remove(services, caller, row.id)
     return row

@@ -119,7 +119,7 @@ class FineTuningEventList(BaseModel):
     has_more: bool
 
 
-class CheckpointMetrics(BaseModel):
+class FineTuningCheckpointMetrics(BaseModel):
     """What is not measured is left out."""
 
     step: float
@@ -137,7 +137,7 @@ class FineTuningCheckpoint(BaseModel):
     fine_tuned_model_checkpoint: str
     fine_tuning_job_id: str
     step_number: int
-    metrics: CheckpointMetrics
+    metrics: FineTuningCheckpointMetrics
 
 
 class FineTuningCheckpointList(BaseModel):
@@ -208,7 +208,7 @@ def checkpoint_reply(found: FineTune, commit: CommitSummary) -> FineTuningCheckp
         ),
         fine_tuning_job_id=JOB_PREFIX + job.id,
         step_number=commit.step,
-        metrics=CheckpointMetrics(
+        metrics=FineTuningCheckpointMetrics(
             step=commit.step, train_loss=commit.metrics.get("loss"), valid_loss=valid, full_valid_loss=valid
         ),
     )
